@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink
 from edge.uplink.outbox import MAX_PULLED_FRAMES
 from edgewater.model.query import QuerySpec
+from edgewater.model.window_range import NO_BORDERS, WindowRange
 from edgewater.synopses import CountStack, GroupedAggregate, IntegerSumStack
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 from edgewater.wire import uplink_pb2 as pb
@@ -103,7 +104,12 @@ class SyntheticEdge:
             del self._unacked[seq]
             self.acked_at[seq] = now
 
-    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
+    def on_queries(
+        self,
+        version: int,
+        queries: Sequence[tuple[QueryRef, QuerySpec]],
+        windows: Mapping[QueryRef, WindowRange] = NO_BORDERS,
+    ) -> Sequence[QueryStatusReport]:
         self.queries = {ref.name: ref for ref, _ in queries}
         return [QueryStatusReport(ref, True) for ref, _ in queries]
 

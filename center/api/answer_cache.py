@@ -24,7 +24,7 @@ from cachetools import LRUCache
 from center.api.negotiation import ARROW, CSV, JSON
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, csv_table, render, to_stated_table
-from center.serving.answer_tables import as_far_as_readable, to_json, with_quality
+from center.serving.answer_tables import as_far_as_readable, to_json, with_quality, with_version
 from edgewater.model.registered_query import RegisteredQuery
 
 R = TypeVar("R")
@@ -133,7 +133,8 @@ class AnswerRenderer:
         make = partial(to_stated_table, spec=query.spec, questions=questions)
         stated = [as_far_as_readable(make, record) for record in records]
         tables = [
-            with_quality(*each, record, text_times=form == CSV) for each, record in zip(stated, records, strict=True)
+            with_version(with_quality(*each, record, text_times=form == CSV), query.ref.version)
+            for each, record in zip(stated, records, strict=True)
         ]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
@@ -141,7 +142,7 @@ class AnswerRenderer:
             pyarrow.csv.write_csv(csv_table(table), sink)
         else:
             assert form == ARROW
-            heads = to_json([members for _, members in stated])
+            heads = to_json([{**members, "group_by": query.spec.group_by} for _, members in stated])
             table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: heads})
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)

@@ -54,12 +54,24 @@ class EdgeProgress:
         """
         view, now_ms = self.view(), self._now_ms()
         if query is None:
-            queries = [q for q in view.queries if reads(q.ref.name)]
-        elif query in view.queries or self._catalog.queries.get(query.ref.name).ref == query.ref:
-            queries = [query]
+            queries = list({q.ref.name: q for q in view.queries if reads(q.ref.name)}.values())
         else:
-            raise NotFound(f"query {query.ref.name}: version {query.ref.version} has been replaced")
-        return {"time": rfc3339(now_ms), "queries": [query_progress(q, view.edges, now_ms) for q in queries]}
+            known = {q.ref for q in view.queries}
+            if query.ref not in known and query not in self._catalog.queries.versions(query.ref.name):
+                raise NotFound(f"query {query.ref.name}: version {query.ref.version} is deleted")
+            queries = [query]
+        first: dict[str, int] = {}
+        for each in view.queries:
+            first.setdefault(each.ref.name, each.ref.version)
+        progress = [query_progress(q, view.edges, now_ms) for q in queries]
+        for stated in progress:
+            stated["first_version"] = min(first.get(stated["query"], stated["version"]), stated["version"])
+        return {"time": rfc3339(now_ms), "queries": progress}
+
+    def newer(self, query: RegisteredQuery) -> RegisteredQuery | None:
+        """Returns the newest version of a query if that is another one."""
+        newest = [q for q in self.view().queries if q.ref.name == query.ref.name][-1:]
+        return newest[0] if newest and newest[0].ref.version > query.ref.version else None
 
 
 def query_progress(query: RegisteredQuery, edges: tuple[EdgeRecord, ...], now_ms: int) -> dict[str, Any]:

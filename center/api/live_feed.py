@@ -33,7 +33,7 @@ from center.ledger import Phase
 from center.results import AnswerRecord, NewestAnswers, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.serving.answer_tables import to_json
-from edgewater.model.errors import NotFound, StorageError
+from edgewater.model.errors import InvalidRequest, NotFound, StorageError
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.wire import QueryRef
 
@@ -297,12 +297,33 @@ class LiveStream:
         return await self._shared(("first", self._asked, self._moment()), read)
 
     async def _progress(self) -> bytes:
-        def read() -> tuple[bytes]:
-            return (_encoded([_event("progress", self.feed.progress.event_data(self.query, self._reads))]),)
+        def read() -> tuple[bytes, RegisteredQuery | None]:
+            events = [_event("progress", self.feed.progress.event_data(self.query, self._reads))]
+            following = self._following()
+            if following is not None:
+                like = self._like()
+                like.query = following
+                events += like._latest(0)
+            return _encoded(events), following
 
         key = ("progress", self._asked, self._moment())
-        (data,) = await self.feed.shared.read(key, read, self.feed.readers)
+        data, following = await self.feed.shared.read(key, read, self.feed.readers)
+        self.query = following or self.query
         return bytes(data)
+
+    def _following(self) -> RegisteredQuery | None:
+        """Returns the newer version of the query to which the stream goes over: it has an answer.
+
+        Raises InvalidRequest: the stream's questions do not fit the newer version.
+        """
+        newer = None if self.query is None else self.feed.progress.newer(self.query)
+        if newer is None or self.feed.results.latest(newer.ref, self.min_phase) is None:
+            return None
+        assert self.query is not None
+        if self.questions != NO_QUESTIONS and newer.spec.measures != self.query.spec.measures:
+            accepted = f"questions about version {newer.ref.version}, which has other measures"
+            raise InvalidRequest("measure", None, accepted, f"version {self.query.ref.version} has been changed")
+        return newer
 
     async def _next(self) -> bytes:
         """The newer answers: shared with all who have the same ones, unless the client is a full page behind."""
@@ -375,8 +396,12 @@ class LiveStream:
         # Read the queries after the id: an answer up to it may belong to a query younger than the shared view.
         queries = [self.query] if self.query else self.feed.progress.view(refresh=True).queries
         wanted = (q for q in queries if self._reads(q.ref.name))
-        latest = [r for q in wanted if (r := self.feed.results.latest(q.ref, self.min_phase)) is not None]
-        return self._events_of(sorted(latest, key=lambda r: r.answer_id))
+        latest: dict[str, AnswerRecord] = {}
+        for query in wanted:  # by version: the last one that has an answer
+            record = self.feed.results.latest(query.ref, self.min_phase, query.windows.until_ms)
+            if record is not None:
+                latest[query.ref.name] = record
+        return self._events_of(sorted(latest.values(), key=lambda r: r.answer_id))
 
     def _events_of(self, records: Sequence[AnswerRecord], skipped: Mapping[int, int] | None = None) -> list[Event]:
         """The events of answers that the client may read and asked for.

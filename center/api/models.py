@@ -18,7 +18,7 @@ from center.catalog import QuarantinedFrame as QuarantinedRecord
 from center.catalog import SetAsideQuery as SetAsideRecord
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
 from edgewater.model.registered_query import RegisteredQuery, query_key
-from edgewater.model.streams import Constant, Delivery, type_name
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Constant, Delivery, type_name
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import REJECTIONS
 
@@ -44,6 +44,7 @@ lateness: 1h                   # until then a window may be revised
 """
 EXAMPLE_ANSWER: dict[str, Any] = {
     "query": "flights_by_carrier",
+    "version": 1,
     "window": {"start": "2013-01-01T00:00:00Z", "end": "2013-01-02T00:00:00Z"},
     "phase": "early",
     "revision": 1,
@@ -111,18 +112,44 @@ class Query(BaseModel):
     """A registered query."""
 
     name: str
-    version: int = Field(description="Incremented when a name is registered again after a deletion.")
+    version: int = Field(description="Each change makes another version. No version is given twice.")
     spec: dict[str, Any] = Field(examples=[EXAMPLE_SPEC], description="In canonical form, without the seed.")
     registered_at: Rfc3339
+    begins: Rfc3339 | None = Field(
+        default=None, description="The border to the version before: this one has the windows that start from then on."
+    )
+    until: Rfc3339 | None = Field(
+        default=None, description="It has the windows that start before: a later version follows, or the query ends."
+    )
+    ended_at: Rfc3339 | None = Field(
+        default=None, description="When all its windows were final, and edges forgot it; null: edges answer it."
+    )
 
     @classmethod
     def of(cls, query: RegisteredQuery) -> Self:
+        windows = query.windows
         return cls(
             name=query.ref.name,
             version=query.ref.version,
-            spec=query.spec.to_mapping(seed=False),
+            spec=query.asked.to_mapping(seed=False),
             registered_at=rfc3339(query.registered_at_ms),
+            begins=None if windows.from_ms == MIN_TIME_MS else rfc3339(windows.from_ms),
+            until=None if windows.until_ms == MAX_TIME_MS else rfc3339(windows.until_ms),
+            ended_at=None if query.ended_at_ms is None else rfc3339(query.ended_at_ms),
         )
+
+
+class QueryVersion(BaseModel):
+    """The windows of one version of a query."""
+
+    version: int
+    begins: Rfc3339 | None = Field(description="Its first window starts then; null: it has no border before it.")
+    until: Rfc3339 | None = Field(description="Its windows start before; null: it has no border after it.")
+    ended_at: Rfc3339 | None = Field(description="When all its windows were final; null: edges answer it.")
+
+    @classmethod
+    def of(cls, query: RegisteredQuery) -> Self:
+        return cls(**Query.of(query).model_dump(include=set(cls.model_fields)))
 
 
 class RegisteredAnswer(Query):
@@ -191,6 +218,7 @@ class QueryDetail(Query):
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
     after_final: int = Field(description="Accepted records that came for final windows, over all edges.")
     rejected: int = Field(description="Records that sources rejected, over all edges.")
+    versions: list[QueryVersion] = Field(description="All that have, or may have, answers; ascending.")
     alarms: list[Alarm] = Field(description="The latest alarms about this query, the latest first.")
 
 
@@ -502,6 +530,7 @@ class Answer(BaseModel):
     model_config = ConfigDict(json_schema_extra={"example": EXAMPLE_ANSWER})
 
     query: str
+    version: int = Field(description="The version of the query that has the window.")
     window: WindowRange
     phase: Literal["early", "complete", "final"]
     revision: int = Field(ge=1)

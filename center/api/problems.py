@@ -55,6 +55,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "unauthenticated": ProblemType(401, "Authentication required"),
     "not-found": ProblemType(404, "Not found"),
     "conflict": ProblemType(409, "Conflict with existing content"),
+    "precondition-failed": ProblemType(412, "Precondition failed"),
     "storage": ProblemType(503, "Storage unavailable"),
     "internal": ProblemType(500, "Internal error"),
 }

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from center.api.services import Services
+from center.api.versions import clipped
 from center.ledger import Phase
-from center.serving.answer_tables import TIME, empty_table, stated_answer, with_types, without_zone
+from center.serving.answer_tables import TIME, empty_table, stated_answer, with_types, with_version, without_zone
 from edgewater.model.errors import InvalidQuery
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import type_name
@@ -25,21 +26,46 @@ CHUNK_BYTES = 4 << 20
 
 
 def query_table(
-    center: Services, query: RegisteredQuery, start_ms: int | None, end_ms: int | None, most_rows: int
+    center: Services, versions: Sequence[RegisteredQuery], start_ms: int | None, end_ms: int | None, most_rows: int
 ) -> pa.Table:
     """Returns the newest answers of a query as a table: a row per window and group; blocks.
 
     Args:
+        versions: ascending. Columns that a version lacks are null in its rows.
         start_ms, end_ms: only windows that start in [start_ms, end_ms).
 
     Raises:
-        InvalidQuery: there are more than `most_rows` rows.
+        InvalidQuery: there are more than `most_rows` rows, or a column has different types in the versions.
     """
-    tables, rows, cursor = [empty_table(center.catalog, query.spec)], 0, None
+    tables: list[pa.Table] = []
+    for query in reversed(versions):
+        start, end = clipped(query, start_ms, end_ms)
+        if start is None or start != end or not tables:
+            tables.append(_version_table(center, query, start, end, most_rows - sum(t.num_rows for t in tables)))
+    try:
+        table = pa.concat_tables(reversed(tables), promote_options="permissive")
+        return with_types(table.select(_in_order(tables)), tables[0].schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
+        newest = versions[-1]
+        accepted = f"windows of one version, such as WHERE window_start >= '{rfc3339(newest.windows.from_ms)}'"
+        raise InvalidQuery(
+            "sql", newest.ref.name, accepted, f"its versions have columns of other types: {exc}"
+        ) from exc
+
+
+def _in_order(tables: Sequence[pa.Table]) -> list[str]:
+    """Returns the names of all columns, the columns of the first table first."""
+    return list(dict.fromkeys(name for table in tables for name in table.column_names))
+
+
+def _version_table(
+    center: Services, query: RegisteredQuery, start_ms: int | None, end_ms: int | None, most_rows: int
+) -> pa.Table:
+    tables, rows, cursor = [with_version(empty_table(center.catalog, query.spec), query.ref.version)], 0, None
     while True:
         chunk, cursor = center.results.windows(query.ref, start_ms, end_ms, CHUNK, cursor, Phase.EARLY, CHUNK_BYTES)
         for record in chunk:
-            tables.append(without_zone(stated_answer(record, query)[0]))
+            tables.append(with_version(without_zone(stated_answer(record, query)[0]), query.ref.version))
             rows += tables[-1].num_rows
             if rows > most_rows:
                 accepted = (

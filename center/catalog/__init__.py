@@ -18,6 +18,7 @@ from center.catalog.liveness import (
     component_status,
 )
 from center.catalog.quarantine import QuarantinedFrame, SetAside, SetAsideQuery
+from center.catalog.queries import Change
 from center.catalog.session_rows import SessionStart
 from center.catalog.streams import DeclaredStream, require_declared
 
@@ -26,6 +27,7 @@ __all__ = [
     "AlarmRecord",
     "BudgetStateChange",
     "Catalog",
+    "Change",
     "Component",
     "ComponentHeartbeat",
     "ComponentRegistry",

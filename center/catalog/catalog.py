@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, text
 
 from center.catalog import schema as t
 from center.catalog.alarms import Alarms
@@ -46,6 +46,9 @@ class Catalog:
             rows = select(t.counters.c.name, t.counters.c.value)
             counters: dict[str, int] = dict(connection.execute(rows).all())
             require_store_format(connection, "catalog", FORMAT, is_new=not counters)
+            # The index of 0.3.0 allows no second version of a query.
+            connection.execute(text("DROP INDEX IF EXISTS one_live_query_per_name"))
+            t.one_open_query_per_name.create(connection, checkfirst=True)
             for name in ("catalog", "budgets"):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=0))

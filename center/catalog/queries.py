@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, or_, select, update
 
 from center.catalog import schema as t
 from center.catalog.edge_rows import select_edges
+from center.catalog.query_borders import choose_border, event_now_ms
 from center.catalog.query_rows import (
     FORGET_AFTER_MS,
     FORGOTTEN,
     MAX_QUERIES,
+    MAX_VERSIONS,
     forget_ended,
     live_refs,
     query_from_row,
@@ -23,12 +25,29 @@ from center.catalog.query_rows import (
 from center.catalog.streams import Streams
 from center.catalog.transactions import Transactions, count_rows, increment_version, read_counter
 from center.storage.database import upsert
-from edgewater.model.edge_records import QueryDelayRecord, QueryStatusRecord
-from edgewater.model.errors import Conflict, InvalidQuery, NotFound
+from edgewater.model.edge_records import EdgeRecord, QueryDelayRecord, QueryStatusRecord
+from edgewater.model.errors import Conflict, InvalidQuery, NotFound, PreconditionFailed
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import EdgeId
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
+from edgewater.model.timestamps import rfc3339
+from edgewater.model.window_range import WindowRange
 from edgewater.wire import QueryRef
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A live query of the name gets another version.
+
+    Attributes:
+        at_ms: as in `choose_border`.
+        expected: the newest version that a client has read; 0: there was none; None: any.
+        answered_ms: start of the last window that has an answer.
+    """
+
+    at_ms: int | None = None
+    expected: int | None = None
+    answered_ms: int = MIN_TIME_MS
 
 
 class Queries:
@@ -44,15 +63,18 @@ class Queries:
         now_ms: int,
         seed: int | None = None,
         *,
-        replaces: bool = False,
+        lasts_ms: int | None = None,
+        change: Change | None = None,
         before_new: Callable[[], None] = lambda: None,
     ) -> tuple[RegisteredQuery, bool]:
         """Registers a query.
 
+        A query that has ended by itself keeps its answers. The next one of its name has the windows after its end.
+
         Args:
             seed: for a new query, if the spec has none.
-            replaces: another live query of that name is deleted in the same transaction. It stays if the new query is
-                refused.
+            lasts_ms: the query ends after so much event time, unless its spec has `until`.
+            change: a live query of that name gets another version; None: it is a conflict.
             before_new: called within the transaction if no equal query is live. An exception of it prevents the
                 registration, and is passed on.
 
@@ -60,33 +82,41 @@ class Queries:
             The query, and whether it was created. An equal live query is returned with the seed that it has.
 
         Raises:
-            Conflict: another query is live under that name and not replaced, or there are `MAX_QUERIES`.
+            Conflict: another query is live under that name and not changed, or there are `MAX_QUERIES` or
+                `MAX_VERSIONS`. PreconditionFailed: the live version is not the one that the change expects.
             InvalidQuery: the query does not fit the stream's declared columns. Without declared columns: it does not
-                fit the stream as an edge serves it; the error names the edge. Or one record of it costs too much.
+                fit the stream as an edge serves it; the error names the edge. Or one record of it costs too much, or
+                it ends in the past.
+            InvalidRequest: the change begins in the past.
         """
         with self._transactions.locked() as connection:
             rows = _rows_of(connection, spec.name)
-            live = _live(rows)
-            if live is not None and spec.asks_for(live.spec):
-                return live, False
+            newest = _newest(rows)
+            _require_expected(spec.name, newest, change)
+            if newest is not None and newest.is_running and _asks_for(spec, newest, lasts_ms):
+                return newest, False
             before_new()
-            if live is not None and not replaces:
-                raise _conflict(live, spec)
+            if newest is not None and newest.is_running and change is None:
+                raise _conflict(newest, spec)
             spec.window.require_affordable()
-            _require_room(connection, spec, now_ms)
+            _require_room(connection, spec, rows, now_ms)
+            edges = select_edges(connection)
             if not self._fits_declared(connection, spec):
-                require_fit_at_edges(spec, select_edges(connection))
+                require_fit_at_edges(spec, edges)
+            windows = _windows(spec, newest, change, edges, now_ms, lasts_ms)
             version = max([r.version for r in rows], default=0)
             version = max(version, read_counter(connection, FORGOTTEN)) + 1
-            _end_live(connection, spec.name, now_ms)
-            spec = spec if spec.seed is not None else spec.with_seed(seed)
+            if newest is not None and windows.from_ms < newest.windows.until_ms:
+                this = (t.queries.c.name == spec.name) & (t.queries.c.version == newest.ref.version)
+                connection.execute(update(t.queries).where(this).values(until_ms=windows.from_ms))
+            spec = replace(spec if spec.seed is not None else spec.with_seed(seed), until_ms=None)
             row = {"name": spec.name, "version": version, "spec": spec.to_mapping(), "registered_at_ms": now_ms}
-            connection.execute(insert(t.queries).values(**row, last_position=0))
+            connection.execute(insert(t.queries).values(**row, **asdict(windows), last_position=0))
             increment_version(connection)
-        return RegisteredQuery(QueryRef(spec.name, version), spec, now_ms, None), True
+        return RegisteredQuery(QueryRef(spec.name, version), spec, now_ms, None, windows), True
 
     def try_register(
-        self, spec: QuerySpec, *, replaces: bool = False
+        self, spec: QuerySpec, now_ms: int, *, lasts_ms: int | None = None, change: Change | None = None
     ) -> tuple[RegisteredQuery | None, InvalidQuery | None]:
         """Says what `register` would do, without registering.
 
@@ -94,14 +124,18 @@ class Queries:
             The equal live query, if there is one, and the error if the stream of an edge does not fit.
 
         Raises:
-            Conflict, InvalidQuery: as `register`, except for streams that edges serve.
+            Conflict, InvalidQuery, InvalidRequest: as `register`, except for streams that edges serve.
         """
         with self._transactions.read() as connection:
-            live = _live(_rows_of(connection, spec.name))
-            if live is not None and not spec.asks_for(live.spec):
-                if not replaces:
+            newest = _newest(_rows_of(connection, spec.name))
+            _require_expected(spec.name, newest, change)
+            live = newest if newest is not None and newest.is_running else None
+            if live is not None and not _asks_for(spec, live, lasts_ms):
+                if change is None:
                     raise _conflict(live, spec)
                 live = None
+            if live is None:
+                _windows(spec, newest, change, select_edges(connection), now_ms, lasts_ms)
             spec.window.require_affordable()
             if self._fits_declared(connection, spec):
                 return live, None
@@ -119,24 +153,68 @@ class Queries:
         require_fit(spec, declared.types, f"by the columns of stream {spec.stream} at the center")
         return True
 
-    def delete(self, name: str, now_ms: int) -> None:
-        """Deletes the live query of that name. Its frames stay until retention drops them. Raises NotFound."""
+    def end(self, ref: QueryRef, now_ms: int) -> None:
+        """Marks a version as ended: edges forget it. Its answers stay."""
+        c = t.queries.c
+        this = (c.name == ref.name) & (c.version == ref.version) & c.deleted_at_ms.is_(None) & (c.ended_at_ms == 0)
         with self._transactions.locked() as connection:
-            if not _end_live(connection, name, now_ms):
+            if connection.execute(update(t.queries).where(this).values(ended_at_ms=now_ms)).rowcount:
+                increment_version(connection)
+
+    def expire(self, before_ms: int, now_ms: int) -> None:
+        """Deletes the versions that ended before a wall time, unless an earlier version of the query is left.
+
+        Called when their answers are too old to be kept.
+        """
+        c = t.queries.c
+        ended = (c.ended_at_ms > 0) & (c.ended_at_ms < before_ms)
+        earlier = t.queries.alias()
+        is_left = exists().where(
+            earlier.c.name == c.name,
+            earlier.c.version < c.version,
+            earlier.c.deleted_at_ms.is_(None),
+            or_(earlier.c.ended_at_ms == 0, earlier.c.ended_at_ms >= before_ms),
+        )
+        old = c.deleted_at_ms.is_(None) & ended & ~is_left
+        with self._transactions.read() as connection:
+            if connection.execute(select(c.name).where(old).limit(1)).first() is None:
+                return
+        with self._transactions.locked() as connection:
+            refs = connection.execute(select(c.name, c.version).where(old)).all()
+            for name, version in refs:
+                _mark_deleted(connection, (c.name == name) & (c.version == version), now_ms)
+            increment_version(connection)
+
+    def delete(self, name: str, now_ms: int) -> None:
+        """Deletes all versions of a query. Its frames stay until retention drops them. Raises NotFound."""
+        with self._transactions.locked() as connection:
+            if not _mark_deleted(connection, t.queries.c.name == name, now_ms):
                 raise NotFound(f"query {name} is not registered")
             increment_version(connection)
 
     def get(self, name: str) -> RegisteredQuery:
-        """The live query of that name. Raises NotFound."""
-        live = select(t.queries).where(t.queries.c.name == name, t.queries.c.deleted_at_ms.is_(None))
+        """The newest version of a query. Raises NotFound."""
+        return self.versions(name, 1)[-1]
+
+    def versions(self, name: str, most: int | None = None) -> list[RegisteredQuery]:
+        """The versions of a query that have, or may have, answers; ascending. Raises NotFound.
+
+        Args:
+            most: of more versions, only the last ones.
+        """
+        rows = select(t.queries).where(t.queries.c.name == name, t.queries.c.deleted_at_ms.is_(None))
         with self._transactions.read() as connection:
-            row = connection.execute(live).first()
-        if row is None:
+            found = connection.execute(rows.order_by(t.queries.c.version.desc()).limit(most)).all()
+        if not found:
             raise NotFound(f"query {name} is not registered")
-        return query_from_row(row)
+        return [query_from_row(row) for row in reversed(found)]
+
+    def newest(self) -> list[RegisteredQuery]:
+        """The newest version of each query that is not deleted, by name."""
+        return list({query.ref.name: query for query in self.all()}.values())
 
     def all(self, *, deleted: bool = False) -> list[RegisteredQuery]:
-        """The live queries by name and version, with `deleted` also the deleted ones.
+        """All versions of the queries by name and version, with `deleted` also the deleted ones.
 
         Queries that cannot be read here are left out (`query_rows.readable`).
         """
@@ -213,37 +291,89 @@ def _rows_of(connection: Connection, name: str) -> Sequence[Row[tuple[object, ..
     return connection.execute(select(t.queries).where(t.queries.c.name == name)).all()
 
 
-def _live(rows: Iterable[Row[tuple[object, ...]]]) -> RegisteredQuery | None:
-    return next((query_from_row(r) for r in rows if r.deleted_at_ms is None), None)
+def _newest(rows: Iterable[Row[tuple[object, ...]]]) -> RegisteredQuery | None:
+    left = [row for row in rows if row.deleted_at_ms is None]
+    return query_from_row(max(left, key=lambda row: int(row.version))) if left else None
 
 
-def _require_room(connection: Connection, spec: QuerySpec, now_ms: int) -> None:
+def _require_expected(name: str, newest: RegisteredQuery | None, change: Change | None) -> None:
+    if change is None or change.expected is None:
+        return
+    version = newest.ref.version if newest is not None else 0
+    if version != change.expected:
+        now = f"version {version} is the newest now" if version else "it is not registered now"
+        raise PreconditionFailed(
+            f"query {name}: {now}, not version {change.expected}; read it again, and change what you read"
+        )
+
+
+def _asks_for(spec: QuerySpec, live: RegisteredQuery, lasts_ms: int | None) -> bool:
+    """Whether a registration means the live query. The end of a query that is to last for a time does not matter."""
+    wanted = replace(spec, until_ms=None) if lasts_ms is not None and spec.until_ms is None else spec
+    return wanted.asks_for(live.spec if wanted is not spec else live.asked)
+
+
+def _windows(
+    spec: QuerySpec,
+    newest: RegisteredQuery | None,
+    change: Change | None,
+    edges: Sequence[EdgeRecord],
+    now_ms: int,
+    lasts_ms: int | None,
+) -> WindowRange:
+    """Returns the windows of a new version."""
+    from_ms, until_ms, event_ms = MIN_TIME_MS, MAX_TIME_MS, event_now_ms(spec, edges, now_ms)
+    if newest is not None and newest.is_running:
+        assert change is not None, "a live query is changed, or it is a conflict"
+        from_ms = choose_border(newest, spec, change.at_ms, edges, now_ms, change.answered_ms)
+    elif newest is not None:
+        from_ms = newest.windows.until_ms
+    if spec.until_ms is not None:
+        until_ms = spec.until_ms
+        if until_ms <= max(event_ms, from_ms):
+            raise InvalidQuery("until", rfc3339(until_ms), f"a time after {rfc3339(max(event_ms, from_ms))}")
+    elif lasts_ms is not None:
+        until_ms = max(event_ms, from_ms) + lasts_ms
+    return WindowRange(from_ms, until_ms)
+
+
+def _require_room(
+    connection: Connection, spec: QuerySpec, rows: Sequence[Row[tuple[object, ...]]], now_ms: int
+) -> None:
+    if sum(row.deleted_at_ms is None for row in rows) >= MAX_VERSIONS:
+        raise Conflict(
+            f"query {spec.name}: {MAX_VERSIONS} versions of it have answers, which is the limit; a version is forgotten"
+            " when retention.answers has passed since its end. Take another name, or delete the query"
+        )
     if count_rows(connection, t.queries) >= MAX_QUERIES:
         forget_ended(connection, now_ms - FORGET_AFTER_MS)
     if count_rows(connection, t.queries) >= MAX_QUERIES:
         raise Conflict(
-            f"query {spec.name}: {MAX_QUERIES} queries are registered or were deleted within a day, which is the limit"
+            f"query {spec.name}: {MAX_QUERIES} versions of queries are registered or were deleted within a day, which"
+            " is the limit"
         )
 
 
 def _conflict(live: RegisteredQuery, spec: QuerySpec) -> Conflict:
-    registered, wanted = live.spec.to_mapping(seed=spec.seed is not None), spec.to_mapping()
+    registered, wanted = live.asked.to_mapping(seed=spec.seed is not None), spec.to_mapping()
     differing = [key for key in wanted | registered if registered.get(key) != wanted.get(key)]
     return Conflict(
         f"query {spec.name}: version {live.ref.version} is registered under this name and differs in"
-        f" {', '.join(differing)}; take another name to keep its answers, or replace it, which deletes all its"
-        f" answers: `edgewater query add --replace`, or DELETE /v1/queries/{spec.name} and then this request again"
+        f" {', '.join(differing)}; change it and keep its answers: `edgewater query put`, or"
+        f" PUT /v1/queries/{spec.name}; or take another name"
     )
 
 
-def _end_live(connection: Connection, name: str, now_ms: int) -> bool:
-    """Marks the live query of that name as deleted. Returns whether there was one."""
-    live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
-    if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
-        return False
-    for table in (t.statuses, t.set_aside_queries):
-        connection.execute(delete(table).where(table.c.name == name))
-    return True
+def _mark_deleted(connection: Connection, which: ColumnElement[bool], now_ms: int) -> bool:
+    """Marks versions as deleted. Returns whether there were any."""
+    rows = select(t.queries.c.name, t.queries.c.version).where(which, t.queries.c.deleted_at_ms.is_(None))
+    refs = connection.execute(rows).all()
+    for name, version in refs:
+        this = (t.queries.c.name == name) & (t.queries.c.version == version)
+        connection.execute(update(t.queries).where(this).values(deleted_at_ms=now_ms))
+        for table in (t.statuses, t.set_aside_queries):
+            connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
+    return bool(refs)
 
 
 def _changed_statuses(connection: Connection, statuses: Sequence[QueryStatusRecord]) -> list[QueryStatusRecord]:

@@ -17,12 +17,16 @@ from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
 
 MAX_QUERIES = 10_000
-"""Queries that are live, or were deleted less than `FORGET_AFTER_MS` ago, or still have frames."""
+"""Versions of queries that are not deleted, or were deleted less than `FORGET_AFTER_MS` ago, or still have frames."""
+MAX_VERSIONS = 1_000
+"""Versions of one query that are not deleted."""
 FORGET_AFTER_MS = 86_400_000
 """Time after which a deleted query may be forgotten: the job has dropped its state by then."""
 FORGOTTEN = "forgotten"
@@ -30,15 +34,16 @@ FORGOTTEN = "forgotten"
 
 
 def live_refs(connection: Connection) -> set[QueryRef]:
-    """Returns the queries that have not been deleted."""
+    """Returns the queries that have not been deleted, in all their versions."""
     q = t.queries.c
     rows = connection.execute(select(q.name, q.version).where(q.deleted_at_ms.is_(None)))
     return {QueryRef(name, version) for name, version in rows}
 
 
 def live_queries(connection: Connection) -> list[RegisteredQuery]:
-    """Returns the queries that have not been deleted, without queries that cannot be read here (`readable`)."""
-    rows = connection.execute(select(t.queries).where(t.queries.c.deleted_at_ms.is_(None)))
+    """Returns the queries that edges answer, without queries that cannot be read here (`readable`)."""
+    c = t.queries.c
+    rows = connection.execute(select(t.queries).where(c.deleted_at_ms.is_(None), c.ended_at_ms == 0))
     return [query for row in rows if (query := readable(row)) is not None]
 
 
@@ -89,7 +94,11 @@ def query_from_row(row: Row[Any]) -> RegisteredQuery:
         spec = _read_spec(json.dumps(row.spec))
     except InvalidQuery as exc:
         raise StorageError(f"query {row.name}@{row.version} in the catalog cannot be read here: {exc.message}") from exc
-    return RegisteredQuery(QueryRef(row.name, row.version), spec, row.registered_at_ms, row.deleted_at_ms)
+    windows = ALL_WINDOWS
+    if (row.from_ms, row.until_ms) != (MIN_TIME_MS, MAX_TIME_MS):
+        windows = WindowRange(row.from_ms, row.until_ms)
+    ref, ended_at_ms = QueryRef(row.name, row.version), row.ended_at_ms or None
+    return RegisteredQuery(ref, spec, row.registered_at_ms, row.deleted_at_ms, windows, ended_at_ms)
 
 
 @lru_cache(maxsize=MAX_QUERIES)

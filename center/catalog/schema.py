@@ -17,6 +17,7 @@ from sqlalchemy import (
 from sqlalchemy.types import JSON
 
 from center.storage.database import FreeText, Identifier
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 
 metadata = MetaData()
 
@@ -38,13 +39,15 @@ queries = Table(
     Column("registered_at_ms", BigInteger, nullable=False),
     Column("deleted_at_ms", BigInteger),
     Column("last_position", BigInteger, nullable=False),
+    Column("from_ms", BigInteger, nullable=False, server_default=str(MIN_TIME_MS)),
+    Column("until_ms", BigInteger, nullable=False, server_default=str(MAX_TIME_MS)),
+    Column("ended_at_ms", BigInteger, nullable=False, server_default="0"),
 )
-Index(
-    "one_live_query_per_name",
-    queries.c.name,
-    unique=True,
-    sqlite_where=queries.c.deleted_at_ms.is_(None),
-    postgresql_where=queries.c.deleted_at_ms.is_(None),
+"""A row per version of a query. It has the windows that start in [``from_ms``, ``until_ms``). ``ended_at_ms``: 0: edges
+answer it."""
+_is_open = queries.c.deleted_at_ms.is_(None) & (queries.c.until_ms == MAX_TIME_MS)
+one_open_query_per_name = Index(
+    "one_open_query_per_name", queries.c.name, unique=True, sqlite_where=_is_open, postgresql_where=_is_open
 )
 
 edges = Table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 import pyarrow as pa
@@ -15,7 +15,8 @@ from center.early import SamplingRequirement, is_expensive
 from edgewater.model.edge_records import EdgeRecord, contributes
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
+from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
@@ -111,6 +112,8 @@ class AssignmentPlan:
     """The live queries and the edges as of one version of the catalog.
 
     Attributes:
+        queries: the queries that edges answer.
+        specs: the same, and ended queries. Frames of them may still come.
         declared: by stream, the columns that the center declares.
         columns: by stream, those or, without any, the columns of its edges, but for retired ones; the catalog keeps
             their types equal.
@@ -122,7 +125,7 @@ class AssignmentPlan:
     specs: Mapping[QueryRef, QuerySpec] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
     declared: Mapping[str, DeclaredStream] = field(default_factory=dict)
-    _messages: Mapping[QueryRef, pb.Query] = field(default_factory=dict)
+    _messages: Mapping[tuple[QueryRef, WindowRange], pb.Query] = field(default_factory=dict)
     _alike: Mapping[_Served, _Alike] = field(default_factory=dict)
     _naming: Mapping[EdgeId, Sequence[int]] = field(default_factory=dict)
     _lists: dict[tuple[int, ...], AssignedQueries] = field(default_factory=dict)
@@ -136,8 +139,10 @@ class AssignmentPlan:
         declared: Mapping[str, DeclaredStream] | None = None,
         previous: AssignmentPlan | None = None,
     ) -> AssignmentPlan:
-        """Takes edges by id. What `previous` has serialised is used again: a version of a query never changes."""
+        """Takes edges by id, and what was not deleted of queries. What `previous` has serialised is used again."""
         columns: dict[str, dict[str, pa.DataType]] = {}
+        specs = {q.ref: q.spec for q in queries}
+        queries = [q for q in queries if q.is_running]
         declared, alike = declared or {}, dict[_Served, _Alike]()
         for edge in edges:
             if not edge.retired:
@@ -174,10 +179,10 @@ class AssignmentPlan:
             version,
             tuple(assigned),
             {e.edge: e for e in edges},
-            {q.ref: q.spec for q in queries},
+            specs,
             columns | {name: stream.types for name, stream in declared.items()},
             declared,
-            {q.ref: known.get(q.ref) or _message(q) for q in queries},
+            {(q.ref, q.windows): known.get((q.ref, q.windows)) or _message(q) for q in queries},
             alike,
             naming,
         )
@@ -208,7 +213,7 @@ class AssignmentPlan:
         indices = tuple(sorted((*(alike.queries if alike is not None else ()), *self._naming.get(edge, ()))))
         if indices not in self._lists:
             queries = [self.queries[index].query for index in indices]
-            message = pb.Queries(version=self.version, queries=[self._messages[q.ref] for q in queries])
+            message = pb.Queries(version=self.version, queries=[self._messages[q.ref, q.windows] for q in queries])
             self._lists[indices] = AssignedQueries(
                 frozenset(q.ref for q in queries),
                 pb.ToEdge(queries=message),
@@ -223,7 +228,10 @@ def _served(edge: EdgeRecord) -> _Served:
 
 
 def _message(query: RegisteredQuery) -> pb.Query:
-    return pb.Query(name=query.ref.name, version=query.ref.version, spec=json.dumps(query.spec.to_mapping()))
+    borders = asdict(query.windows) if query.windows != ALL_WINDOWS else {}
+    borders = {name: at_ms for name, at_ms in borders.items() if MIN_TIME_MS < at_ms < MAX_TIME_MS}
+    spec = json.dumps(query.spec.to_mapping())
+    return pb.Query(name=query.ref.name, version=query.ref.version, spec=spec, **borders)
 
 
 @dataclass(frozen=True, slots=True)

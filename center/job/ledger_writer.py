@@ -80,6 +80,10 @@ class CatalogEvents:
         """Adds an alarm about a query to the catalog. Raises StorageError."""
         self._catalog.alarms.add(kind, message, edge, now_ms, query)
 
+    def end(self, query: QueryRef, now_ms: int) -> None:
+        """Marks a query as ended: all its windows are final, and edges may forget it. Raises StorageError."""
+        self._catalog.queries.end(query, now_ms)
+
     def acknowledge(self, version: int | None) -> None:
         """The ledger has applied the events of this version; None: of none that is known."""
         self._acknowledged = version
@@ -118,12 +122,14 @@ class LedgerWriter:
         self._alarmed_in_all = 0
         self._next_alarms_ms = 0
         self._alarmed_delays: set[tuple[QueryRef, str]] = set()
+        self._ended: set[QueryRef] = set()
 
     def begin_term(self) -> None:
         """This driver leads from now on: others may have applied frames and catalog events since it did last."""
         with self._lock:
             self._catalog_events.acknowledge(None)
             self._alarmed_in_all = 0
+            self._ended.clear()
         self._changed.set()
 
     def require_lease(self, key: str) -> None:
@@ -191,7 +197,19 @@ class LedgerWriter:
                 emissions = [*emissions, *self._tick([], now_ms)]
             self._report_refused()
             self._raise_alarms()
+            self._end_queries(now_ms)
         return emissions
+
+    def _end_queries(self, now_ms: int) -> None:
+        """Marks queries of which all windows are final, and will stay so: the store has their answers."""
+        for ref in self._ledger.ended(now_ms):
+            if ref in self._ended:
+                continue
+            try:
+                self._catalog_events.end(ref, now_ms)
+                self._ended.add(ref)
+            except StorageError as exc:  # the next call tries again
+                log.warning("query %s has ended, which is not stored: %s", query_key(ref), exc)
 
     def _raise_alarms(self) -> None:
         """Adds alarms for records that came for final windows; also, after a start, for all earlier ones.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from center.ledger.quality import Phase, Quality
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import EdgeId
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import Arrivals, DroppedRecords, InputLoss, LossReason, QueryRef, SliceClose
 
 FRAMES = "frames"
@@ -45,6 +45,17 @@ class FrameSummary:
     losses: tuple[InputLoss, ...] = ()
     dropped: tuple[DroppedRecords, ...] = ()
 
+    def within(self, begin_ms: int, end_ms: int) -> FrameSummary:
+        """Returns the frame without slices outside of [begin_ms, end_ms): an edge may not know the borders."""
+        return replace(
+            self,
+            touched=tuple(start for start in self.touched if begin_ms <= start < end_ms),
+            closes=tuple(c for c in self.closes if begin_ms <= c.slice_start_ms < end_ms),
+            dropped=tuple(
+                d for d in self.dropped if d.slice_start_ms == MIN_TIME_MS or begin_ms <= d.slice_start_ms < end_ms
+            ),
+        )
+
 
 def state_refusal(frames: list[FrameSummary], query: QueryRef, slice_start_ms: int, position: int | None) -> None:
     """States a refused partial of a slice as lost input of its edge.
@@ -67,7 +78,7 @@ def refusal(slice_start_ms: int) -> InputLoss:
 
 @dataclass(frozen=True, slots=True)
 class QueryRegistered:
-    """A query was registered. Idempotent."""
+    """A query was registered, or a border of its windows was set. Idempotent."""
 
     query: RegisteredQuery
 

@@ -137,6 +137,15 @@ class Ledger:
         book = self._books.get(ref)
         return book.sealed_before() if book else MIN_TIME_MS
 
+    def takes(self, ref: QueryRef, slice_start_ms: int) -> bool:
+        """Whether a slice belongs to a window of this version of a query that is not final. False: it is deleted."""
+        book = self._books.get(ref)
+        return book is not None and book.takes(slice_start_ms) and slice_start_ms >= book.sealed_before()
+
+    def ended(self, now_ms: int) -> list[QueryRef]:
+        """The queries of which all windows have their final answers, because they have an end."""
+        return [ref for ref, book in self._books.items() if book.has_ended or book.is_abandoned(now_ms)]
+
     def states_late(self, ref: QueryRef) -> bool:
         """Whether answers of a query may have to state records that came too late, or that sources rejected."""
         state = self.book(ref).state
@@ -235,7 +244,12 @@ class Ledger:
         return book
 
     def _register(self, query: RegisteredQuery) -> None:
-        if query.ref in self._books or self.is_deleted(query.ref):
+        if self.is_deleted(query.ref):
+            return
+        if (known := self._books.get(query.ref)) is not None:
+            if known.state.query.windows != query.windows:
+                self._touch(query.ref).set_windows(query.windows)
+                self._pending.add(query.ref)
             return
         state = QueryState(query, (), (), None, {}, {}, MIN_TIME_MS, None, 0)
         book = self._books[query.ref] = self._new_book(state, ())
@@ -258,9 +272,10 @@ class Ledger:
         # Every heartbeat changes a record; membership and streams, which matter here, change rarely.
         if previous is not None and _membership(previous) == _membership(edges):
             return
-        for ref in self._books:
-            self._touch(ref).edges_changed(edges)
-            self._pending.add(ref)
+        for ref, book in self._books.items():
+            if not book.has_ended:
+                self._touch(ref).edges_changed(edges)
+                self._pending.add(ref)
 
     def _apply_frames(self, frames: tuple[FrameSummary, ...], now_ms: int) -> list[Emission]:
         by_query: dict[QueryRef, list[FrameSummary]] = {}

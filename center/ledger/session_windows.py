@@ -24,6 +24,7 @@ from center.ledger.state import QueryState, StateEntry, WindowState
 from center.ledger.window_book import WindowBook
 from center.ledger.withheld import Totals
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.window_range import WindowRange
 from edgewater.model.windows import Extent, SessionWindow
 
 
@@ -120,8 +121,9 @@ class SessionWindowBook(WindowBook):
         session = self._session(start_ms)
         if session is None:
             return MIN_TIME_MS, MIN_TIME_MS
-        # A record less than a gap before the first would belong to the session too.
-        return start_ms - self._window.gap_ms + 1, self._window.closes_at(session.end_ms)
+        # A record less than a gap before the first would belong to the session too, unless a border cuts it off.
+        begin, end = self._own.slices(self._window)
+        return max(begin, start_ms - self._window.gap_ms + 1), min(end, self._window.closes_at(session.end_ms))
 
     def _slices_of(self, start_ms: int) -> range:
         session = self._session(start_ms)
@@ -172,6 +174,10 @@ class SessionWindowBook(WindowBook):
 
     # After the final answer
 
+    def set_windows(self, windows: WindowRange) -> None:
+        super().set_windows(windows)
+        self._extents = {start: extent for start, extent in self._extents.items() if self.takes(start)}
+
     def _close_window(self, start_ms: int) -> None:
         session = self._session(start_ms)
         assert session is not None
@@ -194,6 +200,8 @@ class SessionWindowBook(WindowBook):
             open_from = self._window.slice_start(final) - gap
             first_open = min((w.session.from_ms for _, w in self.windows.items() if w.session), default=open_from + gap)
             sealed = max(self._state.sealed_before_ms, min(open_from, first_open - gap))
+            if self.has_ended:
+                sealed = self._own.slices(self._window)[1]
             if sealed > self._state.sealed_before_ms:
                 self._set_state(replace(self._state, sealed_before_ms=sealed))
         for at in [at for at in self._sessions_by_slice if at < self.sealed_before()]:

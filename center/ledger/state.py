@@ -19,6 +19,7 @@ from edgewater.model.errors import UnsupportedVersion
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
+from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.model.windows import Extent
 from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld
 
@@ -94,6 +95,7 @@ class QueryState:
             "spec": query.spec.to_mapping(),
             "registered_at_ms": query.registered_at_ms,
             "deleted_at_ms": query.deleted_at_ms,
+            "windows": None if query.windows == ALL_WINDOWS else [query.windows.from_ms, query.windows.until_ms],
             "expected": self.expected,
             "retired": self.retired,
             "clock": None if self.clock is None else asdict(self.clock),
@@ -119,8 +121,9 @@ class QueryState:
             raise UnsupportedVersion(f"ledger state has version {value['version']}, expected {STATE_VERSION}")
         ref = QueryRef(value["name"], value["query_version"])
         spec = QuerySpec.from_mapping(value["spec"])
+        windows = WindowRange(*(value.get("windows") or ()))
         return cls(
-            RegisteredQuery(ref, spec, value["registered_at_ms"], value["deleted_at_ms"]),
+            RegisteredQuery(ref, spec, value["registered_at_ms"], value["deleted_at_ms"], windows),
             tuple(map(EdgeId, value["expected"])),
             tuple(map(EdgeId, value["retired"])),
             None if value["clock"] is None else StreamClock(**value["clock"]),

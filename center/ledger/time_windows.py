@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from center.ledger.state import WindowState
@@ -26,14 +26,20 @@ class TimeWindowBook(WindowBook):
 
     def sealed_before(self) -> int:
         final = self._state.final_through_ms
+        if self.has_ended:
+            return self._own.slices(self._window)[1]
         return MIN_TIME_MS if final == MIN_TIME_MS else self._window.first_ending_after(final)
 
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:
         self._open_windows(start for start in changed if self.slices.has_data(start))
-        return {w for w in self._window.windows_of_slices(changed) if not self._is_final(self._end(w))}
+        return {w for w in self._windows_over(changed) if not self._is_final(self._end(w))}
+
+    def _windows_over(self, slice_starts_ms: Iterable[int]) -> Iterator[int]:
+        """Yields the windows of this version that contain one of the slices, which ascend."""
+        return (start for start in self._window.windows_of_slices(slice_starts_ms) if start in self._own)
 
     def _open_windows(self, slice_starts_ms: Iterable[int]) -> None:
-        for start in self._window.windows_of_slices(slice_starts_ms):
+        for start in self._windows_over(slice_starts_ms):
             state = self.windows.get(start)
             if state is not None and not state.has_data:
                 self.windows.put(start, replace(state, has_data=True))
@@ -53,19 +59,21 @@ class TimeWindowBook(WindowBook):
     def _lost_through(self, slice_start_ms: int) -> int:
         if slice_start_ms < self.sealed_before():
             return MAX_TIME_MS
-        has_final_window = self._is_final(self._end(self._window.windows_over(slice_start_ms).start))
+        first = max(self._window.windows_over(slice_start_ms).start, self._first_start)
+        has_final_window = self._is_final(self._end(first))
         return self._state.final_through_ms if has_final_window else MIN_TIME_MS
 
     # Windows without data
 
     def _open_lacking(self, from_ms: int | None, to_ms: int | None, today_ms: int) -> None:
         state, window = self._state, self._window
+        to_ms, today_ms = (None if to_ms is None else min(to_ms, self._own.until_ms)), min(today_ms, self._own.until_ms)
         if sum(not w.has_data and not w.is_answered for _, w in self.windows.items()) >= MAX_UNANSWERED:
             return
         if from_ms is None:
             is_running = state.final_through_ms > MIN_TIME_MS
             from_ms = MIN_TIME_MS if is_running else state.running_clock.to_event_ms(state.query.registered_at_ms)
-        start = self._window.first_ending_after(max(from_ms, state.final_through_ms))
+        start = max(window.first_ending_after(max(from_ms, state.final_through_ms)), self._first_start)
         if to_ms is None or next(window.starts(start, to_ms, MAX_LACKING), start) > start:  # more than it may open
             to_ms = today_ms if to_ms is None else min(to_ms, today_ms)
         for lacking in window.starts(start, to_ms, MAX_LACKING):
@@ -77,7 +85,8 @@ class TimeWindowBook(WindowBook):
         closed = max(self._closed_ms, self._state.final_through_ms)
         if self._state.due_from_ms is None or closed >= MAX_TIME_MS:
             return []
-        return [max(self._state.due_from_ms, self._window.first_ending_after(closed))]
+        start = max(self._state.due_from_ms, self._window.first_ending_after(closed))
+        return [start] if start < self._own.until_ms else []
 
     def _take_overdue(self, now_ms: int, most: int) -> list[int]:
         """Takes windows without data that are overdue because some edge has not closed them. If more are overdue, the
@@ -92,10 +101,10 @@ class TimeWindowBook(WindowBook):
         today = self._state.running_clock.to_event_ms(now_ms - (self._due_after_ms or 0))
         first = start = max(self._state.due_from_ms, self._window.first_ending_after(min(closed, today)))
         overdue: list[int] = []
-        while len(overdue) < most and self._due_at(start) <= now_ms:
+        while len(overdue) < most and self._due_at(start) <= now_ms and start < self._own.until_ms:
             if start not in self.windows and self._end(start) > closed:
                 overdue.append(start)
-            start = self._window.next_start(start)
+            start = self._window.following(start)
         if start > first:
             self._set_state(replace(self._state, due_from_ms=start))
         return overdue
@@ -108,4 +117,9 @@ class TimeWindowBook(WindowBook):
         begins = clock.to_event_ms(max(self._state.query.registered_at_ms, first_seen_ms))
         if not clock.is_live:
             begins = max(begins, clock.event_origin_ms)
-        return self._window.windows_over(self._window.slice_start(begins)).start
+        return max(self._window.windows_over(self._window.slice_start(begins)).start, self._first_start)
+
+    @property
+    def _first_start(self) -> int:
+        """The start of the first window of this version; the minimum time if it has no first one."""
+        return self._own.slices(self._window)[0]

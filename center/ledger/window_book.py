@@ -33,6 +33,7 @@ from center.ledger.stored_state import EntryRow, QueryChanges, StoredEdges, pack
 from center.ledger.withheld import Totals
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
+from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.model.windows import TimeWindow
 from edgewater.wire import InputLoss
 
@@ -85,6 +86,42 @@ class WindowBook(ABC):
     @property
     def state(self) -> QueryState:
         return self._state
+
+    # Borders
+
+    @property
+    def _own(self) -> WindowRange:
+        """The windows of this version of the query."""
+        return self._state.query.windows
+
+    def set_windows(self, windows: WindowRange) -> None:
+        """Sets the border after which windows belong to the next version of the query. Windows behind it are dropped:
+        they have no answer that readers are shown."""
+        self._set_state(replace(self._state, query=replace(self._state.query, windows=windows)))
+        for start in [start for start in self.windows if start not in windows]:
+            self._drop_window(start)
+        for start in [start for start in self.slices.open if not self.takes(start)]:
+            self.slices.open.drop(start)
+
+    def takes(self, slice_start_ms: int) -> bool:
+        """Whether a slice belongs to a window of this version."""
+        if self._own == ALL_WINDOWS:
+            return True
+        begin, end = self._own.slices(self._spec.window)
+        return begin <= slice_start_ms < end
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all windows of this version are final."""
+        _, end = self._own.slices(self._spec.window)
+        return end < MAX_TIME_MS and (self._own.is_empty or self._is_final(end))
+
+    def is_abandoned(self, now_ms: int) -> bool:
+        """Whether time has passed all windows of this version, no edge is expected, and no window waits for one."""
+        _, end = self._own.slices(self._spec.window)
+        if end == MAX_TIME_MS or self._state.expected or len(self.windows):
+            return False
+        return end + self._spec.lateness_ms <= self._state.running_clock.to_event_ms(now_ms)
 
     # Events
 
@@ -253,6 +290,9 @@ class WindowBook(ABC):
     def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Collection[EdgeId]) -> list[int]:
         """Applies frames and returns the slices, not final, that they changed."""
         frames = sorted(frames, key=lambda f: f.position)
+        if self._own != ALL_WINDOWS:
+            begin, end = self._own.slices(self._spec.window)
+            frames = [frame.within(begin, end) for frame in frames]
         self._stored.add(frame.edge for frame in frames)
         late_before, rejected_before = self.slices.late_counts()
         reports = FrameReports.of(frames, self._state)
@@ -419,6 +459,9 @@ class WindowBook(ABC):
 
     def _close_window(self, start_ms: int) -> None:
         """Removes a window that has its final answer."""
+        self._drop_window(start_ms)
+
+    def _drop_window(self, start_ms: int) -> None:
         self.windows.drop(start_ms)
 
     def _seal_slices(self) -> None:

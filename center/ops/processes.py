@@ -187,6 +187,7 @@ async def _gateway(config: CenterConfig, catalog: Catalog) -> None:
 
 def run_job(config: CenterConfig) -> None:
     """Merges frames and answers queries until SIGTERM or SIGINT."""
+    from center.catalog import Catalog
     from center.job.job import Job
     from center.results import ResultStore, trimming
     from center.sinks import SinkStore
@@ -201,6 +202,8 @@ def run_job(config: CenterConfig) -> None:
             store = opened(lambda: ResultStore(config.results_url), stop)
             stack.callback(store.close)
             sinks = opened(lambda: SinkStore(store.engine), stop)
+            catalog = opened(lambda: Catalog(config.catalog_url), stop)
+            stack.callback(catalog.close)
             stack.enter_context(
                 trimming(
                     store,
@@ -208,6 +211,7 @@ def run_job(config: CenterConfig) -> None:
                     now_ms,
                     wait_ms=config.retention.wait_for_sinks_ms,
                     awaited=sinks.lowest_answer,
+                    expired=catalog.queries.expire,
                 )
             )
         needed = config.spark.drivers

@@ -3,7 +3,7 @@
 `center.job` writes; `center.serving` and `center.api` read. What is answered, and when, is decided by `center.ledger`.
 """
 
-from center.results.answers import AnswerChanges, AnswerReader, AnswerRecord, NewestAnswers
+from center.results.answers import AnswerChanges, AnswerReader, AnswerRecord, NewestAnswers, read_cursor
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
 from center.results.store import MergedDelta, ResultStore
@@ -19,5 +19,6 @@ __all__ = [
     "MergedDelta",
     "NewestAnswers",
     "ResultStore",
+    "read_cursor",
     "trimming",
 ]

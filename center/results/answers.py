@@ -17,6 +17,7 @@ from center.results.writes import late_by_window, read_counter
 from center.storage.database import read_transaction
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import query_from_key, query_key
+from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import QueryRef
 
 TRIMMED = "trimmed"
@@ -91,9 +92,10 @@ class AnswerReader:
 
     # `min_phase` leaves out windows whose newest answer has not reached a phase.
 
-    def latest(self, ref: QueryRef, min_phase: Phase = Phase.EARLY) -> AnswerRecord | None:
-        """The newest revision of the query's last window."""
-        newest = _newest_revisions(ref, min_phase).order_by(t.answers.c.window_start_ms.desc()).limit(1)
+    def latest(self, ref: QueryRef, min_phase: Phase = Phase.EARLY, until_ms: int = MAX_TIME_MS) -> AnswerRecord | None:
+        """The newest revision of the query's last window that starts before a time."""
+        newest = _in_range(_newest_revisions(ref, min_phase), None, until_ms)
+        newest = newest.order_by(t.answers.c.window_start_ms.desc()).limit(1)
         return next(iter(self._newest(ref, newest)), None)
 
     def last(self, ref: QueryRef, count: int) -> int | None:
@@ -128,7 +130,7 @@ class AnswerReader:
         starts = t.answers.c.window_start_ms
         newest = _in_range(_newest_revisions(ref, min_phase), start_ms, end_ms)
         if cursor is not None:
-            newest = newest.where(starts > _read_cursor(cursor))
+            newest = newest.where(starts > read_cursor(cursor))
         found = self._newest(ref, newest.order_by(starts).limit(limit + 1))
         sizes = accumulate(len(r.synopsis or b"") for r in found)
         fits = next((n for n, size in enumerate(sizes, 1) if max_bytes is not None and size >= max_bytes), limit)
@@ -357,7 +359,7 @@ def _with_late_records(connection: Connection, records: list[AnswerRecord]) -> l
     ]
 
 
-def _read_cursor(cursor: str) -> int:
+def read_cursor(cursor: str) -> int:
     try:
         return int(cursor)
     except ValueError as exc:

@@ -26,6 +26,7 @@ def trimming(
     *,
     wait_ms: int = 0,
     awaited: Callable[[], int | None] = lambda: None,
+    expired: Callable[[int, int], None] = lambda before_ms, now_ms: None,
 ) -> Iterator[None]:
     """Trims the store periodically while the context is entered; see `ResultStore.trim`.
 
@@ -35,14 +36,20 @@ def trimming(
         every_s: pause between runs.
         wait_ms: how much longer answers are kept that a sink has not written yet.
         awaited: returns the id of the newest answer that all sinks have; None: there is no sink.
+        expired: called with a wall time, and the time now, when there is nothing left to drop: answers that were given
+            before the former are no longer kept.
     """
     stop = threading.Event()
 
     def dropped() -> int:
         before_ms, through = now_ms() - keep_ms, awaited()
         if through is None:
-            return store.trim(before_ms)
-        return store.trim(before_ms, through) or store.trim(before_ms - wait_ms)
+            count = store.trim(before_ms)
+        else:
+            count = store.trim(before_ms, through) or store.trim(before_ms - wait_ms)
+        if not count:
+            expired(before_ms - wait_ms, now_ms())
+        return count
 
     def trim() -> None:
         pause_s = 0.0

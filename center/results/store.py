@@ -506,7 +506,10 @@ def _not_applied(consumed: Mapping[str, int], through: Mapping[str, int], frames
 def _applicable(
     ledger: Ledger, deltas: Iterable[MergedDelta], frames: Iterable[FrameSummary], through: Mapping[str, int]
 ) -> list[MergedDelta]:
-    """The deltas that belong to an open window: final windows do not change, and deleted queries have none."""
+    """The deltas that belong to an open window: final windows do not change, and deleted queries have none.
+
+    Deltas of other versions' windows, which an edge may send, are dropped too.
+    """
     touched = {(f.query, start) for f in frames for start in f.touched}
     kept = []
     for delta in deltas:
@@ -515,7 +518,7 @@ def _applicable(
             raise StorageError(
                 f"query {query_key(delta.query)}: a delta of slice {delta.slice_start_ms}, which no frame touches"
             )
-        if not ledger.is_deleted(delta.query) and delta.slice_start_ms >= ledger.sealed_before(delta.query):
+        if ledger.takes(delta.query, delta.slice_start_ms):
             kept.append(delta)
     return kept
 

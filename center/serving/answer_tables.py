@@ -57,6 +57,10 @@ def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) 
         return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract, "rests": None}))
 
 
+_OWN_COLUMNS = 8
+"""Columns that `with_quality` adds."""
+
+
 def with_quality(
     table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, *, text_times: bool = False
 ) -> pa.Table:
@@ -87,6 +91,14 @@ def with_quality(
             name = f"answer_{name}"
         table = table.add_column(at, name, pa.repeat(value, table.num_rows))
     return table
+
+
+def with_version(table: pa.Table, version: int) -> pa.Table:
+    """Adds the version of the query behind the answer's own columns."""
+    name = "version"
+    while name in table.column_names:  # a group column or a measure has that name
+        name = f"answer_{name}"
+    return table.add_column(_OWN_COLUMNS, name, pa.repeat(pa.scalar(version, pa.int64()), table.num_rows))
 
 
 def has_types(catalog: Catalog, spec: QuerySpec) -> bool:

@@ -192,6 +192,7 @@ def _members(
     quality, contract = stated_quality(record, spec, rows, questions, merged)
     return {
         "query": record.query.name,
+        "version": record.query.version,
         "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
         "phase": record.phase.value,
         "revision": record.revision,

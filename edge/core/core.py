@@ -53,6 +53,7 @@ from edge.core.streams import StreamSpec, StreamState
 from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, TIME_COLUMN
+from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, QueryRef, encode_body
@@ -134,11 +135,13 @@ class EdgeCore:
             self.queries.pop(ref, None)
             self.refused.pop(ref, None)
         added = [(ref, spec) for ref, spec in wanted.items() if ref not in self.queries and ref not in self.refused]
-        effects = [self._add(ref, spec) for ref, spec in added]
+        for ref, pipeline in self.queries.items():
+            pipeline.store.set_windows(event.windows.get(ref, ALL_WINDOWS))
+        effects = [self._add(ref, spec, event.windows.get(ref, ALL_WINDOWS)) for ref, spec in added]
         self._set_max_state_bytes(self._max_state_bytes)
         return effects
 
-    def _add(self, ref: QueryRef, spec: QuerySpec) -> Effect:
+    def _add(self, ref: QueryRef, spec: QuerySpec, windows: WindowRange) -> Effect:
         stream = self.streams.get(spec.stream)
         if stream is None:
             return self._refuse(ref, InvalidQuery("from", spec.stream, f"one of {', '.join(self.streams)}",
@@ -150,7 +153,8 @@ class EdgeCore:
             bound = spec.bind(stream.spec.columns)
         except InvalidQuery as exc:
             return self._refuse(ref, exc)
-        self.queries[ref] = QueryPipeline.begin(ref, bound, stream, source=self.source, encode=self._encode)
+        begin = QueryPipeline.begin
+        self.queries[ref] = begin(ref, bound, stream, source=self.source, encode=self._encode, windows=windows)
         return QueryAccepted(ref)
 
     def _refuse(self, ref: QueryRef, error: InvalidQuery) -> Effect:

@@ -15,14 +15,20 @@ from edge.core.memory import MemoryAction
 from edge.records import RejectedRecords
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS
+from edgewater.model.window_range import WindowRange
 from edgewater.wire import Frame, QueryRef, SamplingReason
 
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The complete set of queries has been received; queries that are not in it are removed."""
+    """The complete set of queries has been received; queries that are not in it are removed.
+
+    Attributes:
+        windows: the windows of the queries that do not have all windows.
+    """
 
     queries: tuple[tuple[QueryRef, QuerySpec], ...]
+    windows: Mapping[QueryRef, WindowRange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class Intake:
             return {}
         dropped: dict[str, int] = {}
         for start, records in matching.by_slice(self._spec.window, self.reading):
+            if not self._store.takes(start):
+                continue  # another version of the query counts them
             reason = self._drop_reason(start, watermark_ms) or self._too_large(start, records)
             if reason:
                 dropped[reason] = dropped.get(reason, 0) + len(records)

@@ -20,6 +20,7 @@ from edgewater.model.accuracy import report_schedule
 from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Constant
+from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import InputLoss, LossReason, QueryRef
 
@@ -53,30 +54,40 @@ class QueryPipeline:
 
     @classmethod
     def begin(
-        cls, ref: QueryRef, bound: BoundQuery, stream: StreamState, *, source: int, encode: Encode
+        cls,
+        ref: QueryRef,
+        bound: BoundQuery,
+        stream: StreamState,
+        *,
+        source: int,
+        encode: Encode,
+        windows: WindowRange = ALL_WINDOWS,
     ) -> QueryPipeline:
         """Returns the pipeline of a query that was registered now.
 
         Without `since` it begins with the first complete slice, because earlier records are gone. With `since`, what
-        was delivered before is read again.
+        was delivered before is read again, as far as the windows need it.
 
         Args:
-            source: as in `SliceStore`.
+            source, windows: as in `SliceStore`.
         """
         spec, since_ms = bound.spec, MIN_TIME_MS
         window, asked_ms = spec.window, spec.since_ms
         if asked_ms is not None:
+            asked_ms = max(asked_ms, windows.from_ms)
             since_ms = asked_ms if asked_ms == MIN_TIME_MS else window.next_slice(asked_ms - 1)
         elif stream.newest_ms > MIN_TIME_MS:
             since_ms = window.next_slice(stream.newest_ms)
-        result = cls(ref, stream, SliceStore(bound, since_ms, source), monitor_of(bound, source), encode)
+        store = SliceStore(bound, since_ms, source, windows)
+        result = cls(ref, stream, store, monitor_of(bound, source), encode)
         for loss in stream.losses:
             result.lose(loss)
         if asked_ms is not None:
             result._begin_backfill(since_ms)
         else:
             # Records ahead of the clock are gone too; only windows with such records lack them.
-            result.store.losses.unsent += stream.losses_ahead(since_ms, counted=bound.where is None)
+            ahead = stream.losses_ahead(max(since_ms, store.begin_ms), counted=bound.where is None)
+            store.losses.unsent += ahead
         return result
 
     @property

@@ -20,6 +20,7 @@ from edge.core.query_losses import QueryLosses
 from edge.core.slices import Slice, is_final, slice_end
 from edgewater.model.query import BoundQuery
 from edgewater.model.streams import MIN_TIME_MS
+from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import SliceClose
 
@@ -33,8 +34,10 @@ class SliceStore:
     Args:
         since_ms: event time from which this edge has all records; earlier slices are skipped.
         source: number of this edge; with a record's number in its stream it identifies the record.
+        windows: the windows of this version of the query.
 
     Attributes:
+        begin_ms, end_ms: event time of the slices of these windows. Other slices belong to other versions.
         slices: the slices with entries, by the event time of their start.
         finished: the counters of slices that were sent completely.
         full: the slices that take no more records, because open slices use too much memory.
@@ -44,7 +47,13 @@ class SliceStore:
         bounded_measures: all measures of a query with a budget: the withheld error of each is reported.
     """
 
-    def __init__(self, bound: BoundQuery, since_ms: int = MIN_TIME_MS, source: int = 0) -> None:
+    def __init__(
+        self,
+        bound: BoundQuery,
+        since_ms: int = MIN_TIME_MS,
+        source: int = 0,
+        windows: WindowRange = ALL_WINDOWS,
+    ) -> None:
         self.bound, self.spec = bound, bound.spec
         self.since_ms, self.source = since_ms, source
         self.slices: dict[int, Slice] = {}
@@ -52,7 +61,9 @@ class SliceStore:
         self.full = FullSlices()
         self.schedule = ShareSchedule()
         self.through_ms = MIN_TIME_MS
-        self.losses = QueryLosses(self.spec, since_ms)
+        self.windows = windows
+        self.begin_ms, self.end_ms = windows.slices(self.spec.window)
+        self.losses = QueryLosses(self.spec, max(since_ms, self.begin_ms))
         may_withhold = self.spec.budget is not None and self.spec.accuracy is None
         self.bounded_measures = tuple(m.name for m in self.spec.measures) if may_withhold else ()
         self._slice_bytes = SLICE_BYTES + MEASURE_BYTES * len(self.spec.measures)
@@ -63,6 +74,17 @@ class SliceStore:
             name: per_window if functions[name].error == "sum" else 1
             for name, _ in (budget.limits if budget is not None else ())
         }
+
+    def set_windows(self, windows: WindowRange) -> None:
+        """Applies a new border after which windows belong to the next version; drops the slices behind it."""
+        if windows != self.windows:
+            self.windows = windows
+            self.begin_ms, self.end_ms = windows.slices(self.spec.window)
+            self.slices = {start: slice_ for start, slice_ in self.slices.items() if self.takes(start)}
+
+    def takes(self, start: int) -> bool:
+        """Returns whether a slice belongs to a window of this version."""
+        return self.begin_ms <= start < self.end_ms
 
     @property
     def nbytes(self) -> int:
@@ -247,13 +269,15 @@ class SliceStore:
             "full": self.full.to_state(),
             **self.losses.to_state(),
         }
+        if self.windows != ALL_WINDOWS:
+            numbers["windows"] = [self.windows.from_ms, self.windows.until_ms]
         slices = {str(start): slice_.to_state() for start, slice_ in sorted(self.slices.items())}
         return State(numbers, {}, {"slices": State(components=slices), "finished": self.finished.to_state()})
 
     @classmethod
     def from_state(cls, state: State, bound: BoundQuery, source: int) -> SliceStore:
         numbers, components = state.numbers, state.components
-        result = cls(bound, numbers["since_ms"], source)
+        result = cls(bound, numbers["since_ms"], source, WindowRange(*numbers.get("windows", ())))
         result.through_ms = numbers["through_ms"]
         result.schedule = ShareSchedule.from_state(numbers["schedule"])
         result.full = FullSlices.from_state(numbers["full"])

@@ -44,6 +44,7 @@ from edge.records import Position, PushId, RejectedRecords
 from edge.series import SeriesUpdate
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN
+from edgewater.model.window_range import WindowRange
 from edgewater.runtime.state_release import RELEASE
 from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
@@ -94,8 +95,10 @@ def read_run(record: Record) -> int:
 
 def encode_event(event: Event) -> Record:
     match event:
-        case Configured(queries):
-            return _json(CONFIGURED, {"queries": [[r.name, r.version, s.to_mapping()] for r, s in queries]})
+        case Configured(queries, windows):
+            ranges = [[r.name, r.version, w.from_ms, w.until_ms] for r, w in windows.items()]
+            specs = [[r.name, r.version, s.to_mapping()] for r, s in queries]
+            return _json(CONFIGURED, {"queries": specs, **({"windows": ranges} if ranges else {})})
         case SourcesOpened():
             return _json(SOURCES_OPENED, asdict(event))
         case BackfillEnded(ref, source):
@@ -133,7 +136,8 @@ def decode_event(record: Record) -> Event:
     fields = json.loads(record.payload)
     readers: dict[int, Callable[[], Event]] = {
         CONFIGURED: lambda: Configured(
-            tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"])
+            tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"]),
+            {QueryRef(n, v): WindowRange(*borders) for n, v, *borders in fields.get("windows", ())},
         ),
         SOURCES_OPENED: lambda: SourcesOpened(
             tuple((s, n) for s, n in fields["sources"]),

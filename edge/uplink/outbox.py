@@ -28,6 +28,7 @@ from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.ports import BudgetUpdate, Input, QueryDelay, QueryStatusReport, Workload
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, Delivery, type_name
+from edgewater.model.window_range import ALL_WINDOWS, NO_BORDERS, WindowRange
 from edgewater.scheduling.costs import MAX_COST_MS
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
@@ -215,10 +216,16 @@ class UplinkOutbox:
         self._durable.handle(Acked(through))
         self.changed.set()
 
-    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
+    def on_queries(
+        self,
+        version: int,
+        queries: Sequence[tuple[QueryRef, QuerySpec]],
+        windows: Mapping[QueryRef, WindowRange] = NO_BORDERS,
+    ) -> Sequence[QueryStatusReport]:
         core = self._durable.core
-        if {ref for ref, _ in queries} != {*core.queries, *core.refused} or not core.configured:
-            for effect in self._durable.handle(Configured(tuple(queries))):
+        is_new = {ref for ref, _ in queries} != {*core.queries, *core.refused} or not core.configured
+        if is_new or any(p.store.windows != windows.get(ref, ALL_WINDOWS) for ref, p in core.queries.items()):
+            for effect in self._durable.handle(Configured(tuple(queries), windows)):
                 if isinstance(effect, QueryRefused):
                     log.warning("query %s is refused: %s", effect.query.name, effect.message)
         self.configured.set()

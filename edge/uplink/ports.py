@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgewater.model.query import QuerySpec
+from edgewater.model.window_range import NO_BORDERS, WindowRange
 from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
@@ -129,7 +130,12 @@ class UplinkEndpoint(Protocol):
     def on_ack(self, through: int) -> None:
         """Called when all frames up to `through` are durable at the center. `through` never decreases."""
 
-    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
+    def on_queries(
+        self,
+        version: int,
+        queries: Sequence[tuple[QueryRef, QuerySpec]],
+        windows: Mapping[QueryRef, WindowRange] = NO_BORDERS,
+    ) -> Sequence[QueryStatusReport]:
         """Applies the complete set of queries; the returned reports are sent to the center."""
 
     def on_budget(self, update: BudgetUpdate) -> None:

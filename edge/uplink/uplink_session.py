@@ -17,6 +17,8 @@ from edge.uplink.flow_control import DailyQuota, LinkEstimator, LinkLimits, Pack
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
 from edgewater.model.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.window_range import WindowRange
 from edgewater.runtime.token_bucket import TokenBucket
 from edgewater.wire import MAX_FRAMES, Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
@@ -425,7 +427,7 @@ class UplinkSession:
         self._report_link()
 
     async def _on_queries(self, message: pb.Queries) -> None:
-        queries, reports = [], []
+        queries, reports, windows = [], [], dict[QueryRef, WindowRange]()
         for query in message.queries:
             ref = QueryRef(query.name, query.version)
             try:
@@ -435,7 +437,11 @@ class UplinkSession:
                 code = exc.code if isinstance(exc, InvalidQuery) else InvalidQuery.code
                 reports.append(QueryStatusReport(ref, False, code, str(exc)))
                 log.warning("query %s@%d cannot be read: %s", ref.name, ref.version, exc)
-        reports += self._endpoint.on_queries(message.version, queries)
+                continue
+            if query.HasField("from_ms") or query.HasField("until_ms"):
+                until_ms = query.until_ms if query.HasField("until_ms") else MAX_TIME_MS
+                windows[ref] = WindowRange(query.from_ms if query.HasField("from_ms") else MIN_TIME_MS, until_ms)
+        reports += self._endpoint.on_queries(message.version, queries, windows)
         for report in reports:
             status = pb.QueryStatus(
                 query=report.ref.name,

@@ -137,6 +137,12 @@ class Answer:
         return self.members["phase"]
 
     @property
+    def version(self) -> int | None:
+        """The version of the query that has the window; None: the center is of an earlier release."""
+        version: int | None = self.members.get("version")
+        return version
+
+    @property
     def revision(self) -> int:
         return int(self.members["revision"])
 
@@ -250,6 +256,8 @@ class Answer:
             "contract": pa.scalar("; ".join(str(v["code"]) for v in self.violations) or "met"),
             "withheld": pa.scalar(json.dumps(self.quality["error"]["withheld"], separators=(",", ":"))),
         }
+        if self.version is not None:
+            quality["version"] = pa.scalar(self.version, pa.int64())
         table = self.table
         for at, (name, value) in enumerate(quality.items()):
             while name in self.table.column_names:
@@ -345,13 +353,19 @@ def from_table(
         bounds[at] = int(low), int(high - low)
     values = table.select(range(first, table.num_columns))
     answers = tuple(
-        Answer(values.slice(*bounds[parse_time(h["window"]["start"])]), h, group_by, explain_with) for h in heads
+        Answer(
+            values.slice(*bounds[parse_time(h["window"]["start"])]),
+            {name: member for name, member in h.items() if name != "group_by"},
+            tuple(h.get("group_by", group_by)),
+            explain_with,
+        )
+        for h in heads
     )
     return Answers(table, answers)
 
 
 DESCRIBING = frozenset(
-    {"window_start", "window_end", "phase", "revision", "completeness", "given_at", "contract", "withheld"}
+    {"window_start", "window_end", "phase", "revision", "completeness", "given_at", "contract", "withheld", "version"}
 )
 """Names of the first columns of a table, which describe the answer; one that is taken has the prefix ``answer_``."""
 
@@ -374,9 +388,9 @@ def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: 
     """An answer of a live stream, with the columns that the center's Arrow form has."""
     import pyarrow as pa
 
-    group_by = group_columns(spec)
-    columns: dict[str, list[Any]] = {name: [] for name in group_by}
     rows = answer["data"]
+    group_by = tuple(rows[0]["group"]) if rows else group_columns(spec)  # it may be of another version
+    columns: dict[str, list[Any]] = {name: [] for name in group_by}
     for at, row in enumerate(rows):
         flat = dict(row["group"])
         for measure, cell in row.items():

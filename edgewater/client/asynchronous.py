@@ -38,8 +38,16 @@ class AsyncCenter:
     def url(self) -> str:
         return str(self._http.base_url)
 
-    async def register(self, spec: Mapping[str, Any] | str | Path, if_exists: IfExists = "same") -> AsyncQuery:
-        return AsyncQuery(await self._run(flows.register(spec, if_exists)), self)
+    async def register(
+        self, spec: Mapping[str, Any] | str | Path, if_exists: IfExists = "same", *, lasts: str | None = None
+    ) -> AsyncQuery:
+        return AsyncQuery(await self._run(flows.register(spec, if_exists, lasts)), self)
+
+    async def put(
+        self, spec: Mapping[str, Any] | str | Path, *, at: Moment | None = None, version: int | None = None,
+        lasts: str | None = None,
+    ) -> AsyncQuery:  # fmt: skip
+        return AsyncQuery(await self._run(flows.put(spec, at, version, lasts)), self)
 
     async def dry_run(self, spec: Mapping[str, Any] | str | Path) -> dict[str, Any]:
         return await self._run(flows.dry_run(spec))

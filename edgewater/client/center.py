@@ -45,14 +45,31 @@ class Center:
     def url(self) -> str:
         return str(self._http.base_url)
 
-    def register(self, spec: Mapping[str, Any] | str | Path, if_exists: IfExists = "same") -> Query:
+    def register(
+        self, spec: Mapping[str, Any] | str | Path, if_exists: IfExists = "same", *, lasts: str | None = None
+    ) -> Query:
         """Registers a query: a mapping, YAML text, or a file of YAML.
 
         Args:
             if_exists: `same`: a query that is registered already must be the same one (Conflict otherwise); `error`: it
-                is a Conflict in any case; `replace`: another one is deleted with its answers.
+                is a Conflict in any case; `replace`: another one gets a new version, as `put` gives it.
+            lasts: the query ends by itself after so much event time, such as ``1h``.
         """
-        return Query(self._run(flows.register(spec, if_exists)), self)
+        return Query(self._run(flows.register(spec, if_exists, lasts)), self)
+
+    def put(
+        self, spec: Mapping[str, Any] | str | Path, *, at: Moment | None = None, version: int | None = None,
+        lasts: str | None = None,
+    ) -> Query:  # fmt: skip
+        """Changes a query, or registers it. No answer is deleted. The same query again changes nothing.
+
+        Args:
+            at: the border: windows that start before it keep the old version, later ones get the new version. Default:
+                the next start of a window of which all edges hear in time.
+            version: the newest version, as the caller has read it. Raises PreconditionFailed if it is another one.
+            lasts: as of `register`.
+        """
+        return Query(self._run(flows.put(spec, at, version, lasts)), self)
 
     def dry_run(self, spec: Mapping[str, Any] | str | Path) -> dict[str, Any]:
         """What a registration would do: which edges would refuse the query, and why. Nothing is registered."""
@@ -167,7 +184,7 @@ class QueryData:
 
     @property
     def version(self) -> int:
-        """Incremented when the name is registered again after a deletion."""
+        """Each change makes another one."""
         return int(self.registered["version"])
 
     @property

@@ -6,16 +6,18 @@ import contextlib
 import functools
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, shown
-from edgewater.model.errors import InvalidRequest
+from edgewater.model.errors import EdgewaterError, InvalidRequest
 from edgewater.runtime.terminal import plain, print_table
 
 Command = Callable[..., Any]
@@ -86,6 +88,7 @@ def query() -> None:
 
     \b
       edgewater query add flights.yaml
+      edgewater query edit flights_by_carrier
       edgewater query ls
       edgewater query show flights_by_carrier
       edgewater query tail flights_by_carrier --group carrier:UA
@@ -94,10 +97,11 @@ def query() -> None:
 
 @query.command("add")
 @click.argument("file", type=click.Path(allow_dash=True, exists=True, dir_okay=False, path_type=Path))
-@click.option("--replace", is_flag=True, help="Delete another query of this name, and its answers, first.")
+@click.option("--replace", is_flag=True, help="Change another query of this name, as `put` does.")
+@click.option("--for", "lasts", metavar="DURATION", help="The query ends by itself after so much event time: 1h.")
 @click.option("--dry-run", is_flag=True, help="Only say which edges would accept it. Exit status 1 if none or not all.")
 @asks_center
-def query_add(center: Center, file: Path, replace: bool, dry_run: bool, as_json: bool) -> None:
+def query_add(center: Center, file: Path, replace: bool, lasts: str | None, dry_run: bool, as_json: bool) -> None:
     """Register the query in FILE, YAML or JSON; - is the standard input.
 
     The same query again changes nothing. Another query of that name is an error, unless --replace is given.
@@ -106,13 +110,69 @@ def query_add(center: Center, file: Path, replace: bool, dry_run: bool, as_json:
     if dry_run:
         _print_dry_run(center.dry_run(spec), as_json)
         return
-    found = center.register(spec, if_exists="replace" if replace else "same")
+    _print_registered(center.register(spec, if_exists="replace" if replace else "same", lasts=lasts), as_json)
+
+
+def _print_registered(found: Query, as_json: bool) -> None:
     if as_json:
         print_json(dict(found.registered))
         return
     click.echo(f"{plain(found.name)} is registered, version {found.version}")
+    begins, until = (found.registered.get(name) for name in ("begins", "until"))
+    if begins is not None:
+        click.echo(f"it has the windows that start at {plain(begins)} or later")
+    if until is not None:
+        click.echo(f"it ends by itself: it has the windows that start before {plain(until)}")
     for note in found.notes:
         click.echo(f"note: {plain(note)}")
+
+
+def _border(command: Command) -> Command:
+    text = "Border: the first window start from then on. Default: the next one of which all edges hear in time."
+    return click.option("--at", metavar="TIME", help=text)(command)
+
+
+@query.command("put")
+@click.argument("file", type=click.Path(allow_dash=True, exists=True, dir_okay=False, path_type=Path))
+@_border
+@click.option("--for", "lasts", metavar="DURATION", help="The query ends by itself after so much event time: 1h.")
+@click.option("--if-version", type=click.IntRange(0), help="Only if this is the newest version; 0: if there is none.")
+@asks_center
+def query_put(
+    center: Center, file: Path, at: str | None, lasts: str | None, if_version: int | None, as_json: bool
+) -> None:
+    """Change a query to the query in FILE, or register it; - is the standard input.
+
+    Windows that start before the border keep the old version, later ones get the new version. No answer is deleted.
+    The same query again changes nothing.
+    """
+    spec = sys.stdin.read() if str(file) == "-" else file
+    _print_registered(center.put(spec, at=at, version=if_version, lasts=lasts), as_json)
+
+
+@query.command("edit")
+@click.argument("name")
+@_border
+@asks_center
+def query_edit(center: Center, name: str, at: str | None, as_json: bool) -> None:
+    """Change the query NAME in an editor: EDITOR names it.
+
+    It is refused if somebody else has changed the query meanwhile. What you have written is then kept in a file.
+    """
+    found = center.query(name)
+    before = yaml.safe_dump(dict(found.spec), sort_keys=False, allow_unicode=True)
+    after = click.edit(before, extension=".yaml")
+    if after is None or after == before:
+        click.echo(f"{plain(name)} is not changed")
+        return
+    try:
+        changed = center.put(after, at=at, version=found.version)
+    except EdgewaterError:
+        with tempfile.NamedTemporaryFile("w", prefix=f"{name}-", suffix=".yaml", delete=False) as kept:
+            kept.write(after)
+        click.echo(f"what you have written is in {kept.name}: edgewater query put {kept.name}", err=True)
+        raise
+    _print_registered(changed, as_json)
 
 
 def _print_dry_run(found: Mapping[str, Any], as_json: bool) -> None:
@@ -307,7 +367,7 @@ def _tail(found: Query, count: int | None, phase: str, questions: dict[str, Any]
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @asks_center
 def query_rm(center: Center, name: str, yes: bool, as_json: bool) -> None:
-    """Delete the query NAME and its answers, for good."""
+    """Delete the query NAME, all its versions and their answers, for good."""
     found = center.query(name)
     if not yes:
         click.confirm(f"Delete the query {plain(name)} and its answers?", abort=True, err=True)

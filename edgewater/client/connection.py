@@ -214,9 +214,10 @@ class LiveState:
                     self.last_id = sse.id
                     return event
                 case "progress":
-                    live = {(q["query"], q["version"]) for q in data["queries"]}
+                    live = {q["query"]: (q.get("first_version", q["version"]), q["version"]) for q in data["queries"]}
                     for query in self.queries.values():
-                        if (query.name, query.version) not in live:
+                        first, newest = live.get(query.name, (0, -1))
+                        if not first <= query.version <= newest:
                             raise NotFound(f"query {query.name}: version {query.version} is deleted")
                     return Progress(data)
                 case "gap":

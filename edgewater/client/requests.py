@@ -262,20 +262,29 @@ def dry_run(spec: Mapping[str, Any] | str | Path) -> Flow[dict[str, Any]]:
     return found
 
 
-def register(spec: Mapping[str, Any] | str | Path, if_exists: IfExists) -> Flow[dict[str, Any]]:
+def register(
+    spec: Mapping[str, Any] | str | Path, if_exists: IfExists, lasts: str | None = None
+) -> Flow[dict[str, Any]]:
     if if_exists not in ("same", "error", "replace"):
         raise InvalidRequest("if_exists", if_exists, "same, error or replace")
+    if if_exists == "replace":
+        return (yield from put(spec, None, None, lasts))
     body, media, name = read_spec(spec)
-    request = Request("POST", "/v1/queries", content=body, headers={"Content-Type": media})
-    try:
-        response = yield request
-    except Conflict:
-        if if_exists != "replace":
-            raise
-        yield Request("DELETE", f"/v1/queries/{segment(name)}", missing=True)
-        response = yield request
+    params = (("for", lasts),) if lasts is not None else ()
+    response = yield Request("POST", "/v1/queries", params, content=body, headers={"Content-Type": media})
     if if_exists == "error" and response.status_code == 200:
         raise Conflict(f"query {name} is registered already")
+    registered: dict[str, Any] = json_of(response)
+    return registered
+
+
+def put(
+    spec: Mapping[str, Any] | str | Path, at: Moment | None, version: int | None, lasts: str | None
+) -> Flow[dict[str, Any]]:
+    body, media, name = read_spec(spec)
+    params = tuple((k, v) for k, v in (("at", moment(at, "at")), ("for", lasts)) if v is not None)
+    headers = {"Content-Type": media} | ({} if version is None else {"If-Match": f'"{version}"'})
+    response = yield Request("PUT", f"/v1/queries/{segment(name)}", params, content=body, headers=headers)
     registered: dict[str, Any] = json_of(response)
     return registered
 

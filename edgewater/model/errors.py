@@ -17,6 +17,7 @@
     │   └── Unauthenticated     no credential, or the credential of another edge
     ├── NotFound                a query, edge, window or revision that does not exist
     ├── Conflict                it exists already, or exists with other content
+    │   └── PreconditionFailed  another version than the one that a client has read
     └── StorageError            a failure of disk, log, journal or database
         └── IncompatibleState   a state that another release wrote in another format
 
@@ -144,6 +145,12 @@ class NotFound(EdgewaterError):
 
 class Conflict(EdgewaterError):
     code = "conflict"
+
+
+class PreconditionFailed(Conflict):
+    """Somebody else has changed what a client is about to change."""
+
+    code = "precondition-failed"
 
 
 class StorageError(EdgewaterError):

@@ -44,7 +44,7 @@ from edgewater.synopses.missing_records import has_bounds
 KEYS = {
     "name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
     "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
-    "since": False, "seed": False,
+    "since": False, "until": False, "seed": False,
 }  # fmt: skip
 """The keys of a query, and whether each is required."""
 MAX_MEASURES = 32
@@ -156,6 +156,7 @@ class QuerySpec:
             is public. A center draws one when it registers the query.
         since_ms: event time from which records count that edges have read before the registration and can read again;
             `MIN_TIME_MS`: all of them; None: none of them.
+        until_ms: the query ends by itself: it has the windows that start before this event time. None: it does not.
     """
 
     name: str
@@ -170,6 +171,7 @@ class QuerySpec:
     lateness_ms: int = DEFAULT_LATENESS_MS
     edges: tuple[str, ...] | None = None
     since_ms: int | None = None
+    until_ms: int | None = None
     computed: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -225,6 +227,7 @@ class QuerySpec:
             lateness_ms=DEFAULT_LATENESS_MS if lateness is None else duration_ms(lateness, "lateness", InvalidQuery),
             edges=_edges(q.get("edges")),
             since_ms=_since(q.get("since"), accuracy),
+            until_ms=_time(q.get("until"), "until", TIME_ACCEPTED),
             computed=computed,
         )
         algebra.check_algebra(spec)
@@ -312,6 +315,8 @@ class QuerySpec:
             result["edges"] = list(self.edges)
         if self.since_ms is not None:
             result["since"] = BEGINNING if self.since_ms == MIN_TIME_MS else rfc3339(self.since_ms)
+        if self.until_ms is not None:
+            result["until"] = rfc3339(self.until_ms)
         if seed and self.seed is not None:
             result["seed"] = f"{self.seed:#018x}"  # a text: JSON readers round numbers beyond 2^53
         return result
@@ -499,22 +504,26 @@ def _amount(value: object, at: str) -> float:
 
 
 def _since(value: object, accuracy: Accuracy | None) -> int | None:
+    if value is not None and accuracy is not None:
+        reason = (
+            "an accuracy needs the times at which records arrived, and these are known only of records that are read"
+            " while it runs"
+        )
+        raise InvalidQuery("since", str(value), "a query without accuracy", reason)
+    return MIN_TIME_MS if value == BEGINNING else _time(value, "since", f"{BEGINNING}, or {TIME_ACCEPTED}")
+
+
+def _time(value: object, at: str, accepted: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, date):  # what YAML makes of a time without quotes
         value = value.isoformat()
-    if accuracy is not None:
-        raise InvalidQuery("since", value, "a query without accuracy", "an accuracy needs the times at which records "
-                           "arrived, and these are known only of records that are read while it runs")  # fmt: skip
-    accepted = f"{BEGINNING}, or {TIME_ACCEPTED}"
-    if value == BEGINNING:
-        return MIN_TIME_MS
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise InvalidQuery("since", value, accepted)
+        raise InvalidQuery(at, value, accepted)
     try:
         return parse_time(str(value))
     except ValueError as exc:
-        raise InvalidQuery("since", value, accepted) from exc
+        raise InvalidQuery(at, value, accepted) from exc
 
 
 def _seed(value: object) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MAX_TIME_MS
+from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.wire import QueryRef
 
 
@@ -16,12 +18,28 @@ class RegisteredQuery:
     Attributes:
         registered_at_ms: wall time of the registration.
         deleted_at_ms: wall time of the deletion; None: the query is live.
+        spec: without `until`, which is in `windows`.
+        windows: the windows of this version. Versions of a query have different ones.
+        ended_at_ms: wall time at which all its windows had their final answers; None: edges still answer it.
     """
 
     ref: QueryRef
     spec: QuerySpec
     registered_at_ms: int
     deleted_at_ms: int | None
+    windows: WindowRange = ALL_WINDOWS
+    ended_at_ms: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether edges answer it."""
+        return self.deleted_at_ms is None and self.ended_at_ms is None
+
+    @property
+    def asked(self) -> QuerySpec:
+        """The query with the end that its range of windows gives it."""
+        until_ms = self.windows.until_ms
+        return self.spec if until_ms == MAX_TIME_MS else replace(self.spec, until_ms=until_ms)
 
     @property
     def key(self) -> str:

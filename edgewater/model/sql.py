@@ -42,7 +42,7 @@ _OPTIONS = {
     "confidence": ("accuracy", "confidence"),
     **{f"accuracy_{key}": ("accuracy", key) for key in ("measure", "scope", "substream", "range", "delays")},
     **{f"cache_{key}": ("cache", key) for key in ("eviction", "sizing", "estimate", "eager")},
-    **{key: (key,) for key in ("lateness", "edges", "since", "seed")},
+    **{key: (key,) for key in ("lateness", "edges", "since", "until", "seed")},
 }
 """The option in WITH of each key of a query in YAML, except `error_<measure>`."""
 _ERROR = "error_"

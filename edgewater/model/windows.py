@@ -163,6 +163,19 @@ class SlicedWindow(Window):
         """Returns the latest end of a window that contains the slice; later, only late records need the slice."""
         raise NotImplementedError
 
+    @property
+    def step_ms(self) -> int:
+        """Event time between the starts of two windows; of sessions, between two times at which they may be cut."""
+        raise NotImplementedError
+
+    def next_start(self, time_ms: int) -> int:
+        """Returns the first start of a window that is not before `time_ms`; of sessions, the first slice border."""
+        return self.origin_ms - (self.origin_ms - time_ms) // self.step_ms * self.step_ms
+
+    def end_of_windows_before(self, time_ms: int) -> int:
+        """Returns the end of the last window that starts before `time_ms`; sessions are cut there."""
+        raise NotImplementedError
+
     def require_affordable(self) -> None:
         """Raises InvalidQuery if a record costs more than a new query may. Registered ones keep what they have."""
 
@@ -196,8 +209,8 @@ class TimeWindow(SlicedWindow):
     def end(self, window_start_ms: int) -> int:
         raise NotImplementedError
 
-    def next_start(self, window_start_ms: int) -> int:
-        """Returns the start of the next window."""
+    def following(self, window_start_ms: int) -> int:
+        """Returns the start of the window after the one that starts here."""
         raise NotImplementedError
 
     def windows_over(self, slice_start_ms: int) -> range:
@@ -233,7 +246,7 @@ class TimeWindow(SlicedWindow):
         start = max(from_ms, self.first_ending_after(to_ms - most * self.longest_ms)) if self.is_tumbling else from_ms
         while start < to_ms:
             yield start
-            start = self.next_start(start)
+            start = self.following(start)
 
     def last_window_end(self, slice_start_ms: int) -> int:
         return self.end(self.windows_over(slice_start_ms)[-1])
@@ -294,6 +307,13 @@ class SlidingWindow(TimeWindow):
         return math.gcd(self.size_ms, self.every_ms)
 
     @property
+    def step_ms(self) -> int:
+        return self.every_ms
+
+    def end_of_windows_before(self, time_ms: int) -> int:
+        return self.next_start(time_ms) - self.every_ms + self.size_ms
+
+    @property
     def longest_ms(self) -> int:
         return self.size_ms
 
@@ -323,7 +343,7 @@ class SlidingWindow(TimeWindow):
     def end(self, window_start_ms: int) -> int:
         return window_start_ms + self.size_ms
 
-    def next_start(self, window_start_ms: int) -> int:
+    def following(self, window_start_ms: int) -> int:
         return window_start_ms + self.every_ms
 
     def first_ending_after(self, time_ms: int) -> int:
@@ -431,8 +451,18 @@ class CalendarWindow(TimeWindow):
     def end(self, window_start_ms: int) -> int:
         return self.slice_end(window_start_ms)
 
-    def next_start(self, window_start_ms: int) -> int:
+    def following(self, window_start_ms: int) -> int:
         return self.slice_end(window_start_ms)
+
+    @property
+    def step_ms(self) -> int:
+        return self.slice_ms
+
+    def next_start(self, time_ms: int) -> int:
+        return self.next_slice(time_ms - 1)
+
+    def end_of_windows_before(self, time_ms: int) -> int:
+        return self.next_start(time_ms)
 
     def first_ending_after(self, time_ms: int) -> int:
         return self.slice_start(time_ms)
@@ -479,6 +509,13 @@ class SessionWindow(SlicedWindow):
     @property
     def slice_ms(self) -> int:
         return self.gap_ms
+
+    @property
+    def step_ms(self) -> int:
+        return self.gap_ms
+
+    def end_of_windows_before(self, time_ms: int) -> int:
+        return self.next_start(time_ms)
 
     @property
     def longest_ms(self) -> int:

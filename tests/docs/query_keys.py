@@ -27,6 +27,8 @@ QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] =
         ("lateness", "duration", "`0ms`", "Event time after the end of a window in which late records revise it."),
         ("since", "time, or `beginning`", "the registration", "From when on records count that edges read before the "
          "registration."),
+        ("until", "time", "never", "The query ends by itself: it has the windows that start before. Its answers "
+         "stay."),
         ("edges", "list of edges", "every edge that has the stream", "The edges that a window waits for."),
         ("seed", "0 to 2^64 − 1, or `\"0x…\"`", "drawn at the registration", "Seed of the hashes and samples."),
     )),

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from center.storage.frame_log import FrameLog
 from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
 from edgewater.model.query import QuerySpec
+from edgewater.model.window_range import NO_BORDERS, WindowRange
 from edgewater.wire import (
     MIN_PROTOCOL,
     PROTOCOL,
@@ -133,7 +134,12 @@ class Agent:
         self.journal = [f for f in self.journal if f.seq > through]
         self._received.set()
 
-    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
+    def on_queries(
+        self,
+        version: int,
+        queries: Sequence[tuple[QueryRef, QuerySpec]],
+        windows: Mapping[QueryRef, WindowRange] = NO_BORDERS,
+    ) -> Sequence[QueryStatusReport]:
         self.queries = list(queries)
         self._received.set()
         return [QueryStatusReport(ref, not self.refuse, "invalid-query" if self.refuse else "") for ref, _ in queries]

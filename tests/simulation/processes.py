@@ -65,6 +65,7 @@ class Disk:
     Attributes:
         accepted: per id of a pushed record, whether a positive reply was received; absent: it was never ingested.
         seen: per record id and query that ran, by which rule the core counted the record when it last ingested it.
+        came_ms: per record id, the watermark of the stream when the core last ingested it.
         watermark_ms: of the stream, at the last event of the core; None: there was none.
     """
 
@@ -75,6 +76,7 @@ class Disk:
         self.batch = pa.record_batch({**columns, TIME_COLUMN: pa.array([r.event_ms for r in rows], pa.int64())})
         self.accepted: dict[int, bool] = {}
         self.seen: dict[int, dict[QueryRef, Rule]] = {}
+        self.came_ms: dict[int, int] = {}
         self.watermark_ms: int | None = None
 
     def read(self, row: int, end: int) -> tuple[pa.RecordBatch, tuple[Rejection, ...]]:
@@ -145,6 +147,7 @@ def observed_core(disk: Disk) -> type[EdgeCore]:
                 times = event.batch.column(TIME_COLUMN).to_pylist()
                 ids = event.batch.column("id").to_pylist()
                 for time, number in zip(times, ids, strict=True):
+                    disk.came_ms[number] = watermark_ms
                     disk.seen[number] = {
                         ref: self._rule(pipeline.spec.window, pipeline, time, watermark_ms)
                         for ref, pipeline in self.queries.items()

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from edge.records import RejectionReason
 from edgewater.model.query import QuerySpec
+from edgewater.model.streams import MIN_TIME_MS
 from tests.simulation.virtual import EPOCH_MS
 
 STREAM = "events"
@@ -28,6 +29,10 @@ HOSTILE = 0.2
 """Probability that one edge of several is hostile."""
 SILENT, SILENCE_S = 0.15, 16.0
 """Probability that two edges fall silent in one interval, and for how long: the gateway knows it after 12.5 s."""
+CHANGES = 0.35
+"""Probability that a query is changed while it runs."""
+TEMPORARY = 0.1
+"""Probability that a query ends by itself."""
 SKETCHES = 0.2
 """Probability of a sketch in a query."""
 COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
@@ -89,12 +94,26 @@ class EdgePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryChange:
+    """A new version of a query.
+
+    Attributes:
+        after_s: time from the change to the border that it asks for; negative: into the past, which may be refused.
+    """
+
+    at_s: float
+    after_s: float
+    spec: QuerySpec
+
+
+@dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """A query, and when it is registered and deleted."""
+    """A query, when it is registered and deleted, and how it is changed meanwhile."""
 
     spec: QuerySpec
     registered_s: float
     deleted_s: float | None
+    changes: tuple[QueryChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +210,7 @@ class _Draw:
             ]
         count = rng.choice((1, 1, 2, 2, 3))
         queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
+        queries = [self.changed(plan, seed, [e.name for e in edges], active_s) for plan in queries]
         links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
         silent = random.Random(f"silent {seed}")
         if len(edges) > 1 and silent.random() < SILENT:
@@ -329,6 +349,27 @@ class _Draw:
             mapping["since"] = "beginning"
         deleted_s = rng.uniform(registered_s, active_s) if self.chance(0.08) else None
         return QueryPlan(QuerySpec.from_mapping(mapping), registered_s, deleted_s)
+
+    @staticmethod
+    def changed(plan: QueryPlan, seed: int, edges: list[str], active_s: float) -> QueryPlan:
+        """Adds changes. Drawn apart, so that the other draws of a seed stay."""
+        name = plan.spec.name
+        rng = random.Random(f"changes {name} {seed}")
+        changes = []
+        for number in range(rng.choice((1, 1, 2)) if rng.random() < CHANGES else 0):
+            spec = _Draw(random.Random(f"change {number} {name} {seed}")).query(name, edges, active_s).spec
+            if rng.random() < 0.5:  # only its measures change
+                spec = replace(plan.spec, measures=spec.measures, budget=None, accuracy=None)
+            spec = replace(spec, until_ms=None)
+            if rng.random() < 0.3 and spec.accuracy is None:
+                spec = replace(spec, since_ms=MIN_TIME_MS)
+            at_s = rng.uniform(plan.registered_s, active_s)
+            changes.append(QueryChange(at_s, rng.choice((-0.5, 0.05, 0.5, 2.0)), spec))
+        spec = plan.spec
+        if rng.random() < TEMPORARY:
+            ends_s = plan.registered_s + rng.uniform(1.0, active_s)
+            spec = replace(spec, until_ms=EPOCH_MS + int(ends_s * 1000))
+        return replace(plan, spec=spec, changes=tuple(sorted(changes, key=lambda c: c.at_s)))
 
     def link_fault(self, edge: str, active_s: float) -> LinkFault:
         rng = self.rng

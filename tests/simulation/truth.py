@@ -19,6 +19,7 @@ import pyarrow as pa
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN
+from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.model.windows import SessionWindow, SlidingWindow
 
 Group = tuple[Any, ...]
@@ -104,10 +105,19 @@ class QueryTruth:
     Args:
         records: everything that edges were given of the query's stream.
         columns: the stream's columns.
+        own: the windows of this version of the query.
     """
 
-    def __init__(self, spec: QuerySpec, records: Sequence[TrueRecord], columns: Mapping[str, pa.DataType]) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        spec: QuerySpec,
+        records: Sequence[TrueRecord],
+        columns: Mapping[str, pa.DataType],
+        own: WindowRange = ALL_WINDOWS,
+    ) -> None:
+        self.spec, self.own = spec, own
+        if isinstance(spec.window, SessionWindow):  # a border cuts sessions
+            records = [r for r in records if r.event_ms in own]
         bound = spec.bind(columns)
         batch = pa.record_batch(
             {
@@ -158,6 +168,8 @@ class QueryTruth:
                 time = self.records[i].event_ms
                 last = (time - window.offset_ms) // window.every_ms * window.every_ms + window.offset_ms
                 for start in range(last, time - window.size_ms, -window.every_ms):
+                    if start not in self.own:
+                        continue
                     found = windows.setdefault(start, TrueWindow(start, start + window.size_ms))
                     found.records.append(i)
         elif isinstance(window, SessionWindow):

@@ -33,16 +33,16 @@ import center.storage.segment_files
 import edge.agent
 import edge.durability.journal
 import edge.uplink.client
-from center.catalog import Catalog
+from center.catalog import Catalog, Change
 from center.ledger import Phase
 from center.results import AnswerRecord, ResultStore
 from center.serving import render
 from center.storage.database import open_engine
 from edge.process import WallClock
 from edge.utilization import no_marker
-from edgewater.model.errors import NotFound
+from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import EdgeId
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
 from tests.simulation.checkers import Falsehood, Findings, RevisionWatch, check_query, time_ms
 from tests.simulation.lies import Liar
@@ -58,7 +58,16 @@ from tests.simulation.processes import (
     Rule,
     observed_core,
 )
-from tests.simulation.scenario import COLUMNS, WRONG_TYPE, EdgePlan, LinkFault, PlannedRecord, QueryPlan, Scenario
+from tests.simulation.scenario import (
+    COLUMNS,
+    WRONG_TYPE,
+    EdgePlan,
+    LinkFault,
+    PlannedRecord,
+    QueryChange,
+    QueryPlan,
+    Scenario,
+)
 from tests.simulation.truth import Fate, QueryTruth, TrueRecord
 from tests.simulation.virtual import (
     EPOCH_MS,
@@ -375,6 +384,30 @@ class World:
             self.report.faults["query registered midway"] += 1
         if plan.deleted_s is not None:
             self.loop.call_later(plan.deleted_s - plan.registered_s, self._delete, plan)
+        for change in plan.changes:
+            self.loop.call_later(change.at_s - plan.registered_s, self._change, plan, change)
+
+    def _change(self, plan: QueryPlan, change: QueryChange) -> None:
+        """Changes a query as `PUT /v1/queries/{name}` does."""
+        name, at_ms = plan.spec.name, self.now_ms() + int(change.after_s * 1000)
+        try:
+            before = self.catalog.queries.get(name)
+            latest = self.store.latest(before.ref)
+            answered_ms = MIN_TIME_MS if latest is None else latest.window_start_ms
+            asked = Change(at_ms, before.ref.version, answered_ms)
+            query, is_new = self.catalog.queries.register(change.spec, self.now_ms(), change=asked)
+        except NotFound:
+            return  # it was deleted
+        except InvalidRequest as exc:
+            self.report.faults["change refused"] += 1
+            self.trace(f"{name} is not changed: {exc}")
+            return
+        if not is_new:
+            return
+        later = replace(plan, spec=change.spec, registered_s=max(self.loop.time(), 1e-3))
+        self.registered[query.ref] = query, later
+        self.report.faults["query changed"] += 1
+        self.trace(f"{query.key} has the windows from {query.windows.from_ms}: {change.spec.to_mapping()}")
 
     def _delete(self, plan: QueryPlan) -> None:
         self.catalog.queries.delete(plan.spec.name, self.now_ms())
@@ -427,7 +460,8 @@ class World:
                     parts.append(f"{plan.name}: {ref.name} has not reported late records")
                 if pipeline.through_ms < self._through_ms() - LONGEST_MS:
                     parts.append(f"{plan.name}: {ref.name} is closed through {pipeline.through_ms - EPOCH_MS}")
-            live = {ref for ref, (_, q) in self.registered.items() if q.deleted_s is None}
+            running = {query.ref for query in self.catalog.queries.all() if query.is_running}
+            live = {ref for ref, (_, q) in self.registered.items() if q.deleted_s is None} & running
             if core.queries.keys() | core.refused.keys() < {r for r in live if self._expects(r, plan.name)}:
                 parts.append(f"{plan.name} lacks queries")
         consumed, (known, newer) = self.store.consumed(), self._positions
@@ -460,11 +494,18 @@ class World:
         rested = not any(f.kind in ("never-at-rest", "failed") for f in self.report.findings.false)
         lasting = all(p.dies_s is None for p in self.scenario.edges)
         watch = RevisionWatch()
-        for ref, (query, plan) in self.registered.items():
-            answers = [render(a, query.spec) for a in self._answers.values() if a.query == ref]
+        known = {query.ref: query for query in self.catalog.queries.all(deleted=True)}
+        for ref, (_, plan) in self.registered.items():
+            query = known[ref]
+            self.report.faults["version ended"] += query.ended_at_ms is not None
+            answers = [
+                render(a, query.spec)
+                for a in self._answers.values()
+                if a.query == ref and a.window_start_ms in query.windows
+            ]
             for answer in answers:
                 self.report.findings.false += watch.note(answer, ref.version)
-            truth = QueryTruth(plan.spec, self._records(ref, plan), COLUMNS)
+            truth = QueryTruth(plan.spec, self._records(query, plan), COLUMNS, query.windows)
             at_rest = rested and lasting and plan.deleted_s is None
             late = self.store.late_records(ref)
             counted = sum(n for (_, _, reason), n in late.items() if reason not in REJECTIONS)
@@ -509,7 +550,9 @@ class World:
         given = [(disk, r) for disk in self.disks.values() for r in disk.plan.records if r.rejected is not None]
         sure = [r.event_ms for disk, r in given if self._is_surely_rejected(disk, r) and r.rejected is WRONG_TYPE]
         is_exact = all(self._is_surely_rejected(disk, r) for disk, r in given)
-        from_start = plan.registered_s == 0 and plan.spec.edges is not None
+        # A version that has ended does not count what is rejected later.
+        is_lasting = not plan.changes and plan.spec.until_ms is None
+        from_start = plan.registered_s == 0 and plan.spec.edges is not None and is_lasting
         # A state that was lost, or is older than what the center knows, may state once more what its sources reject.
         plans = [disk.plan for disk in self.disks.values()]
         is_repeated = any(p.loses_state_s is not None or p.restores_s is not None for p in plans)
@@ -538,7 +581,7 @@ class World:
             return False
         return not plan.pushed or bool(disk.accepted.get(record.values["id"]))
 
-    def _records(self, ref: QueryRef, plan: QueryPlan) -> list[TrueRecord]:
+    def _records(self, query: RegisteredQuery, plan: QueryPlan) -> list[TrueRecord]:
         """Every record that an edge was given, with what must be true of it for one query."""
         seen_ms = {e.edge: e.first_seen_ms for e in self.catalog.edges.all()}
         first_ms = min(seen_ms.values(), default=0)
@@ -550,8 +593,10 @@ class World:
             for record in disk.plan.records:
                 if record.rejected is not None:
                     continue
-                rule = self._rule(disk, ref, record.values["id"])
+                rule = self._rule(disk, query.ref, record.values["id"])
                 fate = self._fate(disk, record, rule, plan, unlisted)
+                if fate is Fate.LOST and rule is None and self._came_after_end(disk, record, query):
+                    fate = Fate.UNCERTAIN
                 if fate is not None:
                     late, came_ms = (rule.late, rule.watermark_ms) if rule is not None else (False, None)
                     if fate is Fate.LOST and (disk.plan.loses_state_s is not None or disk.plan.restores_s is not None):
@@ -564,6 +609,13 @@ class World:
                     values = record.values
                     records.append(TrueRecord(disk.plan.name, record.event_ms, values, fate, late, came_ms, unread))
         return records
+
+    @staticmethod
+    def _came_after_end(disk: Disk, record: PlannedRecord, query: RegisteredQuery) -> bool:
+        """Whether an edge ingested a record that was too late for each window of a version that had ended."""
+        _, end_ms = query.windows.slices(query.spec.window)
+        came_ms = disk.came_ms.get(record.values["id"], MIN_TIME_MS)
+        return query.ended_at_ms is not None and came_ms >= end_ms + query.spec.lateness_ms
 
     @staticmethod
     def _rule(disk: Disk, ref: QueryRef, number: int) -> Rule | None:

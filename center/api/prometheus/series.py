@@ -16,7 +16,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from center.serving.render import answer_rows, merged_data, stated_quality
 from center.serving.totals import answer_totals
 from edgewater.model.errors import EdgewaterError
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.windows import TimeWindow
 from edgewater.synopses import GroupedAggregate
 
 Labels = tuple[tuple[str, str], ...]
@@ -124,7 +125,7 @@ class SeriesReader:
 
     Attributes:
         cache: shared by requests.
-        queries: those that the caller may read.
+        queries: those that the caller may read, by name and version. The series of a version go on in the next one.
         warnings: what could not be evaluated.
     """
 
@@ -142,14 +143,16 @@ class SeriesReader:
         """
         found: Samples = {}
         times = axis.times
-        for query in self.queries:
+        for number, query in enumerate(self.queries):
             selection = wanted.of(query)
-            if selection is None:
+            if selection is None or not self._may_show(query, axis):
                 continue
+            ends_ms = _next_version_ms(query, self.queries[number + 1 : number + 2])
             known: dict[Labels, bool] = {}
             count = 0
             for record, until_ms in self._newest_by_time(query, axis):
                 first = int(np.searchsorted(times, record.window_end_ms, "left"))
+                until_ms = min(until_ms, ends_ms)
                 end = int(np.searchsorted(times, min(until_ms, record.window_end_ms + lookback_ms(query) + 1), "left"))
                 if first >= end:
                     continue
@@ -167,9 +170,15 @@ class SeriesReader:
                         found[labels][first:end] = value
         return found
 
+    @staticmethod
+    def _may_show(query: RegisteredQuery, axis: Axis) -> bool:
+        """Whether an answer of this version of a query may be shown on an axis."""
+        shown_ms = query.spec.window.longest_ms + lookback_ms(query)
+        return query.windows.from_ms <= axis.end_ms and query.windows.until_ms + shown_ms >= axis.start_ms
+
     def newest(self, query: RegisteredQuery, start_ms: int | None, end_ms: int | None) -> dict[Labels, float]:
         """The series of the query's newest window between two times; None: of the last one."""
-        latest = self.results.latest(query.ref)
+        latest = self.results.latest(query.ref, until_ms=query.windows.until_ms)
         if latest is not None and end_ms is not None and latest.window_end_ms > end_ms:
             latest = None
             for record, _ in self._newest_by_time(query, Axis(end_ms, end_ms, 1)):
@@ -180,7 +189,7 @@ class SeriesReader:
 
     def _newest_by_time(self, query: RegisteredQuery, axis: Axis) -> Iterator[tuple[AnswerRecord, int]]:
         """The newest answers to the windows that steps of the axis may show, each with the end of the next window."""
-        latest = self.results.latest(query.ref)
+        latest = self.results.latest(query.ref, until_ms=query.windows.until_ms)
         if latest is not None and latest.window_end_ms <= axis.start_ms:
             yield latest, FOREVER_MS
             return
@@ -199,7 +208,8 @@ class SeriesReader:
         count = size = 0
         cursor = None
         while True:
-            chunk, cursor = self.results.windows(query.ref, first - longest_ms, last, PAGE, cursor)
+            begin_ms = max(first - longest_ms, query.windows.from_ms)
+            chunk, cursor = self.results.windows(query.ref, begin_ms, min(last, query.windows.until_ms), PAGE, cursor)
             for record in chunk:
                 if first <= record.window_end_ms <= last:
                     count, size = count + 1, size + len(record.synopsis or b"")
@@ -338,6 +348,14 @@ def is_absent(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Which values are the staleness marker."""
     marked: npt.NDArray[np.bool_] = np.ascontiguousarray(values).view(np.uint64) == np.uint64(0x7FF0000000000002)
     return marked
+
+
+def _next_version_ms(query: RegisteredQuery, following: Sequence[RegisteredQuery]) -> int:
+    """The end of the first window of the next version, which takes the place of this one's last window."""
+    for after in following:
+        if after.ref.name == query.ref.name and isinstance(after.spec.window, TimeWindow):
+            return after.spec.window.end(after.windows.from_ms)
+    return FOREVER_MS
 
 
 def lookback_ms(query: RegisteredQuery) -> int:

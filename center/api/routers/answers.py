@@ -20,11 +20,13 @@ from center.api.query_params import AnswerParams
 from center.api.routers.queries import query_status
 from center.api.services import Center, Services
 from center.api.time_params import Time
+from center.api.versions import clipped, version_with, versions_of
 from center.ledger import Phase
-from center.results import AnswerRecord
+from center.results import AnswerRecord, read_cursor
 from center.serving import MeasureQuestions
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.timestamps import rfc3339
 
 MAX_LIMIT = 1_000
@@ -42,6 +44,17 @@ IMMUTABLE_SHORT = "private, max-age=60, immutable"
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
 
+Version = Annotated[
+    int | None, Field(ge=1, le=1 << 31, description="Only answers of this version of the query. Default: of all.")
+]
+
+
+class LatestParams(AnswerParams):
+    """Selects the version."""
+
+    version: Version = None
+
+
 class RangeParams(AnswerParams):
     """Selects windows by their start."""
 
@@ -51,12 +64,14 @@ class RangeParams(AnswerParams):
         int, Field(ge=1, le=MAX_LIMIT, description="Windows at most; large answers make pages shorter.")
     ] = 100
     cursor: Annotated[str | None, Field(max_length=18, description="`next_cursor` of the previous page.")] = None
+    version: Version = None
 
 
 class AtParams(AnswerParams):
     """Selects windows by a time."""
 
     time: Annotated[Time, Field(description="Event time; selects all windows that contain it.")]
+    version: Version = None
 
 
 class RevisionParams(AnswerParams):
@@ -80,13 +95,13 @@ class RevisionParams(AnswerParams):
 def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that starts in [start, end), ascending, in pages.
 
-    Every answer states its completeness; windows without an answer are not listed.
+    Every answer states its completeness; windows without an answer are not listed. The range may span versions of the
+    query: a page has the windows of one version, and ends at the border to the next one.
     """
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
-    query = center.catalog.queries.get(name)
+    query, records, cursor = _read_page(center, versions_of(center, name, params.version), params)
     questions = params.questions(query.spec)
-    records, cursor = _read_page(center, query, params)
     page = Page(shown(params.start), shown(params.end), params.limit, cursor)
     headers = {}
     if cursor is not None:
@@ -101,17 +116,19 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     responses=answer_responses(Answer, 409, 422),
     summary="The last window",
 )
-def latest(name: str, params: Annotated[AnswerParams, Query()], request: Request, center: Center) -> Response:
-    """The newest revision of the last window that has an answer.
+def latest(name: str, params: Annotated[LatestParams, Query()], request: Request, center: Center) -> Response:
+    """The newest revision of the last window that has an answer. After a change it is a window of the version before,
+    until the new version has an answer.
 
     Without one, the problem (404) says why: `state`, `reason`, `remedy`, `since` and `waits_for`, as `/status` does.
     """
-    query = center.catalog.queries.get(name)
-    questions = params.questions(query.spec)
-    record = center.results.latest(query.ref, params.min_phase)
-    if record is None:
-        return _no_answer(request, center, query, params.min_phase)
-    return _respond(request, center, query, [record], questions, params)
+    versions = versions_of(center, name, params.version)
+    for query in reversed(versions):
+        record = center.results.latest(query.ref, params.min_phase, query.windows.until_ms)
+        if record is not None:
+            return _respond(request, center, query, [record], params.questions(query.spec), params)
+    params.questions(versions[-1].spec)
+    return _no_answer(request, center, versions[-1], params.min_phase)
 
 
 def _no_answer(request: Request, center: Services, query: RegisteredQuery, min_phase: Phase) -> Response:
@@ -133,10 +150,19 @@ def _no_answer(request: Request, center: Services, query: RegisteredQuery, min_p
     summary="At a moment",
 )
 def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
-    """The newest revision of each window that contains an event time: several for sliding windows."""
-    query = center.catalog.queries.get(name)
+    """The newest revision of each window that contains an event time: several for sliding windows.
+
+    All are of one version: the last one that has such an answer. `version` names another one.
+    """
+    versions = versions_of(center, name, params.version)
+    records: list[AnswerRecord] = []
+    for query in reversed(versions):
+        if query.windows.from_ms <= params.time:
+            records = center.results.at(query.ref, params.time, params.min_phase)
+            records = [record for record in records if record.window_start_ms in query.windows]
+        if records:
+            break
     questions = params.questions(query.spec)
-    records = center.results.at(query.ref, params.time, params.min_phase)
     return _respond(request, center, query, records, questions, params, as_list=True)
 
 
@@ -155,7 +181,7 @@ def window(
     A revision never changes, so it may be cached; the quality of a final one states the records that have come since,
     so it is validated each time.
     """
-    query = _live(center, name, params.version)
+    query = version_with(versions_of(center, name, params.version), start)
     questions = params.questions(query.spec)
     revision = params.revision or _revisions(center, query, start)[-1]
     record = center.results.answer(query.ref, start, revision)
@@ -175,32 +201,44 @@ def window(
     summary="A window's revisions",
 )
 def revisions(name: str, start: Time, center: Center) -> Revisions:
-    query = center.catalog.queries.get(name)
+    query = version_with(versions_of(center, name, None), start)
     return Revisions(query=name, window_start=rfc3339(start), revisions=_revisions(center, query, start))
 
 
-def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) -> tuple[list[AnswerRecord], str | None]:
-    """Returns a page of answers, and the cursor of the next page. The page ends after `limit` answers, or with the
-    answer that reaches PAGE_BYTES of synopses."""
+def _read_page(
+    center: Services, versions: Sequence[RegisteredQuery], params: RangeParams
+) -> tuple[RegisteredQuery, list[AnswerRecord], str | None]:
+    """Returns a page of answers of one version, and the cursor of the next page.
+
+    The page ends after `limit` answers, with the answer that reaches PAGE_BYTES of synopses, or at a border.
+    """
+    after_ms = MIN_TIME_MS if params.cursor is None else read_cursor(params.cursor)
+    for number, query in enumerate(versions):
+        start, end = clipped(query, params.start, params.end)
+        if query.windows.until_ms <= after_ms or (start is not None and start == end):
+            continue
+        records, cursor = _read_version(center, query, params, start, end)
+        if records:
+            follows = number + 1 < len(versions) and (params.end is None or params.end > query.windows.until_ms)
+            return query, records, cursor or (str(records[-1].window_start_ms) if follows else None)
+    return versions[-1], [], None
+
+
+def _read_version(
+    center: Services, query: RegisteredQuery, params: RangeParams, start: int | None, end: int | None
+) -> tuple[list[AnswerRecord], str | None]:
     records: list[AnswerRecord] = []
     cursor, held = params.cursor, 0
     while len(records) < params.limit and held < PAGE_BYTES:
         count = min(CHUNK, params.limit - len(records))
         chunk, cursor = center.results.windows(
-            query.ref, params.start, params.end, count, cursor, params.min_phase, PAGE_BYTES - held
+            query.ref, start, end, count, cursor, params.min_phase, PAGE_BYTES - held
         )
         records += chunk
         held += sum(len(r.synopsis or b"") for r in chunk)
         if cursor is None:
             break
     return records, cursor
-
-
-def _live(center: Services, name: str, version: int | None) -> RegisteredQuery:
-    query = center.catalog.queries.get(name)
-    if version is not None and query.ref.version != version:
-        raise NotFound(f"query {name}: the live version is {query.ref.version}, not {version}")
-    return query
 
 
 def _revisions(center: Services, query: RegisteredQuery, start_ms: int) -> list[int]:

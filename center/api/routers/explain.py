@@ -14,6 +14,7 @@ from center.api.openapi import problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
 from center.api.time_params import Time
+from center.api.versions import clipped, version_with, versions_of
 from center.budgets import BudgetAllocator, Holding, error_limits
 from center.results import AnswerRecord
 from center.serving import edge_statements, explain_value, value_of_group
@@ -57,7 +58,7 @@ def explain(name: str, start: Time, params: Annotated[ExplainParams, Query()], c
 
     Default: the first measure, and of several groups the one with the widest interval.
     """
-    query = center.catalog.queries.get(name)
+    query = version_with(versions_of(center, name, None), start)
     measure = _measure(params, query.spec)
     questions = params.questions(query.spec)
     revisions = center.results.revisions(query.ref, start)
@@ -146,7 +147,7 @@ def completeness(name: str, params: Annotated[MatrixParams, Query()], center: Ce
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
     query = center.catalog.queries.get(name)
-    records, earlier = center.results.last_windows(query.ref, params.start, params.end, params.limit)
+    records, earlier = center.results.last_windows(query.ref, *clipped(query, params.start, params.end), params.limit)
     listed = [_closed_by(r) for r in records]
     named = {e for r, closed in zip(records, listed, strict=True) for e in (*(closed or ()), *_lacking(r))}
     edges = sorted({*named, *expected_edges(query.spec, center.catalog.edges.all())})

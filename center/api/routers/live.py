@@ -21,6 +21,7 @@ from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
 from center.ledger import Phase
 from edgewater.model.errors import EdgewaterError, InvalidRequest, NotFound
+from edgewater.model.registered_query import RegisteredQuery
 
 EXAMPLE = """\
 id: 41
@@ -140,10 +141,11 @@ async def live_query(
     `gap`: answers were skipped because the client was too far behind; the newest follow.
     A slow client gets the newest revision of each window only; `skipped` is then the number of revisions of the window
     before it that this client did not get.
+    After a change of the query, the stream goes over to the new version with its first answer.
     The stream ends when the query is deleted.
     """
     _require_one(params)
-    query = await run_in_threadpool(center.catalog.queries.get, name)
+    query = await run_in_threadpool(_answered_version, center, name, params.min_phase)
     questions = await run_in_threadpool(params.questions, query.spec)
     after, allowed = _answer_id(last_event_id), partial(require_still, request)
     stream = LiveStream(
@@ -151,6 +153,14 @@ async def live_query(
         min_phase=params.min_phase,
     )  # fmt: skip
     return _stream(center, stream)
+
+
+def _answered_version(center: Services, name: str, min_phase: Phase) -> RegisteredQuery:
+    """Returns the newest version of a query that has an answer; without one, the newest."""
+    versions = center.catalog.queries.versions(name)
+    results = center.results
+    answered = (q for q in reversed(versions) if results.latest(q.ref, min_phase, q.windows.until_ms) is not None)
+    return next(answered, versions[-1])
 
 
 def _require_one(params: SeveralParams | LiveParams) -> None:

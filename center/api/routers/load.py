@@ -19,7 +19,7 @@ def load(center: Center, caller: Caller) -> Load:
     """
     catalog, now_ms = center.catalog, center.now_ms()
     consumed, last = center.results.consumed(), catalog.frames.last_positions()
-    queries = [q for q in catalog.queries.all() if caller.may("reader", q.ref.name)]
+    queries = [q for q in catalog.queries.all() if q.is_running and caller.may("reader", q.ref.name)]
     pending = {q.key: (consumed.get(q.key, 0), last.get(q.key, 0)) for q in queries}
     oldest = catalog.frames.oldest({key: after for key, (after, through) in pending.items() if through > after})
     costs, delays, edges = catalog.budgets.processing_delays(), catalog.queries.delays(), catalog.edges.all()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from anyio import from_thread
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
@@ -25,31 +26,37 @@ from center.api.models import (
     QueryEdge,
     QueryList,
     QueryStatus,
+    QueryVersion,
     RegisteredAnswer,
 )
 from center.api.negotiation import SQL
 from center.api.openapi import problems
 from center.api.services import Center, Services
 from center.api.sql_tables import columns_of
+from center.api.time_params import Time
+from center.api.versions import versions_of
 from center.api.waiting import explain
 from center.api_access import Principal
-from center.catalog import COMPONENTS, component_status
+from center.catalog import COMPONENTS, Change, component_status
 from center.serving.answer_tables import empty_table
 from edgewater.model.edge_records import EdgeRecord, expected_edges
-from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
+from edgewater.model.quantities import duration_ms
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.sql import to_sql
-from edgewater.model.streams import EdgeId
+from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import require_fit
 
 router = APIRouter(prefix="/v1/queries", tags=["queries"])
 
 
-@router.get("", dependencies=[READS, IN_TURN], summary="The live queries that the caller may read")
+@router.get(
+    "", dependencies=[READS, IN_TURN], summary="The queries that the caller may read, each in its newest version"
+)
 def queries(center: Center, caller: Caller) -> QueryList:
-    queries = center.catalog.queries.all()
+    queries = center.catalog.queries.newest()
     return QueryList(queries=[models.Query.of(q) for q in queries if caller.may("reader", q.ref.name)])
 
 
@@ -57,6 +64,30 @@ class RegisterParams(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     dry_run: Annotated[bool, Field(description="Check only.")] = False
+    lasts: Annotated[
+        str | None,
+        Field(
+            alias="for",
+            description="The query ends by itself after so much event time: it has the windows that start before. Its"
+            " answers stay. As `until` in the query, which takes precedence.",
+            examples=["1h"],
+        ),
+    ] = None
+
+    @property
+    def lasts_ms(self) -> int | None:
+        return None if self.lasts is None else duration_ms(self.lasts, "for", InvalidRequest, minimum_ms=1)
+
+
+class ChangeParams(RegisterParams):
+    at: Annotated[
+        Time | None,
+        Field(
+            description="The border: windows that start before it belong to the version before, later ones to the new"
+            " version. It is moved to the next start of a window. Default: the next start of a window of which all"
+            " edges hear in time."
+        ),
+    ] = None
 
 
 _BODY: dict[str, Any] = {
@@ -99,31 +130,96 @@ async def register(params: Annotated[RegisterParams, Query()], request: Request,
     # Never on the event loop, and one after the other: parsing takes up to a second of pure Python.
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
-    return await register_query(request, center, spec, dry_run=params.dry_run)
+    return await register_query(request, center, spec, dry_run=params.dry_run, lasts_ms=params.lasts_ms)
+
+
+IfMatch = Annotated[
+    str | None,
+    Header(description='The `ETag` of the version that is changed, such as `"3"`. Without it, any version is changed.'),
+]
+
+
+@router.put(
+    "/{name}",
+    dependencies=[EDITS_QUERY],
+    summary="Change a query",
+    response_model=RegisteredAnswer,
+    openapi_extra=_BODY,
+    responses={
+        201: {"model": RegisteredAnswer, "description": "The new version, or the first one."},
+        **problems(403, 408, 409, 412, 413, 415, 422),
+    },
+)
+async def change(
+    name: str,
+    params: Annotated[ChangeParams, Query()],
+    request: Request,
+    center: Center,
+    if_match: IfMatch = None,
+) -> Response:
+    """Makes version n+1 of a query. Windows that start before the border belong to version n, later ones to n+1.
+
+    No answer is deleted. Version n ends by itself when its last window is final. A query that is equal to the newest
+    version changes nothing. A name without a query gets its first version.
+
+    An edge that hears late of the border states what it lacks or, with `since`, reads its records again.
+    """
+    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
+    spec = await run_sync(read_query, body, content_type, name, limiter=center.parsing)
+    asked = Change(params.at, _expected_version(if_match))
+    return await register_query(request, center, spec, dry_run=params.dry_run, lasts_ms=params.lasts_ms, change=asked)
+
+
+def _expected_version(if_match: str | None) -> int | None:
+    if if_match is None:
+        return None
+    version = if_match.strip().removeprefix("W/").strip('"')
+    if not (version.isascii() and version.isdigit() and len(version) <= 18):
+        raise InvalidRequest("If-Match", if_match, 'the ETag of GET /v1/queries/{name}, such as "3"')
+    return int(version)
 
 
 async def register_query(
-    request: Request, center: Services, spec: QuerySpec, *, dry_run: bool = False, replaces: bool = False
+    request: Request,
+    center: Services,
+    spec: QuerySpec,
+    *,
+    dry_run: bool = False,
+    lasts_ms: int | None = None,
+    change: Change | None = None,
 ) -> Response:
     """Registers a query for the caller, or answers what a registration would do.
 
     Args:
-        replaces: another query of the name is deleted with its answers.
+        lasts_ms, change: as in `Catalog.queries.register`.
 
     Raises:
         HttpProblem: the caller may not register it.
-        Conflict, InvalidQuery: as `Catalog.queries.register`.
+        Conflict, InvalidQuery, InvalidRequest: as `Catalog.queries.register`.
     """
     require(request, "editor", spec.name)
     require_inputs(request, spec)
     if dry_run:
-        return JSONResponse((await run_sync(_dry_run, center, spec, replaces)).model_dump(mode="json"))
-    return await run_sync(_register, center, spec, replaces, caller(request))
+        found = await run_sync(_dry_run, center, spec, lasts_ms, change)
+        return JSONResponse(found.model_dump(mode="json"))
+    return await run_sync(_register, center, spec, lasts_ms, change, caller(request))
 
 
-def _dry_run(center: Services, spec: QuerySpec, replaces: bool) -> DryRun:
-    """What a registration would do. Raises Conflict and InvalidQuery as the registration would."""
-    live, misfit = center.catalog.queries.try_register(spec, replaces=replaces)
+def _answered_ms(center: Services, name: str) -> int:
+    """Returns the start of the last window of a query's newest version that has an answer."""
+    try:
+        latest = center.results.latest(center.catalog.queries.get(name).ref)
+    except NotFound:
+        return MIN_TIME_MS
+    return MIN_TIME_MS if latest is None else latest.window_start_ms
+
+
+def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Change | None) -> DryRun:
+    """What a registration would do. Raises what the registration would raise."""
+    if change is not None:
+        change = replace(change, answered_ms=_answered_ms(center, spec.name))
+    queries = center.catalog.queries
+    live, misfit = queries.try_register(spec, center.now_ms(), lasts_ms=lasts_ms, change=change)
     known = {e.edge: e for e in center.catalog.edges.all()}
     if spec.edges is None:
         # An edge whose permissions, or columns, do not fit is shown too.
@@ -169,9 +265,18 @@ def _would_accept(edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec) -> D
     return DryRunEdge(edge=edge, accepted=True)
 
 
-def read_query(body: bytes, content_type: str) -> QuerySpec:
-    """The query of a body. Raises InvalidQuery and HttpProblem; takes time that is linear in the body."""
-    return read_spec(lambda: QuerySpec.from_mapping(read_document(body, content_type, "a query")))
+def read_query(body: bytes, content_type: str, name: str | None = None) -> QuerySpec:
+    """The query of a body. Raises InvalidQuery and HttpProblem; takes time that is linear in the body.
+
+    Args:
+        name: the name that it has, or gets.
+    """
+    mapping = read_document(body, content_type, "a query")
+    if name is not None and isinstance(mapping, dict):
+        mapping = {"name": name, **mapping}
+        if mapping["name"] != name:
+            raise InvalidQuery("name", mapping["name"], f"{name}, as in the path; a query keeps its name")
+    return read_spec(lambda: QuerySpec.from_mapping(mapping))
 
 
 def read_spec(read: Callable[[], QuerySpec]) -> QuerySpec:
@@ -181,20 +286,25 @@ def read_spec(read: Callable[[], QuerySpec]) -> QuerySpec:
     return spec
 
 
-def _register(center: Services, spec: QuerySpec, replaces: bool, caller: Principal) -> Response:
+def _register(
+    center: Services, spec: QuerySpec, lasts_ms: int | None, change: Change | None, caller: Principal
+) -> Response:
     def spend() -> None:
         # Within the transaction, so that registering an equal query again costs nothing and reads the catalog once.
         from_thread.run(center.rates.spend, caller, "registrations")
 
+    seed = center.draw_seed()
+    if change is not None:
+        change = replace(change, answered_ms=_answered_ms(center, spec.name))
     query, created = center.catalog.queries.register(
-        spec, center.now_ms(), center.draw_seed(), replaces=replaces, before_new=spend
+        spec, center.now_ms(), seed, lasts_ms=lasts_ms, change=change, before_new=spend
     )
     notes = [*query.spec.notes, *_stream_notes(spec.stream, center.catalog.edges.all())]
     answer = RegisteredAnswer.of(query).model_copy(update={"notes": notes or None})
     return JSONResponse(
         answer.model_dump(mode="json", exclude_none=True),
         201 if created else 200,
-        {"Location": f"/v1/queries/{query.ref.name}"},
+        {"Location": f"/v1/queries/{query.ref.name}", "ETag": f'"{query.ref.version}"'},
     )
 
 
@@ -204,6 +314,7 @@ class DetailParams(BaseModel):
     format: Annotated[
         Literal["json", "sql"], Field(description="`sql`: the statement that registers the query, without its seed.")
     ] = "json"
+    version: Annotated[int | None, Field(ge=1, le=1 << 31, description="Default: the newest one.")] = None
 
 
 @router.get(
@@ -213,10 +324,15 @@ class DetailParams(BaseModel):
     response_model=QueryDetail,
     responses={200: {"content": {SQL: {"schema": {"type": "string"}}}}, **problems(404)},
 )
-def query(name: str, params: Annotated[DetailParams, Query()], center: Center) -> QueryDetail | Response:
-    query = center.catalog.queries.get(name)
+def query(
+    name: str, params: Annotated[DetailParams, Query()], center: Center, response: Response
+) -> QueryDetail | Response:
+    """The `ETag` names the version, for `If-Match` of a change."""
+    versions = versions_of(center, name, None)
+    query = versions_of(center, name, params.version)[-1]
+    response.headers["ETag"] = f'"{query.ref.version}"'
     if params.format == "sql":
-        return Response(to_sql(query.spec, seed=False), media_type=SQL)
+        return Response(to_sql(query.asked, seed=False), media_type=SQL, headers={"ETag": response.headers["ETag"]})
     edges = {e.edge: e for e in center.catalog.edges.all()}
     statuses = center.catalog.queries.statuses(query.ref)
     expected = expected_edges(query.spec, edges.values())
@@ -241,6 +357,7 @@ def query(name: str, params: Annotated[DetailParams, Query()], center: Center) -
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
         after_final=sum(n for e in by_edge for n in e.after_final.values()),
         rejected=sum(n for e in by_edge for n in e.rejected.values()),
+        versions=[QueryVersion.of(version) for version in versions],
         alarms=[Alarm.of(a) for a in center.catalog.alarms.latest(query=query.key)],
     )
 
@@ -281,5 +398,5 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
     "/{name}", dependencies=[EDITS_QUERY], status_code=204, summary="Delete a query", responses=problems(403, 404)
 )
 def delete(name: str, center: Center) -> None:
-    """Deletes its answers too. The name may be registered again and gets the next version."""
+    """Deletes all its versions and their answers. The name may be registered again and gets the next version."""
     center.catalog.queries.delete(name, center.now_ms())

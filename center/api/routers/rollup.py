@@ -19,6 +19,7 @@ from center.api.query_params import AnswerParams
 from center.api.routers.answers import CHANGING, require_complete, shown
 from center.api.services import Center, Services
 from center.api.time_params import Time
+from center.api.versions import clipped, only_version, versions_of
 from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import EVERY_ACCEPTED, Intervals, roll_up
@@ -66,7 +67,8 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
     `quality.completeness` how many `windows` its interval has and how many of them are `unanswered`; with an unanswered
     window a sum has no bounds. The contract is the one of the windows. Intervals without an answer are not listed.
     """
-    query = center.catalog.queries.get(name)
+    versions = versions_of(center, name, None)
+    query, _, _ = only_version(versions, params.start if params.cursor is None else params.cursor, params.end)
     questions = params.questions(query.spec)
     intervals = Intervals(query.spec.window, params.every, params.zone)
     start = params.start if params.cursor is None else params.cursor
@@ -74,6 +76,7 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
     start = None if start is None else intervals.at(start).start_ms
     end = None if params.end is None else intervals.at(params.end - 1).end_ms
+    start, end = clipped(query, start, end)
     records = _bounded(center, query, params.min_phase, start, end)
     answers, cursor = _page(roll_up(records, query.spec, intervals), intervals, params)
     form = params.form(request.headers.get("accept"))

@@ -27,8 +27,9 @@ from center.api.sql_select import CheckedSelect, check_select
 from center.api.sql_tables import MAX_ROWS, columns_of, query_table, rows_table, to_rows
 from center.api.time_params import Time
 from center.api_access import Principal
+from center.catalog import Change
 from center.serving import csv_table
-from center.serving.answer_tables import empty_table, to_json
+from center.serving.answer_tables import empty_table, to_json, with_version
 from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
 from edgewater.model.sql import (
     CreateQuery,
@@ -154,7 +155,8 @@ async def _create(request: Request, center: Services, statement: CreateQuery) ->
     spec = await run_sync(read_spec, statement.spec, limiter=center.parsing)
     if not statement.explains:
         await begin_edit(request, spec.name)
-    return await register_query(request, center, spec, dry_run=statement.explains, replaces=statement.replaces)
+    change = Change() if statement.replaces else None
+    return await register_query(request, center, spec, dry_run=statement.explains, change=change)
 
 
 async def _drop(request: Request, center: Services, statement: DropQuery) -> Response:
@@ -183,13 +185,13 @@ def _selected(center: Services, checked: CheckedSelect, params: SqlParams) -> pa
     tables: dict[str, pa.Table] = {}
     left = MAX_ROWS
     for name in checked.tables:
-        query = center.catalog.queries.get(name)
+        versions = center.catalog.queries.versions(name)
         start, end = checked.start_ms, checked.end_ms
-        if "window_start" in [*query.spec.group_by, *(m.name for m in query.spec.measures)]:
+        if any("window_start" in [*q.spec.group_by, *(m.name for m in q.spec.measures)] for q in versions):
             start, end = None, None  # WHERE names another column
         start = max((ms for ms in (start, params.start) if ms is not None), default=None)
         end = min((ms for ms in (end, params.end) if ms is not None), default=None)
-        tables[name] = query_table(center, query, start, end, left)
+        tables[name] = query_table(center, versions, start, end, left)
         left -= tables[name].num_rows
     return center.sql.run(checked.text, tables)
 
@@ -208,7 +210,7 @@ def _listing(request: Request, center: Services, statement: Statement) -> Callab
 
 
 def _show_create(center: Services, name: str) -> pa.Table:
-    text = to_sql(center.catalog.queries.get(name).spec, seed=False)
+    text = to_sql(center.catalog.queries.get(name).asked, seed=False)
     return rows_table({"query": pa.string(), "sql": pa.string()}, [(name, text)])
 
 
@@ -217,7 +219,9 @@ def _describe(center: Services, reader: Principal, statement: DescribeTable) -> 
     if statement.kind != "stream" and reader.may("reader", name):
         try:
             spec = center.catalog.queries.get(name).spec
-            return rows_table(columns, [(n, k, "") for n, k in columns_of(empty_table(center.catalog, spec))])
+            return rows_table(
+                columns, [(n, k, "") for n, k in columns_of(with_version(empty_table(center.catalog, spec), 0))]
+            )
         except NotFound:
             if statement.kind == "query":
                 raise
@@ -238,7 +242,7 @@ def _show_queries(center: Services, reader: Principal) -> pa.Table:
         "query": pa.string(), "version": pa.int64(), "stream": pa.string(), "measures": pa.string(),
         "keys": pa.string(), "registered_at": pa.string(),
     }  # fmt: skip
-    queries = [q for q in center.catalog.queries.all() if reader.may("reader", q.ref.name)]
+    queries = [q for q in center.catalog.queries.newest() if reader.may("reader", q.ref.name)]
     return rows_table(
         columns,
         [

@@ -219,7 +219,17 @@ def test_groups_and_measures_are_given_as_asked(two_hours):
     assert len(desk.get(f"{path}?group=carrier:UA&group=carrier:AA").json()["data"]) == 2
     assert desk.get(f"{path}?group=carrier:XX").json()["data"] == []
     csv = desk.get(f"{path}?group=carrier:UA&measure=n", headers={"Accept": "text/csv"}).text.splitlines()
-    own = ["window_start", "window_end", "phase", "revision", "completeness", "given_at", "contract", "withheld"]
+    own = [
+        "window_start",
+        "window_end",
+        "phase",
+        "revision",
+        "completeness",
+        "given_at",
+        "contract",
+        "withheld",
+        "version",
+    ]
     assert csv[0] == ",".join(f'"{name}"' for name in (*own, "carrier", "n", "n_lower", "n_upper"))
     assert len(csv) == 2
 

@@ -18,6 +18,7 @@ import pytest
 from center.api.answer_cache import AnswerRenderer
 from center.api.edge_progress import EdgeProgress
 from center.api.live_feed import AnswerPoller, LiveStream, SharedReads
+from center.catalog import Change
 from center.results import NewestAnswers
 from center.results.schema import answers as stored
 from center.serving import NO_QUESTIONS, MeasureQuestions, render
@@ -394,6 +395,23 @@ def test_the_stream_of_all_queries_includes_one_younger_than_its_catalog_view(tw
     desk.report(other, "lga", T0, {"UA": 1})
     begun = [json.loads(event.data)["query"] for event in LiveStream(feed)._begin()]
     assert begun == ["flights", "young", "other"]
+
+
+def test_the_stream_of_a_changed_query_goes_over_with_the_first_answer_of_the_new_version(two_hours):
+    desk, query = two_hours
+    border = desk.now + HOUR
+    spec = replace(query.spec, lateness_ms=0)
+    changed, _ = desk.catalog.queries.register(spec, desk.now, change=Change(border))
+    desk.ledger_knows(changed)
+    with desk.served() as url, streaming(f"{url}/v1/queries/flights/live") as events:
+        assert events.next("answer")[2]["version"] == 1
+        (stated,) = events.next("progress")[2]["queries"]
+        assert (stated["first_version"], stated["version"]) == (1, 1)
+        for edge in ("jfk", "lga"):
+            desk.report(changed, edge, changed.windows.from_ms, {"UA": 1})
+        assert events.next("answer")[2]["version"] == 2
+        (stated,) = events.next("progress")[2]["queries"]
+        assert (stated["first_version"], stated["version"]) == (1, 2)
 
 
 def test_the_stream_of_a_query_ends_when_it_is_deleted(two_hours):

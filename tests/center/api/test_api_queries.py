@@ -56,10 +56,10 @@ def test_another_query_under_a_name_that_is_taken_is_a_conflict(desk):
     assert refused.json()["type"] == "https://edgewater.dev/problems/conflict"
 
 
-def test_the_refusal_of_a_changed_query_says_what_differs_and_that_a_replacement_deletes_the_answers(desk):
+def test_the_refusal_of_a_changed_query_says_what_differs_and_how_it_is_changed(desk):
     post(desk, SPEC)
     detail = post(desk, {**SPEC, "window": {"tumbling": "2h"}, "lateness": "1m"}).json()["detail"]
-    for part in ("window", "lateness", "--replace", f"DELETE /v1/queries/{SPEC['name']}", "deletes all its answers"):
+    for part in ("window", "lateness", "edgewater query put", f"PUT /v1/queries/{SPEC['name']}", "keep its answers"):
         assert part in detail
     assert "measures" not in detail
 

@@ -72,6 +72,7 @@ def test_an_answer_is_rendered_as_documented() -> None:
     answer = render(record(query, data.to_bytes()), query)
     assert answer == {
         "query": "flights",
+        "version": 1,
         "window": {"start": "2013-01-01T06:00:00Z", "end": "2013-01-01T06:01:00Z"},
         "phase": "complete",
         "revision": 2,

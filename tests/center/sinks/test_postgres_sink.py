@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy.engine import make_url
 
+from center.catalog import Change
 from center.sinks import Position, SinkContext, SinkQuery, SinkRunner, SinkStore, read_definition, testing
 from center.sinks.definitions import SinkDefinition, read_definitions
 from edgewater.model.errors import InvalidConfig
@@ -305,6 +306,26 @@ def test_a_session_that_was_merged_into_another_leaves_nothing(warehouse: Wareho
         assert warehouse.ask("SELECT extract(epoch FROM window_start)::int, n FROM kit") == [(0, 3)]
         assert warehouse.ask("SELECT extract(epoch FROM window_start)::int FROM edgewater_windows") == [(0,)]
     sink.close()
+
+
+def test_a_change_goes_on_in_the_view_while_the_old_version_still_gets_answers(
+    desk: Desk, warehouse: Warehouse
+) -> None:
+    desk.now = T0
+    desk.connect("jfk")
+    old = desk.register(lateness="0s")
+    spec = replace(old.spec, group_by=())
+    new, _ = desk.catalog.queries.register(spec, desk.now, change=Change(T0 + HOUR))
+    desk.ledger_knows(new)
+    desk.report(new, "jfk", T0 + HOUR, {"UA": 5})
+    warehouse.catch_up()
+    desk.ledger_knows(desk.catalog.queries.versions("flights")[0])
+    desk.report(old, "jfk", T0, {"UA": 3, "AA": 1})
+    desk.catalog.queries.end(old.ref, desk.now)
+    warehouse.catch_up()
+    rows = warehouse.ask("SELECT version, window_start, carrier, n FROM flights ORDER BY version, carrier")
+    first, second = (datetime(2013, 1, 1, hour, tzinfo=UTC) for hour in (0, 1))
+    assert rows == [(1, first, "AA", 1), (1, first, "UA", 3), (2, second, None, 5)]
 
 
 def test_a_new_version_gets_a_table_and_the_view_has_both(desk: Desk, warehouse: Warehouse) -> None:

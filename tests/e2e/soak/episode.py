@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.model.query import QuerySpec
+from edgewater.model.window_range import WindowRange
 from edgewater.model.windows import SessionWindow
 from sim.demo.brokers import MOSQUITTO
 from tests.e2e.soak.plan import FILE_FAULTS, IDLE_MS, INPUT_S, SOURCES, Episode, Fault
-from tests.e2e.soak.questions import specs
+from tests.e2e.soak.questions import CHANGED, second_version, specs
 from tests.e2e.soak.reader import Reader
 from tests.e2e.soak.records import COLUMNS, Handed, InputLog, RecordSource
 from tests.e2e.soak.sources import FileInput, Input, KafkaInput, MqttInput, PushInput, StdinInput, wall_ms
@@ -101,6 +102,7 @@ class EpisodeRun:
         self.retired: dict[str, int] = {}
         self.drifting: set[str] = set()
         self.late_query_ms: int | None = None
+        self.border_ms: int | None = None
         self.repeats: list[Loss] = []
         self.reader = Reader(center, [s["name"] for s in self.specs if not s["name"].endswith("late_query")])
         self._rng = np.random.default_rng(episode.seed)
@@ -378,6 +380,17 @@ class EpisodeRun:
         self._register(late)
         self.reader.queries += [s["name"] for s in late]
 
+    def _put(self, fault: Fault, edge: Edge) -> None:
+        """Changes a query. The border is near: an edge that is away hears of it late."""
+        (spec,) = [s for s in self.specs if s["name"].endswith(CHANGED)]
+        path, params = f"/v1/queries/{spec['name']}", {"at": str(wall_ms() + 1000)}
+        reply = self.center.request("PUT", path, json=second_version(spec), params=params)
+        if reply.status_code == 422:
+            self.skipped.append(f"put: {reply.json()['detail']}")
+            return
+        reply.raise_for_status()
+        self.border_ms = time_ms(reply.json()["begins"])
+
     # The end
 
     def _settle(self) -> bool:
@@ -423,6 +436,17 @@ class EpisodeRun:
             ]
             records += again
             truths[spec.name] = QueryTruth(spec, records, ARROW_COLUMNS)
+            if spec.name.endswith(CHANGED) and self.border_ms is not None:
+                # The first version counts nothing any more once it has ended, and edges may hear late of the second.
+                late = {
+                    id(r) for r, h in zip(records, self.log.handed, strict=False) if h.watermark_ms >= self.border_ms
+                }
+                sure = [replace(r, fate=Fate.UNCERTAIN) if id(r) in late else r for r in records]
+                truths[spec.name] = QueryTruth(spec, sure, ARROW_COLUMNS, WindowRange(until_ms=self.border_ms))
+                lost = [replace(r, fate=Fate.LOST) if r.fate is Fate.COUNTED else r for r in records]
+                changed = QuerySpec.from_mapping(second_version(mapping))
+                own = WindowRange(self.border_ms)
+                truths[f"{spec.name}@2"] = QueryTruth(changed, lost, ARROW_COLUMNS, own)
         return truths
 
     def _true_record(self, handed: Handed, spec: QuerySpec) -> TrueRecord:
@@ -499,9 +523,10 @@ class EpisodeRun:
         findings.false += self.reader.false
         self.reader.false = []
         for name, truth in self._truths().items():
-            answers = [a for revisions in self.reader.answers.get(name, {}).values() for a in revisions.values()]
-            findings.add(self._check_query(truth, answers, settled))
-            if settled and not name.endswith("late_query"):
+            read = self.reader.answers.get(truth.spec.name, {}).values()
+            answers = [a for revisions in read for a in revisions.values() if a["version"] == _version(name)]
+            findings.add(self._check_query(truth, answers, settled, _version(name)))
+            if settled and not name.partition("@")[0].endswith(("late_query", CHANGED)):
                 findings.false += self._false_rejections(truth.spec)
         starts = {q: list(self.reader.newest(q))[:2] for q in self.reader.queries}
         findings.cells += self.reader.compare_forms(starts)
@@ -573,11 +598,11 @@ class EpisodeRun:
             false += [Falsehood("alarm", query, "", 0, f"no alarm {s}") for s in sorted(stated - raised - after_final)]
         return false
 
-    def _check_query(self, truth: QueryTruth, answers: Sequence[Any], settled: bool) -> Findings:
+    def _check_query(self, truth: QueryTruth, answers: Sequence[Any], settled: bool, version: int) -> Findings:
         end = max((w.end_ms for w in truth.windows.values()), default=0)
         late = truth.spec.name.endswith("late_query")
         # The query's page also counts records that came too late for windows without any answer.
-        page = self.center.request("GET", f"/v1/queries/{truth.spec.name}").json()
+        page = self.center.request("GET", f"/v1/queries/{truth.spec.name}", params={"version": version}).json()
         stated = sum(a["quality"]["records"]["after_final"] for a in answers if a["phase"] == "final")
         return check_query(
             truth,
@@ -604,6 +629,11 @@ class EpisodeRun:
             self.center.request("DELETE", f"/v1/queries/{spec['name']}")
         for edge in self.edges:
             self.center.request("DELETE", f"/v1/edges/{edge.name}")
+
+
+def _version(name: str) -> int:
+    """The version of a query of which a truth has the key."""
+    return int(name.partition("@")[2] or 1)
 
 
 def _must_be_answered(truth: QueryTruth, start_ms: int) -> bool:

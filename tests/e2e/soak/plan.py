@@ -27,7 +27,7 @@ LINK_FAULTS = ("cut", "duplicate")
 BROKER_FAULTS = ("broker-away", "broker-restart")
 CENTER_FAULTS = ("kill-gateway", "kill-api", "kill-job", "kill-sink", "checkpoints")
 INPUT_FAULTS = ("late", "ahead", "nan", "big", "overflow", "bad", "drift")
-QUERY_FAULTS = ("late-query",)
+QUERY_FAULTS = ("late-query", "put")
 FAULTS = (
     *FILE_FAULTS, *EDGE_FAULTS, *LINK_FAULTS, *BROKER_FAULTS, *CENTER_FAULTS, *INPUT_FAULTS, *QUERY_FAULTS,
 )  # fmt: skip

@@ -8,6 +8,15 @@ from typing import Any
 from tests.e2e.soak.plan import Episode
 
 STALENESS_MS = 1500
+CHANGED = "changed"
+"""The query that gets a second version."""
+
+
+def second_version(spec: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the query becomes: other groups, other measures, windows of twice the length."""
+    size_ms = int(spec["window"]["tumbling"].removesuffix("ms"))
+    changed = {"measures": {"rows": "count()", "ids": "sum(n)"}, "window": {"tumbling": f"{2 * size_ms}ms"}}
+    return {**spec, **changed, "group_by": ["k", "src"]}
 
 
 def specs(episode: Episode, stream: str, edges: Sequence[str]) -> list[dict[str, Any]]:
@@ -48,8 +57,11 @@ def specs(episode: Episode, stream: str, edges: Sequence[str]) -> list[dict[str,
         "session": {"measures": {"rows": "count()", "total": "sum(p)"}, "window": {"session": "300ms", "max": "3s"}},
         "sketch": {"group_by": ["k"], "measures": {"ids": "distinct(n)", "x": "quantiles(x)"}},
         "late_query": {"group_by": ["src"], "measures": {"rows": "count()", "ids": "sum(n)"}},
+        CHANGED: {"group_by": ["src"], "measures": {"rows": "count()", "total": "sum(v)"}},
     }  # fmt: skip
     wanted = ["exact", *episode.queries]
     if "late-query" in episode.kinds:
         wanted.append("late_query")
+    if "put" in episode.kinds:
+        wanted.append(CHANGED)
     return [{"name": f"{stream}_{name}", **common, **each[name]} for name in wanted]

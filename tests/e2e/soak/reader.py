@@ -66,7 +66,7 @@ class Reader:
 
     def _note(self, answer: Answer) -> None:
         self.reads += 1
-        self.false += self._watch.note(answer)
+        self.false += self._watch.note(answer, int(answer["version"]))
         revisions = self.answers.setdefault(answer["query"], {}).setdefault(answer["window"]["start"], {})
         revisions[int(answer["revision"])] = answer  # a final answer states what has come since
 

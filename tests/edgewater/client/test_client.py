@@ -20,6 +20,7 @@ from edgewater.model.errors import (
     InvalidQuery,
     InvalidRequest,
     NotFound,
+    PreconditionFailed,
     ProtocolError,
     Unauthenticated,
 )
@@ -362,3 +363,26 @@ def test_over_tls_the_certificate_authority_is_an_argument(two_hours, tmp_path, 
             center.queries()
     with pytest.raises(InvalidConfig, match="certificates in PEM"):
         Center(url, ca=tmp_path / "none.pem")
+
+
+@pytest.mark.slow
+def test_windows_are_read_over_the_border_of_two_versions(desk):
+    desk.now = T0
+    desk.connect("jfk")
+    desk.register(lateness="0s")
+    with desk.served() as url, Center(url) as center:
+        spec = {**SPEC, "group_by": [], "measures": {"n": "count()"}, "lateness": "0s"}
+        query = center.put(spec, at=T0 + HOUR, version=1)
+        assert (query.version, query.registered["begins"]) == (2, "2013-01-01T01:00:00Z")
+        with pytest.raises(PreconditionFailed, match="version 2 is the newest now"):
+            center.put(SPEC, version=1)
+        for version in desk.catalog.queries.versions("flights"):
+            desk.ledger_knows(version)
+            desk.report(version, "jfk", version.windows.from_ms if version.ref.version == 2 else T0, {"UA": 3})
+        answers = query.windows()
+        assert [(a.version, a.groups, a["n"].values) for a in answers] == [
+            (1, [{"carrier": "UA"}], [3]),
+            (2, [{}], [3]),
+        ]
+        assert answers.to_arrow().column("version").to_pylist() == [1, 2]
+        assert query.latest().version == 2

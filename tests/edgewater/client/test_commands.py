@@ -9,6 +9,7 @@ import re
 import sys
 from contextlib import ExitStack
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +81,33 @@ def test_a_query_is_added_listed_shown_followed_and_removed(desk, run, tmp_path)
         assert said(run(url, "query", "rm", "flights", "--yes", "--json")) == {"deleted": "flights", "version": 2}
         assert run(url, "query", "ls").stdout == "no query is registered\n"
         assert query.ref.version == 2
+
+
+@pytest.mark.slow
+def test_a_query_is_changed_by_file_and_in_an_editor(desk, run, tmp_path, monkeypatch):
+    desk.now = T0
+    editor = tmp_path / "editor"
+    monkeypatch.setenv("EDITOR", f"sh {editor}")
+    editor.write_text('sed -i "s/lateness: 1h/lateness: 5m/" "$1"\n')
+    with desk.served() as url:
+        assert run(url, "query", "put", "-", input=json.dumps(SPEC)).stdout == "flights is registered, version 1\n"
+        edited = run(url, "query", "edit", "flights", "--at", "2013-01-01T02:30:00Z")
+        assert edited.stdout == (
+            "flights is registered, version 2\nit has the windows that start at 2013-01-01T03:00:00Z or later\n"
+        ), edited.output
+        assert run(url, "query", "edit", "flights").stdout == "flights is not changed\n"
+        editor.write_text('sed -i "s/lateness: 5m/lateness: soon/" "$1"\n')
+        refused = run(url, "query", "edit", "flights")
+        kept = re.search(r"what you have written is in (\S+):", refused.stderr)
+        assert refused.exit_code == 2
+        assert kept is not None
+        assert "lateness: soon" in Path(kept[1]).read_text()
+        late = run(url, "query", "put", "-", "--if-version", "1", input=json.dumps(SPEC))
+        assert (late.exit_code, "version 2 is the newest now, not version 1" in late.stderr) == (1, True)
+        past = run(url, "query", "put", "-", "--at", "2012-01-01T00:00:00Z", input=json.dumps(SPEC))
+        assert (past.exit_code, "it is past" in past.stderr) == (2, True)
+        short = run(url, "query", "add", "-", "--for", "1h", input=json.dumps({**SPEC, "name": "short"})).stdout
+        assert "it ends by itself: it has the windows that start before 2013-01-01T01:00:00Z" in short
 
 
 @pytest.mark.slow

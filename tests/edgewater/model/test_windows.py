@@ -228,7 +228,9 @@ def test_calendar_windows_divide_all_times(window: CalendarWindow, times: list[i
         assert window.slice_start(time) == start <= time < end <= start + window.longest_ms
         assert (window.slice_start(end), window.slice_start(end - 1)) == (end, start)
         assert window.windows_of_slice(start) == [start] == list(window.slices_of_window(start))
-        assert (window.next_start(start), window.first_ending_after(end - 1)) == (end, start)
+        assert (window.following(start), window.first_ending_after(end - 1)) == (end, start)
+        assert (window.next_start(start), window.next_start(start + 1)) == (start, end)
+        assert (window.end_of_windows_before(start), window.end_of_windows_before(start + 1)) == (start, end)
 
 
 @pytest.mark.parametrize(("zone", "year", "month", "day"), CHANGES)

@@ -88,14 +88,14 @@ export function Overview() {
     });
     return () => live.close();
   }, []);
-  const listed = useMemo(() => (queries || []).map((q) => q.name), [queries]);
+  const listed = useMemo(() => queries || [], [queries]);
   return html`<main id="main"><div class="title"><h1>Overview</h1><${Parts} parts=${parts} /><span class="space"></span><a class="button primary" href="/ui/new">New query</a></div>
     <${Problem} error=${problem} />
     ${alarms?.alarms.length > 0 && html`<section class="card alarm" aria-label="Alarms"><h2>Alarms</h2><ul>${alarms.alarms.map((a) => html`<li key=${a.kind + a.message}>
       <b>${a.kind}</b> ${a.message} <small>${a.times > 1 ? `${a.times} times, ` : ""}last ${f.time(a.last_at)}</small></li>`)}</ul></section>`}
     ${alerts?.alerts.length > 0 && html`<${Alerts} alerts=${alerts.alerts} />`}
     <div class="scroll card flush"><table class="rows"><thead><tr><th>Query</th><th>Last window (UTC)</th><th>Value and interval</th><th>Recent windows</th><th>Phase</th><th>Edges</th><th class="n">Staleness</th><th>Contract</th></tr></thead>
-    <tbody>${listed.map((name) => html`<${QueryRow} key=${name} name=${name} row=${rows.current.get(name)} answer=${rows.current.get(name)?.answer} edges=${progress.current.get(name)} />`)}
+    <tbody>${listed.map((q) => [q, q.name]).map(([q, name]) => html`<${QueryRow} key=${name} query=${q} name=${name} row=${rows.current.get(name)} answer=${rows.current.get(name)?.answer} edges=${progress.current.get(name)} />`)}
     ${queries && !listed.length && html`<tr><td colspan="8" class="empty">No query is registered. <a href="/ui/new">Register one</a>.</td></tr>`}</tbody></table></div>
     ${rules?.rules.length > 0 && html`<${Rules} rules=${rules.rules} />`}
     ${sinks?.sinks.length > 0 && html`<${Sinks} sinks=${sinks.sinks} />`}
@@ -140,13 +140,19 @@ function Parts({ parts }) {
   return html`<span class="parts">${Object.entries(parts.components).map(([name, part]) => html`<${State} kind=${part.ready ? "ok" : "bad"} title=${part.reason}>${name} ${part.ready ? "ready" : "not ready"}<//>`)}</span>`;
 }
 
-function QueryRow({ name, row, answer, edges }) {
+/** The version of a query, the border at which it begins or will begin, and the end that it has. */
+function Version({ query }) {
+  if (query.version === 1 && !query.until) return null;
+  return html`<br /><small class="muted">version ${query.version}${query.begins && ` from ${f.time(query.begins)}`}${query.until && `, ends at ${f.time(query.until)}`}</small>`;
+}
+
+function QueryRow({ query, name, row, answer, edges }) {
   const href = `/ui/queries/${encodeURIComponent(name)}`;
-  if (!answer) return html`<tr data-query=${name}><th scope="row"><a href=${href}>${name}</a></th><td colspan="7"><${Waiting} name=${name} /></td></tr>`;
+  if (!answer) return html`<tr data-query=${name}><th scope="row"><a href=${href}>${name}</a><${Version} query=${query} /></th><td colspan="7"><${Waiting} name=${name} /></td></tr>`;
   const head = row.head;
   const points = [...row.points.entries()].sort(([a], [b]) => (a < b ? -1 : 1)).map(([, p]) => p);
   const down = (edges || []).filter((e) => e.state !== "up" && !e.ended).map((e) => e.edge);
-  return html`<tr data-query=${name} data-given=${answer.given_at}><th scope="row"><a href=${href}>${name}</a></th>
+  return html`<tr data-query=${name} data-given=${answer.given_at}><th scope="row"><a href=${href}>${name}</a><${Version} query=${query} /></th>
     <td class="at">${f.time(answer.window.start)}</td>
     <td class="value">${head ? html`${row.isEmpty ? html`<span class="muted">no record yet</span>` : html`<${Interval} value=${head.value} />`}<br /><small>${head.measure}${head.value.name ? ` ${head.value.name}` : ""}${Object.keys(head.group).length ? html`, ${f.group(head.group)} <span class="muted">(of ${answer.groups} groups)</span>` : ""}</small>` : html`<span class="muted">${answer.groups} groups</span>`}</td>
     <td>${head && html`<${Sparkline} points=${points} label=${`${head.measure} of the last ${points.length} windows`} />`}</td>

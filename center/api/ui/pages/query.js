@@ -158,7 +158,7 @@ function waitsFor(edges, open) {
 function Spec({ detail }) {
   const s = detail.spec;
   const facts = [["from", s.from], ["where", s.where], ["group by", s.group_by?.map(f.groupColumn).join(", ")], ["window", f.plain(s.window)], ["budget", s.budget && f.plain(s.budget)],
-    ["accuracy", s.accuracy && f.plain(s.accuracy)], ["lateness", s.lateness], ["version", detail.version]].filter(([, v]) => v);
+    ["accuracy", s.accuracy && f.plain(s.accuracy)], ["lateness", s.lateness], ["version", detail.version], ["begins", detail.begins && f.time(detail.begins)], ["ends", detail.until && f.time(detail.until)]].filter(([, v]) => v);
   return html`<dl class="facts">${facts.map(([k, v]) => html`<div><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>
     ${detail.alarms.length > 0 && html`<section class="card alarm"><h2>Alarms about this query</h2><ul>${detail.alarms.slice(0, 5).map((a) => html`<li><b>${a.kind}</b> ${a.message}</li>`)}</ul></section>`}
     ${detail.after_final > 0 && html`<p class="problem">${f.number(detail.after_final)} records came for windows when these were final, and are in no answer.</p>`}

@@ -1,0 +1,56 @@
+"""Which version of a query answers a request. Versions have different windows, in ascending order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from center.api.services import Services
+from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.timestamps import rfc3339
+
+
+def versions_of(center: Services, name: str, version: int | None) -> list[RegisteredQuery]:
+    """Returns the versions of a query that have, or may have, answers, or the version that is asked for.
+
+    Raises:
+        NotFound: the query, or its version, is not known.
+    """
+    versions = center.catalog.queries.versions(name)
+    if version is None:
+        return versions
+    found = [query for query in versions if query.ref.version == version]
+    if not found:
+        listed = [query.ref.version for query in versions]
+        known = f"version {listed[0]}" if len(listed) == 1 else f"versions {listed[0]} to {listed[-1]}"
+        raise NotFound(f"query {name}: version {version} is not known; it has {known}")
+    return found
+
+
+def version_with(versions: Sequence[RegisteredQuery], start_ms: int) -> RegisteredQuery:
+    """Returns the version that has the windows which start at a time; without one, the version before or the first."""
+    begun = [query for query in versions if query.windows.from_ms <= start_ms]
+    return begun[-1] if begun else versions[0]
+
+
+def clipped(query: RegisteredQuery, start_ms: int | None, end_ms: int | None) -> tuple[int | None, int | None]:
+    """Returns the part of a range of window starts that belongs to a version; None: the range is open."""
+    start = max(MIN_TIME_MS if start_ms is None else start_ms, query.windows.from_ms)
+    end = min(MAX_TIME_MS if end_ms is None else end_ms, query.windows.until_ms)
+    return None if start == MIN_TIME_MS else start, None if end == MAX_TIME_MS else max(start, end)
+
+
+def only_version(
+    versions: Sequence[RegisteredQuery], start_ms: int | None, end_ms: int | None
+) -> tuple[RegisteredQuery, int | None, int | None]:
+    """Returns the version whose windows a range has, and the range; an open range begins with the newest version.
+
+    Raises:
+        InvalidRequest: the range has windows of several versions, which do not merge.
+    """
+    query = versions[-1] if start_ms is None else version_with(versions, start_ms)
+    if end_ms is not None and end_ms > query.windows.until_ms and query is not versions[-1]:
+        accepted = f"a range within one version: version {query.ref.version} ends at {rfc3339(query.windows.until_ms)}"
+        raise InvalidRequest("end", rfc3339(end_ms), accepted)
+    return query, *clipped(query, start_ms, end_ms)
