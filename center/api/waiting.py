@@ -11,7 +11,7 @@ from center.catalog import SetAsideQuery
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord, expected_edges
 from edgewater.model.query import ErrorBudget
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MAX_TIME_MS, EdgeId
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 
 NAMED_EDGES = 3
@@ -123,6 +123,9 @@ def explain(
 
     if set_aside is not None:
         return result(set_aside.state.value, set_aside.reason, since_ms=set_aside.since_ms)
+    if query.ended_at_ms is not None:
+        reason = f"the query has ended: all windows that start before {rfc3339(query.windows.until_ms)} are final"
+        return result("answered" if answered else "no_records", reason)
     if not_ready:
         return result("center_not_ready", "; ".join(not_ready))
     if not expected:
@@ -146,7 +149,8 @@ def explain(
             "the stream has ended at every expected edge, and no record that was read since the query was registered"
         )
         return result("no_records", f"{reason} counts in it: {_joined(waits)}", since_ms=query.registered_at_ms)
-    return result("waiting", f"no window has been closed by every expected edge: {_joined(waits)}")
+    begins = "" if query.windows.from_ms == MIN_TIME_MS else f"its windows begin at {rfc3339(query.windows.from_ms)}; "
+    return result("waiting", f"{begins}no window has been closed by every expected edge: {_joined(waits)}")
 
 
 def _is_relative(budget: ErrorBudget | None) -> bool:

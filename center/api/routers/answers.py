@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -96,11 +97,12 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     """The newest revision of each window that starts in [start, end), ascending, in pages.
 
     Every answer states its completeness; windows without an answer are not listed. The range may span versions of the
-    query: a page has the windows of one version, and ends at the border to the next one.
+    query: a page has the windows of one version, and ends at the border to the next one. Earlier versions that cannot
+    answer the questions, such as about a measure that they lack, are left out.
     """
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
-    query, records, cursor = _read_page(center, versions_of(center, name, params.version), params)
+    query, records, cursor = _read_page(center, _asked(versions_of(center, name, params.version), params), params)
     questions = params.questions(query.spec)
     page = Page(shown(params.start), shown(params.end), params.limit, cursor)
     headers = {}
@@ -122,12 +124,11 @@ def latest(name: str, params: Annotated[LatestParams, Query()], request: Request
 
     Without one, the problem (404) says why: `state`, `reason`, `remedy`, `since` and `waits_for`, as `/status` does.
     """
-    versions = versions_of(center, name, params.version)
+    versions = _asked(versions_of(center, name, params.version), params)
     for query in reversed(versions):
         record = center.results.latest(query.ref, params.min_phase, query.windows.until_ms)
         if record is not None:
             return _respond(request, center, query, [record], params.questions(query.spec), params)
-    params.questions(versions[-1].spec)
     return _no_answer(request, center, versions[-1], params.min_phase)
 
 
@@ -203,6 +204,17 @@ def window(
 def revisions(name: str, start: Time, center: Center) -> Revisions:
     query = version_with(versions_of(center, name, None), start)
     return Revisions(query=name, window_start=rfc3339(start), revisions=_revisions(center, query, start))
+
+
+def _asked(versions: Sequence[RegisteredQuery], params: AnswerParams) -> list[RegisteredQuery]:
+    """Returns the versions that can answer the questions. Raises InvalidRequest: the newest cannot."""
+    params.questions(versions[-1].spec)
+    found = []
+    for query in versions:
+        with suppress(InvalidRequest):
+            params.questions(query.spec)
+            found.append(query)
+    return found
 
 
 def _read_page(

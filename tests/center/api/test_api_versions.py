@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from edgewater.model.edge_records import QueryStatusRecord
+from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
 from tests.center.api.conftest import HOUR, SPEC, T0
 
@@ -102,6 +104,30 @@ def test_a_range_spans_versions_and_each_page_has_one(changed):
     csv = changed.get(f"{PATH}/windows", params={"format": "csv", "start": rfc3339(BORDER)}).text.splitlines()
     assert csv[0].split(",")[8] == '"version"'
     assert csv[1].split(",")[8] == "2"
+
+
+def test_versions_that_lack_a_measure_are_left_out(changed):
+    page = changed.get(f"{PATH}/windows", params={"measure": "longest"}).json()
+    assert (page["version"], len(page["answers"])) == (2, 2)
+    refused = changed.get(f"{PATH}/windows", params={"measure": "miles"})
+    assert (refused.status_code, refused.json()["field"]) == (422, "measure")
+    assert len(changed.get(f"{PATH}/windows", params={"measure": "miles", "version": 1}).json()["answers"]) == 2
+
+
+def test_the_status_says_that_a_version_begins_later_or_has_ended(changed):
+    assert put(changed, {**SPEC, "lateness": "9m"}).status_code == 201
+    changed.beat("jfk", changed.now)
+    begins = changed.get(PATH).json()["begins"]
+    query = changed.catalog.queries.get("flights")
+    changed.catalog.queries.record_statuses([QueryStatusRecord(query.ref, EdgeId("jfk"), True, "", "")])
+    status = changed.get(f"{PATH}/status").json()
+    assert f"its windows begin at {begins}" in status["reason"], status
+    made = changed.ask("POST", "/v1/queries", params={"for": "1h"}, json={**SPEC, "name": "short"}).json()
+    changed.catalog.queries.end(changed.catalog.queries.get("short").ref, changed.now)
+    assert (
+        f"windows that start before {made['until']} are final"
+        in changed.get("/v1/queries/short/status").json()["reason"]
+    )
 
 
 def test_one_window_is_read_in_the_version_that_has_it(changed):
