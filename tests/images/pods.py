@@ -42,7 +42,7 @@ class ExecutorPods(ApiServer):
     start: Callable[[str, Manifest], None]
 
     def __init__(self) -> None:
-        super().__init__("0.0.0.0")  # noqa: S104
+        super().__init__("0.0.0.0")
         self.started: list[str] = []
         self._kubelet = ThreadPoolExecutor(1)
 
