@@ -53,7 +53,7 @@ test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
 	@$(PYTEST) -m data $(ARGS)
 
 # One process: containers share ports, memory and a storage of images.
-test-images: $(STAMP)dev $(STAMP)images ## build both images and run them: compose, the dev overlay; root, Debian's podman, about 6 minutes
+test-images: $(STAMP)dev $(STAMP)images ## build both images and run them: compose, the dev overlay; root, Debian's podman, 6 to 12 minutes
 	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest tests/images -m images -rP $(ARGS)
 
 SECONDS ?= 600

@@ -16,6 +16,7 @@ import base64
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,21 +34,28 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
 class ExecutorPods(ApiServer):
-    """Takes the pods that the driver asks for, as an API server does, and starts them as a kubelet does."""
+    """Takes the pods that the driver asks for, as an API server does, and starts them as a kubelet does.
+
+    The driver has its reply before the pod starts. A driver that waited too long would ask again.
+    """
 
     start: Callable[[str, Manifest], None]
 
     def __init__(self) -> None:
         super().__init__("0.0.0.0")
         self.started: list[str] = []
+        self._kubelet = ThreadPoolExecutor(1)
 
     def handle(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         answer = super().handle(method, path, body)
         if method == "POST":
             name = body["metadata"]["name"]
-            self.start(name, {"namespace": "edgewater", "spec": body["spec"]})
             self.started.append(name)
+            self._kubelet.submit(self.start, name, {"namespace": "edgewater", "spec": body["spec"]})
         return answer
+
+    def close(self) -> None:
+        self._kubelet.shutdown()
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def pods(
             executors.start = pods.play
             yield pods
     finally:
+        executors.close()
         engine.podman("pod", "rm", "--all", "--force", "--time=5", timeout_s=180)
         engine.podman("network", "rm", "--force", NET)
 
