@@ -75,7 +75,7 @@ class CreateQuery:
 
     Attributes:
         mapping: the query, as `QuerySpec.from_mapping` reads it.
-        replaces: whether another query with the same name is deleted first.
+        replaces: whether another query with the same name gets a new version.
         explains: whether the statement begins with `EXPLAIN`.
     """
 

@@ -31,6 +31,8 @@ SILENT, SILENCE_S = 0.15, 16.0
 """Probability that two edges fall silent in one interval, and for how long: the gateway knows it after 12.5 s."""
 CHANGES = 0.35
 """Probability that a query is changed while it runs."""
+AWAY = 0.5
+"""Probability that an edge is cut off when a query is changed, so that it hears late of the border."""
 TEMPORARY = 0.1
 """Probability that a query ends by itself."""
 SKETCHES = 0.2
@@ -212,6 +214,11 @@ class _Draw:
         queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
         queries = [self.changed(plan, seed, [e.name for e in edges], active_s) for plan in queries]
         links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
+        away = random.Random(f"away at changes {seed}")
+        for change in (change for plan in queries for change in plan.changes):
+            if away.random() < AWAY:
+                at_s, lasts_s = max(0.0, change.at_s - 0.1), away.choice((0.5, 3.0, 6.0))
+                links.append(LinkFault(at_s, away.choice(edges).name, "blackout", lasts_s))
         silent = random.Random(f"silent {seed}")
         if len(edges) > 1 and silent.random() < SILENT:
             at_s = silent.uniform(1.0, active_s)

@@ -10,6 +10,7 @@ from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
 from tests.center.api.conftest import HOUR, SPEC, T0
+from tests.center.api.test_query_status import running
 
 PATH = "/v1/queries/flights"
 BORDER = T0 + 2 * HOUR
@@ -117,6 +118,7 @@ def test_versions_that_lack_a_measure_are_left_out(changed):
 def test_the_status_says_that_a_version_begins_later_or_has_ended(changed):
     assert put(changed, {**SPEC, "lateness": "9m"}).status_code == 201
     changed.beat("jfk", changed.now)
+    running(changed)
     begins = changed.get(PATH).json()["begins"]
     query = changed.catalog.queries.get("flights")
     changed.catalog.queries.record_statuses([QueryStatusRecord(query.ref, EdgeId("jfk"), True, "", "")])
