@@ -358,8 +358,8 @@ class _QueryCheck:
         bound = withheld.get(measure.name)
         if measure.function.name not in ("sum", "count") or (withheld and bound is None):
             return {"estimate": None if withheld else 0, "lower": None, "upper": None}
-        if bound and "above_share" in bound and "below_share" in bound:
-            bound = None  # a share of its value was withheld, so the value is 0
+        if bound and max(bound.get("above_share", 1), bound.get("below_share", 1)) < 1:
+            bound = None  # less than its whole value was withheld, so the value is 0
         bound = bound or {"above": 0, "below": 0}
         upper, lower = bound["above"], bound["below"]
         return {"estimate": 0, "lower": None if lower is None else -lower, "upper": upper}
