@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from sim.demo.queries import EXPECTATIONS, Group, Truth
+from sim.demo.queries import EXPECTATIONS, Group, Truth, misses_allowed
 
 Value = tuple[float, float, float]
 """Estimate, lower, upper."""
@@ -45,7 +45,7 @@ def compare(name: str, answers: Iterable[Mapping[str, Any]], truth: Truth, shipp
     for answer in answers:
         start = millis(answer["window"]["start"])
         seen[start] = answer["phase"]
-        staleness.append(answer["quality"]["staleness_ms"])
+        staleness.append(answer["quality"]["first_staleness_ms"])
         if not answer["contract"]["met"]:
             problems.append(f"window {answer['window']['start']}: {answer['contract']['violations']}")
         rows = {group: values for row in answer["data"] for group, values in [_row(row)]}
@@ -82,6 +82,97 @@ def compare(name: str, answers: Iterable[Mapping[str, Any]], truth: Truth, shipp
         staleness_ms_p95=float(np.quantile(staleness, 0.95)) if staleness else np.nan,
         problems=tuple(problems[:20]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyReport:
+    """The first early answers of a query, compared with the final values of their windows.
+
+    Attributes:
+        early: windows whose first answer was early.
+        stated: early answers with an interval.
+        held: intervals that contain the final value.
+        within: early answers that are within the accuracy's error.
+        error_p50, error_max: relative, over the answers with an interval.
+        earlier_ms_p50: wall time from an early answer to the final one.
+    """
+
+    name: str
+    windows: int
+    early: int
+    stated: int
+    held: int
+    within: int
+    error_p50: float | None
+    error_max: float | None
+    earlier_ms_p50: float | None
+    accuracy: str
+    contract_met: bool
+    problems: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare_early(
+    spec: Mapping[str, Any], firsts: Iterable[Mapping[str, Any]], finals: Iterable[Mapping[str, Any]]
+) -> EarlyReport:
+    """Compares the first answer of each window of a query without groups with the final one.
+
+    The contract is met unless more intervals missed than chance explains.
+    """
+    accuracy = spec["accuracy"]
+    measure = accuracy["measure"]
+    target, confidence = (float(accuracy[part].rstrip("%")) / 100 for part in ("error", "confidence"))
+    final = {answer["window"]["start"]: answer for answer in finals}
+    early = [answer for answer in firsts if answer["phase"] == "early"]
+    errors, held, earlier = [], [], []
+    for answer in early:
+        last = final[answer["window"]["start"]]
+        cell, exact = answer["data"][0][measure], last["data"][0][measure]["estimate"]
+        earlier.append(millis(last["given_at"]) - millis(answer["given_at"]))
+        if cell["lower"] is not None and cell["upper"] is not None:
+            errors.append(abs(cell["estimate"] - exact) / abs(exact))
+            held.append(cell["lower"] <= exact <= cell["upper"])
+    missed = len(held) - sum(held)
+    met = missed <= misses_allowed(len(held), 1 - confidence)
+    return EarlyReport(
+        name=spec["name"],
+        windows=len(final),
+        early=len(early),
+        stated=len(held),
+        held=sum(held),
+        within=sum(error <= target for error in errors),
+        error_p50=float(np.median(errors)) if errors else None,
+        error_max=max(errors, default=None),
+        earlier_ms_p50=float(np.median(earlier)) if earlier else None,
+        accuracy=f"{accuracy['error']} with {accuracy['confidence']}",
+        contract_met=met,
+        problems=() if met else (f"{missed} of {len(held)} early intervals do not contain the final value",),
+    )
+
+
+def early_table(reports: Iterable[EarlyReport]) -> Table:
+    """Returns the table of the early answers."""
+    result = Table(title="First early answers compared with the final values of their windows", title_style="bold")
+    for name in (
+        "query",
+        "accuracy",
+        "early",
+        "intervals held",
+        "within the error",
+        "error p50",
+        "max",
+        "earlier than final, p50",
+    ):
+        result.add_column(name, justify="left" if name in ("query", "accuracy") else "right")
+    for r in reports:
+        result.add_row(
+            r.name, r.accuracy, f"{r.early} of {r.windows}", f"{r.held} of {r.stated}", f"{r.within} of {r.stated}",
+            *("–" if x is None else f"{100 * x:.2f} %" for x in (r.error_p50, r.error_max)),
+            "–" if r.earlier_ms_p50 is None else f"{r.earlier_ms_p50:,.0f} ms",
+        )  # fmt: skip
+    return result
 
 
 def millis(text: str) -> int:

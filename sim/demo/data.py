@@ -25,7 +25,7 @@ FIRST_DAY = "2013-01-01T00:00:00Z"
 
 
 def load() -> pa.Table:
-    """Returns all 336,776 flights in order of `scheduled_ms` (UTC), with `origin` and the columns of `COLUMNS`.
+    """Returns all 336,776 flights in order of `scheduled_ms` (UTC): `COLUMNS`, `origin` and `air_time` (min).
 
     Raises:
         FileNotFoundError: the package is not installed; the message says how to install it.
@@ -36,8 +36,11 @@ def load() -> pa.Table:
     # As a file, since importing the package needs pkg_resources, which setuptools no longer provides.
     archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     options = csv.ConvertOptions(
-        column_types={"time_hour": pa.timestamp("ms", "UTC"), "dep_delay": pa.float64(), "arr_delay": pa.float64()},
-        include_columns=["origin", *COLUMNS, "time_hour", "minute"],
+        column_types={
+            "time_hour": pa.timestamp("ms", "UTC"),
+            **dict.fromkeys(("dep_delay", "arr_delay", "air_time"), pa.float64()),
+        },
+        include_columns=["origin", "air_time", *COLUMNS, "time_hour", "minute"],
         strings_can_be_null=True,
     )
     with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as file:
@@ -53,7 +56,7 @@ def write_airports(flights: pa.Table, directory: Path) -> dict[str, Path]:
     paths = {}
     for airport in AIRPORTS:
         paths[airport] = directory / f"{airport.lower()}.csv"
-        rows = flights.filter(pc.equal(flights["origin"], airport)).drop_columns(["origin"])
+        rows = flights.filter(pc.equal(flights["origin"], airport)).drop_columns(["origin", "air_time"])
         csv.write_csv(rows, paths[airport])
     return paths
 

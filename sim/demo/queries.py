@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sim.demo.data import AIRPORTS, TIME
+from sim.demo.landings import END
 
 DAY_MS = 86_400_000
 QUANTILES = (0.5, 0.9, 0.99)
@@ -50,6 +51,15 @@ SPECS: list[dict[str, Any]] = [
         "window": {"tumbling": "1d"},
         "edges": EDGES,
     },
+    {
+        "name": "miles_landed",
+        "from": "landings",
+        "measures": {"miles": "sum(distance)", "flights": "count()"},  # of two measures, edges draw no sample
+        "window": {"tumbling": "1d"},
+        "accuracy": {"error": "5%", "confidence": "95%", "measure": "miles"},
+        "lateness": "0s",
+        "edges": EDGES,
+    },
 ]
 
 WATCHED_SPECS: list[dict[str, Any]] = [
@@ -65,8 +75,8 @@ WATCHED_SPECS: list[dict[str, Any]] = [
 ]
 """To look at, and not compared with the truth: what answers say while an expected edge is missing."""
 
-QUESTIONS: dict[str, dict[str, Any]] = {"delay_quantiles": {"quantile": list(QUANTILES)}}
-"""Questions to a query's synopses, as parameters of the URL."""
+QUESTIONS: dict[str, dict[str, Any]] = {"delay_quantiles": {"quantile": list(QUANTILES)}, "miles_landed": {"end": END}}
+"""Which windows of a query are compared, and questions to its synopses, as parameters of the URL."""
 
 Group = tuple[Any, ...]
 Truth = Mapping[int, Mapping[Group, Mapping[str, float | None]]]
@@ -113,6 +123,14 @@ def _miles(flights: pa.Table) -> Truth:
     return result
 
 
+def _landed(landings: pa.Table) -> Truth:
+    table = _windows(landings, DAY_MS).group_by("window").aggregate([("distance", "sum"), ("distance", "count")])
+    rows = {
+        row["window"]: {"miles": row["distance_sum"], "flights": row["distance_count"]} for row in table.to_pylist()
+    }
+    return {start: {(): values} for start, values in rows.items() if start < max(rows)}
+
+
 def _aircraft(flights: pa.Table) -> Truth:
     table = _windows(flights, 7 * DAY_MS).group_by("window").aggregate([("tailnum", "count_distinct")])
     return {row["window"]: {(): {"aircraft": row["tailnum_count_distinct"]}} for row in table.to_pylist()}
@@ -130,10 +148,14 @@ def _quantiles(flights: pa.Table) -> Truth:
     return result
 
 
-def _misses_allowed(total: int) -> int:
-    """Returns the number of values outside of 95 % intervals that one run in 10,000 exceeds by chance."""
+def misses_allowed(total: int, rate: float = 0.05) -> int:
+    """Returns the number of values outside of their intervals, of `total`, that one run in 10,000 exceeds by chance."""
     rng = np.random.default_rng(13)
-    return int(np.quantile(rng.binomial(total, 0.05, 100_000), 0.9999))
+    return int(np.quantile(rng.binomial(total, rate, 100_000), 0.9999))
+
+
+def _is_exact(errors: np.ndarray, truths: np.ndarray, inside: np.ndarray) -> bool:
+    return bool(inside.all() and (errors <= 1e-9 * np.maximum(1, abs(truths))).all())
 
 
 EXPECTATIONS: dict[str, Expectation] = {
@@ -141,7 +163,7 @@ EXPECTATIONS: dict[str, Expectation] = {
         ["carrier", "dep_delay"],
         "exact",
         _by_carrier,
-        lambda errors, truths, inside: bool(inside.all() and (errors <= 1e-9 * np.maximum(1, abs(truths))).all()),
+        _is_exact,
     ),
     "miles_by_destination": Expectation(
         ["dest", "distance"],
@@ -153,7 +175,7 @@ EXPECTATIONS: dict[str, Expectation] = {
         ["tailnum"],
         "95 % interval",
         _aircraft,
-        lambda errors, truths, inside: int((~inside).sum()) <= _misses_allowed(len(inside)),
+        lambda errors, truths, inside: int((~inside).sum()) <= misses_allowed(len(inside)),
     ),
     "delay_quantiles": Expectation(
         ["dep_delay"],
@@ -161,4 +183,5 @@ EXPECTATIONS: dict[str, Expectation] = {
         _quantiles,
         lambda errors, truths, inside: bool(inside.all() and (errors <= 0.01 * abs(truths) + 1e-9).all()),
     ),
+    "miles_landed": Expectation(["distance"], "exact in the end", _landed, _is_exact),
 }

@@ -9,22 +9,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
+import pyarrow.compute as pc
 import yaml
 
+from sim.demo import landings
 from sim.demo.data import AIRPORTS, COLUMNS, FIRST_DAY, TIME
+from sim.demo.landings import LandingFeed
 from sim.demo.queries import QUESTIONS, SPECS, WATCHED_SPECS
 
 READY_TIMEOUT_S = 180.0
 YEAR_S = 365 * 86_400
 STOP_TIMEOUT_S = 30.0
 EDGE_START_S = 6.0
+LANDINGS_AFTER = 0.15
+"""Part of the replay of the year after which the landings begin."""
 
 
 class DemoFailed(Exception):
@@ -47,6 +53,7 @@ class Demo:
     settings: dict[str, Any] = field(default_factory=dict)
     """The center's configuration besides its addresses: keys of sections, or values."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    feeds: dict[str, LandingFeed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.api_port = self.api_port or free_port()
@@ -87,31 +94,53 @@ class Demo:
         for spec in (*SPECS, *WATCHED_SPECS):
             self.client.post("/v1/queries", json=spec).raise_for_status()
 
-    def start_edges(self, files: dict[str, Path]) -> None:
-        """Starts one edge per airport; all start the replay at the same time."""
+    def start_edges(self, files: dict[str, Path], landed: pa.Table) -> None:
+        """Starts one edge per airport, and pushes landings to it; all start the replay at the same time."""
         begin = datetime.fromtimestamp(time.time() + EDGE_START_S, UTC)  # noqa: TID251
+        # Landings begin later: at first, processes compile and answers are late.
+        wait_s = LANDINGS_AFTER * self.seconds
+        landings_begin, landings_s = begin + timedelta(seconds=wait_s), self.seconds - wait_s
+        more = {landings.STREAM: landings.stream(landings_s, landings_begin.isoformat())}
         for airport in AIRPORTS:
-            self.start_edge(airport.lower(), files[airport], "flights", YEAR_S / self.seconds, begin)
+            edge, rows = airport.lower(), landed.filter(pc.equal(landed["origin"], airport))
+            listen = self.start_edge(edge, files[airport], "flights", YEAR_S / self.seconds, begin, more=more)
+            url = f"http://{listen}/v1/streams/{landings.STREAM}"
+            self.feeds[edge] = LandingFeed(url, rows, landings_s, landings_begin.timestamp())
+            self.feeds[edge].start()
 
     def start_edge(
-        self, edge: str, file: Path, stream: str, speed: float, begin: datetime, gateway_port: int | None = None
-    ) -> None:
-        """Starts an edge that replays `file`, from its checkpoint if it ran before."""
+        self,
+        edge: str,
+        file: Path,
+        stream: str,
+        speed: float,
+        begin: datetime,
+        gateway_port: int | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Starts an edge that replays `file`, from its checkpoint if it ran before. `more`: further streams.
+
+        Returns:
+            The address of its HTTP server.
+        """
+        listen = f"127.0.0.1:{free_port()}"
         config = {
             "edge": edge,
             "center": {"address": f"127.0.0.1:{gateway_port or self.gateway_port}"},
             "state_dir": str(self.directory / "state" / edge),
-            "http": {"listen": f"127.0.0.1:{free_port()}"},
+            "http": {"listen": listen},
             "streams": {
                 stream: {
                     "columns": COLUMNS,
                     "time": {"column": TIME, "unit": "ms"},
                     "replay": {"start": FIRST_DAY, "speed": speed, "at": begin.isoformat()},
                     "sources": [{"file": {"path": str(file), "format": "csv"}}],
-                }
+                },
+                **(more or {}),
             },
         }
         self.run_edge(config)
+        return listen
 
     def run_edge(self, config: dict[str, Any]) -> None:
         """Starts an edge, from its checkpoint if it ran before."""
@@ -154,6 +183,9 @@ class Demo:
                 log = self.directory / f"{name}.log"
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
                 raise DemoFailed(f"{name} exited with code {process.returncode}; end of {log}:\n{tail}")
+        for edge, feed in self.feeds.items():
+            if feed.failure is not None:
+                raise DemoFailed(f"records could not be pushed to {edge}: {feed.failure}")
 
     def progress(self) -> dict[str, Any]:
         """Returns the edges with their watermarks, and the latest answer of each query."""
@@ -177,6 +209,18 @@ class Demo:
             cursor = page["next_cursor"]
             if not cursor:
                 return
+
+    def is_final(self, name: str, start: str) -> bool:
+        """Returns whether the last answer of a window is final."""
+        reply = self.client.get(f"/v1/queries/{name}/windows/{start}")
+        return reply.status_code == 200 and reply.json()["phase"] == "final"
+
+    def first_answers(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yields the first revision of every window, in order of time."""
+        for answer in self.answers(name):
+            start = answer["window"]["start"]
+            reply = self.client.get(f"/v1/queries/{name}/windows/{start}", params={"revision": 1})
+            yield reply.raise_for_status().json()
 
     def shipped_bytes(self, name: str) -> int:
         """Returns the wire bytes of the query's frames at the center."""

@@ -22,8 +22,11 @@ import pytest
 
 from center.api.console import ROUTES, console_files
 from center.sinks import SinkRunner, SinkStore, read_definition
+from edgewater.model.timestamps import rfc3339
+from tests.center.accuracy_world import BEGIN_MS, spec
 from tests.center.api.conftest import Desk
 from tests.center.api.console_world import HOUR, T0, fill
+from tests.center.stored_world import stored
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 REASON = "no Chromium on this machine (Debian: apt-get install chromium)"
@@ -518,3 +521,28 @@ def test_a_range_of_time_is_chosen_and_the_chart_is_zoomed(browser, served):
         zoom.get_by_text("2013-01-01 0").wait_for()
         zoom.get_by_role("button", name="Zoom out").click()
         zoom.get_by_text("or drag over the chart").wait_for()
+
+
+@needs_browser
+def test_the_detail_of_a_window_draws_how_its_interval_closed(browser, desk, tmp_path):
+    world = stored(tmp_path / "early", spec({"total": "sum(x)"}, lateness="2s"), seconds=11)
+    world.run(11)
+    desk.results.close()
+    desk.results, desk.now = world.store, world.now_ms
+    desk.catalog.queries.register(world.query, BEGIN_MS - 1)
+    start = rfc3339(BEGIN_MS + 3_000)
+    with desk.served() as url, tab(browser, url) as t:
+        told = httpx.get(f"{url}/v1/queries/q/windows/{start}/explain", timeout=WAIT_MS / 1000).json()
+        revisions = told["revisions"]
+        phases = [r["phase"] for r in revisions]
+        assert phases[0] == "early" and phases[-2:] == ["complete", "final"]
+        t.open(f"/ui/queries/q/{start}")
+        t.lists("figure.closing g[data-revision]", len(revisions))
+        caption = t.text("figure.closing figcaption")
+        assert f"{revisions[0]['lower']:,.0f}"[:4] in caption and "(early), contains the newest value" in caption
+        shapes = [t.page.locator(f"figure.closing g.phase-{p}").first.bounding_box()["x"] for p in ("early", "final")]
+        assert shapes == sorted(shapes) and shapes[0] < shapes[1]
+        whiskers = t.page.locator("figure.closing .whisker").all()
+        ends = [[float(w.get_attribute(name)) for name in ("y1", "y2")] for w in whiskers]
+        assert ends[0][1] - ends[0][0] > 20 and ends[-1][0] == ends[-1][1], "the interval shrinks to the final value"
+        assert ends[0][0] < float(t.page.locator("figure.closing .newest").get_attribute("y1")) < ends[0][1]

@@ -1,0 +1,89 @@
+"""Flights whose records arrive when they land: the demo's stream with stragglers, so that early answers have a use.
+
+The event time is the scheduled departure. The record comes after the flight's real delay and its real time in the air,
+which are 0.3 to 13.4 hours together in these days. No delay is made up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sim.demo.data import TIME
+
+STREAM = "landings"
+FIRST_DAY, DAYS = "2013-10-01T00:00:00Z", 15
+END = "2013-10-15T00:00:00Z"
+"""Later windows are not compared: the records of the last day bring the watermark past the windows before."""
+_FIRST_MS, _END_MS = 1_380_585_600_000, 1_381_881_600_000
+DISORDER = "14h"
+"""The shortest whole number of hours within which each flight of these days has landed."""
+PUSH_EVERY_S = 0.05
+RETRY_S = 0.2
+
+
+def landings(flights: pa.Table) -> pa.Table:
+    """Returns the flights of the `DAYS` that landed, in order of landing, with the time in column `landed_ms`."""
+    times = flights[TIME]
+    inside = pc.and_(pc.greater_equal(times, _FIRST_MS), pc.less(times, _END_MS))
+    found = flights.filter(pc.and_(inside, pc.is_valid(flights["air_time"])))
+    minutes = pc.add(found["dep_delay"], found["air_time"])
+    landed = pc.add(found[TIME], pc.cast(pc.multiply(minutes, 60_000.0), pa.int64()))
+    return found.append_column("landed_ms", landed).sort_by([("landed_ms", "ascending")])
+
+
+def stream(seconds: float, at: str) -> dict[str, Any]:
+    """Returns the configuration of the stream: the days take `seconds` of wall time and begin at `at`."""
+    return {
+        "columns": {"distance": "int64"},
+        "time": {"column": TIME, "unit": "ms"},
+        "disorder": DISORDER,
+        "replay": {"start": FIRST_DAY, "speed": DAYS * 86_400 / seconds, "at": at},
+        "sources": [{"http": None}],
+    }
+
+
+class LandingFeed(threading.Thread):
+    """Pushes the records of one airport to its edge, each at the time of its landing.
+
+    Args:
+        url: of the edge's stream.
+        rows: landings of the airport, in order.
+        seconds: wall time of the days.
+        begin_s: wall time of its begin.
+    """
+
+    def __init__(self, url: str, rows: pa.Table, seconds: float, begin_s: float) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        offsets = (np.asarray(rows["landed_ms"]) - _FIRST_MS) / (_END_MS - _FIRST_MS)
+        self._due_s = begin_s + seconds * offsets
+        records = zip(rows[TIME].to_pylist(), rows["distance"].to_pylist(), strict=True)
+        self._lines = [f'{{"{TIME}":{at},"distance":{miles}}}\n' for at, miles in records]
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            with httpx.Client(headers={"content-type": "application/x-ndjson"}, timeout=60) as client:
+                self._push(client)
+        except Exception as exc:
+            self.failure = exc
+
+    def _push(self, client: httpx.Client) -> None:
+        sent = 0
+        while sent < len(self._lines):
+            due = int(np.searchsorted(self._due_s, time.time(), side="right"))  # noqa: TID251
+            if due > sent:
+                try:
+                    client.post(self._url, content="".join(self._lines[sent:due])).raise_for_status()
+                except httpx.ConnectError:  # the edge is still starting; nothing was sent
+                    time.sleep(RETRY_S)
+                    continue
+                sent = due
+            time.sleep(PUSH_EVERY_S)
