@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from edge import config as edge_config
+from edge.config import edge_config
+from edge.config import sources as source_config
 from edge.source_kinds import GROUP, SourceKinds
 from edge.sources import factory
 from edge.testing import CASES, SECRET, Subject
@@ -33,6 +34,7 @@ def example_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     points["syslog"] = "edge.sources.syslog:KIND"
     kinds = SourceKinds(lambda: [EntryPoint(name, value, GROUP) for name, value in points.items()])
     monkeypatch.setattr(edge_config, "KINDS", kinds)
+    monkeypatch.setattr(source_config, "KINDS", kinds)
     monkeypatch.setattr(factory, "KINDS", kinds)
 
 
