@@ -7,7 +7,7 @@ import { QueryPage } from "./pages/query.js";
 import { Explain } from "./pages/explain.js";
 import { Edges } from "./pages/edges.js";
 import { Budget, Budgets } from "./pages/budget.js";
-import { NewQuery } from "./pages/new.js";
+import { EditQuery, NewQuery } from "./pages/new.js";
 import { Link, lostText, navigate, useLost } from "./parts.js";
 
 const ROUTES = [
@@ -18,6 +18,7 @@ const ROUTES = [
   [/^\/ui\/budget\/?$/, Budgets, "Budget"],
   [/^\/ui\/budget\/([^/]+)\/?$/, Budget, "Budget"],
   [/^\/ui\/new\/?$/, NewQuery, "New query"],
+  [/^\/ui\/edit\/([^/]+)\/?$/, EditQuery, "Edit"],
 ];
 const STATES = {
   live: ["ok", "Live"], connecting: ["wait", "Connecting"], reconnecting: ["bad", "Reconnecting"],

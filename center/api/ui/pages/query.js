@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js"
 import { download, get, live, url } from "../api.js";
 import { BandChart, PointTable, Series, zoomed } from "../chart.js";
 import * as f from "../format.js";
-import { Completeness, Contract, Interval, Phase, Problem, Staleness, setSearch, useData, useThrottled } from "../parts.js";
+import { Completeness, Contract, Interval, Phase, Problem, Staleness, When, seconds, setSearch, useData, useThrottled } from "../parts.js";
 
 const WINDOWS = 120;
 const MOST = 2000;
@@ -122,15 +122,6 @@ export function QueryPage({ args: [name], search }) {
     ${answer && html`<${Lists} answer=${answer} measures=${measures} />`}
     ${answer && html`<${Exports} path=${path} name=${name} measure=${measure} group=${group} questions=${questions} series=${series.current} />`}
   </main>`;
-}
-
-const seconds = (s) => new Date(Math.round(s) * 1000).toISOString().replace(".000", "");
-
-/** An end of the range of windows, UTC; empty: open. */
-function When({ label, at, set }) {
-  const ms = Date.parse(at);
-  const changed = (e) => set(e.target.value ? seconds(Date.parse(`${e.target.value}Z`) / 1000) : null);
-  return html`<label>${label} <input type="datetime-local" step="1" aria-label=${`${label}, UTC`} value=${Number.isNaN(ms) ? "" : new Date(ms).toISOString().slice(0, 19)} onChange=${changed} /></label>`;
 }
 
 function groupsOf(answer, current) {
