@@ -37,10 +37,11 @@ export function lineOf(text, field) {
   return at;
 }
 
-/** The line of an SQL statement that a problem is about: the one that the parser names, or the one with the measure or the value. */
-function sqlLine(text, { field, value, reason }) {
+/** The line that a problem is about: the one that the parser names, the one of the field, or in SQL the one with the measure or the value. */
+function badLine(text, language, { field, value, reason }) {
   const named = /\bline (\d+)/.exec(reason || "");
   if (named) return Number(named[1]) - 1;
+  if (!field || language === "yaml") return field ? lineOf(text, field) : -1;
   const lines = text.split("\n"), last = field.split(".").at(-1);
   const find = (what) => lines.findIndex((l) => l.toLowerCase().includes(String(what).toLowerCase()));
   return field.startsWith("measures.") ? find(` as ${last}`) : Math.max(find(last), typeof value === "string" ? find(value) : -1);
@@ -72,7 +73,7 @@ function Editor({ text, setText, line, bad, streams, functions, box }) {
   const [list, setList] = useState(null);
   const lines = text.split("\n");
   const open = (target, always) => {
-    const before = text === target.value ? text.slice(0, target.selectionStart) : target.value.slice(0, target.selectionStart);
+    const before = target.value.slice(0, target.selectionStart);
     const { word, shown } = offers(before, target.value, streams, functions);
     setList((word || always) && shown.length ? { word, shown, at: -1, row: before.split("\n").length, column: before.length - before.lastIndexOf("\n") - 1 - word.length, from: target.scrollTop } : null);
   };
@@ -162,7 +163,7 @@ function Form({ first, streams, path, etag }) {
     setLanguage(to);
   };
   const details = problem?.details, field = details?.field;
-  const line = !field ? -1 : language === "sql" ? sqlLine(text, details) : lineOf(text, field);
+  const line = details ? badLine(text, language, details) : -1;
   const insert = (what) => {
     const box = editor.current, at = box.selectionStart;
     box.setRangeText(what, at, box.selectionEnd, "end");
@@ -174,8 +175,8 @@ function Form({ first, streams, path, etag }) {
     <fieldset class="choices"><legend class="sr">Language</legend>${[["yaml", "YAML or JSON"], ["sql", "SQL"]].map(([value, name]) => html`<label><input type="radio" name="language" value=${value} checked=${language === value} disabled=${language !== value && !checked} onChange=${() => translate(value)} /> ${name}</label>`)}</fieldset>
     <label for="spec">Query <small>checked while you write; Ctrl+Space completes</small></label>
     <${Editor} text=${text} setText=${setText} line=${line} bad=${Boolean(problem)} streams=${streams} functions=${functions || []} box=${editor} />
-    <div id="verdict" role="status" data-checked=${problem ? "refused" : checked ? "accepted" : ""}>${problem && html`<div class="problem"><b>${field ? `${field}${line >= 0 ? `, line ${line + 1}` : ""}` : details?.title || "Refused"}</b>
-        ${details?.accepted ? html`: ${details.value !== undefined && details.value !== null ? html`<code>${String(typeof details.value === "string" ? details.value : JSON.stringify(details.value))}</code> is not accepted.` : ""}<br />Expected: ${details.accepted}${details.reason ? html`<br />${details.reason}` : ""}` : html`<br />${problem.message}`}</div>`}
+    <div id="verdict" role="status" data-checked=${problem ? "refused" : checked ? "accepted" : ""}>${problem && html`<div class="problem"><b>${field || details?.title || "Refused"}${line >= 0 ? `, line ${line + 1}` : ""}</b>
+        ${details?.accepted ? html`: ${field && field !== "sql" && details.value !== undefined && details.value !== null ? html`<code>${String(typeof details.value === "string" ? details.value : JSON.stringify(details.value))}</code> is not accepted.` : ""}<br />Expected: ${details.accepted}${details.reason ? html`<br />${details.reason}` : ""}` : html`<br />${problem.message}`}</div>`}
       ${checked && !problem && (checked.refused ? html`<p class="problem">${checked.refused}</p>` : html`<p class="fine">${checked.registered ? "The same query is registered already." : "The center accepts it."}</p>`)}</div>
     ${path && html`<p><${When} label="Border" at=${at} set=${setAt} /> <small>Windows that start at the border or later have the new version, and earlier ones keep the old one. No answer is deleted. Empty: the next start of a window at least 10 s from now.</small></p>`}
     <p><button class="primary" disabled=${busy || !checked || Boolean(problem) || Boolean(checked.refused)}>${path ? "Change" : "Register"}</button></p></form>
