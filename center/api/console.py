@@ -20,7 +20,7 @@ from center.api.problems import HttpProblem
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 PAGE = "index.html"
-ROUTES = ("", "queries", "edges", "budget", "new")
+ROUTES = ("", "queries", "edges", "budget", "new", "edit", "dashboard")
 """First parts of the addresses that are pages (`center/api/ui/app.js`)."""
 
 

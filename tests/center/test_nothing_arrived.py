@@ -62,7 +62,7 @@ def test_the_metadata_of_arrow_has_the_whole_statement(tmp_path: Path) -> None:
     schema = pa.ipc.open_stream(fetched(center, ARROW).content).schema
     (stated,) = json.loads(schema.metadata[ARROW_METADATA])
     answer = center.answer()
-    assert stated == {name: value for name, value in answer.items() if name != "data"}
+    assert stated == {"group_by": ["x"]} | {name: value for name, value in answer.items() if name != "data"}
 
 
 def test_an_answer_without_groups_states_that_nothing_came(tmp_path: Path) -> None:

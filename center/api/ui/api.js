@@ -62,10 +62,11 @@ export async function get(path, params, options = {}) {
   return raw ? response : response.json();
 }
 
-export async function post(path, body, type = "application/yaml") {
-  const response = await ask(path, { method: "POST", headers: headers({ "Content-Type": type }), body });
+/** Sends a change. @returns {Promise<any>} what the center replies; null: nothing */
+export async function send(method, path, body, more = { "Content-Type": "application/yaml" }) {
+  const response = await ask(path, { method, headers: headers(more), body });
   if (!response.ok) throw await refused(response);
-  return response.json();
+  return response.status === 204 ? null : response.json();
 }
 
 /** Saves a page of answers as a file. @returns {Promise<boolean>} whether the page has all answers that were asked for */

@@ -7,7 +7,8 @@ import { QueryPage } from "./pages/query.js";
 import { Explain } from "./pages/explain.js";
 import { Edges } from "./pages/edges.js";
 import { Budget, Budgets } from "./pages/budget.js";
-import { NewQuery } from "./pages/new.js";
+import { Dashboard } from "./pages/dashboard.js";
+import { EditQuery, NewQuery } from "./pages/new.js";
 import { Link, lostText, navigate, useLost } from "./parts.js";
 
 const ROUTES = [
@@ -17,7 +18,9 @@ const ROUTES = [
   [/^\/ui\/edges\/?$/, Edges, "Edges"],
   [/^\/ui\/budget\/?$/, Budgets, "Budget"],
   [/^\/ui\/budget\/([^/]+)\/?$/, Budget, "Budget"],
+  [/^\/ui\/dashboard\/?$/, Dashboard, "Dashboard"],
   [/^\/ui\/new\/?$/, NewQuery, "New query"],
+  [/^\/ui\/edit\/([^/]+)\/?$/, EditQuery, "Edit"],
 ];
 const STATES = {
   live: ["ok", "Live"], connecting: ["wait", "Connecting"], reconnecting: ["bad", "Reconnecting"],
@@ -94,10 +97,10 @@ function App() {
   const path = at.split("?")[0];
   const found = ROUTES.map(([pattern, Page, title]) => [path.match(pattern), Page, title]).find(([m]) => m);
   useEffect(() => { document.title = found ? `${found[2]} – Edgewater` : "Edgewater"; }, [path]);
-  const nav = [["/ui/", "Overview"], ["/ui/edges", "Edges"], ["/ui/budget", "Budget"], ["/ui/new", "New query"]];
+  const nav = [["/ui/", "Overview"], ["/ui/dashboard", "Dashboard"], ["/ui/edges", "Edges"], ["/ui/budget", "Budget"], ["/ui/new", "New query"]];
   let page = html`<main id="main"><h1>Not found</h1><p>There is no page at <code>${path}</code>.</p></main>`;
   if (signedOut) page = html`<${Login} onDone=${() => setSignedOut(false)} />`;
-  else if (found) page = html`<${found[1]} key=${path} args=${found[0].slice(1).map(decodeURIComponent)} search=${at.split("?")[1] || ""} />`;
+  else if (found) page = html`<${found[1]} key=${at} args=${found[0].slice(1).map(decodeURIComponent)} search=${at.split("?")[1] || ""} />`;
   return html`
     <a class="skip" href="#main">Skip to content</a>
     <header><${Link} class="brand" href="/ui/"><img src="/ui/icon.svg" alt="" width="22" height="22" />Edgewater<//>

@@ -33,7 +33,7 @@ export class Series {
 }
 
 /** @param {{series: Series, label: string, onPick: (p: Point) => void, tick: number}} props */
-export function BandChart({ series, label, onPick, onZoom, height = 320 }) {
+export function BandChart({ series, label, onPick, onZoom, height = 320, more = "The table below has the same values." }) {
   const box = useRef(null), plot = useRef(null), state = useRef({ timer: 0, last: 0 });
   state.current.series = series;
   state.current.onPick = onPick;
@@ -82,7 +82,7 @@ export function BandChart({ series, label, onPick, onZoom, height = 320 }) {
     };
   }, []);
   useEffect(() => schedule());
-  return html`<div class="chart" ref=${box} role="img" aria-label=${`${label}. The table below has the same values.`} data-drawn=""></div>`;
+  return html`<div class="chart" ref=${box} role="img" style=${`min-height:${height}px`} aria-label=${`${label}. ${more}`} data-drawn=""></div>`;
 }
 
 /** The points, with an empty one wherever a window between two of them has no value: neither line nor band goes across. */
@@ -159,7 +159,9 @@ export function zoomed(series, by, move = 0) {
 function reach(u, lo, hi, state) {
   if (state.series.zoom) return state.series.zoom;
   if (lo === null || hi === null) return [Date.now() / 1000 - 3600, Date.now() / 1000];
-  const last = state.series.points.at(-1), size = last ? (last.end - last.start) / 1000 : 60;
+  const last = state.series.points.at(-1);
+  if (last) [lo, hi] = [state.series.points[0].start / 1000, last.start / 1000]; // of one point the library makes a range of years
+  const size = last ? (last.end - last.start) / 1000 : 60;
   const end = state.series.open ? state.series.open.end / 1000 : hi + size / 2;
   return [lo - size / 2, Math.max(end, hi + size / 2)];
 }
@@ -250,12 +252,12 @@ function tip(u, state) {
   note.style.transform = `translate(${Math.max(0, left)}px, 6px)`;
 }
 
-export function PointTable({ series, href, limit = 50 }) {
+export function PointTable({ series, href, text = "explain", limit = 50 }) {
   const points = series.points.slice(-limit).reverse();
   return html`<details class="card" open><summary>The same values as a table <small>${points.length} of ${series.byStart.size} windows</small></summary>
   <div class="scroll tall"><table><thead><tr><th>Window (UTC)</th><th>Phase</th><th class="n">Estimate</th><th class="n">Lower</th><th class="n">Upper</th><th class="n">Completeness</th><th></th></tr></thead>
   <tbody>${points.map((p) => html`<tr key=${p.start}><td>${f.time(p.start)}</td><td>${p.phase}, rev. ${p.revision}</td>
     <td class="n">${f.number(p.estimate)}</td><td class=${`n ${p.lower === null ? "unknown" : ""}`}>${f.number(p.lower)}</td><td class=${`n ${p.upper === null ? "unknown" : ""}`}>${f.number(p.upper)}</td>
-    <td class="n">${f.percent(p.ratio)}</td><td><a href=${href(p)}>explain<span class="sr"> ${f.time(p.start)}</span></a></td></tr>`)}
+    <td class="n">${f.percent(p.ratio)}</td><td><a href=${href(p)}>${text}<span class="sr"> ${f.time(p.start)}</span></a></td></tr>`)}
   ${points.length === 0 && html`<tr><td colspan="7">No window has an answer.</td></tr>`}</tbody></table></div></details>`;
 }

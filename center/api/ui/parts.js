@@ -75,6 +75,15 @@ export const Interval = ({ value }) => html`<span class="interval"><b>${value ? 
 
 export const Problem = ({ error }) => error && html`<p class="problem" role="alert">${error.message || String(error)}</p>`;
 
+export const seconds = (s) => new Date(Math.round(s) * 1000).toISOString().replace(".000", "");
+
+/** A time in UTC; empty: null. */
+export function When({ label, at, set }) {
+  const ms = Date.parse(at);
+  const changed = (e) => set(e.target.value ? seconds(Date.parse(`${e.target.value}Z`) / 1000) : null);
+  return html`<label>${label} <input type="datetime-local" step="1" aria-label=${`${label}, UTC`} value=${Number.isNaN(ms) ? "" : new Date(ms).toISOString().slice(0, 19)} onChange=${changed} /></label>`;
+}
+
 /** Loads data, again every `every` ms, and when `keys` change. @returns {[any, any, Function]} */
 export function useData(load, keys, every = 0) {
   const [state, setState] = useState([null, null]);

@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from center.api.console import ROUTES, console_files
+from center.catalog import Change
 from center.sinks import SinkRunner, SinkStore, read_definition
 from edgewater.model.timestamps import rfc3339
 from tests.center.accuracy_world import BEGIN_MS, spec
@@ -546,3 +547,149 @@ def test_the_detail_of_a_window_draws_how_its_interval_closed(browser, desk, tmp
         ends = [[float(w.get_attribute(name)) for name in ("y1", "y2")] for w in whiskers]
         assert ends[0][1] - ends[0][0] > 20 and ends[-1][0] == ends[-1][1], "the interval shrinks to the final value"
         assert ends[0][0] < float(t.page.locator("figure.closing .newest").get_attribute("y1")) < ends[0][1]
+
+
+@needs_browser
+def test_a_query_is_written_in_sql_with_completion_and_errors_at_their_line(browser, served, world):
+    with tab(browser, served) as t:
+        t.open("/ui/new")
+        t.until("() => document.querySelector('#verdict')?.dataset.checked === 'accepted'")
+        t.page.get_by_label("SQL").check()
+        t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
+        assert t.page.locator("#spec").input_value().startswith("CREATE MATERIALIZED VIEW my_query")
+        t.page.locator("#spec").fill(
+            "CREATE MATERIALIZED VIEW by_sql AS\nSELECT carrier,\n  summ(distance) AS miles\nFROM fl"
+        )
+        t.page.locator("#spec").press("End")
+        t.page.locator("#spec").press("Control+Space")
+        assert t.lists("#offers li", 1) == ["flights stream"]
+        t.page.locator("#spec").press("ArrowDown")
+        assert t.page.locator("#spec").get_attribute("aria-activedescendant") == "offer-0"
+        t.page.locator("#spec").press("Enter")
+        t.page.locator("#spec").press_sequentially("\nGROUP BY TUMBLE(INTERVAL '1 minute'), carr")
+        assert t.lists("#offers li", 1) == ["carrier string"]
+        t.page.locator("#offers li").click()
+        t.page.locator("#verdict", has_text="measures.miles, line 3").wait_for()
+        assert t.text(".gutter .bad") == "3" and "did you mean sum?" in t.text("#verdict")
+        text = t.page.locator("#spec").input_value()
+        assert text.endswith("FROM flights\nGROUP BY TUMBLE(INTERVAL '1 minute'), carrier")
+        t.page.locator("#spec").fill(text.replace("summ", "sum"))
+        t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
+        t.page.locator("button.primary").click()
+        t.page.wait_for_url("**/ui/queries/by_sql")
+        assert [m.name for m in world.catalog.queries.get("by_sql").spec.measures] == ["miles"]
+        world.catalog.queries.delete("by_sql", world.now)
+
+
+@needs_browser
+def test_a_query_is_changed_at_a_border_unless_somebody_else_has_changed_it_and_deleted_once_confirmed(browser, desk):
+    desk.now = T0
+    desk.connect("jfk")
+    desk.register(lateness="5m")
+    desk.beat("jfk", T0 + HOUR)
+    changed = desk.catalog.queries.get("flights").spec
+    with desk.served() as url, tab(browser, url) as t:
+        t.open("/ui/queries/flights")
+        t.page.get_by_role("link", name="Edit").click()
+        t.until("() => document.querySelector('#verdict')?.dataset.checked === 'accepted'")
+        text = t.page.locator("#spec").input_value()
+        assert "lateness: 5m" in text
+        t.page.locator("#spec").fill(text.replace("lateness: 5m", "lateness: 7m"))
+        t.page.get_by_label("Border, UTC").fill("2000-01-01T00:00:00")
+        t.page.locator("#verdict", has_text=re.compile("^at")).and_(t.page.locator("[data-checked=refused]")).wait_for()
+        t.page.get_by_label("Border, UTC").fill("2013-01-01T05:00:00")
+        t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
+        t.page.get_by_role("button", name="Change").click()
+        t.page.locator("[data-version='2']", has_text="2013-01-01 05:00").wait_for()
+        assert desk.catalog.queries.get("flights").spec.lateness_ms == 7 * 60_000
+        t.open("/ui/edit/flights")
+        t.until("() => document.querySelector('#verdict')?.dataset.checked === 'accepted'")
+        t.page.get_by_label("SQL").check()
+        t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
+        assert "lateness = '7m'" in t.page.locator("#spec").input_value()
+        desk.catalog.queries.register(changed, desk.now, change=Change(T0 + 9 * HOUR))
+        t.page.get_by_role("button", name="Change").click()
+        t.page.locator("#verdict", has_text="version").and_(t.page.locator("[data-checked=refused]")).wait_for()
+        assert desk.catalog.queries.get("flights").ref.version == 3
+        t.open("/ui/edit/flights")
+        t.until("() => document.querySelector('#verdict')?.dataset.checked === 'accepted'")
+        t.page.get_by_label("SQL").check()
+        t.page.get_by_label("Border, UTC").fill("2013-01-01T12:00:00")
+        t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
+        t.page.locator("#spec").fill(t.page.locator("#spec").input_value().replace("'5m'", "'8m'"))
+        t.until("() => document.querySelector('#verdict').dataset.checked === 'accepted'")
+        t.page.get_by_role("button", name="Change").click()
+        t.page.locator("[data-version='4']", has_text="2013-01-01 12:00").wait_for()
+        assert desk.catalog.queries.get("flights").spec.lateness_ms == 8 * 60_000
+        t.open("/ui/queries/flights")
+        t.page.get_by_role("button", name="Delete").click()
+        t.page.get_by_role("button", name="Keep it").click()
+        assert desk.catalog.queries.get("flights").ref.version == 4
+        t.page.get_by_role("button", name="Delete", exact=True).click()
+        t.page.get_by_role("button", name="Delete the query and its answers").click()
+        t.page.wait_for_url("**/ui/")
+        assert desk.catalog.queries.newest() == []
+
+
+@needs_browser
+def test_windows_are_rolled_up_in_a_zone_and_an_interval_leads_to_its_windows(browser, served):
+    rows = "details table tbody tr"
+    with tab(browser, served) as t:
+        t.open("/ui/queries/miles_by_carrier?group=%7B%22carrier%22%3A%22UA%22%7D")
+        t.lists(rows, 6)
+        t.page.get_by_label("Roll up").select_option("day")
+        t.page.locator(rows, has_text="2013-01-01 00:00").get_by_text("windows").wait_for()
+        assert len(t.lists(rows, 1)) == 1
+        t.page.get_by_label("Zone").fill("America/New_York")
+        t.page.get_by_label("Zone").press("Enter")
+        assert [row[:16] for row in t.lists(rows, 2)] == ["2013-01-01 05:00", "2012-12-31 05:00"]
+        params = {"every": "day", "zone": "America/New_York", "group": "carrier:UA", "measure": "miles"}
+        asked = httpx.get(f"{served}/v1/queries/miles_by_carrier/rollup", params=params, timeout=WAIT_MS / 1000)
+        values = [f"{a['data'][0]['miles']['estimate']:,.0f}" for a in asked.json()["answers"]]
+        assert t.page.locator(f"{rows} td:nth-child(3)").all_inner_texts() == values[::-1]
+        assert "every=day" in t.page.url and "zone=America" in t.page.url
+        t.page.get_by_label("Zone").fill("America/Nowhere")
+        t.page.get_by_label("Zone").press("Enter")
+        t.page.locator("[role=alert]", has_text="America/Nowhere").wait_for()
+        t.page.get_by_label("Zone").fill("America/New_York")
+        t.page.get_by_label("Zone").press("Enter")
+        t.lists(rows, 2)
+        t.page.locator("details table a", has_text="windows").last.click()
+        assert t.lists(rows, 5)[-1].startswith("2013-01-01 00:00")
+        assert "every=" not in t.page.url
+
+
+@needs_browser
+def test_a_link_has_what_is_shown_and_a_dashboard_has_several_queries(browser, served):
+    names = "section[aria-label=Groups] tbody th"
+    with tab(browser, served) as t:
+        t.open("/ui/queries/miles_by_carrier?measure=flights&start=2013-01-01T02%3A00%3A00Z")
+        t.drawn()
+        t.page.get_by_role("searchbox", name="Search groups").fill("a")
+        t.page.get_by_role("button", name="Group", exact=True).click()
+        found = t.lists(names, 8)
+        t.page.get_by_role("button", name="Zoom in").click()
+        t.until("() => /zoom=.*find=a.*sort=group|find=a.*sort=group.*zoom=/.test(location.search)")
+        t.page.locator("[aria-label=Zoom] small", has_text="…").wait_for()
+        zoom = t.text("[aria-label=Zoom] small")
+        t.page.get_by_role("button", name="Copy link").click()
+        said = t.page.locator(".title [role=status]")
+        said.filter(has_text=re.compile(".")).wait_for()
+        link = t.page.url if said.inner_text() == "copied" else said.inner_text()
+        t.page.goto(link)
+        assert t.lists(names, 8) == found and t.text("[aria-label=Zoom] small") == zoom
+        assert t.page.get_by_label("Measure").input_value() == "flights"
+        t.page.get_by_role("link", name="Add to dashboard").click()
+        t.page.locator("[data-panel=miles_by_carrier] .chart canvas").wait_for()
+        assert "flights, carrier=" in t.text("[data-panel=miles_by_carrier] h2")
+        t.page.get_by_label("Query").select_option("delay_quantiles")
+        t.page.get_by_role("button", name="Add").click()
+        both = "() => [...document.querySelectorAll('%s')].filter((p) => %s).length === 2"
+        t.until(both % ("[data-panel]", "Number(p.dataset.points) >= 2"))
+        saved = t.page.url
+        t.page.goto("about:blank")
+        t.page.goto(saved)
+        t.until(both % ("[data-panel] .chart", "p.dataset.drawn"))
+        t.page.get_by_role("button", name="Remove delay_quantiles").click()
+        t.until("() => document.querySelectorAll('[data-panel]').length === 1")
+        assert t.page.url.count("q=") == 1

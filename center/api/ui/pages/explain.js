@@ -24,14 +24,14 @@ export function Explain({ args: [name, start], search }) {
       ${told.groups > 1 ? ` It has the widest interval of ${told.groups} groups.` : ""}</p>
     <${ErrorParts} told=${told} />
     ${told.contract.violations.length > 0 && html`<section class="card alarm" aria-label="Violations"><h2>Violations of the contract</h2><ul>${told.contract.violations.map((v) => html`<li><b>${v.code}</b> ${v.message}</li>`)}</ul></section>`}
+    <section class="card flush" aria-label="Revisions"><h2>Revisions</h2><${Closing} revisions=${told.revisions} /><div class="scroll"><table><thead><tr><th>Revision</th><th>Phase</th><th>Given</th><th class="n">Estimate</th><th class="n">Lower</th><th class="n">Upper</th></tr></thead>
+      <tbody>${[...told.revisions].reverse().map((r) => html`<tr key=${r.revision} class=${r.revision === told.revision ? "current" : ""}><td><a href=${at([["revision", r.revision]])}>${r.revision}</a></td><td><${Phase} phase=${r.phase} /></td><td>${f.time(r.given_at)}</td>
+        <td class="n">${f.number(r.estimate)}</td><td class="n">${f.number(r.lower)}</td><td class="n">${f.number(r.upper)}</td></tr>`)}</tbody></table></div></section>
     <section class="card flush" aria-label="Edges"><h2>Edges <small>what each had stated when the answer was given; state and watermark are those of now</small></h2><div class="scroll"><table>
       <thead><tr><th>Edge</th><th>Now</th><th>Watermark</th><th>Window closed</th><th class="n">Late records</th><th class="n">Withheld above</th><th class="n">Withheld below</th><th class="n">Sampling rate</th></tr></thead>
       <tbody>${told.edges.map((e) => html`<tr key=${e.edge}><th scope="row">${e.edge}</th><td><${State} kind=${e.state === "up" ? "ok" : "bad"}>${e.state.replaceAll("_", " ")}<//></td><td>${e.ended ? "ended" : e.watermark ? f.time(e.watermark) : "–"}</td>
         <td>${e.closed === null ? f.UNKNOWN : e.closed ? "yes" : html`<span class="late">no${e.closed_until ? `: closed until ${f.time(e.closed_until)}` : ""}</span>`}</td>
         <td class="n">${f.number(e.late)}</td><td class="n">${f.number(e.withheld?.above)}</td><td class="n">${f.number(e.withheld?.below)}</td><td class="n">${e.rate === null ? "–" : f.percent(e.rate)}</td></tr>`)}</tbody></table></div></section>
-    <section class="card flush" aria-label="Revisions"><h2>Revisions</h2><${Closing} revisions=${told.revisions} /><div class="scroll"><table><thead><tr><th>Revision</th><th>Phase</th><th>Given</th><th class="n">Estimate</th><th class="n">Lower</th><th class="n">Upper</th></tr></thead>
-      <tbody>${[...told.revisions].reverse().map((r) => html`<tr key=${r.revision} class=${r.revision === told.revision ? "current" : ""}><td><a href=${at([["revision", r.revision]])}>${r.revision}</a></td><td><${Phase} phase=${r.phase} /></td><td>${f.time(r.given_at)}</td>
-        <td class="n">${f.number(r.estimate)}</td><td class="n">${f.number(r.lower)}</td><td class="n">${f.number(r.upper)}</td></tr>`)}</tbody></table></div></section>
     <details class="card"><summary>What was requested</summary><pre>${JSON.stringify(told.contract.requested, null, 2)}</pre></details>
   </main>`;
 }

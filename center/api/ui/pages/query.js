@@ -1,34 +1,24 @@
 // One query: a value over its windows with its band, and the last answer's groups.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
-import { download, get, live, url } from "../api.js";
+import { download, get, live, send, url } from "../api.js";
 import { BandChart, PointTable, Series, zoomed } from "../chart.js";
 import * as f from "../format.js";
-import { Completeness, Contract, Interval, Phase, Problem, Staleness, setSearch, useData, useThrottled } from "../parts.js";
+import { MOST, loadWindows, point, widest } from "../windows.js";
+import { Completeness, Contract, Interval, Phase, Problem, Staleness, When, seconds, navigate, setSearch, useData, useThrottled } from "../parts.js";
 
-const WINDOWS = 120;
-const MOST = 2000;
 const SHOWN_GROUPS = 25;
-
-function point(answer, measure, group, name) {
-  const key = JSON.stringify(group);
-  const row = answer.data.find((r) => JSON.stringify(r.group) === key);
-  const found = row && f.values(row[measure]);
-  const value = found && (found.find((v) => v.name === name) || found[0]);
-  return value && {
-    start: Date.parse(answer.window.start), end: Date.parse(answer.window.end), phase: answer.phase, revision: answer.revision,
-    estimate: value.estimate, lower: value.lower, upper: value.upper, ratio: answer.quality.completeness.ratio, given: Date.parse(answer.given_at),
-    startText: answer.window.start,
-  };
-}
+const AGAIN_MS = 5000;
+const EVERY = ["1h", "day", "week", "month", "quarter", "year"];
 
 export function QueryPage({ args: [name], search }) {
   const path = `/v1/queries/${encodeURIComponent(name)}`;
   const asked = useMemo(() => new URLSearchParams(search), []);
   const [detail, problem] = useData(() => get(path), [name], 5000);
   const [choice, setChoice] = useState({ measure: asked.get("measure"), group: asked.get("group"), value: asked.get("value"), confidence: asked.get("confidence") || "",
-    start: asked.get("start"), end: asked.get("end") });
+    start: asked.get("start"), end: asked.get("end"), every: asked.get("every") || "", zone: asked.get("zone") || "" });
   const latest = useRef(null);
+  const kept = useRef(asked.get("zoom")?.split("_").map((t) => Date.parse(t) / 1000) ?? null);
   const series = useRef(new Series());
   const held = useRef([]);
   const [failure, setFailure] = useState(null);
@@ -42,23 +32,24 @@ export function QueryPage({ args: [name], search }) {
   const chosen = useRef(choice.group === null ? null : JSON.parse(choice.group));
   const pick = (answer) => {
     if (chosen.current) return;
-    const rows = [...answer.data].sort((a, b) => f.width(f.values(b[measure])[0]) - f.width(f.values(a[measure])[0]));
-    if (rows.length) chosen.current = rows[0].group;
+    chosen.current = widest(answer, measure);
   };
 
   const take = (answer) => {
     if (!latest.current || answer.window.start >= latest.current.window.start) latest.current = answer;
     pick(answer);
-    const p = chosen.current && point(answer, measure, chosen.current, choice.value);
+    const p = chosen.current && !choice.every && point(answer, measure, chosen.current, choice.value);
     if (p && !(p.start < Date.parse(choice.start)) && !(p.start >= Date.parse(choice.end))) series.current.add(p);
     series.current.keepLast(MOST);
-    series.current.open = opened(series.current, held.current);
+    series.current.open = choice.every ? null : opened(series.current, held.current);
     redraw();
   };
 
   useEffect(() => {
     if (!measure) return undefined;
     series.current = new Series();
+    series.current.zoom = kept.current;
+    kept.current = null;
     latest.current = null;
     setFailure(null);
     chosen.current = choice.group === null ? null : JSON.parse(choice.group);
@@ -66,33 +57,27 @@ export function QueryPage({ args: [name], search }) {
       answer: take,
       progress(data) {
         held.current = data.queries[0]?.edges || [];
-        series.current.open = opened(series.current, held.current);
+        series.current.open = choice.every ? null : opened(series.current, held.current);
         redraw();
       },
       gap() { const last = series.current.points.at(-1); if (last) series.current.gaps.push(last.end); redraw(); },
     });
     const mine = series.current;
-    const load = async () => {
-      const matrix = await get(`${path}/completeness`, [["limit", WINDOWS], ["start", choice.start], ["end", choice.end]]);
-      if (!matrix.windows.length) return;
-      if (!chosen.current) pick(await get(`${path}/latest`, [["measure", measure], ...questions]));
-      const last = new Date(Date.parse(matrix.windows.at(-1)) + 1).toISOString();
-      const params = [["start", choice.start ?? matrix.windows[0]], ["end", last], ["limit", WINDOWS], ["measure", measure], ...f.groupParams(chosen.current || {}), ...questions];
-      for (let cursor = null, more = true; more && mine === series.current && mine.byStart.size < MOST; more = cursor !== null) {
-        const page = await get(`${path}/windows`, cursor ? [...params, ["cursor", cursor]] : params);
-        for (const a of page.answers) { const p = point(a, measure, chosen.current || {}, choice.value); if (p) mine.add(p); }
-        cursor = page.next_cursor;
-        redraw();
-      }
-      mine.ghosts = [];
-      mine.open = opened(mine, held.current);
+    const group = async () => { if (!chosen.current) pick(await get(`${path}/latest`, [["measure", measure], ...questions])); return chosen.current || {}; };
+    const load = () => loadWindows(path, { ...choice, measure }, group, questions, mine, () => mine === series.current, redraw).then(() => {
+      if (mine !== series.current) return;
+      mine.open = choice.every ? null : opened(mine, held.current);
+      setFailure(null);
       redraw();
-    };
-    load().catch(setFailure);
-    return () => live.close();
-  }, [name, measure, choice.group, choice.value, choice.confidence, choice.start, choice.end]);
+    }, (error) => mine === series.current && setFailure(error));
+    load();
+    const timer = choice.every ? setInterval(() => document.hidden || load(), AGAIN_MS) : 0; // no stream has intervals
+    return () => { clearInterval(timer); live.close(); };
+  }, [name, measure, choice.group, choice.value, choice.confidence, choice.start, choice.end, choice.every, choice.zone]);
 
-  const zoom = (range) => { series.current.zoom = range; redraw(); };
+  const zoom = (range) => { series.current.zoom = range; setSearch({ zoom: range ? range.map(seconds).join("_") : null }); redraw(); };
+  /** Of an interval, the windows; of a window, the reasons. */
+  const opens = (p) => (choice.every ? url(`/ui/queries/${encodeURIComponent(name)}`, [["measure", measure], ["group", JSON.stringify(group)], ["start", seconds(p.start / 1000)], ["end", seconds(p.end / 1000)]]) : explained(p));
 
   const answer = latest.current;
   const group = chosen.current || {};
@@ -100,7 +85,9 @@ export function QueryPage({ args: [name], search }) {
   const valueNames = answer?.data[0] ? f.values(answer.data[0][measure]).map((v) => v.name) : [];
   return html`<main id="main"><div class="title"><h1>${name}</h1>
       ${answer && html`<${Phase} phase=${answer.phase} revision=${answer.revision} /><${Completeness} quality=${answer.quality} /><${Contract} contract=${answer.contract} />`}<span class="space"></span>
-      <a class="button" href=${`/ui/budget/${encodeURIComponent(name)}`}>Budget</a></div>
+      <${Share} address=${() => shared(name, measure, chosen.current)} />
+      <a class="button" href=${`/ui/dashboard?add=${encodeURIComponent(shared(name, measure, chosen.current).slice("/ui/queries/".length))}`}>Add to dashboard</a>
+      <a class="button" href=${`/ui/budget/${encodeURIComponent(name)}`}>Budget</a> <a class="button" href=${`/ui/edit/${encodeURIComponent(name)}`}>Edit</a> <${Delete} name=${name} path=${path} /></div>
     <${Problem} error=${problem || failure} />
     ${detail && html`<${Spec} detail=${detail} />`}
     <form class="choices card" onSubmit=${(e) => e.preventDefault()}>
@@ -109,28 +96,50 @@ export function QueryPage({ args: [name], search }) {
       ${answer && Object.keys(group).length > 0 && html`<label>Group <select value=${JSON.stringify(group)} onChange=${(e) => choose({ group: e.target.value })}>${groupsOf(answer, group).map((g) => html`<option value=${JSON.stringify(g)}>${f.group(g)}</option>`)}</select></label>`}
       <label>Confidence <select value=${choice.confidence} onChange=${(e) => choose({ confidence: e.target.value })}><option value="">as registered</option>${["0.9", "0.95", "0.99"].map((c) => html`<option value=${c}>${f.percent(Number(c))}</option>`)}</select></label>
       <${When} label="From" at=${choice.start} set=${(start) => choose({ start })} /><${When} label="To" at=${choice.end} set=${(end) => choose({ end })} />
+      <label>Roll up <select value=${choice.every} onChange=${(e) => choose({ every: e.target.value })}><option value="">no: windows</option>${[...new Set([...EVERY, choice.every].filter(Boolean))].map((e) => html`<option value=${e}>every ${e}</option>`)}</select></label>
+      ${choice.every && html`<${Zone} zone=${choice.zone} set=${(zone) => choose({ zone })} />`}
       ${answer && html`<span class="muted">${f.confidence(answer)}</span>`}
     </form>
     <section class="card" aria-label="Chart"><h2>${measure}${choice.value ? ` ${choice.value}` : ""} <small>${f.group(group)}</small></h2>
       <div class="zoom" role="group" aria-label="Zoom"><button onClick=${() => zoom(zoomed(series.current, 0.5))}>Zoom in</button> <button disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 2))}>Zoom out</button>
         <button disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 1, -0.5))}>Earlier</button> <button disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 1, 0.5))}>Later</button>
         <button disabled=${!series.current.zoom} onClick=${() => zoom(null)}>All</button> <small class="muted">${series.current.zoom ? `${f.time(seconds(series.current.zoom[0]))} … ${f.time(seconds(series.current.zoom[1]))}` : "or drag over the chart"}${series.current.byStart.size >= MOST ? `; the first ${f.number(MOST)} windows of the range` : ""}</small></div>
-      <${BandChart} onZoom=${zoom} series=${series.current} label=${`${measure} of ${f.group(group)}, ${series.current.byStart.size} windows`} onPick=${(p) => { history.pushState(null, "", explained(p)); dispatchEvent(new PopStateEvent("popstate")); }} />
+      <${BandChart} onZoom=${zoom} series=${series.current} label=${`${measure} of ${f.group(group)}, ${series.current.byStart.size} windows`} onPick=${(p) => navigate(opens(p))} />
       <p class="legend"><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">? bounds unknown</span>${series.current.open && html`<span class="dashed">dashed: open window${waitsFor(held.current, series.current.open)}</span>`}</p></section>
-    <${PointTable} series=${series.current} href=${explained} />
+    <${PointTable} series=${series.current} href=${opens} text=${choice.every ? "windows" : "explain"} />
     ${answer && html`<${Groups} answer=${answer} measures=${measures} choose=${choose} current=${group} explained=${explained} grouped=${detail.spec.group_by?.length > 0} />`}
     ${answer && html`<${Lists} answer=${answer} measures=${measures} />`}
     ${answer && html`<${Exports} path=${path} name=${name} measure=${measure} group=${group} questions=${questions} series=${series.current} />`}
   </main>`;
 }
 
-const seconds = (s) => new Date(Math.round(s) * 1000).toISOString().replace(".000", "");
+/** The address of what is shown, also of a group that was not chosen by hand. */
+function shared(name, measure, group) {
+  const search = new URLSearchParams(location.search);
+  if (measure) search.set("measure", measure);
+  if (group && Object.keys(group).length) search.set("group", JSON.stringify(group));
+  return `/ui/queries/${encodeURIComponent(name)}?${search}`;
+}
 
-/** An end of the range of windows, UTC; empty: open. */
-function When({ label, at, set }) {
-  const ms = Date.parse(at);
-  const changed = (e) => set(e.target.value ? seconds(Date.parse(`${e.target.value}Z`) / 1000) : null);
-  return html`<label>${label} <input type="datetime-local" step="1" aria-label=${`${label}, UTC`} value=${Number.isNaN(ms) ? "" : new Date(ms).toISOString().slice(0, 19)} onChange=${changed} /></label>`;
+/** The time zone of intervals. What is being typed has its own state: the page is drawn again with each answer. */
+function Zone({ zone, set }) {
+  const [text, setText] = useState(zone);
+  return html`<label>Zone <input list="zones" size="16" placeholder="UTC" value=${text} onInput=${(e) => setText(e.target.value)} onChange=${(e) => set(e.target.value.trim())} /></label><datalist id="zones">${Intl.supportedValuesOf("timeZone").map((z) => html`<option value=${z} />`)}</datalist>`;
+}
+
+function Share({ address }) {
+  const [said, setSaid] = useState("");
+  const copy = () => { const text = location.origin + address(); const shown = () => setSaid(text); return navigator.clipboard ? navigator.clipboard.writeText(text).then(() => setSaid("copied"), shown) : shown(); };
+  return html`<span role="status" class="muted">${said}</span><button onClick=${copy}>Copy link</button>`;
+}
+
+function Delete({ name, path }) {
+  const dialog = useRef(null);
+  const [failure, setFailure] = useState(null);
+  const remove = () => send("DELETE", path, null, {}).then(() => navigate("/ui/"), setFailure);
+  return html`<button onClick=${() => dialog.current.showModal()}>Delete</button><dialog ref=${dialog} class="card" aria-labelledby="deletes"><h2 id="deletes">Delete ${name}?</h2>
+    <p>All its versions and all their answers are deleted. This cannot be undone.</p><${Problem} error=${failure} />
+    <p><button autofocus onClick=${() => dialog.current.close()}>Keep it</button> <button class="danger" onClick=${remove}>Delete the query and its answers</button></p></dialog>`;
 }
 
 function groupsOf(answer, current) {
@@ -177,8 +186,10 @@ function sorted(rows, measures, by) {
 
 function Groups({ answer, measures, choose, current, explained, grouped }) {
   const [most, setMost] = useState(SHOWN_GROUPS);
-  const [wanted, setWanted] = useState("");
-  const [by, setBy] = useState({ name: "", down: true });
+  const asked = new URLSearchParams(location.search), order0 = asked.get("sort") || "-";
+  const [wanted, setWanted] = useState(asked.get("find") || "");
+  const [by, setBy] = useState({ name: order0.replace(/^-/, ""), down: order0[0] === "-" });
+  useEffect(() => setSearch({ find: wanted, sort: by.name && `${by.down ? "-" : ""}${by.name}` }), [wanted, by]);
   const found = useMemo(() => answer.data.filter((r) => f.group(r.group).toLowerCase().includes(wanted.trim().toLowerCase())), [answer, wanted]);
   const rows = useMemo(() => sorted(found, measures, by), [found, measures.join(), by]);
   const here = JSON.stringify(current);
