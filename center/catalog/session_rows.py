@@ -121,8 +121,8 @@ class SessionBatch:
         refused = self._refusal(start, row, progress)
         if refused is not None:
             if isinstance(refused[1], OutdatedState):
-                # No frame will have what this process has accepted, and the process may never connect again to state
-                # that.
+                # No frame will have the records that this process has accepted. The process may never connect again to
+                # state this loss.
                 record_lost_state(connection, edge, start.now_ms)
             add_alarm(connection, refused[0], refused[1].message, edge, start.now_ms)
             return refused[1]
