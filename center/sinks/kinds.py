@@ -1,4 +1,4 @@
-"""The kinds of sinks of this package, and the keys of each. A kind imports the library that it needs at its first use."""
+"""The kinds of sinks of this package, and the keys of each. A kind imports its library at the first use."""
 
 from __future__ import annotations
 
