@@ -82,7 +82,7 @@ gateways = Table(
     Column("silence_ms", BigInteger, nullable=False),
 )
 """A row per gateway process that has had sessions. At ``beat_at_ms``, each edge whose row names the gateway had sent it
-a message within the last ``silence_ms``, unless the edge's row says otherwise."""
+a message within the last ``silence_ms``."""
 
 stream_columns = Table(
     "stream_columns",

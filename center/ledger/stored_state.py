@@ -45,9 +45,10 @@ class QueryChanges:
 
     Attributes:
         state: `QueryState` as JSON, with the first part of its edges; None: the query is deleted, with all its entries.
-        entries: (kind, start, JSON, or None for a removed entry).
+        entries: rows of kind, start and JSON; None instead of JSON: the entry is removed.
         late: numbers of records that came for a window when the window was final.
-        open_from_ms: before the transaction, slices that start from then on belonged to windows that were not final.
+        open_from_ms: event time. Slices that start at or after it belonged, before the transaction, to windows that
+            were not final.
     """
 
     ref: QueryRef
@@ -94,7 +95,7 @@ class StoredEdges:
         return dump({**mapping, **next(iter(self._split(mapping, [0])))})
 
     def rows(self, state: QueryState, *, all_parts: bool = False) -> list[EntryRow]:
-        """Returns the rows of the further parts that differ from the stored ones, or of all further parts."""
+        """Returns the rows of all parts after the first one, or only of the parts that differ from the stored state."""
         parts = (
             range(self._parts()) if all_parts or self._stored is None else sorted(self._changed(self._stored, state))
         )

@@ -136,7 +136,7 @@ class Transition:
 
 
 class Window(NamedTuple):
-    """The newest window of a rule. Windows are ordered by these members."""
+    """The newest window of a rule. Windows of a rule are ordered by version and start."""
 
     version: int
     start_ms: int

@@ -24,7 +24,7 @@ from edgewater.wire import QueryRef
 HOUR = 3_600_000
 DAY = 24 * HOUR
 MAX_ENDS = 30
-"""The most writes that one case interrupts."""
+"""About how many writes one case interrupts."""
 QUERY = QuerySpec.from_mapping(
     {"name": "kit", "from": "s", "group_by": ["k"], "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 )

@@ -34,7 +34,7 @@ class BoundExpression:
 
     Attributes:
         evaluate: returns the values of a batch: an array, or a scalar for all records.
-        encode: see `encoded`.
+        encode: returns the values of a batch as `encoded` does; None: `evaluate` is used.
     """
 
     type: pa.DataType

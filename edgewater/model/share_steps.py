@@ -63,7 +63,7 @@ class ShareSteps:
         return ShareSteps(steps)
 
     def without_before(self, slice_start_ms: int) -> ShareSteps:
-        """The step function without the steps that only slices before this one need."""
+        """Returns the step function without the steps that only slices before `slice_start_ms` need."""
         needed = [i for i, step in enumerate(self.steps) if step.from_ms <= slice_start_ms]
         return ShareSteps(self.steps[needed[-1] :]) if len(needed) > 1 else self
 
