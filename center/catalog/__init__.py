@@ -1,6 +1,7 @@
 """The catalog database: queries, edges, the index of the frame log, budgets, alarms and the liveness of components.
 
-Gateways, the job and the API share it as their only common state. It decides nothing about answers and reads no frames.
+Gateways, the job and the API share this state and no other. The catalog does not decide which answers are given, and
+does not read frames.
 """
 
 from center.catalog.alarms import AlarmRecord

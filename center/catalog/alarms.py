@@ -1,7 +1,8 @@
 """Alarms of the center.
 
-Messages name frames and records, so nothing else bounds their number, and a hostile client may raise alarms. So each
-source, an edge or a query, has a share of the stored and of the listed alarms. No source displaces another's alarms.
+A hostile client may raise alarms with ever new messages, because messages name frames and records. So each source, an
+edge or a query, has a limit of stored alarms and a share of the listed alarms. Alarms of one source do not displace
+alarms of another source.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from center.catalog.transactions import Transactions
 from edgewater.model.streams import EdgeId
 
 MAX_MESSAGES = 20
-"""Alarms of one kind, edge and query that are distinguished by their message."""
+"""The most alarms of one kind, edge and query that differ only in their messages."""
 MAX_OF_EDGE = 100
-"""Alarms of one kind at one edge, over all queries."""
+"""The most alarms of one kind about one edge, over all queries."""
 MAX_OF_CENTER = 2_000
-"""Alarms of one kind that are about no edge, over all queries."""
+"""The most alarms of one kind that are about no edge, over all queries."""
 MAX_LISTED = 1_000
-"""Alarms that one call reads."""
+"""The most alarms that one call reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmRecord:
-    """An event that must not happen. A repetition raises `times`, not the number of alarms.
+    """An event that must not happen. A repetition increases `times`, but adds no alarm.
 
     `times` may include older messages of the same kind, edge and query: see `add_alarm`.
 
     Attributes:
-        query: key of the query that the alarm is about; empty: it is about none.
+        query: key of the query that the alarm is about; empty: it is about no query.
     """
 
     kind: str
@@ -53,8 +54,8 @@ class Alarms:
         """Adds an alarm, or counts a repetition. The number of alarms per source is bounded: see `add_alarm`.
 
         Args:
-            edge: the edge that the alarm is about; empty: it is about none.
-            query: key of the query that the alarm is about; empty: it is about none.
+            edge: the edge that the alarm is about; empty: it is about no edge.
+            query: key of the query that the alarm is about; empty: it is about no query.
         """
         with self._transactions.locked() as connection:
             add_alarm(connection, kind, message, edge, now_ms, query)
@@ -88,8 +89,8 @@ class Alarms:
 def add_alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:
     """Adds an alarm within a transaction, or counts it if it is a repetition.
 
-    Beyond `MAX_MESSAGES`, the message replaces the message of the alarm least recently raised, and continues its count.
-    Beyond `MAX_OF_EDGE`, the alarm replaces the least recent alarm of the query with the most alarms.
+    Beyond `MAX_MESSAGES`, the message replaces the message of the least recent alarm, and the count of that alarm goes
+    on. Beyond `MAX_OF_EDGE`, the alarm replaces the least recent alarm of the query with the most alarms.
     """
     c = t.alarms.c
     of_edge = (c.kind == kind) & (c.edge == edge)

@@ -1,4 +1,4 @@
-"""Whether the catalog and the result store are of one moment: see `center.storage.lineage`."""
+"""Detects whether catalog and result store belong to the same moment: see `center.storage.lineage`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Backups:
             for edge in connection.execute(select(t.edges.c.edge)).scalars().all():
                 record_lost_state(connection, EdgeId(edge), now_ms)
             message = (
-                "the catalog and the results were not of one moment, and an operator has let the center go on with"
+                "the catalog and the results were of different moments, and an operator has let the center go on with"
                 " them: windows that had begun and were not final may lack records of any edge, or count some twice"
             )
             add_alarm(connection, "stores-differ", message, EdgeId(""), now_ms)

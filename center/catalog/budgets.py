@@ -1,4 +1,4 @@
-"""Budgets, processing delays at the center and sampling rates: what the job decides and gateways pass on to edges."""
+"""Budgets, processing delays at the center and sampling rates. Gateways send them to edges."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class BudgetStateChange:
     """The outcome of a change of a budget's state.
 
     Attributes:
-        state: as JSON, to be written; None: nothing is written.
+        state: the new state as JSON; None: nothing is written.
         grants_changed: whether edges must receive new grants.
-        result: for the caller.
+        result: the value that `Budgets.update` returns to its caller.
     """
 
     state: Any
@@ -31,7 +31,7 @@ class BudgetStateChange:
 
 
 ComputeBudgetUpdate = Callable[[Any, int], BudgetStateChange]
-"""(state as JSON or None, wall time of its last write) -> the update."""
+"""(state as JSON or None, wall time of its last write) -> the change."""
 
 
 class Budgets:
@@ -47,7 +47,7 @@ class Budgets:
 
     def update(self, ref: QueryRef, compute: ComputeBudgetUpdate, now_ms: int) -> tuple[Any, bool]:
         """Updates a budget's state by `compute` in one transaction; returns its result, and whether it was written."""
-        # The lock also keeps a query from being deleted, and another gateway from changing the state, meanwhile.
+        # Under the lock, nobody deletes the query, and no other gateway changes the state.
         with self._transactions.locked() as connection:
             this = _is_query(t.budget_states, ref)
             row = connection.execute(select(t.budget_states).where(this)).first()
@@ -66,7 +66,7 @@ class Budgets:
         return updated.result, True
 
     def state(self, ref: QueryRef) -> Any:
-        """The state of a query's budget as JSON; None: it has none yet."""
+        """The state of a query's budget as JSON; None: there is no state yet."""
         state = select(t.budget_states.c.state).where(_is_query(t.budget_states, ref))
         with self._transactions.read() as connection:
             return connection.execute(state).scalar()

@@ -19,18 +19,18 @@ from edgewater.model.streams import COLUMN_TYPES, Delivery, EdgeId, StreamClock,
 
 MAX_EDGES = 100_000
 MAX_INCARNATIONS = 500
-"""Incarnations of one edge that are remembered."""
+"""The most incarnations of one edge that the catalog remembers."""
 REMEMBER_MS = 86_400_000
 NO_PROGRESS: dict[str, Any] = {"watermarks": {}, "records": {}, "drops": {}, "rejected": {}, "null_columns": {}}
 """Progress of an incarnation that has not sent a heartbeat yet."""
 Refusal = tuple[str, ProtocolError]
-"""The kind of an alarm, and the error whose message is the alarm's."""
+"""The kind of an alarm, and the error that has the message of the alarm."""
 MAX_NAMED = 500
-"""Edges that one statement names. To read all edges takes less time than to name more."""
+"""The most edges that one SQL statement names. With more edges, it takes less time to read all edges."""
 FIRST_SEQ = 1
 """The first frame of an incarnation."""
 MAX_FORMER_STREAMS = 64
-"""Streams per edge that are remembered after the edge has ceased to serve them."""
+"""The most former streams of one edge that the catalog remembers after the edge has stopped serving them."""
 
 
 def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
@@ -81,11 +81,12 @@ def edge_from_row(
     state_lost_at_ms: int | None,
     gateways: Mapping[str, tuple[int, int]],
 ) -> EdgeRecord:
-    """An `edges` row as a record.
+    """Returns a row of the table `edges` as a record.
 
     Args:
         streams: the streams that the edge serves, and the streams that it served before.
-        gateways: by gateway, its last sign of life, and the silence of an edge that it would have recorded by then.
+        gateways: by gateway, the wall time of its last report (`Edges.record_silence`), and the silence of an edge that
+            this report would have recorded.
     """
     heard_by_ms, silence_ms = gateways.get(row.gateway, (None, 0)) if row.connected else (None, 0)
     heard_from_ms = row.last_seen_ms if heard_by_ms is None else heard_by_ms - silence_ms
@@ -134,7 +135,7 @@ def select_edges(connection: Connection, only: Collection[str] | None = None) ->
 
 
 def select_changed(connection: Connection, known: Mapping[EdgeId, EdgeRecord]) -> list[EdgeRecord]:
-    """Returns all edges by id. Uses a record of `known` again if the edge is not retired and its streams are equal."""
+    """Returns all edges by id. It reuses a record of `known` if the edge is not retired and has the same streams."""
     streams = cast(t.edges.c.streams, Text).label("streams")
     rows = connection.execute(select(t.edges.c.edge, t.edges.c.retired, streams).order_by(t.edges.c.edge)).all()
     same = {}
@@ -177,7 +178,7 @@ def incarnation_in_use(connection: Connection, edge: EdgeId) -> str | None:
 
 
 def record_lost_state(connection: Connection, edge: EdgeId, now_ms: int) -> None:
-    """Records that the edge lost its state: the records that it had accepted until now and not shipped are unknown."""
+    """Records that the edge lost its state: nobody can say which records it had accepted until now and not shipped."""
     row = t.lost_states.c.edge == edge
     if connection.execute(update(t.lost_states).where(row).values(lost_at_ms=now_ms)).rowcount == 0:
         connection.execute(insert(t.lost_states).values(edge=edge, lost_at_ms=now_ms))
@@ -187,9 +188,9 @@ def record_lost_state(connection: Connection, edge: EdgeId, now_ms: int) -> None
 def lock_incarnations(
     connection: Connection, incarnations: set[tuple[EdgeId, str]]
 ) -> dict[tuple[str, str], tuple[int, int, int]]:
-    """Locks the incarnations that are known, and returns (first seq, next expected seq, run) of each.
+    """Locks the known incarnations among these, and returns (first seq, next expected seq, run) of each.
 
-    No frame of them is indexed before the transaction ends.
+    No frame of these incarnations is indexed before the transaction ends.
     """
     c = t.incarnations.c
     among = c.edge.in_({edge for edge, _ in incarnations}) & c.incarnation.in_({name for _, name in incarnations})
@@ -206,7 +207,7 @@ def other_checksum(connection: Connection, edge: EdgeId, incarnation: str, check
     """Returns the first seq whose indexed frame has another CRC32C than the given one; None: no frame has.
 
     Args:
-        checksums: by seq, of at most some hundred frames.
+        checksums: by seq, the checksums of at most a few hundred frames.
     """
     c = t.frames.c
     frames = select(c.seq, c.crc32c).where(c.edge == edge, c.incarnation == incarnation, c.seq.in_(checksums))
@@ -214,13 +215,13 @@ def other_checksum(connection: Connection, edge: EdgeId, incarnation: str, check
 
 
 def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Refusal | None:
-    """Makes room for a new incarnation of an edge that has had `MAX_INCARNATIONS`.
+    """Deletes old incarnations of an edge that has had `MAX_INCARNATIONS`, so that it may have a new one.
 
     Deletes incarnations without an indexed frame, and incarnations that have not connected for `REMEMBER_MS`, except
     the last one. The edge counts the deleted incarnations with frames, so that `require_new` refuses them later.
 
     Returns:
-        The refusal of a further incarnation, if too many have sent frames within that time.
+        The refusal of a further incarnation, if too many incarnations have sent frames within `REMEMBER_MS`.
     """
     c = t.incarnations.c
     of_edge = select(func.count()).where(c.edge == edge)
@@ -245,17 +246,18 @@ def forget_incarnations(connection: Connection, edge: EdgeId, now_ms: int) -> Re
 
 
 def require_new(connection: Connection, edge: EdgeId, incarnation: str, oldest_seq: int) -> Refusal | None:
-    """Refuses an unknown incarnation that may have been forgotten: its frames could count twice.
+    """Refuses an unknown incarnation that the catalog may have forgotten, because its frames could count twice.
 
-    It is refused if incarnations of the edge were forgotten, and if it had acknowledgements: the center may have the
-    frames that it would send again. An incarnation without an acknowledgement sends all frames from the first one on.
+    It is refused if the catalog has forgotten incarnations of the edge, and if the incarnation has received an
+    acknowledgement. Then the center may already have frames that it would send again. An incarnation without an
+    acknowledgement sends all its frames, from the first one on.
     """
     forgotten = connection.execute(select(t.edges.c.forgotten).where(t.edges.c.edge == edge)).scalar_one_or_none()
     if not forgotten or oldest_seq <= FIRST_SEQ:
         return None
     return "incarnation-forgotten", ProtocolError(
         f"edge {edge}: incarnation {incarnation} has frames from {oldest_seq} on, and the center no longer knows which"
-        " of them it has: give the edge a new state directory, so that none counts twice"
+        " of these frames it has: give the edge a new state directory, so that no frame counts twice"
     )
 
 

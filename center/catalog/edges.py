@@ -20,7 +20,7 @@ from edgewater.model.streams import EdgeId
 
 
 class Edges:
-    """The edges in the catalog. An edge is known once it has sent a Hello."""
+    """The edges in the catalog. An edge is in the catalog when it has sent a Hello."""
 
     def __init__(self, transactions: Transactions, streams: Streams) -> None:
         self._transactions = transactions
@@ -51,12 +51,12 @@ class Edges:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
             session: names the session, for `end_sessions`.
             access: what the edge may serve. It also applies to streams that the edge no longer serves.
-            state: the state that the edge runs on; None: it does not say.
+            state: the state that the edge runs on; None: the edge does not state it.
 
         Raises:
             Retired: the edge is retired, and an admin has not reinstated it.
-            OutdatedState: the edge runs on a copy or an older version of the state that the center knows. Also adds an
-                alarm and sets `EdgeRecord.state_lost_at_ms`.
+            OutdatedState: the edge runs on a copy of its state, or on an older state than the center has seen. Also
+                adds an alarm and sets `EdgeRecord.state_lost_at_ms`.
             ProtocolError: the type of a column differs from the declared type or, without a declaration, from the type
                 at another edge that serves the stream. Their partials would not merge. Also adds an alarm.
             LimitExceeded: see `edge_rows.forget_incarnations`; also adds an alarm.
@@ -91,15 +91,15 @@ class Edges:
         silence_ms: int,
         now_ms: int,
     ) -> None:
-        """Records a gateway's sign of life, and which of its edges have fallen silent or have come back.
+        """Records that a gateway works, and which of its edges have become silent or have come back.
 
         Args:
-            heard: by edge that has fallen silent or come back: whether the gateway hears from it again, and the wall
-                time of its last message.
-            silence_ms: every other edge of the gateway has sent a message within that time.
+            heard: by edge that has become silent or has come back: whether the gateway receives messages from it again,
+                and the wall time of its last message.
+            silence_ms: every other edge of the gateway has sent a message within this time.
         """
         c = t.edges.c
-        # Not `in_`: its list of parameters cannot be expanded in a statement that is executed for many rows.
+        # SQLAlchemy cannot expand the parameters of `in_` in a statement that is executed for many rows.
         of_edge = (c.edge == bindparam("this")) & ((c.gateway == "") | (c.gateway == bindparam("by")))
         with self._transactions.write() as connection:
             rows = [
@@ -112,7 +112,7 @@ class Edges:
             upsert(connection, t.gateways, [beat])
 
     def forget_gateways(self) -> None:
-        """Deletes the signs of life of gateways that are not the last one of any edge."""
+        """Deletes the rows of gateways that no edge's row names as its last gateway."""
         in_use = select(t.edges.c.gateway).distinct()
         with self._transactions.write() as connection:
             connection.execute(delete(t.gateways).where(t.gateways.c.gateway.not_in(in_use)))
@@ -135,7 +135,7 @@ class Edges:
         self._set_retired(edge, True)
 
     def reinstate(self, edge: EdgeId) -> None:
-        """Takes a retirement back: queries expect the edge again. Raises NotFound."""
+        """Cancels a retirement: queries expect the edge again. Raises NotFound."""
         self._set_retired(edge, False)
 
     def _set_retired(self, edge: EdgeId, retired: bool) -> None:
@@ -149,8 +149,8 @@ class Edges:
         """All edges that have ever sent a Hello, by id.
 
         Args:
-            known: records to use again, for callers that do not need progress. An edge is not read if it is not
-                retired and its streams have not changed since.
+            known: records that may be reused, for callers that do not need progress. An edge is not read again if it
+                is not retired and its streams have not changed.
         """
         with self._transactions.read() as connection:
             return select_changed(connection, known) if known else select_edges(connection)

@@ -5,8 +5,8 @@ incarnation's row, a frame is checked against all frames acknowledged before it.
 visible in order and without gaps, whichever transaction commits first. Locks of both kinds are taken in sorted order,
 incarnations first.
 
-A segment has frames of many queries. Processes that drop frames do so one after another, under the catalog's lock, so
-that one of them drops the last frame of a segment.
+A segment has frames of many queries. Processes drop frames one after another, under the catalog's lock. So the process
+that drops the last frame of a segment notices it.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _FACTS = tuple(
     for name in ("name", "version", "position", "edge", "incarnation", "wire_bytes", "received_at_ms", "facts")
 )
 _CHUNK = 200
-"""Identities per SELECT: below the least number of bound parameters that a database takes."""
+"""Identities per SELECT, so that a statement does not have more bound parameters than any database accepts."""
 
 
 class IndexOutcome(StrEnum):
     """The outcome of indexing a frame.
 
-    The first four are acknowledged. `DISCARDED`: the query is unknown or deleted. `REFUSED`: the edge does not
-    contribute to the query. The last two are not acknowledged, nor are later frames of the same incarnation.
-    `CONFLICT`: the index holds the identity with another checksum (raises an alarm). `OUT_OF_SEQUENCE`: an earlier
-    frame is missing, the frame's bytes are not in the log although its query is live, or its incarnation never sent a
-    Hello.
+    Frames with the first four outcomes are acknowledged. `DISCARDED`: the query is unknown or deleted. `REFUSED`: the
+    edge does not contribute to the query. Frames with the last two outcomes are not acknowledged, and neither are later
+    frames of the same incarnation. `CONFLICT`: the index has the identity with another checksum (raises an alarm).
+    `OUT_OF_SEQUENCE`: an earlier frame is missing, or the frame's bytes are not in the log although its query is live,
+    or its incarnation never sent a Hello.
     """
 
     NEW = "new"
@@ -81,14 +81,15 @@ class UnindexedFrame:
     """A frame that has arrived.
 
     Attributes:
-        location: in the log, durable; None if the frame was not written, because it is a re-delivery or its query is
-            unknown or deleted, or because it is refused.
-        plain_bytes: of the body before compression.
-        work: the job's work with it, as a number of slices.
-        through_ms: event time up to which its edge has answered the query with it.
-        refused: its edge does not contribute to its query.
-        run: the process of the edge that has sent it. Only frames of the process that sent the last Hello are indexed.
-        facts: what it states beside its partials (`center.storage.frame_facts`).
+        location: the durable location in the log. None if the frame was not written: it is a re-delivery, its query is
+            unknown or deleted, or the frame is refused.
+        plain_bytes: size of the body before compression.
+        work: the work that the frame makes for the job, as a number of slices.
+        through_ms: event time up to which the edge has answered the query, with this frame.
+        refused: whether its edge does not contribute to its query.
+        run: the process of the edge that has sent the frame. Only frames of the process that sent the last Hello are
+            indexed.
+        facts: the statements of the frame beside its partials (`center.storage.frame_facts`).
     """
 
     query: QueryRef
@@ -109,12 +110,12 @@ class UnindexedFrame:
 
 @dataclass(slots=True)
 class _Progress:
-    """An incarnation while a batch is indexed.
+    """The progress of an incarnation while a batch is indexed.
 
     Attributes:
         awaited: the next expected seq; `began_at`: its value before the batch.
         run: the process whose frames are indexed.
-        stopped: a frame was not acknowledged; later ones are not either.
+        stopped: a frame was not acknowledged, so later frames are not acknowledged either.
         crcs: checksums of indexed frames by seq, as far as the batch needs them.
     """
 
@@ -142,9 +143,9 @@ class FrameIndex:
     def index(self, batch: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
         """Indexes frames of any number of edges in one transaction; returns the outcomes in the order of `batch`.
 
-        Once it returns, frames whose outcome is `acknowledged` may be acknowledged. A frame up to `acked_through` is a
-        re-delivery, the frame right above it is new, any other is out of sequence. New frames get the query's next
-        positions, which become visible in order.
+        After it returns, frames whose outcome is `acknowledged` may be acknowledged. A frame up to `acked_through` is a
+        re-delivery. The frame right after it is new. Any other frame is out of sequence. New frames get the query's
+        next positions, which become visible in order.
         """
         if not batch:
             return []
@@ -161,7 +162,7 @@ class FrameIndex:
         return outcomes
 
     def oldest(self, after: Mapping[str, int]) -> dict[str, int]:
-        """By query key, when the first frame behind a position came, in ms. Queries without such a frame are left out.
+        """By query key, the arrival time, in ms, of the first frame after a position; only queries with such a frame.
 
         Args:
             after: a position by query key.
@@ -174,7 +175,7 @@ class FrameIndex:
             return {keys[QueryRef(row.name, row.version)]: int(row.received_at_ms) for row in rows}
 
     def last_positions(self) -> dict[str, int]:
-        """Last position by query key, sorted, of live queries and of deleted ones that still have frames."""
+        """Last position by query key, sorted, of live queries and of deleted queries that still have frames."""
         with self._transactions.read() as connection:
             return select_last_positions(connection)
 
@@ -195,7 +196,7 @@ class FrameIndex:
         return self.entries_in({key: (after, through)})[key]
 
     def entries_in(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, list[FrameEntry]]:
-        """As `entries`, of many queries from one state of the index.
+        """Reads `entries` of many queries from one state of the index.
 
         Args:
             ranges: by query key, after and through.
@@ -259,8 +260,8 @@ class FrameIndex:
     def removable_segments(self, segments: Sequence[str], queries: Callable[[str], Collection[str]]) -> list[str]:
         """Returns the segments that have no indexed frame now or later; they may be removed from the log.
 
-        These are dropped segments, and segments of deleted queries that were never indexed. Unindexed segments of live
-        queries stay: a catalog restored from a backup does not know their frames.
+        These are dropped segments, and segments that were never indexed and have only frames of deleted queries. A
+        segment of a live query that was never indexed stays: a catalog restored from a backup does not know its frames.
 
         Args:
             queries: returns the keys of the queries that have frames in a segment; called for unindexed segments.
@@ -269,7 +270,7 @@ class FrameIndex:
         ended = select(c.name, c.version).where(c.deleted_at_ms.is_not(None))
         removable = []
         with self._transactions.read() as connection:
-            # Read first: once a query is deleted, no frame of it is indexed any more.
+            # Read first: after a query is deleted, no frame of it is indexed any more.
             deleted = {query_key(QueryRef(name, version)) for name, version in connection.execute(ended)}
             for begin in range(0, len(segments), _CHUNK):
                 chunk = segments[begin : begin + _CHUNK]
@@ -280,7 +281,7 @@ class FrameIndex:
         return removable
 
     def forget_segments(self, segments: Sequence[str]) -> None:
-        """Takes segments that were removed from the log off the list of segments to remove."""
+        """Deletes segments from the list of segments to remove. Called when they were removed from the log."""
         rows = [{"gone": s} for s in segments]
         if rows:
             gone = t.dropped_segments.c.segment == bindparam("gone")
@@ -331,7 +332,7 @@ def _advance(
 
 def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> IndexOutcome:
     if incarnation.stopped or frame.run != incarnation.run:
-        return IndexOutcome.OUT_OF_SEQUENCE  # without `stopped`, as the batch may have frames of both processes
+        return IndexOutcome.OUT_OF_SEQUENCE  # `stopped` is not set, because the batch may have frames of both processes
     if frame.seq < incarnation.awaited:
         # Frames that retention or a deletion removed from the index cannot be compared any more.
         if incarnation.crcs.get(frame.seq, frame.crc32c) == frame.crc32c:
@@ -362,7 +363,7 @@ def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) 
         )
         for edge, name, seq, run in connection.execute(rows.with_for_update()):
             known[edge, name] = _Progress(seq, seq, run)
-    # A catalog restored from a backup does not know some. Refusing makes the edge send a Hello again.
+    # A catalog restored from a backup does not know all incarnations. After a refusal the edge sends a Hello again.
     return {name: known.get(name) or _Progress(0, 0, stopped=True) for name in names}
 
 
@@ -379,7 +380,7 @@ def _load_checksums(
 
 
 def _lock_positions(connection: Connection, refs: Collection[QueryRef]) -> dict[QueryRef, int]:
-    """The last position of each live query among `refs`."""
+    """Locks and returns the last position of each live query among `refs`."""
     table = t.queries.c
     names = sorted((ref.name, ref.version) for ref in refs)
     positions = {}
@@ -421,8 +422,8 @@ class LastPositions:
     """The last positions of queries, and the state of the catalog at which they were read.
 
     Attributes:
-        state: the catalog's version, which changes with the set of live queries, and the sum of their positions, which
-            every indexed frame increases.
+        state: the catalog's version, and the sum of the positions of live queries. The version changes with the set of
+            live queries, and every indexed frame increases the sum.
     """
 
     by_key: Mapping[str, int]
@@ -436,18 +437,18 @@ _STATE = select(
 
 
 def select_last_positions(connection: Connection) -> dict[str, int]:
-    """Last position by key, sorted by key, of live queries and of deleted ones that still have frames."""
+    """Last position by key, sorted by key, of live queries and of deleted queries that still have frames."""
     table = t.queries.c
     has_frames = exists().where(t.frames.c.name == table.name, t.frames.c.version == table.version)
     rows = select(table.name, table.version, table.last_position).where(or_(table.deleted_at_ms.is_(None), has_frames))
-    # As `query_key` has it, without an object per query.
+    # The same text as `query_key`, without an object per query.
     return dict(sorted((f"{name}@{version}", last) for name, version, last in connection.execute(rows).all()))
 
 
 def _in_ranges(
     connection: Connection, ranges: Sequence[tuple[str, int, int, int]], columns: Iterable[ColumnElement[Any]]
 ) -> Iterator[Row[Any]]:
-    """These columns of the frames in ranges (name, version, after, through), by query and position."""
+    """Yields these columns of the frames in ranges (name, version, after, through), by query and position."""
     columns = tuple(columns)
     for begin in range(0, len(ranges), MAX_GIVEN):
         part = ranges[begin : begin + MAX_GIVEN]
@@ -465,7 +466,7 @@ def _range_statement(count: int, columns: tuple[ColumnElement[Any], ...]) -> Sel
 
 
 def entry_of(row: Row[Any]) -> FrameEntry:
-    """The entry of a row with the columns of the table ``frames``, but for the facts."""
+    """Returns the entry of a row that has the columns of the table ``frames`` without the facts."""
     return FrameEntry(
         query=QueryRef(row.name, row.version),
         position=row.position,
@@ -485,7 +486,7 @@ def entry_of(row: Row[Any]) -> FrameEntry:
 
 
 def without_frames(connection: Connection, segments: Sequence[str]) -> list[str]:
-    """Returns the segments without a frame that is indexed or in quarantine."""
+    """Returns the segments that have no indexed and no quarantined frame."""
     used: set[str] = set()
     for begin in range(0, len(segments), _CHUNK):
         chunk = segments[begin : begin + _CHUNK]

@@ -1,7 +1,7 @@
 """Rows of the files that edges read; each function runs inside a transaction of the catalog.
 
-Two sources of a stream that read one file count each of its records twice, and no answer can show it: the center sees
-only sums. So edges report fingerprints of their files, and equal ones raise an alarm.
+If two sources of a stream read the same file, its records count twice. No answer can show it, because the center sees
+only sums. So edges report fingerprints of their files, and equal fingerprints raise an alarm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_PAIRS = 5
 
 
 def write_inputs(connection: Connection, inputs: Mapping[EdgeId, Sequence[InputRecord]], now_ms: int) -> None:
-    """Replaces the reports of these edges; raises an alarm for each source that reads a file of another one."""
+    """Replaces the reports of these edges. Raises an alarm for each source that reads a file of another source."""
     for edge, records in inputs.items():
         connection.execute(delete(t.inputs).where(t.inputs.c.edge == edge))
         rows = [

@@ -1,7 +1,7 @@
 """Liveness of a center's components: a row per process with its last heartbeat, for `/readyz` and the supervisor.
 
-Components may run in one process tree or on several machines. All of them reach the catalog's database, so the rows are
-there.
+Components may run in one process tree or on several machines. All of them can reach the catalog's database, so it has
+the rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPONENTS: tuple[Component, ...] = ("gateway", "job", "api")
 
 HEARTBEAT_INTERVAL_S = 1.0
 CHECKS = 10
-"""How often within an interval a component looks whether it has something else to state."""
+"""How often within an interval a component checks whether its problem or its role has changed."""
 STALE_AFTER_MS = 5_000
 """A component without a heartbeat for this long is not ready."""
 EXPIRE_AFTER_MS = 3_600_000
@@ -60,10 +60,10 @@ class ComponentHeartbeat:
 
     Attributes:
         instance: ``host:pid``.
-        address: that it listens on; empty: none.
-        problem: why it cannot do its work although it runs, such as a full disk; empty: none.
+        address: the address that the process listens on; empty: it listens on no address.
+        problem: why it cannot do its work although it runs, such as a full disk; empty: there is no problem.
         role: whether it leads, or waits to take over.
-        needed: processes of its component, standbys aside, without which the component is not ready.
+        needed: number of processes, without standbys, that the component needs to be ready.
     """
 
     component: Component
@@ -80,10 +80,10 @@ class ComponentRegistry:
     """The heartbeats of all components.
 
     Args:
-        url: the catalog's.
+        url: the URL of the catalog.
 
     Raises:
-        StorageError: the database cannot be used. So does every method.
+        StorageError: the database cannot be used. Every method raises it, too.
     """
 
     def __init__(self, url: str) -> None:
@@ -92,7 +92,7 @@ class ComponentRegistry:
 
             @event.listens_for(self._engine, "connect")
             def on_connect(connection: Any, _record: object) -> None:
-                # Losing a heartbeat in a power cut does no harm, and saves an fsync per second and component.
+                # A heartbeat that is lost in a power cut does no harm. This saves an fsync per second and component.
                 connection.execute("PRAGMA synchronous=NORMAL")
 
         with schema_transaction(self._engine, _metadata):
@@ -137,7 +137,7 @@ class ComponentStatus:
     """Whether a component is ready, and if not, why.
 
     Attributes:
-        leader: the instances that lead; empty: none, or all work.
+        leader: the instances that lead; empty: no instance leads, or the component has no roles.
         standbys: number of instances that are ready to take over.
     """
 
@@ -151,8 +151,8 @@ class ComponentStatus:
 
 
 def component_status(component: Component, heartbeats: Iterable[ComponentHeartbeat], now_ms: int) -> ComponentStatus:
-    """A component is ready if as many of its processes as it needs, standbys aside, have a recent heartbeat without a
-    problem."""
+    """Returns the status of a component. It is ready if the number of its processes with a recent heartbeat and without
+    a problem, not counting standbys, is at least the number that it needs."""
     own = sorted((h for h in heartbeats if h.component == component), key=lambda h: h.beat_at_ms, reverse=True)
     fresh = [h for h in own if now_ms - h.beat_at_ms <= STALE_AFTER_MS]
     working = [h for h in fresh if h.role != "standby"]
@@ -168,7 +168,7 @@ def component_status(component: Component, heartbeats: Iterable[ComponentHeartbe
         address = working[0].address
         return ComponentStatus(component, False, reason, address, len(fresh), leader, standbys)
     if fresh:
-        reason = fresh[0].problem or "no driver leads, a standby is about to"
+        reason = fresh[0].problem or "no driver leads; a standby is taking over"
         return ComponentStatus(component, False, reason, fresh[0].address, len(fresh), "", standbys)
     if own:
         silence_s = (now_ms - own[0].beat_at_ms) / 1000
@@ -177,12 +177,12 @@ def component_status(component: Component, heartbeats: Iterable[ComponentHeartbe
 
 
 class HeartbeatThread:
-    """A thread that sends heartbeats for this process while the context is entered, and deregisters it at the end.
+    """Sends heartbeats of this process in a thread while the context is entered; deregisters the process at the end.
 
     A change of the problem or the role is sent within `interval_s` / `CHECKS`.
 
     Args:
-        problem: why the component cannot do its work, or "".
+        problem: returns why the component cannot do its work; empty: there is no problem.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class HeartbeatThread:
                     )
                 )
             except EdgewaterError as exc:
-                # The others notice the missing heartbeat; this process tries again.
+                # The other components notice the missing heartbeat; this process tries again.
                 log.warning("%s: no heartbeat: %s", self._component, exc)
             for _ in range(CHECKS):
                 if self._stop.wait(self._interval_s / CHECKS):

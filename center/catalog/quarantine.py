@@ -1,8 +1,8 @@
-"""Frames and queries that the job sets aside, so that they cost only themselves.
+"""Frames and queries that the job sets aside, so that all other queries go on.
 
 A quarantined frame could not be applied. The job applies it as a stated loss. Its bytes stay in the frame log, in a
-segment of its own, which retention does not remove. A retry gives the frame the query's next position, at which the job
-reads it as new data. It then is in the index again, and no longer here.
+separate segment, which retention does not remove. A retry gives the frame the query's next position, at which the job
+reads it as new data. The frame is then in the index again, and no longer in quarantine.
 
 A query that is set aside is paused or quarantined: see `SetAside`.
 """
@@ -28,10 +28,10 @@ from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 MAX_PER_EDGE = 100
-"""Quarantined frames of one query and edge; beyond, the oldest one is dropped. They bound the disk that they occupy."""
+"""The most quarantined frames of one query and edge. With more, the oldest one is dropped, to limit the disk space."""
 MAX_REASON = 2_000
 FORGET_MS = 3_600_000
-"""Deaths of the job that are so far apart have nothing to do with each other."""
+"""If this time has passed since the job last died at a query, the count of deaths begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Quarantine:
         return int(last) + 1
 
     def drop_frame(self, key: str, position: int) -> str | None:
-        """Gives up a quarantined frame; returns the segment to remove from the log, if it is unused now.
+        """Deletes a quarantined frame. Returns the segment to remove from the log, if no other frame uses it.
 
         Raises:
             NotFound: the frame is not in quarantine.
@@ -169,7 +169,7 @@ class Quarantine:
         """Counts that the job died while it worked on a query.
 
         Returns:
-            How often it has died so, each time within `FORGET_MS` of the next.
+            How often it has died at this query, without a pause of `FORGET_MS` in between.
         """
         table = t.set_aside_queries
         with self._transactions.write() as connection:
@@ -183,7 +183,7 @@ class Quarantine:
         reason, key = reason[:MAX_REASON], query_key(ref)
         with self._transactions.locked() as connection:
             _update_query(connection, ref, {"state": state, "reason": reason, "since_ms": now_ms})
-            message = f"query {key} is {state}, the others go on: {reason}"
+            message = f"query {key} is {state}; the other queries go on: {reason}"
             add_alarm(connection, f"query-{state}", message, EdgeId(""), now_ms, key)
 
     def end_pauses(self, refs: Collection[QueryRef]) -> None:
@@ -194,7 +194,7 @@ class Quarantine:
                 connection.execute(update(t.set_aside_queries).where(paused).values(state=""))
 
     def retry_query(self, name: str) -> None:
-        """Lets the job try the query of that name again, which is set aside. Raises NotFound."""
+        """Lets the job try a query again that is set aside. Raises NotFound."""
         c = t.set_aside_queries.c
         with self._transactions.write() as connection:
             if connection.execute(delete(t.set_aside_queries).where(c.name == name, c.state != "")).rowcount == 0:
@@ -230,7 +230,7 @@ def _select_frame(connection: Connection, key: str, position: int) -> Quarantine
 
 
 def _drop(connection: Connection, key: str, position: int) -> str | None:
-    """Takes a frame off the list for good; returns its segment if nothing else is in use there.
+    """Deletes a frame from quarantine. Returns its segment if no other frame uses the segment.
 
     The caller has the catalog's lock.
 

@@ -37,11 +37,11 @@ from edgewater.wire import QueryRef
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A live query of the name gets another version.
+    """The request to give a live query another version.
 
     Attributes:
-        at_ms: as in `choose_border`.
-        expected: the newest version that a client has read; 0: there was none; None: any.
+        at_ms: the border, as in `choose_border`.
+        expected: the newest version that a client has read; 0: there was no version; None: any version.
         answered_ms: start of the last window that has an answer.
     """
 
@@ -69,24 +69,25 @@ class Queries:
     ) -> tuple[RegisteredQuery, bool]:
         """Registers a query.
 
-        A query that has ended by itself keeps its answers. The next one of its name has the windows after its end.
+        A query that has ended by itself keeps its answers. The next query of the same name has the windows after its
+        end.
 
         Args:
             seed: for a new query, if the spec has none.
-            lasts_ms: the query ends after so much event time, unless its spec has `until`.
-            change: a live query of that name gets another version; None: it is a conflict.
-            before_new: called within the transaction if no equal query is live. An exception of it prevents the
-                registration, and is passed on.
+            lasts_ms: event time after which the query ends, unless its spec has `until`.
+            change: gives a live query of that name another version; None: a live query of that name is a conflict.
+            before_new: called within the transaction if no equal query is live. If it raises an exception, the query is
+                not registered, and the exception is passed on.
 
         Returns:
             The query, and whether it was created. An equal live query is returned with the seed that it has.
 
         Raises:
-            Conflict: another query is live under that name and not changed, or there are `MAX_QUERIES` or
-                `MAX_VERSIONS`. PreconditionFailed: the live version is not the one that the change expects.
+            Conflict: another query is live under that name and `change` is None, or there are `MAX_QUERIES` or
+                `MAX_VERSIONS`. PreconditionFailed: the live version is not the version that the change expects.
             InvalidQuery: the query does not fit the stream's declared columns. Without declared columns: it does not
-                fit the stream as an edge serves it; the error names the edge. Or one record of it costs too much, or
-                it ends in the past.
+                fit the stream of an edge; the error names the edge. Or a record costs the query too much, or the query
+                ends in the past.
             InvalidRequest: the change begins in the past.
         """
         with self._transactions.locked() as connection:
@@ -124,7 +125,7 @@ class Queries:
             The equal live query, if there is one, and the error if the stream of an edge does not fit.
 
         Raises:
-            Conflict, InvalidQuery, InvalidRequest: as `register`, except for streams that edges serve.
+            Conflict, InvalidQuery, InvalidRequest: like `register`, except that a misfit at an edge is returned.
         """
         with self._transactions.read() as connection:
             newest = _newest(_rows_of(connection, spec.name))
@@ -154,7 +155,7 @@ class Queries:
         return True
 
     def end(self, ref: QueryRef, now_ms: int) -> None:
-        """Marks a version as ended: edges forget it. Its answers stay."""
+        """Marks a version as ended: edges remove it. Its answers stay."""
         c = t.queries.c
         this = (c.name == ref.name) & (c.version == ref.version) & c.deleted_at_ms.is_(None) & (c.ended_at_ms == 0)
         with self._transactions.locked() as connection:
@@ -200,7 +201,7 @@ class Queries:
         """The versions of a query that have, or may have, answers; ascending. Raises NotFound.
 
         Args:
-            most: of more versions, only the last ones.
+            most: the most versions to return. If there are more, only the last ones are returned.
         """
         rows = select(t.queries).where(t.queries.c.name == name, t.queries.c.deleted_at_ms.is_(None))
         with self._transactions.read() as connection:
@@ -214,7 +215,7 @@ class Queries:
         return list({query.ref.name: query for query in self.all()}.values())
 
     def all(self, *, deleted: bool = False) -> list[RegisteredQuery]:
-        """All versions of the queries by name and version, with `deleted` also the deleted ones.
+        """All versions of the queries by name and version, with `deleted` also deleted queries.
 
         Queries that cannot be read here are left out (`query_rows.readable`).
         """
@@ -308,7 +309,7 @@ def _require_expected(name: str, newest: RegisteredQuery | None, change: Change 
 
 
 def _asks_for(spec: QuerySpec, live: RegisteredQuery, lasts_ms: int | None) -> bool:
-    """Whether a registration means the live query. The end of a query that is to last for a time does not matter."""
+    """Whether a registration asks for the live query. With `lasts_ms`, the end of the query is not compared."""
     wanted = replace(spec, until_ms=None) if lasts_ms is not None and spec.until_ms is None else spec
     return wanted.asks_for(live.spec if wanted is not spec else live.asked)
 

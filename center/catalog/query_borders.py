@@ -1,4 +1,4 @@
-"""Where windows of a query end and those of its next version begin. Pure."""
+"""Computes the border between the windows of a query's version and the windows of its next version. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgewater.model.timestamps import TIME_ACCEPTED, rfc3339
 from edgewater.model.window_range import next_border
 
 BORDER_MARGIN_MS = 10_000
-"""Wall time within which edges hear of a border. By so much an edge's clock may be ahead of the center's, too."""
+"""Wall time within which edges receive a border. An edge's clock may also be ahead of the center's by this time."""
 
 
 def event_now_ms(spec: QuerySpec, edges: Sequence[EdgeRecord], now_ms: int) -> int:
@@ -33,7 +33,8 @@ def choose_border(
     """Returns the event time at which windows of a new version begin.
 
     Args:
-        at_ms: the border is the first possible one from then on; None: from the first moment that all edges can honour.
+        at_ms: the border is the first possible border at or after this time; None: at or after the first time that all
+            connected edges can apply.
         answered_ms: start of the last window of the live version that has an answer.
 
     Raises:

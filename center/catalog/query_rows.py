@@ -24,11 +24,12 @@ from edgewater.wire import QueryRef
 log = logging.getLogger(__name__)
 
 MAX_QUERIES = 10_000
-"""Versions of queries that are not deleted, or were deleted less than `FORGET_AFTER_MS` ago, or still have frames."""
+"""The most versions of queries that are not deleted, or were deleted less than `FORGET_AFTER_MS` ago, or still have
+frames."""
 MAX_VERSIONS = 1_000
-"""Versions of one query that are not deleted."""
+"""The most versions of one query that are not deleted."""
 FORGET_AFTER_MS = 86_400_000
-"""Time after which a deleted query may be forgotten: the job has dropped its state by then."""
+"""Time after which the rows of a deleted query may be removed: by then the job has dropped the query's state."""
 FORGOTTEN = "forgotten"
 """The counter of the highest version of a query that was forgotten."""
 
@@ -50,7 +51,7 @@ def live_queries(connection: Connection) -> list[RegisteredQuery]:
 def forget_ended(connection: Connection, before_ms: int) -> None:
     """Deletes the rows of queries that were deleted before a time and have no frames left.
 
-    No later query gets one of their versions, under any name: edges may still have frames of them.
+    No later query gets one of their version numbers, under any name: edges may still have frames of them.
     """
     c = t.queries.c
     has_frames = (
@@ -65,7 +66,7 @@ def forget_ended(connection: Connection, before_ms: int) -> None:
 
 
 def remember_versions(connection: Connection, versions: Iterable[int]) -> None:
-    """Reserves versions: no query that is registered later gets one of them."""
+    """Reserves version numbers: no query that is registered later gets one of them."""
     highest = max([*versions, read_counter(connection, FORGOTTEN)])
     forgotten = t.counters.c.name == FORGOTTEN
     if connection.execute(update(t.counters).where(forgotten).values(value=highest)).rowcount == 0:
@@ -103,12 +104,13 @@ def query_from_row(row: Row[Any]) -> RegisteredQuery:
 
 @lru_cache(maxsize=MAX_QUERIES)
 def _read_spec(mapping: str) -> QuerySpec:
-    """Cached: parsing SQL takes a millisecond, and every process reads all queries after each change of one."""
+    """Reads a spec. The result is cached: to parse SQL takes a millisecond, and after each change of a query every
+    process reads all queries."""
     return QuerySpec.from_mapping(json.loads(mapping))
 
 
 def require_fit_at_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> None:
-    """Binds the spec to its stream as each expected edge serves it."""
+    """Binds the spec to the stream of each expected edge. Raises InvalidQuery if it does not fit."""
     for edge in edges:
         stream = edge.stream(spec.stream)
         if stream is None or edge.retired or (spec.edges is not None and edge.edge not in spec.edges):

@@ -43,8 +43,8 @@ queries = Table(
     Column("until_ms", BigInteger, nullable=False, server_default=str(MAX_TIME_MS)),
     Column("ended_at_ms", BigInteger, nullable=False, server_default="0"),
 )
-"""A row per version of a query. It has the windows that start in [``from_ms``, ``until_ms``). ``ended_at_ms``: 0: edges
-answer it."""
+"""A row per version of a query. The version has the windows that start in [``from_ms``, ``until_ms``). ``ended_at_ms``
+is 0 while edges answer it."""
 _is_open = queries.c.deleted_at_ms.is_(None) & (queries.c.until_ms == MAX_TIME_MS)
 one_open_query_per_name = Index(
     "one_open_query_per_name", queries.c.name, unique=True, sqlite_where=_is_open, postgresql_where=_is_open
@@ -71,8 +71,8 @@ edges = Table(
     Column("gateway", Identifier(64), nullable=False),
 )
 """One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops; ``durable``: its durable
-records, with their incarnation. ``forgotten``: number of its incarnations that have sent frames and are not remembered.
-``gateway``: the gateway that hears from it; empty: none does."""
+records, with their incarnation. ``forgotten``: number of its incarnations that have sent frames and were deleted.
+``gateway``: the gateway that receives its messages; empty: no gateway does."""
 
 gateways = Table(
     "gateways",
@@ -81,8 +81,8 @@ gateways = Table(
     Column("beat_at_ms", BigInteger, nullable=False),
     Column("silence_ms", BigInteger, nullable=False),
 )
-"""A row per gateway process that has had sessions: at ``beat_at_ms`` it had heard, within ``silence_ms``, from each
-edge whose row names it."""
+"""A row per gateway process that has had sessions. At ``beat_at_ms``, each edge whose row names the gateway had sent it
+a message within the last ``silence_ms``."""
 
 stream_columns = Table(
     "stream_columns",
@@ -98,7 +98,7 @@ lost_states = Table(
     Column("edge", Identifier(128), primary_key=True),
     Column("lost_at_ms", BigInteger, nullable=False),
 )
-"""Edges whose state was lost, with the wall time at which the center noticed last."""
+"""Edges whose state was lost, with the wall time at which the center noticed the last loss."""
 
 incarnations = Table(
     "incarnations",
@@ -175,7 +175,8 @@ set_aside_queries = Table(
 query is not set aside."""
 
 dropped_segments = Table("dropped_segments", metadata, Column("segment", Identifier(255), primary_key=True))
-"""Segments that retention removes from the log: listed until they are gone, so that a crash leaves none behind."""
+"""Segments that retention removes from the log. They are listed until they are removed, so a crash leaves no segment
+behind."""
 
 budget_states = Table(
     "budget_states",
@@ -212,7 +213,7 @@ query_delays = Table(
     Column("refused", BigInteger, nullable=False),
     Column("reported_at_ms", BigInteger, nullable=False),
 )
-"""How queries stand at the edges that schedule them: the last report of each edge."""
+"""The delays of queries at the edges that schedule them, from the last report of each edge."""
 
 sampling_rates = Table(
     "sampling_rates",
@@ -247,4 +248,4 @@ alarms = Table(
     Column("times", BigInteger, nullable=False),
     Column("query", Identifier(96), nullable=False),
 )
-"""``query``: the key of the query that an alarm is about; empty: it is about none."""
+"""``query``: the key of the query that an alarm is about; empty: it is about no query."""

@@ -1,7 +1,7 @@
 """The start of sessions: many Hellos in one transaction of the catalog.
 
-After a restart of a gateway all its edges come back at once. A transaction each would be an fsync and a dozen
-statements each, during which no frame is indexed.
+After a restart of a gateway all its edges connect at the same time. One transaction per edge would take an fsync and a
+dozen statements for each edge, and no frame is indexed meanwhile.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from edgewater.model.streams import EdgeId
 
 @dataclass(frozen=True, slots=True)
 class SessionStart:
-    """What a Hello says.
+    """The content of a Hello.
 
     Attributes:
         oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
         session: names the session, for `Edges.end_sessions`.
-        access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
-        gateway: that hears from the edge from now on, as in `Edges.record_silence`; empty: none does.
+        access: what the edge may serve. It also applies to streams that the edge no longer serves.
+        gateway: the gateway that receives the edge's messages from now on, as in `Edges.record_silence`; empty: no
+            gateway does.
         state: the state that the edge runs on.
     """
 
@@ -88,7 +89,7 @@ class SessionBatch:
         self._anew: list[dict[str, Any]] = []
 
     def begin(self) -> list[int | EdgewaterError | None]:
-        """For each start, as `Edges.begin_sessions`."""
+        """Returns the result of each start, as `Edges.begin_sessions`."""
         outcomes = [self._begin(start) for start in self._starts]
         self._flush()
         if self._changed:
@@ -120,8 +121,8 @@ class SessionBatch:
         refused = self._refusal(start, row, progress)
         if refused is not None:
             if isinstance(refused[1], OutdatedState):
-                # No frame will have what this process has accepted, and the process may never connect again to state
-                # that.
+                # No frame will have the records that this process has accepted. The process may never connect again to
+                # state this loss.
                 record_lost_state(connection, edge, start.now_ms)
             add_alarm(connection, refused[0], refused[1].message, edge, start.now_ms)
             return refused[1]
@@ -167,7 +168,7 @@ class SessionBatch:
         return None if progress is None else self._outdated(start, row, *progress[1:])
 
     def _outdated(self, start: SessionStart, row: Row[Any] | None, awaited: int, run: int) -> Refusal | None:
-        """Refuses an edge that runs on a copy or an older version of the state that the center knows.
+        """Refuses an edge that runs on a copy of its state, or on an older state than the center has seen.
 
         Args:
             awaited: the next frame of the incarnation.
@@ -176,9 +177,9 @@ class SessionBatch:
         who, state = f"edge {start.edge}: incarnation {start.incarnation}", start.state
         if run and run not in state.runs:
             return "id-in-use-twice", OutdatedState(
-                f"{who}: another process has connected from this state, of which this one knows nothing: two agents run"
-                " from copies of one state directory, or an older copy was restored; give each agent an id and a"
-                " directory of its own"
+                f"{who}: another process has connected with this state, and this process does not know it: two agents"
+                " run from copies of one state directory, or an older copy was restored; give each agent its own id and"
+                " its own directory"
             )
         if start.next_seq < awaited:
             return "edge-state-behind", OutdatedState(
@@ -203,7 +204,7 @@ class SessionBatch:
         return None
 
     def _others(self, edge: EdgeId) -> list[tuple[EdgeId, tuple[StreamRecord, ...]]]:
-        """Of each distinct list of streams that other edges serve, one of these edges."""
+        """Returns, for each distinct list of streams that other edges serve, one of these edges with the list."""
         if self._shapes is None:
             self._shapes = select_shapes(self._connection)
         shapes = self._shapes.items()
@@ -242,10 +243,10 @@ class SessionBatch:
 
 
 def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -> tuple[str, str]:
-    """The kind and the message of the alarm about an incarnation that takes another one's place.
+    """Returns the kind and the message of the alarm about an incarnation that replaces another incarnation.
 
     Args:
-        returned: the center has known the incarnation before.
+        returned: whether the center knew the incarnation before.
     """
     if returned:
         pair = " and ".join(sorted((incarnation, previous)))
@@ -254,6 +255,6 @@ def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -
             " directory; give each agent an id and a directory of its own"
         )
     return "state-lost", (
-        f"edge {edge}: incarnation {incarnation} has taken the place of {previous} without its state; what {previous}"
-        " had accepted and not shipped is in no answer, and windows that were open are not complete"
+        f"edge {edge}: incarnation {incarnation} has replaced {previous} without its state; records that {previous}"
+        " had accepted and not shipped are in no answer, and windows that were open are not complete"
     )

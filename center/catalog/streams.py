@@ -19,12 +19,12 @@ from edgewater.model.errors import Conflict, InvalidQuery, NotFound, ProtocolErr
 from edgewater.model.streams import COLUMN_TYPES, EdgeId, type_name
 
 _SHOWN = 20
-"""Columns that a message names."""
+"""The most columns that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStream:
-    """The columns that a stream's edges may have. An edge may lack some: it then refuses the queries that need them."""
+    """The columns that a stream's edges may have. If an edge lacks a column, it refuses the queries that need it."""
 
     name: str
     columns: Mapping[str, ColumnEntry]
@@ -35,7 +35,7 @@ class DeclaredStream:
         return {name: COLUMN_TYPES[column.type] for name, column in self.columns.items()}
 
     def difference(self, edge: EdgeId, stream: StreamRecord) -> str:
-        """The first column of an edge that differs, its type and what is right; empty: none does."""
+        """Describes the first column of an edge that differs, with the expected type; empty: no column differs."""
         for column, kind in stream.columns.items():
             right = self.columns.get(column)
             if right is not None and COLUMN_TYPES[right.type] == kind:
@@ -58,7 +58,7 @@ class Streams:
     """The streams whose columns are declared.
 
     Args:
-        configured: the columns that the configuration declares, by stream. They go before the columns of an admin.
+        configured: the columns that the configuration declares, by stream. They replace the columns of an admin.
     """
 
     def __init__(self, transactions: Transactions, configured: Mapping[str, Mapping[str, ColumnEntry]]) -> None:
@@ -71,7 +71,7 @@ class Streams:
             return self.select(connection)
 
     def select(self, connection: Connection) -> dict[str, DeclaredStream]:
-        """As `declared`, within a transaction."""
+        """Returns the same as `declared`, within a transaction."""
         rows = connection.execute(select(t.stream_columns)).all()
         by_admin = {r.stream: {n: ColumnEntry(type=k, description=d) for n, k, d in r.columns} for r in rows}
         return {
@@ -80,7 +80,7 @@ class Streams:
         }
 
     def declare(self, stream: str, columns: Mapping[str, ColumnEntry]) -> None:
-        """Declares the columns that a stream's edges may have; the sessions of edges that differ end.
+        """Declares the columns that a stream's edges may have. The sessions of edges with other columns end.
 
         Raises:
             Conflict: the configuration declares them, or a live query does not fit them.
@@ -103,7 +103,7 @@ class Streams:
             increment_version(connection)
 
     def undeclare(self, stream: str) -> None:
-        """Lets a stream's edges decide its columns again.
+        """Removes a declaration: the stream's edges then decide its columns again.
 
         Raises:
             Conflict: the configuration declares them.

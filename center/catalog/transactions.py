@@ -12,7 +12,7 @@ from center.storage.database import read_transaction, write_transaction
 
 
 class Transactions:
-    """Opens transactions. Each method of a repository is one transaction, and blocks: call it off the event loop.
+    """Opens transactions. Each method of a repository is one transaction, and blocks: do not call it on the event loop.
 
     Entering a transaction raises StorageError if the database cannot be used. An exception rolls the transaction back.
     """
@@ -37,7 +37,7 @@ class Transactions:
 
 
 def lock_catalog(connection: Connection) -> None:
-    """Serialises changes of queries and edges: the counter's row on PostgreSQL, on SQLite the transaction."""
+    """Serialises changes of queries and edges: locks the counter's row on PostgreSQL, the transaction on SQLite."""
     connection.execute(select(t.counters.c.value).where(t.counters.c.name == "catalog").with_for_update()).all()
 
 

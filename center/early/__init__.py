@@ -1,7 +1,7 @@
-"""Early answers: when a window is answered before all its records have arrived, and how wide its interval is.
+"""Early answers: decides when a window is answered before all its records have arrived, and how wide its interval is.
 
-The trigger decides when a sample without its stragglers suffices (Aion, DEBS '20). The estimator keeps the arrivals of
-a query and estimates its windows. The sampling policy says when edges sample and at which rate. Pure: no I/O, no clock.
+The trigger decides when the records that have arrived suffice (Aion, DEBS '20). The estimator keeps the arrivals of a
+query and estimates its windows. The sampling policy says when edges sample and at which rate. Pure: no I/O, no clock.
 """
 
 from center.early.estimator import EarlyAnswerEstimator

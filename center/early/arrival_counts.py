@@ -23,8 +23,8 @@ from edgewater.synopses import FloatArray
 class ArrivalCounts:
     """Sums per sub-stream and edge of one group. The sums of a window are the sums over its sub-streams.
 
-    A row of sums is float64: arrived events, then count, Σv and Σv² of the sampled ones, each by lag group, then the
-    least and the greatest value of the arrived ones, NaN if some values are not known.
+    A row of sums is float64. It has the number of arrived events; then number, Σv and Σv² of the sampled events, each
+    by lag group; then the least and the greatest value of the arrived events, NaN if some values are not known.
     """
 
     def __init__(self, kind: MeasureKind, schedule: ReportSchedule) -> None:
@@ -119,8 +119,8 @@ def window_sums(
     """Returns the sums of a window for each group of a query.
 
     Returns:
-        Arrived events, [group, edge]; count, Σv, Σv² of the sampled ones, [group, edge, 3, lag group]; least and
-        greatest value of the arrived ones, [group, edge, 2].
+        Number of arrived events, [group, edge]; number, Σv and Σv² of the sampled events, [group, edge, 3, lag group];
+        least and greatest value of the arrived events, [group, edge, 2].
     """
     shape = (len(counts), len(edges), 3 + 3 * counts[0].lag_groups)
     rows = [[s for c in counts for s in c.sums(index, edges)] for index in counts[0].substreams(start_ms)]
@@ -140,7 +140,7 @@ def window_sample(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequenc
 
 
 def true_values(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> list[float | None]:
-    """Returns the window's value per group from all reports; None: not all events were processed, or there is none."""
+    """Returns the window's value per group from all reports; None: not all events were processed, or none arrived."""
     if not counts:
         return []
     sample = window_sample(counts, start_ms, edges)

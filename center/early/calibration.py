@@ -1,17 +1,19 @@
-"""How wide intervals must be, from past errors: of the straggler model (`Calibration`), of answers (`ConformalRecord`).
+"""Computes the width of intervals from past errors: `Calibration` from errors of the straggler model, `ConformalRecord`
+from errors of answers.
 
-The model knows nothing of ramps, steps, bursts or delays that depend on values. Its past predictions do: at every end
-of a sub-stream it predicts the stragglers as if a window ended there, and some seconds later the truth is known. The
-quantile of past |error|/deviation replaces the normal quantile, so that the interval holds whatever the cause of the
-errors (split conformal prediction; Vovk et al. 2005). Only the recent past counts, so that the quantile follows drift
-(Gibbs and Candès 2021).
+The model does not describe ramps, steps, bursts or delays that depend on values. But the errors of its past predictions
+show them. At every end of a sub-stream, the model predicts the stragglers as if a window ended there. Some seconds
+later the true number is known. The quantile of past |error|/deviation replaces the normal quantile. So the interval
+holds whatever the cause of the errors is (split conformal prediction; Vovk et al. 2005). Only the recent past counts,
+so that the quantile follows drift (Gibbs and Candès 2021).
 
-The interval of an answer assumes independent records as well. They are dependent where a reader takes in many records
-at a time, or where adjacent records are similar (logs have runs of one client). No model covers all such cases; but the
-error of an early answer is known when its window is complete. So intervals are widened by the quantile of past errors,
-in units of the model's own half-width. They are never narrowed: a period of small errors guarantees nothing.
+The interval of an answer also assumes independent records. Records are dependent if a reader reads many records at a
+time, or if adjacent records are similar (logs have runs of one client). No model covers all such cases. But the error
+of an early answer is known when its window is complete. So intervals are widened by the quantile of past errors, in
+units of the model's own half-width. They are never narrowed, because a period of small errors guarantees nothing.
 
-Errors that come in runs, as after a change, are no sample of the next one. So the quantile's level follows the misses:
+Errors often come in runs, such as after a change. Past errors are then no sample of the next error. So the level of the
+quantile follows the misses:
 each miss raises it, and each interval that contained the true value lowers it (adaptive conformal inference, Gibbs and
 Candès 2021). Whatever the cause of the errors, as long as `MAX_WIDENING` would contain them, there are at most
 (1 - confidence)/γ + 1 misses more than the confidence allows, over any number of windows.
@@ -33,7 +35,8 @@ from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses import normal_quantile
 
 DEFAULT_FACTOR = 4.0
-"""Standard errors per half-width without a record: Chebyshev's at 94 %, the normal distribution's at 99.99 %."""
+"""Standard errors per half-width while there is no record. By Chebyshev it has 94 %, by a normal distribution 99.99
+%."""
 MIN_RECORD = 20
 MIN_EXTRAPOLATION = 1.2
 MAX_RECORD = 150
@@ -42,8 +45,8 @@ MAX_RECORD = 150
 OFFSETS = (0, 3, 10, 30, 100, 200)
 ALARM_THRESHOLD = 3.0
 MAX_ALARMED_SHARE = 0.3
-"""Predictions whose alarm exceeds `ALARM_THRESHOLD` standard errors, at most the greatest 30 %, are a category of their
-own (Mondrian conformal prediction, Vovk et al.), so that a drift delays its own windows and not all of them."""
+"""Predictions whose alarm exceeds `ALARM_THRESHOLD` standard errors, at most the 30 % with the greatest alarm, are a
+separate category (Mondrian conformal prediction, Vovk et al.). So a drift delays only the windows of its own time."""
 
 MAX_WINDOWS = 400
 """Windows in the record."""
@@ -92,9 +95,9 @@ class Calibration:
         """Adds a prediction.
 
         Args:
-            total: events born before the boundary that had arrived when the prediction was made.
-            initial: it was made from less history than later ones will be. Its error counts only until there is a
-                record of others.
+            total: number of events born before the boundary that had arrived when the prediction was made.
+            initial: the prediction was made from less history than later predictions. Its error counts only until
+                there are errors of later predictions.
         """
         alarmed = self._is_alarm(offset, alarm)
         if not initial:
@@ -154,7 +157,7 @@ class Calibration:
 
     @classmethod
     def from_state(cls, arrays: Arrays) -> Calibration:
-        """Returns the calibration whose `to_state` this is; raises CorruptSynopsis."""
+        """Returns the calibration whose `to_state` returned `arrays`. Raises CorruptSynopsis."""
         try:
             result = cls(tuple(arrays["offsets"].tolist()), int(arrays["limit"]))
             queues, at = result._queues(), 0
@@ -191,7 +194,7 @@ class ConformalRecord:
     """The errors of one query's early answers.
 
     Args:
-        confidence: of each interval, or with scope "all" of all intervals of a window simultaneously.
+        confidence: confidence of each interval, or, with scope "all", of all intervals of a window simultaneously.
     """
 
     def __init__(self, confidence: float, scope: GroupScope | None) -> None:
@@ -212,7 +215,7 @@ class ConformalRecord:
 
         Args:
             ratios: by group, the error of the estimate in half-widths of the model.
-            widening: that its intervals had.
+            widening: the widening of the window's intervals.
         """
         if not ratios:
             return
@@ -241,7 +244,7 @@ class ConformalRecord:
         return {"level": self._level, "windows": [[start, *ratios] for start, ratios in self._windows.items()]}
 
     def restore(self, state: Mapping[str, Any] | Sequence[Sequence[float]]) -> None:
-        """Restores `to_state`, or what it was before errors had the start of their window: lists of ratios."""
+        """Restores the result of `to_state`. It also accepts the older form, lists of ratios without window starts."""
         if not isinstance(state, Mapping):
             state = {"level": self._level, "windows": [[-n, *ratios] for n, ratios in enumerate(state, 1)]}
         self._level = float(state["level"])

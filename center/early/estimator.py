@@ -1,11 +1,11 @@
 """`EarlyAnswerEstimator`: the estimates of one query's windows, from its arrivals and from the errors of past answers.
 
-`ObservedArrivals` has what edges have reported, `PastAnswers` what answers have taught. Each group of a query has an
-estimator of its own; a query without groups has one. With more than `MAX_GROUPS` groups all are removed, and for a
-while windows are answered when they are complete.
+`ObservedArrivals` has the reports of edges, and `PastAnswers` has the errors of past answers. Each group of a query has
+its own estimator; a query without groups has one estimator. If there are more than `MAX_GROUPS` groups, all estimators
+are removed, and for some time windows are answered only when they are complete.
 
-Every change of the state goes through `apply` as a list of JSON. The changes since a snapshot are the state's log:
-applying them to the snapshot gives the same state, and therefore the same answers.
+Every change of the state goes through `apply` as a list of JSON. The changes since a snapshot are the state's log. If
+they are applied to the snapshot, the state is the same, and therefore the answers are the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EarlyAnswerEstimator:
         speed: event ms per wall ms; `observed.speed` may be set when the stream's clock becomes known.
 
     Attributes:
-        log: the changes since it was emptied last.
+        log: the changes since the log was last emptied.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class EarlyAnswerEstimator:
     # Input
 
     def apply(self, change: Change) -> None:
-        """Applies a change and appends it to `log`. Only `add_report` modifies the logged state too, as this does."""
+        """Applies a change and appends it to `log`. Only `add_report` changes the logged state in the same way."""
         kind, *arguments = change
         handlers: dict[str, Callable[..., Any]] = {
             "expect": self.observed.expect,
@@ -92,9 +92,9 @@ class EarlyAnswerEstimator:
         self.log.append(["report", edge, through_ms, to_base64(states), *facts])
 
     def inherit(self, delays: Mapping[str, Delays]) -> None:
-        """Takes over the delays of another query that counts the same records of the same edges in the same slots.
+        """Copies the delays from another query that counts the same records of the same edges in the same slots.
 
-        They count from an edge's first report on.
+        The delays apply to an edge from its first report on.
         """
         if delays:
             self.apply(["inherit", {edge: each.to_list() for edge, each in delays.items()}])
@@ -137,7 +137,7 @@ class EarlyAnswerEstimator:
         return all(contained) if contained else None
 
     def forget_before(self, start_ms: int) -> None:
-        """Drops what only final windows need: they start before an event time."""
+        """Drops the state that only final windows need. These windows start before an event time."""
         if idle := self.observed.forget_before(start_ms):
             self.apply(["remove", idle])
 
@@ -170,9 +170,10 @@ class EarlyAnswerEstimator:
     def predict_complete(self, start_ms: int) -> tuple[Prediction | None, dict[str, frozenset[SamplingReason]]]:
         """Returns the estimate of a complete window that edges sampled, and `ObservedArrivals.sampling_reasons`.
 
-        Without sampling it is None, since the answer's data are exact. All of the window has been reported, though
-        possibly in report slots that not all edges have reached. So the window need not have ended by the current slot
-        (sources may end within it), nor have begun after lags became known (as after a long silence).
+        Without sampling the estimate is None, because the answer's data are exact. The whole window has been reported,
+        but possibly in report slots that not all edges have reached. So the window may end after the current slot
+        (because sources may end within the window). It may also have begun before lags were known (such as after a long
+        silence).
         """
         observed = self.observed
         if not observed.has_counted(start_ms):
@@ -187,8 +188,8 @@ class EarlyAnswerEstimator:
     def is_revision_due(self, start_ms: int) -> bool:
         """Whether an early answer should be evaluated again.
 
-        With groups this is at increasing intervals, since each group is evaluated. It is not while a silent edge may
-        have events older than the longest lag, which no model covers.
+        With groups, an answer is evaluated again at increasing intervals, because each group is evaluated. It is not
+        evaluated again while a silent edge may have events older than the longest lag, because no model covers them.
         """
         observed = self.observed
         if observed.waits_for_readers:

@@ -1,15 +1,15 @@
 """Evaluates a window for the groups of a query: the estimator of each group, and many groups together.
 
-Each group has a trigger of its own, so each has its own delays, rates, values and backtests. A group has the same
-accuracy as a query with a `where` for the group.
+Each group has its own trigger, and so its own delays, rates, values and backtests. A group has the same accuracy as a
+query with a `where` for the group.
 
 A group with few records has no interval: its windows are answered when they are complete. An interval needs enough
-observed events that relevant delays cannot have been missed: if none of n events was later than some lag, a share of
--log(1 - confidence)/n may still be (the rule of three). And the group needs so many records that a single one matters
-less than the error.
+observed events, so that no relevant delay is unknown: if none of n events was later than some lag, a share of
+-log(1 - confidence)/n of all events may still be later (the rule of three). The group also needs so many records that
+one record changes the value by less than the error.
 
-A group's trigger has a few sources times some hundred lags. One by one, hundreds of them would take longer than their
-windows last, so `GroupBatch` updates and evaluates many by arrays.
+A group's trigger has arrays of a few sources times some hundred lags. To evaluate hundreds of triggers one by one would
+take longer than a window lasts. So `GroupBatch` updates and evaluates many triggers together, by arrays.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from edgewater.model.accuracy import Accuracy, AccuracyTarget
 from edgewater.synopses import BoolArray, FloatArray, IntArray, normal_quantile
 
 BATCH_SIZE = 64
-"""Groups per batch: enough that the cost of calling NumPy is negligible, and few enough that a window that waits for
-one group is not modelled for all."""
+"""Groups per batch. With so many groups, the cost of calling NumPy is negligible. If a window waits for one group,
+later batches are not evaluated."""
 ZERO_MEAN_MIN_ARRIVED = 0.5
-"""Part of a window's records that must have arrived before its mean is judged to be possibly zero. Among the first few
-records of a skewed distribution a single large one decides, and waiting brings more."""
+"""The part of a window's records that must have arrived before the trigger may decide that the mean may be zero. If
+only a few records of a skewed distribution have arrived, one large record decides, and more records come with time."""
 TOO_FEW = "too few records for an error bound"
 TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
-UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual ones"
+UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual records"
 BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
 UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
 ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
-"""Why a group has no interval."""
+"""The reasons why a group has no interval."""
 
 
 class SourceRemap:
-    """New source i inherits the state of `rows[i]`; None starts empty.
+    """A change of the sources: the new source i inherits the state of source `rows[i]`; None: it starts empty.
 
     Args:
-        sources: number of sources before.
+        sources: number of sources before the change.
         new_trigger: makes a trigger of the query with the given number of sources.
     """
 
@@ -74,7 +74,7 @@ class SourceRemap:
         self._from = [row for row in rows if row is not None]
 
     def apply(self, trigger: EarlyTrigger) -> EarlyTrigger:
-        """Returns the trigger over the new sources. State that belongs to no source, such as backtests, remains."""
+        """Returns the trigger over the new sources. State that belongs to no source, such as backtests, is kept."""
         numbers, old = named_arrays.unpack(STATE_KIND, trigger.to_state())
         new = dict(self._empty)
         for name, array in old.items():
@@ -89,7 +89,7 @@ class SourceRemap:
 
 
 class GroupEstimator:
-    """One group.
+    """The estimator of one group.
 
     Args:
         new_trigger: makes a trigger of the query with the given number of sources.
@@ -123,7 +123,7 @@ class GroupEstimator:
         self._simultaneous_groups = 0
 
     def set_simultaneous_confidence(self, groups: int) -> bool:
-        """Sets the confidence that each of so many groups needs for all intervals to hold simultaneously (Bonferroni).
+        """Sets the confidence that each group needs if the intervals of all groups hold simultaneously (Bonferroni).
 
         Returns:
             Whether it has changed, so that earlier evaluations are out of date.
@@ -165,7 +165,7 @@ class GroupEstimator:
     def from_state(
         cls, state: Any, new_trigger: Callable[[int], EarlyTrigger], accuracy: Accuracy, schedule: ReportSchedule
     ) -> GroupEstimator:
-        """Returns the estimator whose `to_state` this is; damaged JSON or bytes raise any exception."""
+        """Returns the estimator from the result of `to_state`. Damaged JSON or bytes raise any exception."""
         result = cls(state["key"], state["number"], state["first_slot"], 1, new_trigger, accuracy, schedule)
         result.last_report_slot = state["last_report_slot"]
         result.trigger = EarlyTrigger.from_state(base64.b64decode(state["trigger"]))
@@ -174,7 +174,8 @@ class GroupEstimator:
 
 
 class GroupBatch:
-    """Groups over the same edges. Valid until the sources of one of them change or it joins another batch."""
+    """Groups over the same edges. The batch is valid until the sources of a group change or a group joins another
+    batch."""
 
     def __init__(self, groups: Sequence[GroupEstimator], accuracy: Accuracy) -> None:
         self.groups, self.accuracy = list(groups), accuracy
@@ -226,7 +227,7 @@ class GroupBatch:
         counts = [self.groups[i].counts for i in indices]
         _, sums, _ = window_sums(counts, start_ms, edges)
         count, total, squares = sums.transpose(2, 0, 1, 3).reshape(3, -1, sums.shape[3])
-        # A group without an interval learns its values; its stragglers are taken to be of any size.
+        # A group without an interval learns its values. Its stragglers may have any size.
         answers = [predictions[self.groups[i].key] for i in indices]
         with np.errstate(divide="ignore", invalid="ignore"):
             straggler = np.array([p.straggler if p.eligible else 1.0 for p in answers])
@@ -251,8 +252,8 @@ class GroupBatch:
             beyond = self.triggers.triangle.beyond_longest(1 - self.accuracy.confidence)
             beyond = beyond.reshape(3, len(self.groups), -1).transpose(0, 2, 1)
             share = beyond[1] + beyond[0] * self._missing_beyond_lags(start_ms)
-            # A young source has few records that show how many are late. The interval contains what they do not
-            # exclude.
+            # A young source has few records that show how many records are late. The interval contains all shares of
+            # late records that these do not exclude.
             young = self.triggers.triangle.is_young(self.groups[0].trigger.window_slots).reshape(len(self.groups), -1).T
             share = share + np.where(young & np.isfinite(beyond[2]), beyond[2], 0.0)
             unmodelled = (share * model.events).sum(axis=0) / np.maximum(model.size, 1e-9) * np.abs(model.estimate)
@@ -277,8 +278,8 @@ class GroupBatch:
     def _missing_beyond_lags(self, start_ms: int) -> float:
         """Returns the greatest part of a window's events with the longest lag that may not have arrived yet.
 
-        The model takes them as arrived at that lag. By the assumption of `ArrivalTriangle.beyond_longest`, at most the
-        part longest lag/age of them comes later than at an age.
+        The model treats these events as if they arrive at that lag. By the assumption of
+        `ArrivalTriangle.beyond_longest`, at most a part of (longest lag)/age of these events comes after an age.
         """
         trigger, offset = self.groups[0].trigger, self.groups[0].offset(start_ms)
         age, longest = offset + np.arange(trigger.window_slots), trigger.grid.lags - 1
@@ -300,8 +301,8 @@ class GroupBatch:
         late = np.where(events > 0, unseen, 0.0) * events
         enough = late.sum(axis=0) <= error * size
         if self.accuracy.scope is None:
-            # Backtests show how well all sources together are predicted. They do not show it of a source that has begun
-            # to send, of which fewer events were at risk than a window has.
+            # Backtests show how well all sources together are predicted. They do not show it for a source that has just
+            # begun to send, because fewer of its events were at risk than a window has.
             new = (events > MIN_EVENTS) & (late > -math.log(1 - self.accuracy.confidence))
             offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
             tested = np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
@@ -342,7 +343,7 @@ class GroupBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchEvaluation:
-    """What is known of a window for a batch of groups. Arrays are by group, or [source, group].
+    """The evaluation of a window for a batch of groups. Arrays are by group, or [source, group].
 
     Attributes:
         sampling: half-width due to sampling.
@@ -370,12 +371,12 @@ class BatchEvaluation:
         return np.asarray(self.stragglers.known & self.model.is_within(self.batch.accuracy.error, self.sampling))
 
     def decide(self) -> tuple[dict[str, str], int | None]:
-        """Decides whether the groups with an interval can be answered, and a query without groups in any case.
+        """Decides whether the groups with an interval can be answered. It always decides for a query without groups.
 
         Returns:
-            By key, why the group is answered although the accuracy is not met, empty if it is; and the slot until which
-            a group waits, None if none does. One waiting group makes the whole window wait, and all groups wait until
-            the same slot, so the groups after it are not evaluated.
+            By key, the reason why the group is answered although the accuracy is not met; empty: the accuracy is met.
+            And the slot until which a group waits; None: no group waits. If one group waits, the whole window waits
+            until this slot, so the groups after it are not evaluated.
         """
         reasons: dict[str, str] = {}
         decided = self.eligible if self.batch.accuracy.scope is not None else np.ones_like(self.eligible)
@@ -388,7 +389,8 @@ class BatchEvaluation:
             sample, earned = self.sample.of(i), bool(self.eligible[i])
             decision = group.decide(self.start_ms, sample, (self.stragglers.of(i), self.model.of(i)), earned=earned)
             if isinstance(decision, AnswerNow) and decision.met:
-                # The model's interval is within the error, the widened one is not: it may be after the next report.
+                # The model's interval is within the error, but the widened interval is not. It may be within after the
+                # next report.
                 return reasons, group.slot + 1
             if not isinstance(decision, Wait):
                 reasons[group.key] = decision.reason
@@ -407,7 +409,8 @@ class BatchEvaluation:
         return float(self.sample.arrived[:, group].sum()) >= ZERO_MEAN_MIN_ARRIVED * float(self.model.size[group])
 
     def predictions(self, reasons: Mapping[str, str]) -> list[GroupPrediction]:
-        """Returns the predictions of groups with arrived or expected records; without groups, the one of all records.
+        """Returns the predictions of groups with arrived or expected records. Without groups, it returns the prediction
+        of all records.
 
         Args:
             reasons: by key, why the group is answered although the accuracy may not be met.

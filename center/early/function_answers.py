@@ -1,7 +1,7 @@
-"""Estimates a function of all rows of a window from a sample of them, and plans the sampling rate for a given error.
+"""Estimates a function of all rows of a window from a sample of the rows, and plans the sampling rate for an error.
 
-The error is the error of the function itself, by its own formula or by a bootstrap. A bound on the mean of the values
-would say little about, for instance, the centroids of k-means.
+The error is the error of the function's value, by the function's own formula or by a bootstrap. A bound of the mean of
+the rows would say little about other values, such as the centroids of k-means.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from edgewater.synopses import FloatArray, SampleFunction, normal_quantile
 
 DEFAULT_REPLICATES = 100
 MIN_PLANNED_ROWS = 200
-"""Fewest rows of a plan: the scatter of resamples of fewer rows is too uncertain."""
+"""The fewest rows from which a rate is planned. With fewer rows, the scatter of resamples is too uncertain."""
 RATE_INCREASE = 1.25
 """Factor by which a planned rate that was too small is increased."""
 MIN_RESAMPLED_ROWS = 30
-"""Fewest rows of a sample for an error estimate: two equal rows, for instance, have no scatter."""
+"""The fewest rows of a sample for an error estimate. Two equal rows, for example, have no scatter."""
 MAX_RESAMPLED_ROWS = 2_000
-"""Rows of a resample of a larger sample; its scatter is scaled by √(m/n)."""
+"""The most rows of a resample. If the sample is larger, the scatter of the resamples is scaled by √(m/n)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class FunctionEstimate:
     """The value of a function, from a sample.
 
     Attributes:
-        value, lower, upper: float64, one per name; NaN: too few rows.
+        value, lower, upper: float64, one number per name; NaN: the sample has too few rows.
         error: relative error that holds with the confidence; inf: unknown.
-        size: rows of the sample.
+        size: number of rows of the sample.
         rate: probability with which each row of the window was sampled.
         uncorrected_error: the error without the finite population correction.
         problem: the function's exception, if it has no value.
@@ -57,12 +57,12 @@ class FunctionEstimate:
         return self.size / self.rate
 
     def without_bounds(self) -> FunctionEstimate:
-        """Returns the estimate for a window of which an unknown number of rows is missing."""
+        """Returns the estimate without bounds, for a window that lacks an unknown number of rows."""
         unknown = np.full(len(self.value), math.nan)
         return replace(self, lower=unknown, upper=unknown, error=math.inf)
 
     def rate_for(self, target: float) -> float:
-        """Returns the rate, in (0, 1], with which a window like this one has a relative error of `target`."""
+        """Returns the rate, in (0, 1], at which a window like this one has a relative error of `target`."""
         if not target > 0:
             raise InvalidInput("target", target, "a relative error above 0")
         if not math.isfinite(self.uncorrected_error) or self.size == 0:
@@ -111,12 +111,12 @@ def plan_rate(
 ) -> float:
     """Returns the rate, in (0, 1], with which a window like this one has a relative error of `target`.
 
-    Errors are not exactly proportional to 1/√n: ranks are whole numbers, and small clusters disappear. So the error is
-    measured again on a sample of the planned size, which grows until the error is within the target.
+    Errors are not exactly proportional to 1/√n, because ranks are whole numbers and small clusters disappear. So the
+    error is measured again on a sample of the planned size. This size grows until the error is within the target.
 
     Args:
         rows: float64 (n, columns) in random order, so that a prefix is a random sample.
-        rate: probability with which they were sampled.
+        rate: probability with which the rows were sampled.
     """
     population = len(rows) / rate
     if population <= MIN_PLANNED_ROWS:

@@ -24,19 +24,19 @@ from edgewater.synopses import BoolArray, IntArray
 ALL = ""
 """The key of the single group of a query without groups."""
 IDLE_LAGS, OVERFLOW_LAGS = 4, 2
-"""In longest lags: the time after which a group without arrivals is removed, and for which groups are not tracked after
-there were too many."""
+"""Two times, in longest lags: after the first time, a group without arrivals is removed. For the second time after
+there were too many groups, groups are not tracked."""
 _NO_ROWS = np.zeros((0, 4), np.int64)
 
 
 class Groups:
-    """An estimator per group, at most `MAX_GROUPS`. With more, all are removed for a while.
+    """The estimators of all groups, at most `MAX_GROUPS`. If there are more groups, all are removed for some time.
 
     Args:
         new_trigger: makes a trigger of the query with the given number of sources.
 
     Attributes:
-        overflow_until: the slot up to which groups are not tracked; None: they are.
+        overflow_until: the slot up to which groups are not tracked; None: they are tracked.
         lost_sample: edges were sampling when there were too many groups, so the arrived records are not all records.
     """
 
@@ -65,7 +65,7 @@ class Groups:
     # Changes
 
     def begin(self, slot: int, sources: int) -> None:
-        """Starts all groups anew at `slot`. Lags of earlier events are not known; their counts are."""
+        """Starts all groups anew at `slot`. The lags of earlier events are not known, but their counts are known."""
         counts = {key: g.counts for key, g in self._groups.items() if not g.counts.is_empty}
         self.clear()
         for key in counts if self._accuracy.scope is not None else [ALL]:
@@ -75,16 +75,16 @@ class Groups:
     def inherit(
         self, source: int, sums: NDArray[np.float32], slots: int, late: float = 0.0, uneven: float = 0.0
     ) -> None:
-        """Sets what another query knows of the delays of a source, for a query without groups.
+        """Sets the delays of a source that another query has observed, for a query without groups.
 
-        Arguments are as of `ArrivalTriangle.inherit` and `StragglerModel.inherit`.
+        For the arguments see `ArrivalTriangle.inherit` and `StragglerModel.inherit`.
         """
         trigger = self._groups[ALL].trigger
         trigger.triangle.inherit(source, sums.reshape(trigger.triangle.sums[:, :, source].shape), slots)
         trigger.model.inherit(late, uneven)
 
     def undeclare(self) -> None:
-        """From now on, any lag can occur."""
+        """Withdraws the declared delays: from now on, any lag can occur."""
         for group in self:
             group.trigger.triangle.horizon = self._schedule.grid.lags
         self._batched = None
@@ -103,8 +103,9 @@ class Groups:
         """Adds an edge's statistics of a sub-stream to the counts; adds new groups.
 
         Args:
-            slot: the center's current slot; `reporting`: mask of the sources that have reported up to it.
-            since: slots since which the sources have been observed.
+            slot: the center's current slot.
+            reporting: mask of the sources that have reported up to `slot`.
+            since: number of slots for which each source has been observed.
 
         Returns:
             The arrivals as (slot, lag, count, group number).
@@ -208,7 +209,7 @@ class Groups:
     def including(
         self, reports: Iterable[tuple[str, SubstreamStatistics | GroupedSubstream]], slot: int, sources: int
     ) -> Iterator[None]:
-        """Adds the reports to the counts for the duration of a `with` block, with new groups that they name."""
+        """Adds the reports to the counts for the duration of a `with` block. Adds new groups that the reports name."""
         reports = list(reports)
         if not reports:
             yield
@@ -248,9 +249,9 @@ class Groups:
         """Decides whether a window can be answered.
 
         Returns:
-            The evaluations of all groups; by key of the groups with an interval, why the group is answered although the
-            accuracy is not met, empty if it is; and the slot until which the window waits. In that case evaluations and
-            reasons are not complete.
+            The evaluations of all groups. By key of the groups with an interval, the reason why the group is answered
+            although the accuracy is not met; empty: the accuracy is met. And the slot until which the window waits. If
+            there is such a slot, evaluations and reasons are not complete.
         """
         reasons: dict[str, str] = {}
         evaluations: list[BatchEvaluation] = []
@@ -281,7 +282,7 @@ class Groups:
         return [edges[i] for i in np.flatnonzero((sample.count < sample.arrived).any(axis=1)).tolist()]
 
     def from_other_edges(self, start_ms: int, edges: Sequence[str]) -> tuple[bool, bool]:
-        """Returns whether edges besides these have records in the window, and whether these are a sample."""
+        """Returns whether other edges than these have records in the window, and whether those records are a sample."""
         others = {edge for group in self for edge in group.counts.edges(start_ms)}.difference(edges)
         if not others:
             return False, False
@@ -291,8 +292,8 @@ class Groups:
     def rates(self, eligible: set[str]) -> list[float] | None:
         """Returns the sampling rate of each source for the next window; None: all records are needed.
 
-        A source's rate is the largest that any group needs, because edges draw one sample of all groups. All records
-        are needed as long as a group has no interval.
+        A source's rate is the largest rate that any group needs, because edges draw one sample for all groups. All
+        records are needed as long as a group has no interval.
 
         Args:
             eligible: keys of the groups that had an interval in the last answer.

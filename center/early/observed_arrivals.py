@@ -1,9 +1,9 @@
-"""`ObservedArrivals`: what the edges of one query have reported, and up to which time.
+"""`ObservedArrivals`: the reports of the edges of one query, and the time up to which they have reported.
 
 Edges report arrivals up to *report slots* (`edgewater.arrivals.ReportSchedule`). Time advances from report slot to
-report slot: to the last slot that all edges have reported, except for silent edges. So the counts of all edges are of
-the same moment. An edge that has not reported for `silence_timeout_ms` is silent. Its state stops, the trigger expects
-it to go on at its usual rate, and it catches up when it reports again.
+report slot: to the last slot that all edges have reported, except for silent edges. So the counts of all edges are from
+the same moment. An edge that has not reported for `silence_timeout_ms` is silent. Its state then stops, and the trigger
+expects it to go on at its usual rate. When the edge reports again, its state catches up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from edgewater.wire import SamplingReason
 SILENCE_TIMEOUT_MS = 1_000
 """Wall time, besides a sub-stream of event time, after which an edge that has not reported is silent."""
 MAX_SILENCE_LAGS, MAX_LEAP_LAGS = 8, 16
-"""In longest lags: the silence after which an edge starts anew, and the leap of time after which the query does."""
+"""Two times, in longest lags: the silence after which an edge starts anew, and the leap of time after which the query
+starts anew."""
 
 _UNKNOWN_SLOT = -(1 << 62)
 
@@ -37,12 +38,12 @@ Inherited = Sequence[Any]
 
 
 class Delays(NamedTuple):
-    """What is known of the delays of an edge's records.
+    """The observed delays of an edge's records.
 
     Attributes:
         slots: number of slots for which the delays have been observed.
-        sums: of the `ArrivalTriangle`, float32 [arrivals or at risk, memory, lag].
-        late, uneven: of the `StragglerModel`, of all edges.
+        sums: `ArrivalTriangle.sums` of the edge, float32 [arrivals or at risk, memory, lag].
+        late, uneven: sums of the `StragglerModel` over all edges.
     """
 
     slots: int
@@ -66,18 +67,17 @@ class EdgeReport:
 
 @dataclass(slots=True)
 class _Edge:
-    """What is known of an expected edge.
+    """The state of an expected edge.
 
     Attributes:
         reports: reports that are not applied yet.
         future: (slot, lag, count, group number) of applied arrivals in slots that are still to come.
-        known_from: lags are known of events born from this slot on.
+        known_from: lags are known for events born in this slot or later.
         silent_slots: slots since its last report.
         applied: its last applied report slot; None: no report has been applied.
-        unread: it may have had unread input at its last applied report.
-        checked_from: events born before this slot may have waited for the edge, not for their source: declared delays
-            say nothing of them.
-        gap: slots between its last two reports; 0: there were no two.
+        unread: the edge may have had unread input at its last applied report.
+        checked_from: events born before this slot may have waited for the edge. Declared delays do not apply to them.
+        gap: slots between its last two reports; 0: it has not sent two reports.
     """
 
     reports: list[EdgeReport] = field(default_factory=list)
@@ -98,7 +98,7 @@ class _Edge:
         """Adds a report.
 
         Args:
-            resumed: it ends a silence that is no habit of the edge.
+            resumed: the report ends a silence that is unusual for the edge.
         """
         had_unread = self.reports[-1].unread if self.reports else self.unread
         if report.unread or resumed or had_unread:
@@ -131,7 +131,7 @@ class _Edge:
 
 
 class ObservedArrivals:
-    """What the edges of one query have reported. Slots are those of the report schedule.
+    """The reports of the edges of one query. Slots are the slots of the report schedule.
 
     Args:
         max_wait_slots: slots after a window's end at which it is answered at the latest; None: no limit.
@@ -140,9 +140,9 @@ class ObservedArrivals:
     Attributes:
         groups: the arrivals and the estimators by group.
         now_ms: event time that the query has reached.
-        known_from: lags are known of events born from this slot on.
-        exceeding: by edge, the records that came later than the declared delays; since the first one, nothing is
-            declared.
+        known_from: lags are known for events born in this slot or later.
+        exceeding: by edge, the number of records that came later than the declared delays. After the first such record,
+            the declaration no longer counts.
         inherited: by edge whose first report is not applied, its delays according to another query.
     """
 
@@ -183,7 +183,7 @@ class ObservedArrivals:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any time is known."""
+        """Whether the query has a current slot."""
         return self._slot is not None
 
     @property
@@ -208,7 +208,7 @@ class ObservedArrivals:
 
     @property
     def has_too_many_groups(self) -> bool:
-        """Whether there are more groups than `MAX_GROUPS`, or were until recently."""
+        """Whether there are, or recently were, more than `MAX_GROUPS` groups."""
         return self.groups.overflow_until is not None
 
     def has_observed(self, start_ms: int) -> bool:
@@ -231,7 +231,8 @@ class ObservedArrivals:
         return any(self._previous_slot < end + offset <= self.slot for offset in offsets)
 
     def has_unknown_sample(self, start_ms: int) -> bool:
-        """Whether records may have been sampled out that are not counted, or a retired edge sampled the window."""
+        """Whether an edge may have left out records by sampling without counting them, or a retired edge has
+        sampled."""
         lost = self.groups.lost_sample or self._schedule.slot_at(start_ms) < self._sampled_before
         return lost or self.groups.from_other_edges(start_ms, self.edges)[1]
 
@@ -252,7 +253,7 @@ class ObservedArrivals:
         return self.groups.including(reports, self.slot, len(self._edges))
 
     def delays(self) -> dict[str, Delays]:
-        """Returns what is known of the delays of edges that report now; nothing with groups."""
+        """Returns the delays of edges that report now. A query with groups returns no delays."""
         if self._accuracy.scope is not None or not len(self.groups):
             return {}
         trigger = next(iter(self.groups)).trigger
@@ -264,7 +265,8 @@ class ObservedArrivals:
         }
 
     def resumes(self, name: str, through_ms: int) -> bool:
-        """Whether a report ends a silence that is no habit of the edge: it may have been down, and read nothing."""
+        """Whether a report ends a silence that is unusual for the edge. The edge may have been down and read
+        nothing."""
         edge = self._edges.get(name)
         if edge is None or not edge.gap:
             return False
@@ -310,7 +312,7 @@ class ObservedArrivals:
         """Adds an edge's report; a report of an edge that is not expected is checked and ignored.
 
         Args:
-            resumed: `resumes`.
+            resumed: the result of `resumes`.
         """
         report = EdgeReport(self._schedule.slot_at(through_ms), self._decode(substreams), unread)
         if edge in self._edges:
@@ -351,7 +353,7 @@ class ObservedArrivals:
     def forget_before(self, start_ms: int) -> list[str]:
         """Drops sub-streams that belong to final windows only, and returns the groups that may be removed.
 
-        Not logged: it follows from the ledger's state.
+        The change is not logged, because it follows from the ledger's state.
         """
         self.groups.forget_before(start_ms)
         self._reasons.forget_before(self._schedule.slot_at(start_ms))
@@ -359,7 +361,7 @@ class ObservedArrivals:
 
     def _begin(self, target: int) -> None:
         self._slot = self.known_from = self._substream_border(target)
-        # Lags of earlier arrivals are not learnt from: the other arrivals of their time are not known.
+        # The model does not learn from lags of earlier arrivals, because other arrivals of that time are not known.
         for edge in self._edges.values():
             edge.known_from, edge.silent_slots, edge.applied = self.known_from, 0, None
         if self.has_too_many_groups:
@@ -367,7 +369,7 @@ class ObservedArrivals:
         self.groups.begin(self._slot, len(self._edges))
 
     def _observe_joining(self, joining: Sequence[str]) -> None:
-        """Observes edges from their first reports on: when an edge began to count before it is not known."""
+        """Observes edges from their first reports on, because it is not known when an edge began to count."""
         self._remap_sources([None if name in joining else i for i, name in enumerate(self._edges)])
         for i, name in enumerate(self._edges):
             if name in joining and name in self.inherited:
@@ -375,7 +377,7 @@ class ObservedArrivals:
                 self.groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots, late, uneven)
 
     def _remap_sources(self, rows: Sequence[int | None]) -> None:
-        """Source i becomes what was source `rows[i]`; None: it starts empty."""
+        """Renumbers the sources: source i gets the state of source `rows[i]`; None: it starts empty."""
         self.groups.remap_sources(rows)
         for edge, row in zip(self._edges.values(), rows, strict=True):
             if row is None:
@@ -402,8 +404,9 @@ class ObservedArrivals:
     def _check_delays(self, name: str, report: EdgeReport) -> None:
         """Withdraws the declared delays if records have come later.
 
-        Nothing is stated of records that have waited for the edge: those born before its first report, before its
-        first report after a silence, and before one with unread input or the next.
+        The declaration does not apply to records that have waited for the edge. These records were born before the
+        edge's first report, before its first report after a silence, before a report with unread input, or before the
+        report after that.
         """
         edge, allowed = self._edges[name], self._declared_lags
         if allowed is None or edge.applied is None:
@@ -455,7 +458,7 @@ class ObservedArrivals:
         is_future = rows[:, 0] >= target
         edge.future = rows[is_future].tolist()
         rows = rows[~is_future]
-        if edge.applied is None:  # what it missed was not silence: nobody counted
+        if edge.applied is None:  # the slots before its first report are not silence, because the edge did not count
             edge.silent_slots = 0
             rows = rows[:0]
         elif edge.silent_slots > MAX_SILENCE_LAGS * lags:
@@ -508,17 +511,17 @@ def next_report_slot(
 ) -> tuple[int | None, list[str]]:
     """Returns the slot to advance to (None: stay) and the edges that have reported up to it.
 
-    It is the last slot that all edges have reported, except for silent edges. So the counts of all edges are of one
-    moment. If all edges are silent, time goes on without them for one longest lag.
+    It is the last slot that all edges have reported, except for silent edges. So the counts of all edges are from one
+    moment. If all edges are silent, time goes on without reports for one longest lag.
 
     Args:
-        reported: by edge, the report slots that are not before the last one applied, including that one.
-        silent_slots: by edge, the slots that it has missed.
+        reported: by edge, its last applied report slot and all later report slots.
+        silent_slots: by edge, the number of slots that it has missed.
         current: the center's slot; None: it has not begun.
         timeout_ms: event time after which an edge that has not reported is silent.
         force: do not wait for edges that have not reported the latest slot.
     """
-    # A slot further in the future is from a clock that is wrong.
+    # A slot further in the future comes from a wrong clock.
     limit = schedule.slot_at(now_ms + timeout_ms)
     slots = {edge: frozenset(s for s in each if s <= limit) for edge, each in reported.items()}
     last = {edge: max(each) for edge, each in slots.items() if each}

@@ -1,4 +1,4 @@
-"""`PastAnswers`: the answers to windows that are not final, and what the errors of past answers have taught."""
+"""`PastAnswers`: the answers to windows that are not final, and the record of errors of past answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgewater.model.accuracy import Accuracy
 COVERAGE_WINDOWS = 400
 """Windows over which coverage is measured."""
 MAX_ERROR_RATIO = 10.0
-"""Bound of recorded errors, in half-widths."""
+"""The largest recorded error, in half-widths. Larger errors are recorded as this value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class _Answered:
     """The first and the last answer to a window.
 
     Attributes:
-        early: the first was given before the window was complete.
-        settled: the error of the first is recorded, since the window is complete.
+        early: the first answer was given before the window was complete.
+        settled: the window is complete, and the error of its first answer is recorded.
     """
 
     first: Prediction
@@ -33,7 +33,7 @@ class _Answered:
 
 
 class PastAnswers:
-    """The answers of one query, the windows that wait for one, and the record of errors and of coverage."""
+    """The answers to one query, the windows that wait for an answer, and the record of errors and of coverage."""
 
     def __init__(self, accuracy: Accuracy) -> None:
         self._accuracy = accuracy
@@ -49,7 +49,8 @@ class PastAnswers:
 
     @property
     def coverage(self) -> float | None:
-        """The share of intervals (scope "each"), or else of windows, that contained the true values."""
+        """The share of intervals that contained the true value. With scope "all", it is the share of windows whose
+        intervals all contained it."""
         return sum(self._covered) / len(self._covered) if self._covered else None
 
     def waits(self, start_ms: int, slot: int) -> bool:
@@ -86,8 +87,8 @@ class PastAnswers:
             truths: by group; None: not known.
 
         Returns:
-            By group, whether its interval contains the true value, and its error in half-widths of the model; empty if
-            the true values are not known, and without errors if no interval was promised.
+            By group, whether its interval contains the true value, and its error in half-widths of the model. Both are
+            empty if the true values are not known. The errors are empty if the answer had no interval.
         """
         predicted = [p for p in first.by_group if p.eligible]
         known = [(p, truth) for p in predicted if (truth := truths.get(p.key)) is not None]
@@ -131,7 +132,7 @@ class PastAnswers:
             self._covered.append(covered)
 
     def clear(self) -> None:
-        """Forgets all answers, not what they have taught."""
+        """Deletes all answers, but keeps the record of errors and of coverage."""
         self._answers, self._waits = {}, {}
 
     # Snapshots

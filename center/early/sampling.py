@@ -1,8 +1,8 @@
 """Decides when an edge samples and at which rate, and estimates its clock offset. Pure.
 
-Counts, sums and means cost less than drawing a sample would save. So a query with an accuracy is not sampled while
-edges and links keep up. An edge that does not keep up processes what the accuracy needs and no more. Where the measure
-itself is expensive, the edge always processes only that much.
+Counts, sums and means cost less time than drawing a sample would save. So a query with an accuracy is not sampled while
+edges and links keep up. An edge that does not keep up processes only the records that the accuracy needs. If the
+measure itself is expensive, the edge always processes only these records.
 
 Edges report why they sampled, and an answer states it (`SamplingReasonHistory`).
 """
@@ -21,13 +21,15 @@ from edgewater.wire import QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
 LINK_OVERLOADED_S, LINK_RELIEVED_S = 2.0, 0.5
-"""Seconds that the link needs for the backlog: overloaded above the first bound, until it is below the second."""
+"""Seconds that the link needs for the backlog. A link is overloaded above the first bound, until it is below the second
+bound."""
 BUSY_UTILIZATION, CALM_UTILIZATION = 0.9, 0.6
-"""Busy fraction of the processor's time: overloaded above the first bound, until it is below the second."""
+"""Busy fraction of the processor's time. A processor is overloaded above the first bound, until it is below the second
+bound."""
 AGREEING_HEARTBEATS = 3
 """Consecutive heartbeats that must agree before the state changes."""
 RELAPSE_HEARTBEATS = 30
-"""An overload within so many heartbeats of a relief shows that sampling brought the relief."""
+"""If an overload follows within this number of heartbeats after a relief, sampling was the cause of the relief."""
 MAX_AGREEING_HEARTBEATS = AGREEING_HEARTBEATS << 6
 RATE_MARGIN = 1.1
 """Factor over the planned rate: records that were not processed cannot be added afterwards. Measured in
@@ -37,13 +39,13 @@ RATES_EVERY_MS = 5_000
 MIN_RATE_CHANGE = 0.1
 """Relative change of a rate below which no new message is sent."""
 CLOCK_OFFSET_NOISE_MS = 20.0
-"""What a session measures between equal clocks on a busy link; smaller offsets count as 0."""
+"""The offset that a session may measure between equal clocks on a busy link. Smaller offsets count as 0."""
 OFFSET_HEARTBEATS = 5
 
 MAX_SPANS = 64
-"""Per edge. A reason changes with heartbeats, and a window spans many of them."""
+"""The most spans per edge. A reason may change with each heartbeat, and a window spans many heartbeats."""
 MAX_NAMED_EDGES = 3
-"""Edges that a phrase names."""
+"""The most edges that a phrase names."""
 UNREPORTED = "an edge or its link cannot keep up"
 """The phrase for an edge without a reported reason."""
 
@@ -65,7 +67,8 @@ class SamplingRequirement:
 def needed_rate(spec: QuerySpec, planned: float) -> float:
     """Returns the rate below which the accuracy would be missed, from the rate that the early trigger plans.
 
-    1 where a sample would distort other measures of the answer, or saves nothing: a count needs every record.
+    The rate is 1 if a sample would distort other measures of the answer, or would save nothing: a count needs every
+    record.
     """
     if spec.accuracy is None or spec.accuracy.kind == "count" or len(spec.measures) > 1:
         return 1.0
@@ -73,15 +76,15 @@ def needed_rate(spec: QuerySpec, planned: float) -> float:
 
 
 def is_expensive(spec: QuerySpec) -> bool:
-    """Whether a sample pays even where edges and links keep up: the measure under the accuracy is expensive."""
+    """Whether a sample saves time even if edges and links keep up, because the measure of the accuracy is expensive."""
     return spec.accuracy is not None and any(m.is_expensive for m in spec.measures if m.name == spec.accuracy.measure)
 
 
 class ProcessorLoadDetector:
     """Detects from heartbeats whether an edge's processor keeps up.
 
-    Sampling itself lowers the utilization. So after a relief that did not last, the next relief needs twice as many
-    calm heartbeats, and an edge that is overloaded for good is probed once in some minutes.
+    Sampling itself lowers the utilization. So if a relief does not last, the next relief needs twice as many calm
+    heartbeats. An edge that stays overloaded is then tried without sampling only once in some minutes.
     """
 
     def __init__(self) -> None:
@@ -91,7 +94,11 @@ class ProcessorLoadDetector:
         self._calm_needed = AGREEING_HEARTBEATS
 
     def on_heartbeat(self, utilization: float) -> None:
-        """Args: utilization: busy fraction of the time since the last heartbeat; 0 if the edge does not report it."""
+        """Updates the state.
+
+        Args:
+            utilization: busy fraction of the time since the last heartbeat; 0: the edge does not report it.
+        """
         if self._since_relief is not None:
             self._since_relief += 1
         agrees = utilization < CALM_UTILIZATION if self.overloaded else utilization > BUSY_UTILIZATION
@@ -176,7 +183,7 @@ def rates_differ(stored: Mapping[EdgeId, float], now: Mapping[EdgeId, float]) ->
 
 
 class SamplingReasonHistory:
-    """Per edge, the reasons that its reports gave. Times are arrival slots, from one report to the next."""
+    """By edge, the reasons in its reports. Times are arrival slots, from one report to the next."""
 
     def __init__(self) -> None:
         self._spans: dict[str, list[list[int]]] = {}  # [from, to, reason], ascending
@@ -196,7 +203,8 @@ class SamplingReasonHistory:
             del spans[:-MAX_SPANS]
 
     def in_window(self, edges: Iterable[str], began: int, ended: int) -> dict[str, frozenset[SamplingReason]]:
-        """Returns per edge the reasons reported during a window, or since its end if there are none (late records)."""
+        """Returns per edge the reasons reported during a window. If there are none, it returns the reasons reported
+        since its end (for late records)."""
         return {edge: self._of(edge, began, ended) for edge in edges}
 
     def _of(self, edge: str, began: int, ended: int) -> frozenset[SamplingReason]:
@@ -205,7 +213,7 @@ class SamplingReasonHistory:
         return frozenset(SamplingReason.from_number(reason) for _, _, reason in during or since)
 
     def forget_before(self, slot: int) -> None:
-        """Drops what only windows that begin before `slot` need."""
+        """Drops the reasons that only windows that begin before `slot` need."""
         spans = {edge: [s for s in spans if s[1] > slot] for edge, spans in self._spans.items()}
         self._spans = {edge: later for edge, later in spans.items() if later}
 
@@ -229,7 +237,7 @@ def describe_reasons(reasons: Mapping[str, frozenset[SamplingReason]]) -> str:
     """Returns a phrase that says why an answer is sampled.
 
     Args:
-        reasons: by edge that sampled; an empty set: the edge reported none.
+        reasons: by edge that sampled, its reasons; an empty set: the edge reported no reason.
     """
     edges_of: dict[SamplingReason, list[str]] = {reason: [] for reason in SamplingReason}
     for edge, reported in sorted(reasons.items()):

@@ -1,6 +1,6 @@
-"""How many events of a window have not arrived yet, per source, and how well that is known.
+"""Estimates how many events of a window have not arrived yet, per source, and the error of this estimate.
 
-The estimate is what has arrived divided by the probability of having arrived (Horvitz and Thompson). A window size
+The estimate is the number of arrived events divided by the probability of arrival (Horvitz and Thompson). A window size
 predicted from history, as in the Aion paper, covers only 12–63 % of windows when the event rate drifts. Slots too young
 to be estimated by themselves take the rate of the slots just before them, as far as neighbouring slots have been alike
 in the past (credibility; the Bornhuetter–Ferguson estimator is the limit).
@@ -51,8 +51,8 @@ LIKELY_CLUMPS = 0.04
 contained from a quarter of that on, 0.01: of such windows 1 % have one."""
 
 LIKELY_PAUSE = 7.0
-"""Events that would have come in a pause at a source's mean rate. A Poisson process has none of more of them with a
-probability of less than 0.001."""
+"""Events that would have come in a pause at a source's mean rate. If a Poisson process expects more events than this,
+the probability that none comes is less than 0.001."""
 
 _MIN_SHARE = 1e-3
 
@@ -65,7 +65,8 @@ class Stragglers:
         arrived: events of the window so far.
         expected: events still to arrive.
         deviation: standard error of `expected` according to the model, before `calibration.py` scales it.
-        untested: the same with the clumps in which late records arrive, for where past errors do not show them yet.
+        untested: the standard error with the clumps in which late records arrive. It is used while past errors do not
+            show the clumps yet.
         by_lag: `expected` by the lag at which they will arrive, (sources, lags).
         rate: events per slot at the window's end.
         known: every source has been observed for longer than the longest lag that can occur, and, if it is silent,
@@ -124,13 +125,14 @@ class StragglerModel(ArrayState):
 
     Attributes:
         dispersion: variance of a slot's events around the mean of its neighbours, in units of that mean; 1: Poisson.
-        rate_variance: mean squared relative difference of a sub-stream's events from the usual.
-        usual_rate: events per slot over about the last `USUAL_SUBSTREAMS`; a silent source is expected to go on at it.
-        weight: sub-streams learned from.
+        rate_variance: mean squared relative difference of a sub-stream's events from the usual number.
+        usual_rate: events per slot over about the last `USUAL_SUBSTREAMS`. A silent source is expected to go on at this
+            rate.
+        weight: number of sub-streams from which the model has learned.
         late, uneven: decayed sums per trigger over blocks, the `BLOCKS` of a sub-stream: late arrivals, and half of
             the squared difference of their number from the number of the block before. It is 1 if they arrive one
             by one (Poisson), and the size of a clump if they arrive in clumps.
-        block, last_block: late arrivals of the block, and of the one before, per trigger.
+        block, last_block: late arrivals of the current block, and of the block before, per trigger.
         late_from: the least lag of late arrivals, per source.
     """
 
@@ -169,14 +171,14 @@ class StragglerModel(ArrayState):
             self.late[0], self.uneven[0] = late, uneven
 
     def restore(self, arrays: Arrays) -> None:
-        """Restores `to_state`, or what it was before late arrivals were learnt from."""
+        """Restores the result of `to_state`. It also accepts the older form, without late arrivals."""
         super().restore({name: getattr(self, name) for name in _LATE} | arrays)
         self._is_late = None
 
     def on_slot(self, arrived: FloatArray, slot: int) -> None:
-        """Learns in what clumps late events arrive; called after each slot, before `on_substream`.
+        """Learns the clumps in which late events arrive. Called after each slot, before `on_substream`.
 
-        What has arrived from a source while it was silent is left out.
+        Events that have arrived from a source while it was silent are left out.
 
         Args:
             arrived: events that arrived in the slot, [source, lag].

@@ -40,14 +40,15 @@ _QUADRATURE = (np.arange(32) + 0.5) / 32
 class ArrivalTriangle(ArrayState):
     """Arrival counts of `sources` sources. `advance` moves all reporting sources on by one slot.
 
-    A source that does not report keeps its state; `silent_slots` is how old that state is.
+    A source that does not report keeps its state. `silent_slots` is the age of that state.
 
     Attributes:
         seen: arrived events of the slot that is now l slots old, float64 [source, lag].
         sums: decayed sums of arrivals and of events at risk, float32 [arrivals or at risk, memory, source, lag].
             Single precision halves the state; its rounding is 1,000 times below the noise of r.
-        age: slots since each source's first report, int64 [source]; nothing arrived before.
-        before: slots for which another query had observed the same records of each source before, int64 [source].
+        age: slots since each source's first report, int64 [source]. No event arrived before that report.
+        before: slots before that report for which another query had observed the same records of each source, int64
+            [source].
         silent_slots: slots since each source's last report, int64 [source].
         expired: events of slots older than the largest lag, since the beginning, float64 [source].
         pause: slots since each source's last arrival, float64 [source].
@@ -78,10 +79,11 @@ class ArrivalTriangle(ArrayState):
 
     @classmethod
     def join(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
-        """Returns one triangle of all their sources, in order, that shares its memory with them.
+        """Returns one triangle of the sources of all triangles, in order. It shares its memory with the triangles.
 
-        One `advance` of it advances all, at little more than the cost of advancing one. A change of a single triangle
-        is visible in it. It is valid until one of the triangles is joined into another.
+        One `advance` of the result advances all triangles, in little more time than it takes to advance one triangle. A
+        change of a single triangle is visible in the result. The result is valid until one of the triangles is joined
+        into another one.
         """
         result = cls(sum(t.sources for t in triangles), triangles[0].grid)
         result.horizon = triangles[0].horizon
@@ -109,20 +111,20 @@ class ArrivalTriangle(ArrayState):
         return self.age + self.before
 
     def is_young(self, slots: int) -> BoolArray:
-        """Whether each source has been observed for less than the longest lag and so many slots more, [source]."""
+        """Whether each source has been observed for less than the longest lag plus `slots` slots, [source]."""
         return np.asarray(self.observed < self.horizon + slots)
 
     def inherit(self, source: int, sums: NDArray[np.float32], slots: int) -> None:
-        """Takes the delays of a source's records from another query that has observed them for so many slots.
+        """Takes the delays of a source's records from another query that has observed them for `slots` slots.
 
         Args:
-            sums: [arrivals or at risk, memory, lag], of `sums`.
+            sums: the other query's `sums` of the source, [arrivals or at risk, memory, lag].
         """
         self.sums[:, :, source], self.before[source] = sums, slots
         self._invalidate()
 
     def restore(self, arrays: Arrays) -> None:
-        """Restores `to_state`, or what it was before delays could be inherited."""
+        """Restores the result of `to_state`. It also accepts the older form, without inherited delays."""
         super().restore({"before": np.zeros(self.sources, np.int64)} | arrays)
 
     def advance(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
@@ -141,7 +143,7 @@ class ArrivalTriangle(ArrayState):
         seen, oldest = self.seen, self.seen[:, -1].copy()
         seen[:, 1:] = seen[:, :-1]
         seen[:, 0] = 0
-        # The last lag stands for all longer ones: those slots are added up and are never at risk again.
+        # The last lag stands for all longer lags. Slots of longer lags are added up, and are never at risk again.
         self.expired += oldest + arrived[:, -1]
         seen += arrived
         self.sums *= self._decay
@@ -156,7 +158,7 @@ class ArrivalTriangle(ArrayState):
         self._invalidate()
 
     def catch_up(self, sources: IntArray, arrived: Iterable[FloatArray]) -> None:
-        """Adds the arrivals of sources that have been silent equally long.
+        """Adds the arrivals of sources that have been silent for the same number of slots.
 
         Args:
             arrived: per slot of the silence, the events that arrived in it, [source, lag].
@@ -186,7 +188,7 @@ class ArrivalTriangle(ArrayState):
         return np.asarray(arrivals / np.maximum(at_risk, np.float32(1e-12)), np.float64)
 
     def beyond_longest(self, failures: float) -> FloatArray:
-        """Returns the share of events per source whose lag is the last or longer, and what is not known of it.
+        """Returns the share of events per source whose lag is the last one or longer, and bounds of its unknown part.
 
         The last lag stands for all longer ones, so nothing is known of when such events arrive. And a source of age A
         has shown only those with a lag of up to A. Without an assumption, a right-truncated sample says nothing of the
@@ -252,7 +254,7 @@ class ArrivalTriangle(ArrayState):
 
     @classmethod
     def from_state(cls, arrays: Arrays, grid: SlotGrid) -> ArrivalTriangle:
-        """Returns the triangle whose `to_state` this is; raises CorruptSynopsis."""
+        """Returns the triangle whose `to_state` returned `arrays`. Raises CorruptSynopsis."""
         seen = arrays.get("seen")
         if seen is None or seen.ndim != 2 or not len(seen):
             raise CorruptSynopsis("ArrivalTriangle state: no arrivals by source and lag")

@@ -1,18 +1,20 @@
 """Decides when a window is answered early, as a deterministic state machine.
 
-The decision about a window is to `AnswerNow` or to `Wait` until a slot. A timer must ask again at that slot: no event
-may arrive by then, which Algorithms 1 and 2 of the Aion paper do not handle. A window is decided as a whole. Closing
-each sub-stream at its own deadline, as the paper does, drops a third of the events although the answer is not due yet.
+The decision about a window is to `AnswerNow` or to `Wait` until a slot. A timer must ask again at that slot, because
+possibly no event arrives before it. Algorithms 1 and 2 of the Aion paper do not handle this case. A window is decided
+as a whole. The paper closes each sub-stream at its own deadline. This drops a third of the events although the answer
+is not due yet.
 
 The target is met when sampling and stragglers together fit: width² = sampling² + stragglers² ≤ (error·|estimate|)².
-The sampling rate is set before the window begins, and edges do not keep events that were not sampled. Waiting can
-therefore reduce the stragglers' part only; a window whose sample alone is too small is answered at once.
+The sampling rate is set before the window begins, and edges do not keep events that were not sampled. So if the trigger
+waits, only the part of the stragglers gets smaller. If the sample alone is too small, the window is answered at once.
 
-Many triggers are evaluated together (`TriggerBatch`), because the arrays of one are small: one by one, most of the time
-would go into calling NumPy. The triggers share nothing but the calls. Each has the numbers that it would have alone.
+Many triggers are evaluated together (`TriggerBatch`). The arrays of one trigger are small, so one by one most of the
+time would be spent on calling NumPy. The triggers share only the calls: the result of each is the same as alone.
 
-Backtests predict as if a window ended at each end of a sub-stream, and are compared with the truth later. The straggler
-model is evaluated by arrays over the sources of all triggers; a single number per trigger goes into its `Calibration`.
+Backtests predict as if a window ended at each end of a sub-stream. Later they are compared with the true number. The
+straggler model is evaluated by arrays over the sources of all triggers. One number per trigger goes into its
+`Calibration`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 STATE_KIND = "early-trigger"
 
 NEGLIGIBLE_FAILURES = 0.45
-"""Expected records, in units of the allowed failures, below which no more records are expected."""
+"""If fewer records are expected than this, in units of the allowed failures, the trigger expects no more records."""
 
 SAMPLE_TOO_SMALL = "the sample of the window is too small for the error, however long the answer waits"
 OUT_OF_TIME = "the staleness budget has expired"
@@ -45,10 +47,10 @@ NOTHING_EXPECTED = "no more records are expected from the reporting edges"
 SILENCE_TOO_WIDE = "silent edges may hold more than the allowed error"
 
 DRIFT, DRIFT_SUBSTREAMS = 8.0, 4
-"""Standard errors by which the two delay memories must disagree, and for how many consecutive sub-streams, for the long
-memory to be restarted."""
+"""The long memory is restarted if the two delay memories differ by this number of standard errors, for this number of
+consecutive sub-streams."""
 SETTLED_SHARE = 0.9995
-"""Share of a slot's events that must have arrived for its count to be the truth that predictions are compared with."""
+"""Share of a slot's events that must have arrived before predictions are compared with the slot's count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class TriggerPolicy:
     """Trade-offs of the decision. The defaults are measured in `docs/decisions/0007-early-answers.md`.
 
     Attributes:
-        sampling_failures: share of 1 - confidence that sampling errors may use; the rest is for unmodelled errors.
+        sampling_failures: the part of 1 - confidence that sampling errors may use. The rest is for unmodelled errors.
         straggler_confidence: confidence of the stragglers' part of the interval.
         backoff: minimum wait until the next evaluation, relative to the time waited so far.
     """
@@ -72,7 +74,7 @@ class AnswerNow:
 
     Attributes:
         sampling, straggler: half-widths; the caller adds the half-widths of sketches and of withheld values.
-        met: the interval meets the target. If not, `reason` is why the window is answered nevertheless.
+        met: the interval meets the target. If not, `reason` says why the window is answered even so.
     """
 
     estimate: FloatArray
@@ -89,7 +91,7 @@ class AnswerNow:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Decide again at this slot."""
+    """The window waits. The caller has to decide again at this slot."""
 
     until: int
 
@@ -102,9 +104,9 @@ class EarlyTrigger:
 
     Args:
         window_slots: length of the query's windows.
-        target: of one group.
+        target: the target of one group.
         max_wait_slots: slots after a window's end at which it is answered at the latest; None: no limit.
-        horizon: lags that can occur, if fewer than the grid's.
+        horizon: number of lags that can occur, if it is less than the number of the grid.
     """
 
     def __init__(
@@ -193,8 +195,8 @@ class EarlyTrigger:
         """Decides about the window that ended at `end_slot`.
 
         Args:
-            modelled: its `window_model`, if it is known already.
-            earned: enough is known for an interval. If not, the window does not meet the target.
+            modelled: the result of `window_model` for the window, if the caller has it.
+            earned: the observations suffice for an interval. If not, the window does not meet the target.
         """
         offset = self.slot - end_slot
         if offset < 0:
@@ -252,7 +254,7 @@ class EarlyTrigger:
 
     @classmethod
     def from_state(cls, state: bytes) -> EarlyTrigger:
-        """Returns a trigger that continues exactly as the one whose `to_state` this is.
+        """Returns a trigger that continues exactly like the trigger whose `to_state` returned `state`.
 
         Raises:
             CorruptSynopsis, UnsupportedVersion.
@@ -294,10 +296,11 @@ class EarlyTrigger:
         return bool(((rate < 1) & (arrived > 0) & (width > allowed)).any())
 
     def _expects_nothing(self, offset: int, stragglers: Stragglers, earned: bool) -> bool:
-        """Whether the probability of one more event is within the allowed failures, or no longer lags are resolved.
+        """Whether no more events are expected: the probability of one more event is within the allowed failures, or the
+        window is older than the longest lag.
 
-        A window without an interval may get one while its sources are young: it then waits although nothing is
-        expected.
+        A window without an interval may get an interval while its sources are young. It then waits although no more
+        events are expected.
         """
         if offset + 1 >= self.grid.lags:
             return True
@@ -307,7 +310,7 @@ class EarlyTrigger:
         return expected < NEGLIGIBLE_FAILURES * (1 - self.target.confidence)
 
     def _is_silence_too_wide(self, stragglers: Stragglers, model: WindowModel) -> bool:
-        """Whether the interval of silent sources alone is wider than the target, so that waiting for others is vain."""
+        """Whether the interval of silent sources alone is wider than the target, so that it does not help to wait."""
         silent = self.triangle.silent_slots > 0
         if not silent.any():
             return False
@@ -322,10 +325,10 @@ def _answer(model: WindowModel, sampling: FloatArray, reason: str = "") -> Answe
 
 
 class TriggerBatch:
-    """Triggers of one query over the same sources that began at ends of sub-streams.
+    """Triggers of one query over the same sources. All of them began at ends of sub-streams.
 
-    The batch shares its memory with the triggers. They may be used one by one meanwhile, except that only the batch
-    advances time. It is valid until one of them becomes a member of another batch.
+    The batch shares its memory with the triggers. Each trigger may still be used alone, but only the batch advances
+    time. The batch is valid until a trigger becomes a member of another batch.
     """
 
     def __init__(self, triggers: Sequence[EarlyTrigger]) -> None:
@@ -391,7 +394,7 @@ def window_models(
     alarms = list(zip(triggers, stragglers.alarm.tolist(), strict=True))
     factor = [t.calibration.factor(offset, alarm, t.policy.straggler_confidence) for t, alarm in alarms]
     quantile = np.array([t.quantile for t in triggers])
-    # Backtests cover reporting sources only: how well silent ones are predicted is not known.
+    # Backtests cover reporting sources only. It is not known how well silent sources are predicted.
     silent = model.triangle.silent_slots.reshape(count, -1).T > 0
     factors = np.where(silent, np.maximum(DEFAULT_FACTOR, quantile), np.array(factor))
     expected, half_width = (x.reshape(count, -1).T for x in (stragglers.expected, stragglers.deviation))
@@ -407,7 +410,7 @@ def window_models(
 
 
 def advance_slot(triggers: Sequence[EarlyTrigger], model: StragglerModel, arrived: FloatArray) -> None:
-    """Completes a slot by which the model's triangle has advanced with `arrived`.
+    """Completes a slot after the model's triangle has advanced by it with `arrived`.
 
     All triggers began at ends of sub-streams, so their slots are in phase.
     """
@@ -455,7 +458,7 @@ def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: S
 
 
 def _have_history(triggers: Sequence[EarlyTrigger], triangle: ArrivalTriangle, slots: int) -> BoolArray:
-    """Whether all sources have been observed for so many slots, not counting the time before their first event."""
+    """Whether all sources have been observed for `slots` slots, not counting the time before their first event."""
     border = min(slots, triangle.grid.lags - 1)
     older = triangle.seen[:, border:].sum(axis=1) + triangle.expired
     younger = triangle.seen[:, :border].sum(axis=1)
@@ -471,7 +474,7 @@ def _track_drift(trigger: EarlyTrigger, drift: float) -> None:
 
 
 def _resolve(triggers: Sequence[EarlyTrigger], triangle: ArrivalTriangle) -> None:
-    """Compares predictions with the truth where it is known by now."""
+    """Compares predictions with the true number, if this is known by now."""
     settled = (triangle.distributions()[LONG] >= SETTLED_SHARE).reshape(len(triggers), -1, triangle.grid.lags)
     horizons = np.argmax(settled.all(axis=1), axis=1).tolist()
     for trigger, horizon in zip(triggers, horizons, strict=True):

@@ -1,4 +1,5 @@
-"""The values of past windows: of late events beside punctual ones (`LateValues`), and per window (`ValueHistory`).
+"""The values of past windows: late events compared with punctual events (`LateValues`), and per window
+(`ValueHistory`).
 
 Eq. 3 of the Aion paper assumes that delay and value are independent; where they are correlated, the coverage of its
 intervals drops to 0 %. `LateValues` estimates the mean value by *lag* from the sampled events of past windows. An event
@@ -32,7 +33,7 @@ MEMORY_WINDOWS = 20.0
 UPWARD, DOWNWARD = 10.0, 40.0
 """Multiples of the usual variance at which half of a deviation is attributed to this window, by its direction."""
 RANGE_WINDOWS = 20
-"""The range covers so many to twice as many windows."""
+"""The range covers at least this number of windows, and at most twice this number."""
 MEAN_WINDOWS = 5.0
 """Effective number of windows in an exponential average with weight 0.3, (2 - 0.3)/0.3."""
 DEPARTURE_VARIANCES = 25.0
@@ -74,7 +75,7 @@ class LateValues(ArrayState):
         return result
 
     def restore(self, arrays: Arrays) -> None:
-        """Restores `to_state`, or what it was without the variation between windows."""
+        """Restores the result of `to_state`. It also accepts the older form, without the variation between windows."""
         super().restore({name: np.zeros(self.count.shape) for name in ("excess", "precision")} | arrays)
 
     def learn(self, count: FloatArray, total: FloatArray, squares: FloatArray, substreams: float = 1.0) -> None:
@@ -172,7 +173,7 @@ class ValueHistory(ArrayState):
         share: rises from 0 towards 1 over the windows in which the source has had events.
         weight: windows with a valid sample.
         noise: mean squared relative deviation of a window's σ² from the past.
-        pooled_noise: the same over all sources together, [trigger].
+        pooled_noise: the same deviation over all sources together, [trigger].
         windows: answered windows, int64 [trigger].
         least, greatest: values of the last windows, of this stretch of `RANGE_WINDOWS`, and `least_before`,
             `greatest_before`, of the one before it; infinity and -infinity without values, NaN if not all are known.
@@ -201,7 +202,7 @@ class ValueHistory(ArrayState):
         return np.minimum(self.least, self.least_before), np.maximum(self.greatest, self.greatest_before)
 
     def restore(self, arrays: Arrays) -> None:
-        """Restores `to_state`, or what it was without ranges."""
+        """Restores the result of `to_state`. It also accepts the older form, without ranges."""
         names = ("least", "greatest", "least_before", "greatest_before")
         super().restore({name: getattr(self, name) for name in names} | arrays)
 
@@ -251,7 +252,7 @@ class ValueHistory(ArrayState):
 
     @property
     def effective_windows(self) -> FloatArray:
-        """The number of windows whose average `mean` is."""
+        """The number of windows over which `mean` is the average."""
         return np.asarray(np.minimum(self.weight, MEAN_WINDOWS))
 
     def inflated_variation(self, sampled: FloatArray | float = 0.0) -> FloatArray:

@@ -1,4 +1,4 @@
-"""The estimate of a window, from what has arrived, what was sampled of it, and the expected stragglers.
+"""The estimate of a window, from the arrived events, the sampled events, and the expected stragglers.
 
 T = Σ_e mean_e·(A_e + ρ_e·Q_e),  N = Σ_e (A_e + Q_e): for source e, A events have arrived, Q stragglers are expected,
 whose mean value is ρ times the mean value of the punctual events (`values.py`). The estimate is stratified by source,
@@ -28,11 +28,11 @@ _SKEW = 1e-6  # below it the distribution is normal
 
 @dataclass(frozen=True, slots=True)
 class WindowSample:
-    """What is known of a window now. float64 [source, trigger]; `by_lag` is [trigger · sources + source, lag group].
+    """The sample of a window now. float64 [source, trigger]; `by_lag` is [trigger · sources + source, lag group].
 
     Attributes:
         arrived: number of events, sampled or not.
-        count, total, squares: of the sampled events: number, Σv, Σv².
+        count, total, squares: number, Σv and Σv² of the sampled events.
         by_lag: sampled events by lag group.
         least, greatest: values of the arrived events, sampled or not; infinity and -infinity without events, NaN if
             they are not known.
@@ -81,7 +81,8 @@ class WindowModel:
         straggler_width: half-width due to the stragglers' number and mean value.
         reach: distance of `means` from the least and the greatest value of the events that have arrived, and of these
             and of the values of past windows, [least or greatest, arrived or past, source, trigger]; infinite: unknown.
-        fallback_windows: number of past windows whose average `means` is, where this window has no values; None: none.
+        fallback_windows: number of past windows over which `means` is the average, for sources without values in this
+            window; None: there are no such windows.
     """
 
     measure: MeasureKind
@@ -126,7 +127,7 @@ class WindowModel:
         return np.maximum(self.size, 1.0) if self.measure == "mean" else np.ones(self.size.shape)
 
     def is_within(self, error: float, sampling: FloatArray) -> BoolArray:
-        """Returns per trigger whether the interval is within the relative error. No error is relative to zero.
+        """Returns per trigger whether the interval is within the relative error. False for an estimate of zero.
 
         Args:
             sampling: half-width due to sampling.
@@ -186,7 +187,7 @@ class WindowModel:
             half_width: shape (1,).
 
         Returns:
-            [source, 1]; as many as have arrived where these are too few.
+            The number of values, [source, 1]. If too few values have arrived, it is the number of arrived values.
         """
         if self.measure == "count":
             return np.zeros(self.arrived.shape)
@@ -315,7 +316,7 @@ def model_window(
         fallback: mean value of sources without sampled values.
         quantile: of the other terms of the interval.
         past_range: least and greatest value of past windows, as far as they are known.
-        fallback_windows: number of windows whose average `fallback` is.
+        fallback_windows: number of windows over which `fallback` is the average.
     """
     arrived = sample.arrived
     triggers = arrived.shape[1]

@@ -1,4 +1,4 @@
-"""What is predicted of a window before all of its records have arrived: the estimate, with its interval."""
+"""The prediction of a window before all of its records have arrived: the estimate, with its interval."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 MAX_NAMED_GROUPS = 3
-"""Groups that a reason names."""
+"""The most groups that a reason names."""
 NO_INTERVAL = "no group has enough records for an error bound"
 TOO_WIDE = "the interval is wider than the error"
 REVISION_THRESHOLD = 0.25
@@ -22,9 +22,9 @@ class GroupPrediction:
 
     Attributes:
         key: `edgewater.model.accuracy.group_key`; empty without groups.
-        eligible: enough is known for an interval. If not, the bounds are NaN, and so is the estimate unless the
-            records were sampled; without a sample the answer's data are the estimate.
-        met: the interval is within the error. If not, or without an interval, `reason` says why.
+        eligible: the observations suffice for an interval. If not, the bounds are NaN. The estimate is then NaN, too,
+            unless the records were sampled: without a sample the answer's data are the estimate.
+        met: the interval is within the error. If it is not, or if there is no interval, `reason` says why.
         sampling, straggler, missing: half-widths by cause; `missing` is due to silent edges.
         arrived, expected, sampled: numbers of records.
     """
@@ -61,14 +61,14 @@ class Prediction:
     Attributes:
         lower, upper: contain the true value with the requested confidence.
         sampling, straggler, missing: half-widths by cause; `missing` is due to silent edges.
-        met: the interval is within the error; if not, `reason` says why the window is answered nevertheless.
+        met: the interval is within the error. If not, `reason` says why the window is answered even so.
         arrived, expected, sampled: numbers of records.
         silent: edges that have stopped reporting.
         waited_slots: slots since the window's end.
         groups: groups with arrived or expected records; None for a query without groups.
         widening: factor by which the model's interval was widened (`ConformalRecord`).
-        bounded: False if an edge has unread input or has never reported, or if too little is known for an interval:
-            then no interval bounds the true value.
+        bounded: whether the interval bounds the true value. False if an edge has unread input or has never reported, or
+            if the observations do not suffice for an interval.
     """
 
     estimate: float
@@ -98,7 +98,7 @@ class Prediction:
 
     @property
     def by_group(self) -> tuple[GroupPrediction, ...]:
-        """One prediction per group; a single one for a query without groups."""
+        """One prediction per group; one prediction in total for a query without groups."""
         if self.groups is not None:
             return self.groups
         return (
@@ -109,14 +109,14 @@ class Prediction:
         )  # fmt: skip
 
     def differs_from(self, published: Prediction) -> bool:
-        """Whether it should be published as a revision of `published`."""
+        """Whether the prediction should be published as a revision of `published`."""
         before = {g.key: g for g in published.by_group if g.eligible}
         changed = (_differs(g, before.get(g.key)) for g in self.by_group if g.eligible)
         stated = (self.met, self.bounded) != (published.met, published.bounded)
         return stated or any(changed)
 
     def without_bounds(self, reason: str) -> Prediction:
-        """Returns the prediction of a window that may lack records about which nothing is known."""
+        """Returns the prediction without bounds, for a window that may lack an unknown number of records."""
         unknown: dict[str, Any] = {
             "lower": math.nan,
             "upper": math.nan,
@@ -134,7 +134,7 @@ class Prediction:
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Prediction:
-        """Returns the prediction whose `to_list`, after a round trip through JSON, this is."""
+        """Returns the prediction from the result of `to_list`, after a round trip through JSON."""
         named = dict(zip((f.name for f in fields(cls)), values, strict=True))
         if named["groups"] is not None:
             named["groups"] = tuple(GroupPrediction(*group) for group in named["groups"])
@@ -159,8 +159,8 @@ def combine_groups(
     """Returns the prediction of a window from the predictions of its groups.
 
     Args:
-        never_reported: edges without any report: the accuracy is not met without them.
-        unread: edges that have not read all of their input: their reports bound nothing.
+        never_reported: edges without any report. The accuracy is not met without them.
+        unread: edges that have not read all of their input. Their reports give no bounds.
     """
     eligible = [g for g in groups if g.eligible]
     nothing = GroupPrediction("", False, False, math.nan, *(math.inf,) * 5, 0.0, 0.0, 0.0, NO_INTERVAL)

@@ -26,12 +26,12 @@ MAX_CLOCK_LEAD_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class AssignedQueries:
-    """The queries that an edge answers; edges that answer the same share one.
+    """The queries that an edge answers. Edges that answer the same queries share one instance.
 
     Attributes:
-        message: the `pb.Queries` message, which nobody changes.
-        budgeted: those with an error budget or a staleness budget.
-        sampled: those with an accuracy, and whether they are expensive.
+        message: the `pb.Queries` message. Nobody may change it.
+        budgeted: the queries with an error budget or a staleness budget.
+        sampled: the queries with an accuracy, and whether each is expensive.
     """
 
     refs: frozenset[QueryRef]
@@ -61,8 +61,8 @@ class QueryAssignment:
     def members(self, now_ms: int) -> MembersChanged:
         """The edges that share the query's error budget.
 
-        A retired edge can have closed the slices that its clock has passed or, in a stream that runs ahead of its
-        clock, the slices up to the watermark of its last heartbeat.
+        A retired edge can have closed the slices that its clock has passed. If the stream runs ahead of the clock, it
+        can have closed the slices up to the watermark of its last heartbeat.
         """
         window, stream = self.query.spec.window, self.query.spec.stream
         horizon_ms = self.horizon_ms(now_ms)
@@ -80,7 +80,7 @@ class QueryAssignment:
 
 
 class FrameAdmission(Enum):
-    """What a plan says about the frames of an edge for a query."""
+    """Whether the center takes the frames of an edge for a query."""
 
     KEPT = "kept"
     UNKNOWN_QUERY = "unknown-query"
@@ -90,7 +90,8 @@ class FrameAdmission(Enum):
 
 
 _Served = tuple[tuple[str, tuple[str, ...] | None], ...]
-"""The names of an edge's streams, and the queries that it may answer of each: edges with equal ones answer the same."""
+"""The names of an edge's streams, each with the queries that the edge may answer. Edges with equal values answer the
+same queries."""
 
 
 @dataclass(slots=True)
@@ -98,7 +99,8 @@ class _Alike:
     """Edges that are not retired and answer the same queries, unless a query names its edges.
 
     Attributes:
-        first: the first of them by id, whose streams are those of all but for their columns and clocks.
+        first: the first of these edges by id. Its streams are the streams of all of them; columns and clocks may
+            differ.
         queries: indices of the queries.
     """
 
@@ -109,14 +111,14 @@ class _Alike:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlan:
-    """The live queries and the edges as of one version of the catalog.
+    """The live queries and the edges of one version of the catalog.
 
     Attributes:
         queries: the queries that edges answer.
-        specs: the same, and ended queries. Frames of them may still come.
+        specs: these queries, and ended queries, because frames of ended queries may still come.
         declared: by stream, the columns that the center declares.
-        columns: by stream, those or, without any, the columns of its edges, but for retired ones; the catalog keeps
-            their types equal.
+        columns: by stream, the declared columns. If none are declared, the columns of its edges that are not retired;
+            the catalog ensures that their types are equal.
     """
 
     version: int
@@ -139,7 +141,10 @@ class AssignmentPlan:
         declared: Mapping[str, DeclaredStream] | None = None,
         previous: AssignmentPlan | None = None,
     ) -> AssignmentPlan:
-        """Takes edges by id, and what was not deleted of queries. What `previous` has serialised is used again."""
+        """Builds a plan from the edges, ordered by id, and the queries that are not deleted.
+
+        It reuses the messages that `previous` has serialised.
+        """
         columns: dict[str, dict[str, pa.DataType]] = {}
         specs = {q.ref: q.spec for q in queries}
         queries = [q for q in queries if q.is_running]
@@ -191,7 +196,7 @@ class AssignmentPlan:
         return edge in self.edges and self.edges[edge].retired
 
     def admission(self, edge: EdgeId, query: QueryRef) -> FrameAdmission:
-        """Whether frames of the edge count in the query, as of this version of the catalog."""
+        """Returns whether frames of the edge count in the query, by this version of the catalog."""
         if query not in self.specs:
             return FrameAdmission.UNKNOWN_QUERY
         known = edge in self.edges and contributes(self.specs[query], self.edges[edge])
@@ -236,7 +241,7 @@ def _message(query: RegisteredQuery) -> pb.Query:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSnapshot:
-    """What the catalog holds about budgets.
+    """The state of budgets in the catalog.
 
     Attributes:
         grants: by query and edge, the last grant.
@@ -249,7 +254,7 @@ class BudgetSnapshot:
     sampling_rates: Mapping[QueryRef, Mapping[EdgeId, float]] = field(default_factory=dict)
 
     def message(self, query: RegisteredQuery, edge: EdgeId) -> pb.Budget | None:
-        """The budget message of one query to one edge; None if there is none yet."""
+        """Returns the budget message of one query to one edge; None: there is no grant yet."""
         ref = query.ref
         delay_ms = self.processing_delay_ms.get(ref, 0) if query.spec.staleness_budget is not None else 0
         if query.spec.error_budget is None:

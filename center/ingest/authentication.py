@@ -1,7 +1,7 @@
 """Authentication of edges: by bearer token, by client certificate or, on loopback only, by the id in their Hello. Pure.
 
-A certificate names an edge by its subject alternative names of type DNS and URI (a SPIFFE id is one). Only one without
-any names an edge by its common name.
+A certificate names an edge by its subject alternative names of type DNS and URI, such as a SPIFFE id. The common name
+counts only if the certificate has no such name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NO_END_MS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """What a call presents.
+    """The credentials that a call presents.
 
     Attributes:
-        token_digest: of the bearer token; None: it has none.
-        names: of the client certificate, if there is one.
-        certificate: PEM.
+        token_digest: digest of the bearer token; None: the call has no token.
+        names: names in the client certificate, if there is a certificate.
+        certificate: the client certificate in PEM.
     """
 
     token_digest: bytes | None
@@ -51,10 +51,11 @@ class Credentials:
     Args:
         access: entries by edge id.
         by_certificate: every call has a client certificate.
-        entry_required: refuse edges without an entry, also while there is no entry; None: if there is an entry.
+        entry_required: whether edges without an entry are refused, even if there is no entry at all; None: they are
+            refused if there is any entry.
 
     Raises:
-        InvalidConfig: an empty token, or one that two edges share.
+        InvalidConfig: a token is empty, or two edges have the same token.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class Credentials:
         return min((end for _, end in self._tokens.values() if end > now_ms), default=NO_END_MS)
 
     def candidates(self, presented: Presented, now_ms: int) -> frozenset[EdgeId] | None:
-        """The edges that a call may be of; None: any, as no credential is required.
+        """Returns the edges that may make a call; None: any edge, because no credential is required.
 
         Raises:
-            Unauthenticated: no credential, an unknown one, or one that has expired.
+            Unauthenticated: the call has no credential, or its credential is unknown or has expired.
         """
         if self._by_certificate and not presented.names:
             raise Unauthenticated("the client certificate has no name: expected a subject alternative name, DNS or URI")
@@ -99,7 +100,7 @@ class Credentials:
         return frozenset(named)
 
     def require(self, presented: Presented, edge: EdgeId, now_ms: int) -> EdgeAccess:
-        """The entry of an edge whose Hello came in a call. Raises Unauthenticated."""
+        """Returns the entry of an edge that has sent a Hello in a call. Raises Unauthenticated."""
         candidates = self.candidates(presented, now_ms)
         entry = self._access.get(edge, EdgeAccess())
         if candidates is not None and edge not in candidates:

@@ -1,8 +1,8 @@
-"""Runs the budget allocators over the catalog: reports of edges in, grants out.
+"""Runs the budget allocators over the catalog: applies the reports of edges, and returns grants.
 
-A grant is stored before it is sent, and a confirmation before it takes effect. So a gateway may die at any moment, and
-any number of gateways work on the same state: each change is one transaction that reads the allocator's state, applies
-the events and writes the state back.
+A grant is stored before it is sent. A confirmation is stored before it takes effect. So a gateway may be killed at any
+moment. Any number of gateways work on the same state: each change is one transaction that reads the allocator's state,
+applies the events and writes the state back.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 RATES_WRITE_INTERVAL_MS = 5_000
-"""The least time between two writes of a state in which only rates have changed; reports stay here until then."""
+"""The least time between two writes of a state in which only rates have changed. Reports wait in memory until then."""
 ALARM = "share-not-granted"
 log = logging.getLogger(__name__)
 
 
 class BudgetSync:
-    """The budgets as one gateway sees them.
+    """The budgets in one gateway.
 
     Args:
         now_ms: wall clock.
 
     Attributes:
-        snapshot: the catalog's budgets as of the last `sync`.
+        snapshot: the catalog's budgets at the last `sync`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BudgetSync:
         """Applies the reports and reads what other gateways have stored; returns whether `snapshot` has changed.
 
         Raises:
-            StorageError: the catalog refuses; the reports stay buffered for the next call.
+            StorageError: the catalog cannot be used. The reports stay buffered for the next call.
         """
         before = self.snapshot
         plan_changed = plan.version != self._plan_version
@@ -89,7 +89,8 @@ class BudgetSync:
             message = f"query {ref.name}: {violation.message}"
             self._status.alarm(ALARM, message, violation.edge, self._now_ms(), query_key(ref))
         if written:
-            # Reports that came meanwhile stay; if nothing was written, because only rates have changed, all stay.
+            # Reports that came meanwhile stay. If nothing was written, because only rates have changed, all reports
+            # stay.
             for edge, report in applied.items():
                 if reports.get(edge) is report:
                     del reports[edge]
@@ -97,7 +98,7 @@ class BudgetSync:
                 del self._reports[ref]
 
     async def _read(self, live: set[QueryRef]) -> None:
-        """Reads what this gateway or another has stored."""
+        """Reads the budgets that this gateway or another one has stored."""
         version = await asyncio.to_thread(self._catalog.budgets.version)
         if version == self._budgets_version:
             return
@@ -117,7 +118,7 @@ def _update(
     state: Any,
     written_at_ms: int,
 ) -> BudgetStateChange:
-    """Applies reports and the present members to one query's stored state, inside the catalog's transaction."""
+    """Applies reports and the current members to one query's stored state, inside the catalog's transaction."""
     allocator = BudgetAllocator(*error_limits(assigned.query.spec), policy)
     if state is not None:
         allocator.restore(state)

@@ -1,7 +1,7 @@
 """The files of the gateway's credentials: tokens, certificate and key, client CA, revocation lists.
 
-They are read again when they change, as by an editor, a renewal or the swap of a symbolic link in a mounted Secret.
-A file that cannot be used, such as one that is half written, changes nothing: the credentials read before stay.
+The gateway reads them again when they change, for example by an editor, a renewal or the swap of a symbolic link in a
+mounted Secret. If a file cannot be used, because it is half written for example, the previous credentials stay in use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class LoadedCredentials:
-    """What the files said when they were read last.
+    """The content of the files when they were last read.
 
     Attributes:
         tls: gRPC's server certificate configuration; None: plain text.
@@ -45,7 +45,7 @@ class LoadedCredentials:
     revocations: RevocationLists | None = None
 
     def require(self, presented: Presented, edge: EdgeId, now_ms: int) -> EdgeAccess:
-        """The access of an edge whose Hello came in a call. Raises Unauthenticated."""
+        """Returns the access of an edge that has sent a Hello in a call. Raises Unauthenticated."""
         if self.revocations is not None:
             self.revocations.require_valid(presented.certificate, now_ms)
         return self.edges.require(presented, edge, now_ms)
@@ -55,14 +55,14 @@ class CredentialFiles:
     """Loads the credentials, and loads them again when a file has changed.
 
     Args:
-        tokens: entries besides those of `tokens_file`.
+        tokens: entries in addition to the entries of `tokens_file`.
 
     Raises:
         InvalidConfig: a file cannot be used.
 
     Attributes:
         loaded: the credentials in use.
-        problem: why changed files are not in use; None: they are.
+        problem: why changed files are not in use; None: they are in use.
     """
 
     def __init__(self, tokens: Mapping[str, EdgeAccess], tokens_file: Path | None, tls: TlsSection | None) -> None:
@@ -91,7 +91,7 @@ class CredentialFiles:
         try:
             loaded = self._load()
             if self._sign() != signature:
-                return False  # changed meanwhile: the next call reads them
+                return False  # they have changed meanwhile: the next call reads them
         except InvalidConfig as exc:
             self.problem = exc.message
             return self.problem != before
@@ -100,7 +100,7 @@ class CredentialFiles:
         return changed
 
     def server_credentials(self) -> Any:
-        """gRPC's credentials, which take the newest certificate at each handshake; None: plain text."""
+        """Returns gRPC's credentials, which use the newest certificate at each handshake; None: plain text."""
         if self._tls is None:
             return None
         self._served = self.loaded.tls
@@ -109,7 +109,8 @@ class CredentialFiles:
         )
 
     def _newer_tls(self) -> Any:
-        """The configuration if it is newer than the last one returned, else None. Called by gRPC's threads."""
+        """Returns the configuration if it is newer than the last returned one, otherwise None. gRPC's threads call
+        it."""
         newest = self.loaded.tls
         if newest is self._served:
             return None
@@ -140,7 +141,7 @@ class CredentialFiles:
         )
 
     def _sign(self) -> Signature:
-        """Changes with the files: with their content, or with a link on the way to them."""
+        """Returns a value that changes if the content of a file changes, or a link in its path."""
         return tuple(map(file_signature, self._paths))
 
 
@@ -152,7 +153,7 @@ def _read(path: Path, field: str) -> bytes:
 
 
 def _require_usable(tls: TlsSection) -> None:
-    """Raises InvalidConfig unless key and certificates fit together. gRPC would notice at the next handshake only."""
+    """Raises InvalidConfig if key and certificates do not fit together. gRPC would notice it at the next handshake."""
     for name in ("cert", "key", "client_ca"):
         path: Path | None = getattr(tls, name)
         if path is not None:

@@ -1,4 +1,4 @@
-"""One edge's session at the gateway: frames in, acknowledgements and control messages out."""
+"""One edge's session at the gateway: receives frames, and sends acknowledgements and control messages."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import SessionUnpacker
 
 PLAIN_CREDITS = 8
-"""Bytes of bodies in flight before compression, which usually gives a third, in credits."""
+"""The limit of uncompressed bytes of bodies in flight, as a multiple of the credit. Compression usually gives a
+third."""
 THREAD_BYTES = 64 << 10
-"""A larger message is decompressed in a thread, with parsing about a millisecond."""
+"""A larger message is decompressed in a thread. To decompress and parse a message of this size takes about 1 ms."""
 MAX_NAMED = 5
-"""Places that an alarm names."""
+"""The most sources or columns that an alarm names."""
 NOT_EXPECTED = "not-expected"
 """The reason of a refusal: the edge does not contribute to the frame's query."""
 log = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ CLOCK_DIFFERS = "clock-differs"
 
 def clock_differs(edge: EdgeId, most_ms: int) -> str:
     return (
-        f"edge {edge}: its clock differs by more than {most_ms} ms from the center's; set the one that is wrong: while"
-        " the edge's is ahead, its frames wait in its journal"
+        f"edge {edge}: its clock differs by more than {most_ms} ms from the center's clock; set the clock that is"
+        " wrong: while the edge's clock is ahead, its frames wait in its journal"
     )
 
 
@@ -72,7 +73,7 @@ _ACK = ("ack",)
 
 
 class ConflatingQueue:
-    """Messages to an edge, conflated: a newer message replaces a pending one of its kind.
+    """The pending messages to an edge. A newer message replaces a pending message of the same kind.
 
     So a slow edge receives the newest acknowledgement and the newest assignment, and the queue is bounded.
     """
@@ -84,7 +85,7 @@ class ConflatingQueue:
         self._closed = False
 
     def put(self, message: pb.ToEdge, *subject: str) -> None:
-        """Adds a message. It replaces the pending one of the same kind and `subject`, such as a query."""
+        """Adds a message. It replaces the pending message of the same kind and `subject`, such as a query."""
         kind = (message.WhichOneof("message") or "", *subject)
         self._pending.pop(kind, None)
         self._pending[kind] = message
@@ -124,15 +125,18 @@ class GatewaySession:
 
     Args:
         acked_through: the highest durable seq, from the catalog at Hello; None: no frame is durable.
-        credit_bytes: bytes that may be in flight. At twice that, or `PLAIN_CREDITS` times that before compression, the
-            session stops reading; and at one time that before compression, while its frames wait for `share`.
+        credit_bytes: bytes that may be in flight. The session stops reading at twice this number, or at `PLAIN_CREDITS`
+            times this number before compression. While its frames wait for `share`, it stops reading at this number
+            before compression.
         share: the edge's share of the center's work.
-        heartbeat_ms: the interval of heartbeats that the edge is asked for.
+        heartbeat_ms: the interval at which the edge has to send heartbeats.
 
     Attributes:
-        presented, access: the call's credential, and what it gave the edge at Hello.
+        presented: the credential of the call.
+        access: the access that the edge had at its Hello.
         opened: the gateway's plan is not older than the session's Hello.
-        window_log: of the edge's stream; 0: it must not send one. Set before Welcome.
+        window_log: window size of the edge's compressed stream, as a logarithm; 0: the edge must not send such a
+            stream. Set before Welcome.
     """
 
     def __init__(
@@ -198,7 +202,7 @@ class GatewaySession:
         return self._acked
 
     def assign(self, assignment: EdgeAssignment) -> None:
-        """Sends the messages of an assignment that differ from the ones sent last."""
+        """Sends the messages of an assignment that differ from the last messages sent."""
         sent, self._assignment = self._assignment, assignment
         self._queries = assignment.queries.refs
         if sent is None or sent.queries.refs != assignment.queries.refs:
@@ -213,12 +217,12 @@ class GatewaySession:
             self._failed.set_exception(exc)
 
     def finish(self) -> None:
-        """Stops reading and ends the session once all that was read is acknowledged."""
+        """Stops reading, and ends the session when all frames that were read are acknowledged."""
         if not self._finishing.done():
             self._finishing.set_result(None)
 
     async def run(self, requests: AsyncIterator[pb.FromEdge], write: Callable[[pb.ToEdge], Awaitable[None]]) -> None:
-        """Reads until the edge ends the session or `finish` is called, then acknowledges all that was read.
+        """Reads until the edge ends the session or `finish` is called, then acknowledges all frames that were read.
 
         Raises:
             EdgewaterError: the edge breaks the protocol, or `fail` was called.
@@ -284,7 +288,8 @@ class GatewaySession:
                 return
             elif kind == "hello":
                 raise ProtocolError(f"edge {self.edge}: a second Hello in one session")
-            # Any other kind belongs to a newer protocol. Its version range includes this one, so it may be ignored.
+            # Any other kind belongs to a newer protocol. The edge also speaks this protocol, so the message may be
+            # ignored.
 
     async def _unpacked(self, packed: pb.Packed) -> pb.FromEdge:
         """Decompresses a message of the edge's stream."""
@@ -301,7 +306,7 @@ class GatewaySession:
             raise CorruptFrame(f"{who}: {exc}") from exc
 
     def _require_modest(self, kind: str, message: pb.FromEdge) -> None:
-        """Raises LimitExceeded for a message that is larger, or comes sooner, than any that an edge sends."""
+        """Raises LimitExceeded if a message is larger, or messages are more frequent, than an edge of ours sends."""
         size, most = message.ByteSize(), limits.MESSAGES + limits.MESSAGES_PER_QUERY * len(self._queries)
         who = f"edge {self.edge}: a {kind}"
         if size > limits.CONTROL_BYTES:
@@ -323,10 +328,11 @@ class GatewaySession:
             await self._on_frame(frame, shipped_share)
 
     async def _on_frame(self, message: pb.Frame, shipped_share: float) -> None:
-        """Takes a frame in.
+        """Checks and queues a frame that has arrived.
 
         Args:
-            shipped_share: the bytes in which the edge's stream brought a byte of it; 0: it was not in the stream.
+            shipped_share: compressed bytes of the edge's stream per byte of the frame; 0: the frame was not in the
+                stream.
         """
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}"
         if message.ByteSize() > self._max_frame_bytes:
@@ -334,7 +340,7 @@ class GatewaySession:
                 f"{who}: frame {message.seq} has {message.ByteSize()} bytes, at most {self._max_frame_bytes}"
             )
         if message.seq > self._expected or message.seq >= MAX_SEQ:
-            raise ProtocolError(f"{who}: frame {message.seq} came where {self._expected} is expected")
+            raise ProtocolError(f"{who}: frame {message.seq} came, but frame {self._expected} is expected")
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
             raise ProtocolError(f"{who}: frame {message.seq} is of {message.query!r:.100}, which is not a query's name")
         if message.raw_bytes > MAX_BODY_BYTES:
@@ -379,7 +385,7 @@ class GatewaySession:
             stored, checked.facts, frame.crc32c, frame.wire_bytes, size, received_at_ms, redelivered, checked.work,
             checked.through_ms, self, self.hello.state.run,
         )  # fmt: skip
-        # The partials are copies: the body need not stay in memory until they are durable.
+        # The partials are copies, so the body need not stay in memory until they are durable.
         sent = replace(frame, body=b"", shipped_bytes=frame.wire_bytes)
         indexed = partial(self._on_indexed, sent, received_at_ms, checked.reason, checked.message)
         self._group_commit.submit(received, indexed)
@@ -399,7 +405,7 @@ class GatewaySession:
         if isinstance(outcome, Exception):
             self.fail(outcome)
         elif outcome is IndexOutcome.CONFLICT:
-            message = f"{who}: the log holds it with a checksum other than {frame.crc32c:#010x}"
+            message = f"{who}: the log has this frame with another checksum than {frame.crc32c:#010x}"
             self._status.alarm("frame-conflict", message, self.edge, self._now_ms())
             self.fail(OutdatedState(message))
         elif outcome is IndexOutcome.OUT_OF_SEQUENCE:
@@ -414,7 +420,8 @@ class GatewaySession:
             self.outgoing.put_ack(self._acked, received_at_ms)
 
     def _refuse(self, frame: Frame, reason: str, message: str) -> None:
-        """Tells the edge, and raises an alarm. The frame is acknowledged after the message, never before it."""
+        """Tells the edge that a frame is refused, and raises an alarm. The acknowledgement follows after this
+        message."""
         self._metrics.refused.labels(reason).inc()
         known = query_key(frame.query) if reason != NOT_EXPECTED else ""  # an edge may name any query
         self._status.alarm("frame-refused", message, self.edge, self._now_ms(), known)
@@ -445,12 +452,12 @@ class GatewaySession:
 
     def _alarm_rejected(self, beat: HeartbeatRecord) -> None:
         """Raises alarms about records that were rejected since the session's last heartbeat, and about columns that
-        have no values since."""
+        have lost their values since then."""
         rejected = {(s, source, reason): n for s, each in beat.rejected.items() for source, reason, n in each}
         gone = {(s, source, column) for s, each in beat.null_columns.items() for source, column in each}
         if any(n > self._rejected.get(place, 0) for place, n in rejected.items()):
             places = _named(f"{source} ({stream}): {reason}" for stream, source, reason in sorted(rejected))
-            message = f"edge {self.edge}: sources reject records, which no answer has: {places}"
+            message = f"edge {self.edge}: sources reject records, which are in no answer: {places}"
             self._status.alarm("records-rejected", message, self.edge, beat.seen_at_ms)
         if gone - self._null_columns:
             places = _named(f"{column} of {source} ({stream})" for stream, source, column in sorted(gone))
@@ -459,7 +466,7 @@ class GatewaySession:
         self._rejected, self._null_columns = rejected, gone
 
     def _on_scheduling(self, message: pb.Scheduling, now_ms: int) -> None:
-        """The edge schedules its queries: it needs to know what their answers cost here."""
+        """Handles a `Scheduling` message: the edge schedules its queries, so it needs their processing delays here."""
         for record in read_query_delays(self.edge, message, now_ms):
             if record.query in self._queries:
                 self._status.delay(record)
@@ -472,7 +479,8 @@ class GatewaySession:
                 self.outgoing.put(pb.ToEdge(cost=cost), ref.name, str(ref.version))
 
     def _bounded(self, beat: HeartbeatRecord) -> HeartbeatRecord:
-        """The heartbeat, its times not beyond what an edge with a right clock can state; more raises an alarm."""
+        """Returns the heartbeat with limited times. A time that an edge with a right clock cannot state raises an
+        alarm."""
         latest_ms = {s.name: self._stream_rules.latest_ms(s, beat.seen_at_ms) for s in self.hello.streams}
         ahead = {s: w for s, w in beat.watermarks.items() if latest_ms.get(s, MAX_TIME_MS) < w < MAX_TIME_MS}
         for stream in ahead:
@@ -507,7 +515,7 @@ class GatewaySession:
             raise ProtocolError(f"edge {self.edge}: a status of {message.query!r:.100}, which is not a query's name")
         ref = QueryRef(message.query, message.query_version)
         if ref not in self._queries:
-            return  # Deleted meanwhile, or never assigned: storing those would be unbounded.
+            return  # The query was deleted, or never assigned. To store such statuses would have no limit.
         self._status.status(
             QueryStatusRecord(
                 ref, self.edge, message.accepted, bounded_text(message.code), bounded_text(message.message, 4_000)
@@ -522,6 +530,6 @@ def _named(places: Iterable[str]) -> str:
 
 def _not_expected(edge: EdgeId, query: QueryRef) -> str:
     return (
-        f"edge {edge}: query {query.name}@{query.version} does not expect it; expected an edge that the query names, or"
-        " one that serves its stream, and that may answer it by its entry among the tokens"
+        f"edge {edge}: query {query.name}@{query.version} does not expect this edge; expected an edge that the query"
+        " names, or that serves its stream, and whose entry among the tokens allows the query"
     )

@@ -1,8 +1,8 @@
 """The check of a frame before it is acknowledged, against what its query expects. Pure.
 
-A frame's body is parsed here, and nowhere else at the center. What cannot be right costs itself: a partial or a close
-is refused, and the frame states the loss of its slice instead. A body that cannot be read is replaced by the statement
-that it is lost. So the job reads only what has been checked, and answers say what they lack.
+A frame's body is parsed here, and nowhere else at the center. If a partial or a close cannot be right, it is refused,
+and the frame states the loss of its slice instead. The other parts of the frame stay. A body that cannot be read is
+replaced by the statement that it is lost. So the job reads only checked parts, and answers say which records they lack.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import loss_from_wire, parse_body
 
 MAX_STATEMENTS = 4_096
-"""Counts of dropped records of a frame, and sub-streams: of each."""
+"""The most counts of dropped records in a frame, and the most sub-streams."""
 MAX_LOSSES = 512
-"""Losses that a frame states; more are united. An edge has a few of each source."""
+"""The most losses that a frame states; further losses are united. An edge has a few losses per source."""
 OPEN_WINDOWS = "open-windows"
 """The reason of a refusal: see `center.ingest.open_windows`."""
 TOO_MANY_OPEN = (
@@ -54,15 +54,15 @@ TooOpen = Callable[[int, list[int]], Collection[int]]
 
 @dataclass(frozen=True, slots=True)
 class CheckedFrame:
-    """What the center keeps of a frame.
+    """The parts of a frame that the center keeps.
 
     Attributes:
         partials: the partials that were not refused.
-        facts: what the frame states beside them (`center.storage.frame_facts`), with the losses of what was refused.
-        reason, message: what was refused of it; None: nothing.
-        work: the job's work with it (`FrameWork`).
-        checking: the work of its check, in the same units.
-        through_ms: event time up to which its edge has answered the query with it.
+        facts: the other statements of the frame (`center.storage.frame_facts`), with the losses of refused parts.
+        reason, message: why parts of the frame were refused; None: no part was refused.
+        work: the work that the frame makes for the job (`FrameWork`).
+        checking: the work of the check, in the same units.
+        through_ms: event time up to which the edge has answered the query, with this frame.
     """
 
     partials: tuple[Partial, ...] = field(repr=False)
@@ -75,14 +75,14 @@ class CheckedFrame:
 
     @classmethod
     def lost(cls, reason: str | None = None, message: str = "") -> Self:
-        """Returns what is kept of a frame whose body cannot be used: the statement that it is lost."""
+        """Returns the result for a frame whose body cannot be used: only the statement that the frame is lost."""
         body = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
         return cls(*split_body(body), reason, message)
 
 
 @dataclass(slots=True)
 class _Faults:
-    """What was taken out of a body: the first reason, the number of things, and what the body must state for them."""
+    """The parts that were removed from a body: the first reason, their number, and the losses that the body states."""
 
     first: str = ""
     reason: str = LossReason.PARTIAL_REFUSED
@@ -91,7 +91,7 @@ class _Faults:
     unknown: bool = False
 
     def add(self, why: str, slice_start_ms: int | None = None, reason: str = LossReason.PARTIAL_REFUSED) -> None:
-        """Adds a fault. Without a slice it is unknown which records the frame lacks."""
+        """Adds a fault that loses records. Without a slice, it is unknown which records are lost."""
         self.reason = self.reason if self.first else reason
         self.first = self.first or why[:_SHOWN]
         self.count += 1
@@ -101,7 +101,7 @@ class _Faults:
             self.slices.add(slice_start_ms)
 
     def note(self, why: str) -> None:
-        """Adds a fault that costs no answer any records."""
+        """Adds a fault that loses no records."""
         self.first = self.first or why[:_SHOWN]
         self.count += 1
 
@@ -110,7 +110,7 @@ class FrameCheck:
     """The check of the frames of one query.
 
     Args:
-        columns: of the query's stream; where the query does not fit them, partials may have any types.
+        columns: the columns of the query's stream. If the query does not fit them, partials may have any types.
     """
 
     def __init__(self, spec: QuerySpec, columns: Mapping[str, pa.DataType] | None = None) -> None:
@@ -132,10 +132,11 @@ class FrameCheck:
 
         Args:
             latest_ms: the latest event time that its edge can have read.
-            too_open: returns, given what the frame closes and its slices, those that open too many windows; None: none.
+            too_open: called with the event time up to which the frame closes slices, and its slices. Returns the slices
+                that open too many windows. None: there is no limit.
 
         Raises:
-            CorruptFrame: the body was damaged on the way.
+            CorruptFrame: the body was damaged in transit.
         """
         plain = frame.plain_body()
         try:
@@ -152,7 +153,8 @@ class FrameCheck:
         return CheckedFrame(*split_message(body), reason, message, work.units, through_ms, checking)
 
     def _take_out(self, body: pb.FrameBody, latest_ms: int, work: FrameWork, too_open: TooOpen | None) -> _Faults:
-        """Removes invalid parts from a body, and adds the losses that this causes. Adds up the work of the others."""
+        """Removes invalid parts from a body, and adds the losses that this causes. Adds up the work of the other
+        parts."""
         faults = _Faults()
         self._bound_times(body, latest_ms, faults)
         unusable, reported = self._read_arrivals(body, latest_ms)
@@ -185,11 +187,13 @@ class FrameCheck:
     def _wrong_slices(
         self, body: pb.FrameBody, reported: set[int], latest_ms: int, work: FrameWork, too_open: TooOpen | None
     ) -> tuple[dict[int, str], set[int]]:
-        """The slices that the query does not have, or cannot have yet, or that are too much work for one frame, each
-        with the reason; and those that would open too many windows. Adds up the work of the others.
+        """Returns two groups of slices, and adds up the work of the other slices.
+
+        The first group are slices that the query does not have, or cannot have yet, or that are too much work for one
+        frame, each with the reason. The second group are slices that would open too many windows.
 
         Args:
-            reported: those of which the frame has arrivals.
+            reported: the slices for which the frame has arrivals.
         """
         parts = Counter[int]()
         for partial in body.partials:
@@ -216,7 +220,7 @@ class FrameCheck:
     def _fault_of_partial(self, partial: pb.Partial) -> str:
         try:
             self._partials.check(partial.synopsis)
-        except Exception as exc:  # bytes from outside may find any fault of the decoders
+        except Exception as exc:  # bytes from outside may trigger any fault in the decoders
             return named(exc)
         return ""
 
@@ -235,7 +239,7 @@ class FrameCheck:
         return next(filter(None, faults), "")
 
     def _fault_of_rest(self, w: pb.Withheld, observed: int) -> str:
-        """Returns the fault of a rest; empty: there is none."""
+        """Returns the fault of a rest; empty: there is no fault."""
         name, function, parts = w.measure, self._kinds[w.measure], w.rest_parts
         shown = f"the rest of {name}: {w.rest_values} values {list(parts[:MAX_PARTS])}, squares {w.rest_squares}"
         if (w.HasField("rest_values") or parts) and not self._withholds:
@@ -258,7 +262,8 @@ class FrameCheck:
         return "" if is_right else f"{shown}; expected a value of type {self._types[name]}"
 
     def _fault_of_withheld(self, w: pb.Withheld) -> str:
-        """Returns the fault of a withheld amount; empty: there is none. NaN fails each comparison, so it is refused."""
+        """Returns the fault of a withheld amount; empty: there is no fault. NaN fails each comparison, so it is a
+        fault."""
         amounts = (w.largest_above, w.largest_below)
         what = f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups"
         if w.measure not in self._kinds:
@@ -273,7 +278,8 @@ class FrameCheck:
         return ""
 
     def _read_arrivals(self, body: pb.FrameBody, latest_ms: int) -> tuple[str, set[int]]:
-        """Why the arrivals of a frame cannot be used (empty: they can), and the slices that they are about."""
+        """Returns why the arrivals of a frame cannot be used (empty: they can be used), and the slices of the
+        arrivals."""
         slices = set[int]()
         if not body.HasField("arrivals"):
             return "", slices
@@ -290,7 +296,7 @@ class FrameCheck:
             try:
                 read = kind.from_state(state, schedule.grid)
                 starts_ms, events = schedule.starts_at(read.index * slots), sum(map(int, read.counts))
-            except Exception as exc:  # as of partials
+            except Exception as exc:  # as for partials
                 return named(exc), set()
             if not EARLIEST_MS <= starts_ms <= latest_ms or events > MAX_COUNT:
                 why = f"{events} events from {starts_ms} on; expected at most {MAX_COUNT}, not after {latest_ms}"
@@ -308,7 +314,7 @@ class FrameCheck:
             body.since_ms = MAX_TIME_MS
 
     def _bound_statements(self, body: pb.FrameBody, latest_ms: int, faults: _Faults) -> None:
-        """Bounds the losses that the edge states, and its counts of dropped records."""
+        """Limits the number of losses that the edge states, and of its counts of dropped records."""
         dropped = [d for d in body.dropped if _is_countable(d, latest_ms)][:MAX_STATEMENTS]
         losses = [x for x in body.losses if not x.HasField("from_ms") or x.from_ms <= latest_ms]
         united = reduce(InputLoss.union, map(loss_from_wire, losses[MAX_LOSSES:])) if losses[MAX_LOSSES:] else None
@@ -327,7 +333,7 @@ class FrameCheck:
 
 
 def _checking(body: pb.FrameBody, fields: int) -> int:
-    """Returns the units of work that the check of a body takes, also if parts of the body are refused."""
+    """Returns the work of the check of a body, in units. It counts refused parts, too."""
     lists = (body.partials, body.closes, body.losses, body.dropped, body.arrivals.substreams)
     return max(sum(len(each) for each in lists) // STATEMENTS_PER_UNIT, fields // FIELDS_PER_UNIT)
 
@@ -352,7 +358,7 @@ def _is_countable(dropped: pb.DroppedRecords, latest_ms: int) -> bool:
 
 
 def _stated(faults: _Faults) -> Iterator[InputLoss]:
-    """The losses that a body states for what was taken out of it."""
+    """Yields the losses that a body states for its removed parts."""
     if len(faults.slices) <= MAX_LOSSES:
         yield from map(refusal, sorted(faults.slices))
     else:

@@ -1,12 +1,13 @@
-"""Checks frames: a small one that comes alone on the event loop, others in threads.
+"""Checks frames. The event loop checks a small frame that comes alone; threads check all other frames.
 
-A check of a small frame takes 0.1 ms. In a thread it waits for the interpreter's lock whenever it has decompressed
-something, which on a busy gateway takes longer (`docs/decisions/0001-frame-log.md`). Once something of a session was
-refused, threads check all its frames.
+A check of a small frame takes 0.1 ms. In a thread, the check waits for the interpreter's lock after each decompression.
+On a busy gateway this wait takes longer than the check (`docs/decisions/0001-frame-log.md`). After a part of a
+session's frame was refused, threads check all frames of the session.
 
-In the threads each session's frames are checked in order, those that wait together in one turn of at most `TURN_BYTES`;
-then it is the next session's turn. So an edge whose frames take long delays its own. What is checked is passed on as
-fast as the edge's share of the center's work allows (`edgewater/guard/frame_work.py`), over all of its sessions.
+Threads check the frames of each session in order. Frames that wait together are checked in one turn of at most
+`TURN_BYTES`; then it is the next session's turn. So an edge whose frames take long delays only its own frames. Checked
+frames are passed on as fast as the edge's share of the center's work allows (`edgewater/guard/frame_work.py`), over all
+sessions of the edge.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from edgewater.wire import Frame, QueryRef
 
 THREADS = 2
 TURN_BYTES = 256 << 10
-"""Before compression: a few milliseconds, or one frame."""
+"""The most bytes of one turn before compression, or one frame. They take a few milliseconds."""
 LOOP_BYTES = 4 << 10
 """The largest frame that the event loop checks, compressed or not. At worst, with 2,048 closes, the check takes 5 ms,
 and the frame uses up 0.3 s of the edge's share."""
 
 REFUSED_BYTES_PER_UNIT = 32
-"""A unit of work for so many bytes of a refused body: the gateway's time to read it, which the job does not share."""
+"""Bytes of a refused body that count as one unit of work. Only the gateway spends time on them; the job does not."""
 
 OnChecked = Callable[[Frame, int, CheckedFrame | Exception], None]
 """(frame, wall time of its arrival, the result or the error)"""
@@ -76,7 +77,7 @@ class FrameValidator:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def is_ready(self, frame: Frame) -> bool:
-        """Whether a frame's check reads no plan and imports nothing: its query has had a frame."""
+        """Whether the check of a frame needs no new plan and no import, because its query has had a frame before."""
         return frame.query in self.plan.specs and frame.query in self._checks
 
     def check(self, hello: Hello, frame: Frame, now_ms: int) -> CheckedFrame:
@@ -89,14 +90,15 @@ class FrameValidator:
         if spec is None or stream is None:
             frame.plain_body()
             return CheckedFrame.lost()  # the group commit discards or refuses it
-        # The types are those that the stream has at all edges: an edge that came first, or lies, must not set them.
+        # The types are the types of the stream at all edges. The first edge, or a lying edge, must not decide them.
         columns = plan.columns.get(spec.stream, {})
         if plan.is_retired(hello.edge) or hello.edge not in plan.edges:
             columns = {**stream.columns, **columns}
         held = self._checks.get(frame.query)
         if held is None or held[0] != columns:
             held = columns, FrameCheck(spec, columns)
-            # Replaced, not changed: another thread may read it. Checks of deleted queries go.
+            # The mapping is replaced, not changed, because another thread may read it. Checks of deleted queries are
+            # removed.
             self._checks = {ref: c for ref, c in self._checks.items() if ref in plan.specs} | {frame.query: held}
 
         def too_open(through_ms: int, starts: list[int]) -> set[int]:
@@ -113,10 +115,10 @@ class FrameValidator:
 
 
 class SessionFrames:
-    """The frames of one session that wait for their check, or to be passed on.
+    """The frames of one session that wait for their check, or wait to be passed on.
 
     Args:
-        share: of the edge, in units of work; its time is the event loop's.
+        share: the edge's share of the center's work, in units of work. Its clock is the event loop's time.
         on_checked: called on the event loop for each frame, in order.
         on_delayed: called with the seconds for which the next frame waits for `share`.
 
@@ -150,12 +152,12 @@ class SessionFrames:
     def put(self, frame: Frame, now_ms: int) -> None:
         self._waiting.append((frame, now_ms))
         if not self._running:
-            # Later: the other frames of its message take the same turn.
+            # The check starts later, so that the other frames of the message are in the same turn.
             self._running = True
             self._loop.call_soon(self._take_turn)
 
     def close(self) -> None:
-        """Ends with the session: of its frames, those that would wait for `share` fail."""
+        """Called when the session ends. Its frames that would wait for `share` fail."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -173,14 +175,14 @@ class SessionFrames:
         self._loop.run_in_executor(self._validator.threads, self._check, turn).add_done_callback(self._deliver)
 
     def _is_small(self) -> bool:
-        """Whether what waits is one frame that the event loop may check."""
+        """Whether only one frame waits, and the event loop may check it."""
         if self._was_refused or len(self._waiting) != 1:
             return False
         frame = self._waiting[0][0]
         return max(frame.raw_bytes, frame.wire_bytes) <= LOOP_BYTES and self._validator.is_ready(frame)
 
     def _check(self, turn: list[tuple[Frame, int]]) -> list[tuple[Frame, int, CheckedFrame | Exception]]:
-        """Checks frames; an error is a result."""
+        """Checks frames. An error is returned as a result."""
         done: list[tuple[Frame, int, CheckedFrame | Exception]] = []
         for frame, now_ms in turn:
             try:
@@ -233,7 +235,7 @@ def _is_refused(result: CheckedFrame | Exception) -> bool:
 
 
 def _stream(plan: AssignmentPlan, hello: Hello, name: str) -> StreamRecord | None:
-    """The stream as the edge serves it, or has served it."""
+    """Returns the stream as the edge serves it now, or served it before."""
     known = plan.edges.get(hello.edge)
     former = known.former_streams if known is not None else ()
     return next((s for s in (*hello.streams, *former) if s.name == name), None)

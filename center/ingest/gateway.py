@@ -65,18 +65,18 @@ STATUS_OF_CODE = {
     "limit-exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "storage": grpc.StatusCode.UNAVAILABLE,
 }
-"""The gRPC status of an error of `edgewater.model.errors`; its code is sent as trailing metadata."""
+"""The gRPC status of each error of `edgewater.model.errors`. The code of the error is sent as trailing metadata."""
 
 STOP_GRACE_S = 2.0
 ASSIGNED_AT_ONCE = 200
 """Sessions that get their assignments in one turn of the event loop."""
 HEARTBEATS_PER_S = 500
-"""Heartbeats of all sessions; with more sessions than that the gateway asks for longer intervals."""
+"""Heartbeats per second of all sessions. With more sessions, the gateway asks for longer intervals."""
 SLOWEST_HEARTBEAT_MS = 20_000
-"""An edge agrees to no more."""
+"""The longest interval of heartbeats that an edge accepts."""
 _ENVELOPE_BYTES = 64 << 10
 MAX_AHEAD_BYTES = 16 << 20
-"""What an edge may have sent that the gateway has not read, at most: memory of gRPC."""
+"""The most bytes of one edge that have arrived and that the gateway has not read. They are in the memory of gRPC."""
 log = logging.getLogger(__name__)
 
 
@@ -85,23 +85,26 @@ class GatewayConfig:
     """Limits and credentials of a gateway.
 
     Attributes:
-        tokens, tokens_file: what each edge must present and may serve. Without entries and without client certificates
-            any edge may connect, which is allowed on loopback only.
+        tokens, tokens_file: by edge, the credential that it must present and the streams that it may serve. Without
+            entries and without client certificates any edge may connect, which is allowed on loopback only.
         max_frame_bytes: the largest accepted frame, by the size of its message.
         credit_bytes: bytes of frames that an edge may have in flight.
-        compression_bytes: memory of all sessions to decompress what edges send; without it they compress frames alone.
-        open_windows: windows of a query that an edge may keep open, besides those of the query's lateness.
+        compression_bytes: memory of all sessions to decompress the streams of edges. If there is no memory left, an
+            edge compresses each frame separately.
+        open_windows: windows of a query that an edge may keep open, in addition to the windows of the query's lateness.
         work_per_s: units of work (`edgewater.guard.frame_work`) that the frames of an edge may make per second, at this
-            gateway; more is delayed.
+            gateway. Frames beyond it are delayed.
         max_pending_bytes: bytes of frames not yet committed, over all sessions.
-        max_sessions: edges connected at once; as many calls may be waiting for their Hello.
-        poll_ms: interval of polling the catalog; a new query reaches its edges within that.
-        reload_ms: interval of looking at the files of credentials; a revoked one ends its session within that.
+        max_sessions: the most edges that are connected at the same time. As many calls may wait for their Hello.
+        poll_ms: interval of polling the catalog. A new query reaches its edges within this time.
+        reload_ms: interval of checking the files of credentials. A revoked credential ends its session within this
+            time.
         heartbeat_ms: least time between two writes of `StatusWriter`.
-        edge_heartbeat_ms: interval of heartbeats that edges are asked for; many edges are asked for longer ones.
-        retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
-        hello_timeout_ms: a call without a Hello by then is ended, and a connection without a call.
-        streams: what is accepted of streams. Without credentials, edges set the clocks of streams without a `replay`.
+        edge_heartbeat_ms: interval at which edges have to send heartbeats. It is longer if there are many edges.
+        retry_ms, retry_max_ms: delay before the first new attempt of a failed commit, and the longest delay.
+        hello_timeout_ms: a call without a Hello, and a connection without a call, is ended after this time.
+        streams: which columns and clocks of streams are accepted. Without credentials, edges set the clocks of streams
+            without a `replay`.
         allocation: when error budgets are reallocated.
     """
 
@@ -154,7 +157,7 @@ class Gateway:
         self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
         self._decompression = limits.DecompressionMemory(config.compression_bytes, self.metrics)
-        # Not by the address: a gateway on loopback with credentials may stand behind a proxy that others can reach.
+        # The address does not decide: a gateway on loopback may be behind a proxy that other machines can reach.
         self._stream_rules = StreamRules(config.streams, edges_set_clocks=not self._credentials.authenticates)
         self._validator = FrameValidator(self._stream_rules, self._read_plan, config.open_windows)
         self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000, now_ms)
@@ -172,7 +175,7 @@ class Gateway:
         )
 
     async def start(self, address: str) -> int:
-        """Starts to serve at ``host:port``; returns the port, which is a free one for port 0.
+        """Starts to serve at ``host:port``. Returns the port; for port 0 it is a free port.
 
         Raises:
             InvalidConfig: the address is not available, or other machines could connect without credentials.
@@ -214,7 +217,7 @@ class Gateway:
     async def stop(self) -> None:
         """Ends the sessions, commits the pending frames and acknowledges them.
 
-        Does not wait for a disk that fails: its frames were never acknowledged, and are sent again.
+        If the disk fails, it does not wait for the frames: they were never acknowledged, so edges send them again.
         """
         for session in list(self._sessions.values()):
             session.finish()
@@ -230,7 +233,7 @@ class Gateway:
         await self._status.flush(all_heartbeats=True)
 
     def readiness(self) -> list[str]:
-        """The reasons why frames cannot be acknowledged; empty: they can. May be called from any thread."""
+        """Returns the reasons why frames cannot be acknowledged; empty: they can. May be called from any thread."""
         missing = []
         if self._server is None:
             missing.append("the gateway has not started")
@@ -253,7 +256,7 @@ class Gateway:
             trailing = [(CODE_METADATA, exc.code)]
             if isinstance(exc, limits.TryLater):
                 trailing.append((RETRY_METADATA, str(exc.retry_after_ms)))
-            # Not `abort`: it raises, and leaves each call in reference cycles until a garbage collection.
+            # `abort` is not used: it raises, and leaves each call in reference cycles until a garbage collection.
             context.set_trailing_metadata(tuple(trailing))
             context.set_code(status)
             context.set_details(exc.message)
@@ -305,7 +308,7 @@ class Gateway:
 
     @contextlib.contextmanager
     def _awaiting(self, identity: frozenset[EdgeId] | None) -> Iterator[None]:
-        """Counts a call until its Hello: over all calls, and those of one identity."""
+        """Counts a call until its Hello, over all calls and over the calls of one identity."""
         if self._awaiting_hello.total() >= self._config.max_sessions:
             self.metrics.limited.labels("awaiting-hello").inc()
             count = self._awaiting_hello.total()
@@ -395,12 +398,13 @@ class Gateway:
         )
 
     def _share(self, edge: EdgeId) -> TokenBucket:
-        """The edge's share of the center's work, kept over its sessions. A second's worth, or a frame's, is free."""
+        """Returns the edge's share of the center's work. It stays the same over the edge's sessions. At the beginning,
+        the work of a second, or of one frame, is free."""
         rate, now_s = self._config.work_per_s, asyncio.get_running_loop().time()
         return self._shares.setdefault(edge, TokenBucket(rate, now_s, max(rate, MAX_FRAME_WORK)))
 
     def _heartbeat_ms(self) -> int:
-        """The interval that this gateway asks its edges for."""
+        """The interval of heartbeats that this gateway asks its edges for."""
         by_load_ms = len(self._sessions) * 1000 // HEARTBEATS_PER_S
         return min(max(self._config.edge_heartbeat_ms, by_load_ms), SLOWEST_HEARTBEAT_MS)
 
@@ -414,7 +418,7 @@ class Gateway:
         if older.hello.incarnation != session.hello.incarnation:
             reason = (
                 f"another agent, of incarnation {session.hello.incarnation}, has connected under this id; give each"
-                " agent an id of its own, and stop this one or the other"
+                " agent its own id, and stop one of the two agents"
             )
         older.fail(Conflict(f"edge {session.edge}: {reason}"))
 
@@ -454,7 +458,7 @@ class Gateway:
             problem = self._credentials.problem
             self.metrics.credentials_stale.set(problem is not None)
             if changed and problem is not None:
-                message = f"changed credentials are not used, those read before stay: {problem}"
+                message = f"changed credentials are not used, the previous ones stay in use: {problem}"
                 self._status.alarm("credentials-unusable", message, EdgeId(""), self._now_ms())
             elif changed:
                 log.info("the credentials have been read again")
@@ -462,7 +466,7 @@ class Gateway:
             now_ms, loaded = self._now_ms(), self._credentials.loaded
             was_overdue, overdue = overdue, loaded.revocations is not None and loaded.revocations.is_overdue(now_ms)
             if overdue and not was_overdue:
-                message = "a revocation list in tls.crl should have been replaced by now; it stays in use"
+                message = "a revocation list in tls.crl is older than its next update; it stays in use"
                 self._status.alarm("revocations-overdue", message, EdgeId(""), now_ms)
             if changed or now_ms >= end_ms or loaded.revocations is not None:
                 for session in list(self._sessions.values()):
@@ -481,11 +485,12 @@ class Gateway:
             session.fail(ProtocolError(f"the access of edge {session.edge} has changed: connect again"))
 
     async def _refresh(self) -> None:
-        """Reads the catalog if its version has changed, runs the budget allocators, and assigns anew if needed."""
+        """Reads the catalog if its version has changed, runs the budget allocators, and sends new assignments."""
         async with self._refreshing:
             plan = await asyncio.to_thread(self._read_plan, self._plan)
             if plan.version > self._plan.version:
-                # Kept until it is sent: the sync below may fail, and the next poll finds no newer version.
+                # The plan is kept until it is sent: the sync below may fail, and the next poll then sees no newer
+                # version.
                 self._plan, self._unsent = plan, True
                 self._group_commit.plan = self._validator.plan = plan
             if await self._budget_sync.sync(self._plan) or self._unsent:
@@ -523,18 +528,20 @@ class Gateway:
         return AssignmentPlan.of(version, catalog.queries.all(), edges, declared, current)
 
     def _sweep(self) -> None:
-        """Removes segments that retention misses: left by a crash, or of deleted queries and never indexed."""
+        """Removes segments that retention does not know: segments after a crash, and segments of deleted queries that
+        were never indexed."""
         try:
             self._log.remove_partial()
             removable = self._catalog.frames.removable_segments(self._log.segments(), self._queries_in)
             for segment in removable:
                 self._log.remove(segment)
             self._catalog.frames.forget_segments(removable)
-        except StorageError as exc:  # it takes space until the next start, while edges wait for this one
+        except StorageError as exc:  # the segments take space until the next start; edges wait for this start
             log.warning("segments without frames are not removed: %s", exc)
 
     def _queries_in(self, segment: str) -> set[str]:
-        """The keys of the queries with frames in a segment; of an unreadable one an unknown key, so that it stays."""
+        """Returns the keys of the queries with frames in a segment. If the segment is unreadable, it returns an unknown
+        key, so that the segment stays."""
         try:
             return self._log.queries(segment)
         except StorageError as exc:
@@ -546,7 +553,7 @@ class Gateway:
             session.outgoing.put(self._throttle())
 
     def _throttle(self) -> pb.ToEdge:
-        """The message that makes edges pause while no frame can be made durable; 0 ms ends the pause."""
+        """Returns the message that makes edges pause while no frame can be made durable; 0 ms ends the pause."""
         wait_ms = self._config.retry_max_ms if self._group_commit.stalled is not None else 0
         return pb.ToEdge(throttle=pb.Throttle(retry_after_ms=wait_ms))
 
@@ -562,27 +569,28 @@ class _Servicer:
 def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_frame_bytes + _ENVELOPE_BYTES),
-        # A connection without an HTTP/2 preface, or without a call, is closed; so are those beyond the number.
+        # gRPC closes connections without an HTTP/2 preface or without a call, and connections beyond the number.
         ("grpc.server_handshake_timeout_ms", config.hello_timeout_ms),
         ("grpc.max_connection_idle_ms", config.hello_timeout_ms),
         ("grpc.max_allowed_incoming_connections", 2 * config.max_sessions + limits.SPARE_CONNECTIONS),
         ("grpc.max_concurrent_streams", limits.STREAMS_PER_CONNECTION),
-        # Of calls that wait for this process, gRPC cancels some beyond 1,000 and all beyond 3,000, and their edges come
-        # back at random: the queue of Hellos gives each a time to come again. Each edge makes one call.
+        # If more than 1,000 calls wait for this process, gRPC cancels some, and it cancels all beyond 3,000. Their
+        # edges would connect again at random. The queue of Hellos gives each edge a time instead. Each edge makes one
+        # call.
         ("grpc.server.max_pending_requests", 2 * config.max_sessions),
         ("grpc.server.max_pending_requests_hard_limit", 2 * config.max_sessions + limits.SPARE_CONNECTIONS),
-        # With SO_REUSEPORT two gateways could share one port unnoticed, each with some of the edges.
+        # With SO_REUSEPORT, two gateways could share one port, each with some edges, and nobody would notice.
         ("grpc.so_reuseport", 0),
-        # Only to close connections of machines that have vanished: an edge that is silent is recorded by its
-        # heartbeats. A starved machine, gateway or edge, may answer late, and its session is worth keeping.
+        # This only closes connections of machines that no longer exist; heartbeats detect a silent edge. A gateway or
+        # an edge on a machine without free CPU may answer late, and its session should stay.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_ping_strikes", 0),
-        # gRPC would measure a connection's delay, with a ping for nearly each message of an edge that sends few, to
-        # choose how much it may send ahead. An edge has at most its credit in flight: that needs no measurement.
+        # To choose its window, gRPC would measure a connection's delay, with a ping for nearly each message of an edge
+        # that sends few messages. An edge has at most its credit in flight, so no measurement is needed.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", min(config.credit_bytes, MAX_AHEAD_BYTES)),
     ]

@@ -1,11 +1,12 @@
 """Group commit: all pending frames, of any edges and queries, become durable in one segment and one transaction.
 
-Frames of queries that lag, because the job cannot apply them, get a second segment: a segment is removed with the last
-frame in it, so that one query would otherwise keep what all others ship.
+A query lags if the job cannot apply its frames. Frames of lagging queries get a second segment. A segment is removed
+with its last frame, so otherwise the frames of one query would keep the frames of all other queries on disk.
 
-While one batch is written, the next one collects, for at least `COMMIT_EVERY_S`. So the batch grows with the load, and
-what a commit costs is shared; a frame after a pause is written at once. A batch that the disk or the catalog refuses is
-tried again until it succeeds; until then no frame is acknowledged, and the gateway stops reading at its bounds.
+While one batch is written, the next batch collects frames, for at least `COMMIT_EVERY_S`. So the batch grows with the
+load, and its frames share the cost of a commit. A frame after a pause is written at once. If the disk or the catalog
+refuses a batch, the gateway tries it again until it succeeds. Until then no frame is acknowledged, and the gateway
+stops reading at its limits of pending bytes.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from edgewater.wire import QueryRef
 
 MAX_BATCH_BYTES = 32 << 20
 COMMIT_EVERY_S = 0.025
-"""From the begin of a commit to that of the next, at least (`docs/decisions/0001-frame-log.md`)."""
+"""The least time between the starts of two commits (`docs/decisions/0001-frame-log.md`)."""
 LAG_MS = 60_000
-"""A query lags while a frame of it is indexed that arrived earlier."""
+"""A query lags while the index has a frame of it that arrived longer ago than this."""
 LAG_EVERY_MS = 10_000
 """The lagging queries are read again after this time."""
 log = logging.getLogger(__name__)
@@ -44,11 +45,12 @@ class ReceivedFrame:
     Attributes:
         stored: the frame's identity, and its partials that were not refused.
         facts, work, through_ms: as in `CheckedFrame`.
-        crc32c: of the body as it was delivered.
-        size: what it counts against the bound of pending frames, bytes.
-        redelivered: the center has acknowledged this seq before, so it need not be written again.
+        crc32c: checksum of the body as it was delivered.
+        size: bytes that the frame counts against the limit of pending frames.
+        redelivered: the center has acknowledged this seq before, so the frame need not be written again.
         run: as in `UnindexedFrame`.
-        session: its session. Once a frame of a session is not acknowledged, later ones are not either.
+        session: the session of the frame. After a frame that is not acknowledged, later frames of the session are not
+            acknowledged either.
     """
 
     stored: StoredFrame
@@ -72,14 +74,14 @@ class GroupCommit:
     """Makes frames durable, in the order in which they were submitted.
 
     Args:
-        max_pending_bytes: bound of pending frames over all sessions, by `size`; `reserve` blocks beyond it.
+        max_pending_bytes: limit of the total `size` of pending frames over all sessions; `reserve` blocks beyond it.
         read_plan: returns the newest plan, given the one in use; blocks.
-        on_stall: called after each failed attempt and after recovery; `stalled` tells which.
+        on_stall: called after each failed attempt and after recovery. `stalled` distinguishes these.
         retry_ms, retry_max_ms: delay after the first failure, and its maximum.
 
     Attributes:
-        plan: the frames that are written; the gateway sets it when the catalog changes.
-        stalled: why no frame can be made durable at present; None: they can.
+        plan: decides which frames are written. The gateway sets it when the catalog changes.
+        stalled: why no frame can be made durable now; None: frames can be made durable.
     """
 
     def __init__(
@@ -113,14 +115,15 @@ class GroupCommit:
         self.stalled: str | None = None
 
     async def reserve(self, size: int) -> None:
-        """Counts a frame as pending before it is decompressed, blocking while there are too many; then `submit` it."""
+        """Counts a frame as pending before it is decompressed. Blocks while too many frames are pending. Call `submit`
+        or `release` then."""
         while self._pending_bytes >= self._max_pending_bytes:
             self._room.clear()
             await self._room.wait()
         self._count(size)
 
     def release(self, size: int) -> None:
-        """Takes back a `reserve` of a frame that is not submitted."""
+        """Cancels the `reserve` of a frame that is not submitted."""
         self._count(-size)
 
     def submit(self, received: ReceivedFrame, on_outcome: OnOutcome) -> None:
@@ -173,7 +176,7 @@ class GroupCommit:
         self._metrics.pending.set(self._pending_bytes)
 
     def _take(self) -> list[_Submitted]:
-        """Takes the next batch; frames of stopped sessions are not acknowledged."""
+        """Returns the next batch. Frames of stopped sessions are not acknowledged."""
         batch: list[_Submitted] = []
         size = 0
         while self._pending and size < MAX_BATCH_BYTES:
@@ -193,7 +196,7 @@ class GroupCommit:
         retryable = retry_if_exception_type((OSError, StorageError))
         async for attempt in AsyncRetrying(wait=self._wait, retry=retryable, before_sleep=self._stall):
             with attempt:
-                # Kept over attempts: while the database refuses, the disk must not fill with copies.
+                # The locations are kept over attempts: while the database refuses, the disk must not fill with copies.
                 if written is None:
                     written = await asyncio.to_thread(self._write, batch)
                 outcomes = await asyncio.to_thread(self._index, batch, *written)
@@ -208,12 +211,14 @@ class GroupCommit:
         return outcomes
 
     def _write(self, batch: Sequence[ReceivedFrame]) -> tuple[list[FrameLocation | None], list[bool]]:
-        """Writes the frames that must be kept, durably; returns each one's location, or None, and which are refused."""
+        """Writes the frames that must be kept, durably. Returns the location of each frame, or None, and whether each
+        frame is refused."""
         fresh = [i for i, received in enumerate(batch) if not received.redelivered]
-        plan = self.plan  # one value, whatever the event loop sets meanwhile
+        plan = self.plan  # one value, because the event loop may set another plan meanwhile
         admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.query) for i in fresh}
         if any(a is not FrameAdmission.KEPT for a in admitted.values()):
-            # An edge that built a frame knows its query, and its Hello is in the catalog, so the plan read now decides.
+            # The edge has received the query of the frame, and its Hello is in the catalog. So the plan read now
+            # decides.
             plan = self._read_plan(plan)
             admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.query) for i in fresh}
         kept = [i for i in fresh if admitted[i] is FrameAdmission.KEPT]
@@ -224,7 +229,7 @@ class GroupCommit:
         return located, [admitted.get(i) is FrameAdmission.NOT_EXPECTED for i in range(len(batch))]
 
     def _append(self, batch: Sequence[ReceivedFrame], kept: Sequence[int]) -> dict[int, FrameLocation]:
-        """Writes the frames with these indices; returns their locations, durable. Raises OSError, StorageError."""
+        """Writes the frames with these indices durably. Returns their locations. Raises OSError, StorageError."""
         now_ms = batch[-1].received_at_ms
         if self._lag_read_at_ms is None or abs(now_ms - self._lag_read_at_ms) >= LAG_EVERY_MS:
             self._lagging = self._catalog.frames.lagging_queries(now_ms - LAG_MS)

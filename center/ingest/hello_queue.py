@@ -1,8 +1,8 @@
-"""Hellos that wait for the catalog: admitted some at a time, so that all edges may come back at once.
+"""Hellos that wait for the catalog. The queue admits them in batches, so that all edges may connect at the same time.
 
-A batch is one transaction and one look at the catalog's changes. After it the queue rests for as long as the batch
-took, in which frames are indexed and heartbeats answered. An edge that would give up before its turn is refused with a
-time to come again: each such edge gets another time, at the rate at which Hellos are admitted.
+A batch is one transaction and one read of the catalog's changes. After a batch, the queue rests for as long as the
+batch took. In this time the gateway indexes frames and answers heartbeats. If an edge would give up before its turn, it
+is refused with a time at which to connect again. Each refused edge gets another time, at the rate of admission.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgewater.model.errors import EdgewaterError
 from edgewater.model.streams import EdgeId
 
 HELLOS_AT_ONCE = 128
-"""Hellos of one transaction, which takes 100 µs of CPU for each."""
+"""The most Hellos of one transaction. Each takes 100 µs of CPU."""
 MAX_WAIT_S = 2.0
 """How long a Hello waits for its turn. An edge gives a session up after 5 s without a message."""
 LATEST_RETRY_S = 60.0
@@ -32,7 +32,7 @@ class HelloQueue:
     """Begins sessions while `run` runs.
 
     Args:
-        refresh: reads the catalog's changes; awaited after each batch, so that the gateway knows its edges.
+        refresh: reads the catalog's changes. It is awaited after each batch, so that the gateway knows the new edges.
     """
 
     def __init__(self, catalog: Catalog, refresh: Callable[[], Awaitable[None]], metrics: GatewayMetrics) -> None:
@@ -45,7 +45,7 @@ class HelloQueue:
         self._next_free_s = 0.0
 
     async def begin(self, start: SessionStart) -> int | None:
-        """As `Catalog.edges.begin_session`, in its turn.
+        """Waits for its turn, then calls `Catalog.edges.begin_session` and returns its result.
 
         Raises:
             TryLater: too many Hellos wait.
@@ -75,13 +75,13 @@ class HelloQueue:
                 await self._begin(batch)
                 took_s = loop.time() - began_s
                 rate = len(batch) / max(2 * took_s, 1e-3)
-                if len(batch) == HELLOS_AT_ONCE:  # smaller ones say little about the rate
+                if len(batch) == HELLOS_AT_ONCE:  # smaller batches say little about the rate
                     self._rate += _SMOOTHING * (rate - self._rate)
                 if self._waiting:
                     await asyncio.sleep(took_s)
 
     def _next_batch(self) -> list[_Waiting]:
-        """The first ones that still wait, of different edges."""
+        """Returns the first Hellos that still wait, at most one per edge."""
         batch: dict[EdgeId, _Waiting] = {}
         again: list[_Waiting] = []
         while self._waiting and len(batch) < HELLOS_AT_ONCE:

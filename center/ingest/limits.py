@@ -1,4 +1,4 @@
-"""What one connection or edge can cost the gateway, besides frames, which credits bound."""
+"""Limits of the cost of one connection or edge at the gateway. Credits limit the cost of frames."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, unp
 
 HELLO_BYTES = 1 << 20
 CONTROL_BYTES = 128 << 10
-"""Size of a message that is neither a Hello nor a frame."""
+"""The largest size of a message that is neither a Hello nor a frame."""
 WINDOW_MS = 10_000
 MESSAGES = 1_000
-"""Messages of a session that are no frames, per `WINDOW_MS`; its edge sends a heartbeat a second."""
+"""The most messages of a session without frames, per `WINDOW_MS`. An edge sends about one heartbeat a second."""
 MESSAGES_PER_QUERY = 20
-"""Further messages for each assigned query: statuses and budget reports."""
+"""Further messages that are allowed for each assigned query, for statuses and budget reports."""
 LOGGED_REFUSALS = 200
-"""Lines of the log about refused and ended sessions, per `WINDOW_MS`; metrics count all."""
+"""The most lines of the log about refused and ended sessions, per `WINDOW_MS`. Metrics count all of them."""
 HELLOS = 400
-"""Sessions of one edge that begin per `WINDOW_MS`: each is a transaction of the catalog."""
+"""The most sessions of one edge that begin per `WINDOW_MS`. Each is a transaction of the catalog."""
 CALLS_AWAITING_HELLO = 8
-"""Calls of one identity that have not sent a Hello."""
+"""The most calls of one identity that have not sent a Hello."""
 SPARE_CONNECTIONS = 16
-"""Beyond twice the number of sessions: edges that connect again do so before their old connection is closed."""
+"""Connections in addition to twice the number of sessions. An edge may connect again before its old connection is
+closed."""
 STREAMS_PER_CONNECTION = 16
-"""Calls on one connection; an edge makes one."""
+"""The most calls on one connection. An edge makes one call."""
 
 
 SESSIONS_SHARE = 64
-"""A new session gets at most this part of the memory that is left for decompression: later ones need some, too."""
+"""A new session gets at most 1/64 of the memory that is left for decompression, because later sessions need memory,
+too."""
 
 
 class DecompressionMemory:
-    """Shares out the memory in which sessions decompress: large windows while sessions are few, then smaller ones.
+    """Divides the memory for decompression among sessions. The first sessions get large windows, later ones smaller.
 
     Args:
-        most_bytes: of all sessions together.
+        most_bytes: memory of all sessions together.
     """
 
     def __init__(self, most_bytes: int, metrics: GatewayMetrics) -> None:
@@ -52,7 +54,7 @@ class DecompressionMemory:
         return 0
 
     def release(self, window_log: int) -> None:
-        """Takes back the memory of a session that has ended."""
+        """Frees the memory of a session that has ended."""
         self._count(-unpacker_bytes(window_log))
 
     def _count(self, size: int) -> None:
@@ -61,7 +63,7 @@ class DecompressionMemory:
 
 
 class FixedWindow:
-    """Counts events per window of `WINDOW_MS`. By the given clock: tests run in virtual time."""
+    """Counts events per window of `WINDOW_MS`, by the given clock."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -78,13 +80,13 @@ class FixedWindow:
 
 
 def exceeded(metrics: GatewayMetrics, limit: str, message: str) -> LimitExceeded:
-    """The error, which is counted."""
+    """Counts that a limit was exceeded, and returns the error."""
     metrics.limited.labels(limit).inc()
     return LimitExceeded(message, limit)
 
 
 class TryLater(LimitExceeded):
-    """A session that is refused for the moment.
+    """A session is refused for now.
 
     Attributes:
         retry_after_ms: when the edge may connect again.

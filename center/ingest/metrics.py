@@ -24,7 +24,7 @@ class GatewayMetrics:
             registry=self.registry,
         )  # fmt: skip
         self.delayed_seconds = Counter(
-            f"{name}_delayed_seconds", "Seconds for which frames of an edge waited for its share of the center's work.",
+            f"{name}_delayed_seconds", "Seconds for which frames waited for their edge's share of the center's work.",
             registry=self.registry,
         )  # fmt: skip
         self.bytes = Counter(f"{name}_wire_bytes", "Bytes of frames received, compressed.", registry=self.registry)
@@ -35,7 +35,7 @@ class GatewayMetrics:
         self.pending = Gauge(f"{name}_pending_bytes", "Bytes of frames not yet committed.", registry=self.registry)
         self.commits = Counter(f"{name}_commits", "Group commits.", registry=self.registry)
         self.commit_seconds = Histogram(
-            f"{name}_commit_seconds", "Log write, fsync and index transaction.", registry=self.registry
+            f"{name}_commit_seconds", "Time of log write, fsync and index transaction.", registry=self.registry
         )
         self.commit_failures = Counter(
             f"{name}_commit_failures", "Commit attempts that the disk or the catalog refused.", registry=self.registry

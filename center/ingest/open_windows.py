@@ -1,9 +1,10 @@
-"""How many windows of a query one edge keeps open at the center, by what its frames say. Pure.
+"""Limits how many windows of a query one edge keeps open at the center, from the content of its frames. Pure.
 
 The ledger keeps each window in memory until it is final: until all expected edges have closed it and its lateness has
-passed. An edge that sends its slices in order, and closes them, opens no more of them than their lateness has. What can
-be without bound are slices that an edge sends and does not close, and records of slices that it has closed before. An
-edge has few of either: its open slices are bounded by its memory, and late records by the lateness.
+passed. If an edge sends its slices in order and closes them, only the windows of the lateness are open. Two kinds of
+slices have no natural limit: slices that an edge sends and does not close, and slices for which it sends records after
+it has closed them. A correct edge has few of both: its memory limits its open slices, and the lateness limits late
+records.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SlicedWindow, SlidingWindow
 
 MAX_STEPS = 1_024
-"""Closed slices of which the frame is remembered, for those that are sent again."""
+"""The most closed slices for which the closing frame is remembered, to judge frames that are sent again."""
 
 
 @dataclass(slots=True)
@@ -24,7 +25,8 @@ class SliceSet:
     """Slices, and the number of windows over them.
 
     Args:
-        size_ms, every_ms: of a window, and between the starts of two.
+        size_ms: size of a window.
+        every_ms: time between the starts of two windows.
     """
 
     size_ms: int
@@ -41,7 +43,8 @@ class SliceSet:
         return at < len(self.starts) and self.starts[at] == start
 
     def added_ms(self, start: int) -> int:
-        """What a slice that is not in the set would add to `covered_ms`: less beside slices with the same windows."""
+        """Returns how much a slice that is not in the set would add to `covered_ms`. It is less if a slice in the set
+        has some of the same windows."""
         at = bisect_left(self.starts, start)
         before = start - self.starts[at - 1] if at else self.size_ms
         after = self.starts[at] - start if at < len(self.starts) else self.size_ms
@@ -66,7 +69,7 @@ class OpenWindows:
     """The windows of a query that one edge keeps open.
 
     Args:
-        most: windows, besides those within the query's lateness.
+        most: the most windows, in addition to the windows within the query's lateness.
     """
 
     def __init__(self, spec: QuerySpec, most: int) -> None:
@@ -80,8 +83,8 @@ class OpenWindows:
         self._open, self._late = SliceSet(size_ms, every_ms), SliceSet(size_ms, every_ms)
         self._incarnation: str | None = None
         self._final_after_ms = spec.lateness_ms + (window.slices_per_window + 1) * window.slice_ms
-        # Ascending: up to where slices are closed once the edge has sent the frame of this seq. A frame that is sent
-        # again is judged as it was the first time.
+        # Ascending by seq: the event time up to which slices are closed after the frame of this seq. So a frame that is
+        # sent again is judged as it was the first time.
         self._seqs, self._through_ms = [-1], [MIN_TIME_MS]
 
     @property
@@ -89,12 +92,12 @@ class OpenWindows:
         return self._open.windows + self._late.windows
 
     def refuse(self, incarnation: str, seq: int, through_ms: int, starts: list[int]) -> set[int]:
-        """Counts the slices that a frame has parts of; returns those that would open too many windows.
+        """Counts the slices of a frame. Returns the slices that would open too many windows.
 
         Args:
             through_ms: event time up to which the frame closes slices.
         """
-        if incarnation != self._incarnation:  # it may read all of its input again, in order
+        if incarnation != self._incarnation:  # a new incarnation may read all of its input again, in order
             self._incarnation = incarnation
             self._seqs, self._through_ms = [-1], [MIN_TIME_MS]
         closed_ms = self._through_ms[max(bisect_left(self._seqs, seq) - 1, 0)]
@@ -120,7 +123,7 @@ class OpenWindows:
             self._through_ms.append(through_ms)
         self._through_ms[-1] = through_ms
         if len(self._seqs) > MAX_STEPS:
-            # Earlier ones, sent again, count as late until their lateness has passed.
+            # Frames before these that are sent again count as late until their lateness has passed.
             del self._seqs[: MAX_STEPS // 2], self._through_ms[: MAX_STEPS // 2]
         self._open.drop_before(through_ms)
         self._late.drop_before(through_ms - self._final_after_ms)

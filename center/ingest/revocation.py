@@ -1,4 +1,4 @@
-"""Revocation lists: which client certificates their authority has withdrawn."""
+"""Revocation lists: the client certificates that their authority has revoked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RevocationLists:
     """The lists in a PEM file, each signed by one of the authorities. Immutable.
 
     Raises:
-        InvalidConfig: not lists in PEM, or one that no authority has signed.
+        InvalidConfig: the file does not have lists in PEM, or has a list that no authority has signed.
     """
 
     def __init__(self, path: Path, lists: bytes, authorities: bytes) -> None:
@@ -34,7 +34,7 @@ class RevocationLists:
         self._next_update_ms = min(ends, default=None)
 
     def is_overdue(self, now_ms: int) -> bool:
-        """Whether a list should have been replaced by now."""
+        """Whether the time of a list's next update has passed."""
         return self._next_update_ms is not None and now_ms >= self._next_update_ms
 
     def require_valid(self, certificate: bytes | None, now_ms: int) -> None:

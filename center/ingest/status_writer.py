@@ -1,9 +1,9 @@
 """Write-behind buffer for session metadata in the catalog: heartbeats, query statuses, ends of sessions, alarms.
 
-It writes at most once per interval, so ten thousand edges cost as many transactions as one, and of heartbeats and
-statuses at most so many a second, those that have waited the longest first. An edge that falls silent or comes back is
-written at once. It holds only the newest record of each kind per edge, which bounds it. What the catalog refuses is
-tried again.
+It writes at most once per interval, so ten thousand edges need as many transactions as one edge. The number of
+heartbeats and statuses in one write is limited; the records that have waited longest are written first. An edge that
+becomes silent or comes back is written at once. The buffer has only the newest record of each kind per edge, which
+limits its size. If the catalog refuses a write, it is tried again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgewater.wire import QueryRef
 SILENT_HEARTBEATS = 2.5
 """An edge is recorded as silent after this many intervals, and not before `UNREACHABLE_AFTER_MS`."""
 SIGN_OF_LIFE_MS = 1_000
-"""How often a gateway with sessions says in the catalog that it lives; `EdgeRecord.reachable` depends on it."""
+"""How often a gateway with sessions records in the catalog that it works. `EdgeRecord.reachable` depends on it."""
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class StatusWriter:
         """Keeps the newest heartbeat of an edge until it is written.
 
         Args:
-            every_ms: the interval at which the edge is asked for heartbeats.
+            every_ms: the interval at which the edge has to send heartbeats.
         """
         silence_ms = max(UNREACHABLE_AFTER_MS, round(SILENT_HEARTBEATS * every_ms))
         self._heard[record.edge] = record.seen_at_ms, silence_ms
@@ -111,11 +111,11 @@ class StatusWriter:
         self._changed.set()
 
     def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:
-        """Adds an alarm. Of those of one kind, edge and query between two writes, the first is logged, the last
-        written.
+        """Adds an alarm. If several alarms of one kind, edge and query come between two writes, the first one is logged
+        and the last one is written.
 
         Args:
-            query: key of the query that it is about; empty: of none.
+            query: key of the query that the alarm is about; empty: it is about no query.
         """
         if (edge, kind, query) not in self._pending.alarms:
             log.error("%s: %s", kind, message)
@@ -131,8 +131,8 @@ class StatusWriter:
             await asyncio.sleep(self._interval_s)
 
     async def flush(self, *, all_heartbeats: bool = False) -> None:
-        """Writes the buffered updates, of statuses and (unless `all_heartbeats`) heartbeats the oldest ones. Those that
-        the catalog refuses stay in the buffer."""
+        """Writes the buffered updates: only the oldest statuses and, unless `all_heartbeats`, only the oldest
+        heartbeats. Updates that the catalog refuses stay in the buffer."""
         self._changed.clear()
         pending = self._pending
         most = len(pending.heartbeats) if all_heartbeats else MAX_HEARTBEATS
@@ -168,7 +168,8 @@ class StatusWriter:
             self._changed.set()
 
     def _write(self, taken: _Pending, changed: dict[EdgeId, tuple[bool, int]], silence_ms: int, now_ms: int) -> None:
-        """Writes one kind after the other and removes what is written: after a failure the rest is tried again."""
+        """Writes one kind after the other, and removes the written updates. After a failure, the rest is tried
+        again."""
         while taken.alarms:
             (edge, kind, query), (message, at_ms) = next(iter(taken.alarms.items()))
             self._catalog.alarms.add(kind, message, edge, at_ms, query)
@@ -187,14 +188,14 @@ class StatusWriter:
             taken.inputs.clear()
         self._catalog.edges.end_sessions(taken.ends)
         taken.ends.clear()
-        due = not 0 <= now_ms - self._sign_at_ms < SIGN_OF_LIFE_MS  # also of a clock that was set back
+        due = not 0 <= now_ms - self._sign_at_ms < SIGN_OF_LIFE_MS  # also if the clock was set back
         if changed or (self._heard and due):
             self._catalog.edges.record_silence(self.gateway, changed, silence_ms=silence_ms, now_ms=now_ms)
             self._sign_at_ms = now_ms
 
 
 def _take(pending: dict[_K, _V], most: int) -> dict[_K, _V]:
-    """Removes the first entries, at most so many, and returns them."""
+    """Removes and returns the first entries, at most `most`."""
     taken = dict(islice(pending.items(), most))
     for key in taken:
         del pending[key]

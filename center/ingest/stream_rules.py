@@ -1,4 +1,4 @@
-"""What the gateway accepts of streams: whose clock counts, and how far ahead of it event times may be. Pure."""
+"""The rules for streams: which clock a stream has, and how far event times may be ahead of the clock. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StreamRules:
     """The rules of all streams.
 
     Args:
-        streams: the configuration, by stream; the others have the defaults.
+        streams: the configuration, by stream. Other streams have the defaults.
         edges_set_clocks: streams without a configured `replay` may have any clock that an edge states.
     """
 
@@ -28,7 +28,7 @@ class StreamRules:
         self._edges_set_clocks = edges_set_clocks
 
     def require_clock(self, stream: StreamRecord) -> None:
-        """Raises ProtocolError if an edge serves the stream by another clock than the configured one."""
+        """Raises ProtocolError if an edge serves the stream with another clock than the configured clock."""
         replay = self._section(stream.name).replay
         if replay == "edges" or (replay is None and self._edges_set_clocks):
             return
@@ -45,10 +45,10 @@ class StreamRules:
         return stream.clock.to_event_ms(now_ms + CLOCK_LEAD_MS) + self._section(stream.name).ahead_ms
 
     def max_offset_ms(self, streams: Iterable[StreamRecord]) -> int:
-        """By how much the clock of an edge that serves these streams may be ahead of the center's.
+        """Returns how far the clock of an edge that serves these streams may be ahead of the center's clock.
 
-        Beyond that its sessions end, and its frames stay in its journal until one of the clocks is set. So frames are
-        refused for good only if the edge's clock agrees that their event times are in the future.
+        If it is further ahead, the sessions of the edge end, and its frames stay in its journal until one of the clocks
+        is set. So frames are refused for good only if their event times are in the future by the edge's clock, too.
         """
         return CLOCK_LEAD_MS + max((self._section(s.name).ahead_ms for s in streams), default=0)
 

@@ -1,4 +1,4 @@
-"""Validation of edges' messages: limits are enforced before anything reaches the catalog."""
+"""Validation of edges' messages. It enforces limits before a message reaches the catalog."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ from edgewater.wire import uplink_pb2 as pb
 MAX_SEQ = 1 << 62
 MIN_SPEED, MAX_SPEED = 1e-3, 1e9
 MAX_ORIGIN_MS = 1 << 53
-"""Bounds of a replay's clock: within them, deadlines and staleness fit into 64 bits."""
+"""The limit of the origins of a replay's clock. Within it, deadlines and staleness fit into 64 bits."""
 
 MAX_LABELS = 64
 MAX_STREAMS = 256
 MAX_COLUMNS = 1_024
 MAX_ALL_COLUMNS = 8_192
-"""Columns of all streams of an edge: whoever reads the edges from the catalog reads them, which takes 10 µs each."""
+"""The most columns of all streams of an edge. Each read of the edges from the catalog reads the columns, which takes 10
+µs per column."""
 MAX_STATEMENTS = 128
-"""Statements of a stream about rejected records, and about columns without values."""
+"""The most statements of a stream about rejected records, and about columns without values."""
 MAX_RUNS = 64
 MAX_DIGESTS = 64
 MAX_TEXT = 256
 MAX_SOURCE = 255
 MAX_FINGERPRINTS = 64
-"""Fingerprints of files that are stored of an edge."""
+"""The most fingerprints of files that the catalog stores for an edge."""
 MAX_FINGERPRINT = 1 << 62
 MAX_CONSTANT_JSON = 12 * MAX_CONSTANT + 2
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
@@ -60,10 +61,10 @@ _ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a lett
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A validated Hello; fields as in the message `pb.Hello`.
+    """A validated Hello. Its attributes have the meaning of the fields of the message `pb.Hello`.
 
     Attributes:
-        protocol: of the session.
+        protocol: the version of the protocol of the session.
         state: the state that the edge runs on.
     """
 
@@ -117,7 +118,8 @@ def read_hello(message: pb.Hello) -> Hello:
 
 
 def permitted(hello: Hello, access: EdgeAccess) -> Hello:
-    """The Hello with the queries that the edge may answer. Raises ProtocolError for a stream that it may not serve."""
+    """Returns the Hello with the queries that the edge may answer. Raises ProtocolError if the edge may not serve a
+    stream."""
     for stream in hello.streams:
         if not access.may_serve(stream.name):
             raise ProtocolError(
@@ -154,7 +156,7 @@ def _stream(message: pb.Stream) -> StreamRecord:
 
 
 def _deliveries(message: pb.Stream) -> tuple[Delivery, ...]:
-    """Raises ProtocolError for a number that this release does not have: answers would promise too much."""
+    """Reads the deliveries of a stream. Raises ProtocolError for an unknown number: answers would promise too much."""
     known = pb.Stream.Delivery.items()
     names = {number: name for name, number in known if number != pb.Stream.DELIVERY_UNSPECIFIED}
     for number in message.deliveries:
@@ -165,7 +167,7 @@ def _deliveries(message: pb.Stream) -> tuple[Delivery, ...]:
 
 
 def _constants(message: pb.Stream, columns: Mapping[str, pa.DataType]) -> dict[str, Constant]:
-    """Returns the columns with one value in all records. Raises ProtocolError for a constant of another type than its
+    """Returns the columns with one value in all records. Raises ProtocolError if a constant has another type than its
     column."""
     result: dict[str, Constant] = {}
     for name, text in sorted(message.constants.items()):
@@ -183,7 +185,8 @@ def _constants(message: pb.Stream, columns: Mapping[str, pa.DataType]) -> dict[s
 
 
 def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int, incarnation: str = "") -> HeartbeatRecord:
-    """Converts a heartbeat for the catalog; numbers that a database cannot store are replaced by ones that it can."""
+    """Converts a heartbeat for the catalog. A number that a database cannot store is replaced by a number that it
+    can store."""
     streams = [s for s in message.streams if NAME.fullmatch(s.stream)][:MAX_STREAMS]
     rtt_ms = _measured(message.rtt_ms)
     return HeartbeatRecord(
@@ -223,7 +226,7 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int, incarnation
 
 
 def read_inputs(message: pb.Heartbeat) -> tuple[InputRecord, ...]:
-    """Returns the files that an edge reads, at most `MAX_FINGERPRINTS` of them; invalid reports are left out."""
+    """Returns the files that an edge reads, at most `MAX_FINGERPRINTS`. Invalid reports are left out."""
     left, found = MAX_FINGERPRINTS, dict[tuple[str, str], InputRecord]()
     for each in message.inputs:
         fingerprints = tuple(sorted({f for f in each.fingerprints[:left] if f < MAX_FINGERPRINT}))
@@ -235,7 +238,7 @@ def read_inputs(message: pb.Heartbeat) -> tuple[InputRecord, ...]:
 
 
 def read_query_delays(edge: EdgeId, message: pb.Scheduling, now_ms: int) -> Iterator[QueryDelayRecord]:
-    """Yields how queries stand at an edge; a value that no edge can mean is counted, and taken for unknown."""
+    """Yields the delays of queries at an edge. A value that no edge can mean counts as unknown."""
     for each in message.queries:
         if not NAME.fullmatch(each.query) or each.query_version >= MAX_SEQ:
             raise ProtocolError(f"edge {edge}: delays of {each.query!r:.100}, which is not a query's name")
@@ -259,7 +262,7 @@ def read_utilization(message: pb.Heartbeat) -> float:
 
 
 def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef, BudgetReport]:
-    """Validates a budget report. Raises ProtocolError; a share that was not granted is detected by the allocator."""
+    """Validates a budget report. Raises ProtocolError. The allocator detects a share that was not granted."""
     who = f"edge {edge}: a budget report"
     if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
         raise ProtocolError(f"{who} of {message.query!r:.100}, which is not a query's name")
@@ -279,7 +282,7 @@ def _drops(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _measured(value: float) -> float:
-    """Returns a measured amount; 0 (unknown) for a value that no measurement gives."""
+    """Returns a measured amount; 0 (unknown) for a value that no measurement can have."""
     return value if 0 < value < math.inf else 0.0
 
 
@@ -289,5 +292,5 @@ def _limit(what: str, count: int, most: int) -> None:
 
 
 def bounded_text(text: str, limit: int = MAX_TEXT) -> str:
-    """Text that every database can store: without NUL, at most `limit` characters."""
+    """Returns a text that every database can store: without NUL, at most `limit` characters."""
     return text.replace("\0", "�")[:limit]

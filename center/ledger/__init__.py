@@ -1,6 +1,7 @@
 """Decides when each window of a query is answered, from edges' reports and from time, and states the answer's quality.
 
-A pure state machine: no I/O and no clock. `center.job` feeds it through `center.results`, which stores its state.
+It is a pure state machine without I/O and without a clock. `center.job` sends events to it through `center.results`,
+which stores its state.
 """
 
 from center.ledger.accuracy_quality import ALL_RECORDS_NEEDED

@@ -1,4 +1,4 @@
-"""`AccuracyQuality`: what an answer to a query with an accuracy states of its estimate, its sample and its coverage."""
+"""`AccuracyQuality`: the estimate, the sample and the coverage that an answer states if its query has an accuracy."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class AccuracyQuality:
     Attributes:
         measure: the measure that the accuracy is about.
         confidence: probability that the measure's interval contains the true value.
-        prediction: predicted value of the window; None: the data alone determine it.
+        prediction: predicted value of the window; None: the data alone determine the value.
         sampling: whether records were sampled, and the reason.
         waited_ms: event time from the window's end until the arrivals met the error target.
-        coverage: fraction of the recent final windows with an early answer whose first interval contained the true
-            value; None: there are none yet.
-        covered: of a final answer, whether the first interval of this window (of all its groups) contained it.
+        coverage: among the recent final windows that had an early answer, the fraction whose first interval contained
+            the true value; None: there is no such window yet.
+        covered: for a final answer, whether the first interval of this window contained the value (for all groups).
         too_many_groups: the query has too many groups for early answers.
-        unknown_sample: records may have been sampled out that are not counted, so that the data bound nothing.
-        exceeding: by edge, the records of any window so far that came later than the declared delays; None: no delays
-            are declared.
+        unknown_sample: edges may have left out records by sampling without counting them, so the data give no bounds.
+        exceeding: by edge, the number of records of all windows so far that came later than the declared delays; None:
+            no delays are declared.
     """
 
     measure: str
@@ -82,7 +82,8 @@ class AccuracyQuality:
         return result
 
     def to_prediction(self) -> dict[str, Any]:
-        """Returns, by measure, the interval that replaces the interval of the data; nulls: the data have no bounds."""
+        """Returns, by measure, the interval that replaces the interval of the data. Its members are None if the data
+        have no bounds."""
         p = self.prediction
         if p is None:
             return {self.measure: {"estimate": None, "lower": None, "upper": None, "confidence": None}}
@@ -93,7 +94,7 @@ class AccuracyQuality:
         return {self.measure: {"groups": groups, "confidence": self.confidence}}
 
     def extend(self, result: dict[str, Any], observed: int) -> None:
-        """Adds what the accuracy states to an answer's JSON.
+        """Adds the statements about the accuracy to an answer's JSON.
 
         Args:
             observed: number of records in the answer.
@@ -120,8 +121,8 @@ def describe_sampling(
     """Returns whether records of a window were sampled, and why.
 
     Args:
-        because: by edge that sampled, its reasons; None: no edge did.
-        unknown_sample: records may have been sampled out that are not counted.
+        because: by edge that sampled, its reasons; None: no edge sampled.
+        unknown_sample: edges may have left out records by sampling without counting them.
     """
     if because is not None:
         return describe_reasons(because)

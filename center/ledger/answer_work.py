@@ -1,20 +1,22 @@
-"""The work of answering: how many answers of each query one event gives, so that no query makes the others wait."""
+"""The work of answering: limits how many answers to a query one event gives, so that other queries do not wait."""
 
 from __future__ import annotations
 
 MAX_WORK = 200
-"""Answers to windows of one small slice that one event gives of a query. An answer to a window of n slices counts as
-1 + n / 8, and by the size of the slices. Measured: an answer takes 1 to 2 ms, each of its slices 0.2 ms, each KiB of
-them 5 to 23 µs. The next event goes on; other queries come first."""
+"""The most work of one event for one query. The unit is an answer to a window of one small slice. An answer to a window
+of n slices counts as 1 + n / 8, and more if its slices are large. Measured: an answer takes 1 to 2 ms, each of its
+slices 0.2 ms, each KiB of the slices 5 to 23 µs. The next event gives further answers; other queries come first."""
 BYTES_PER_WORK = 64 << 10
 UNWEIGHED_SHARE = 8
-"""After a start the sizes of a query's slices are unknown: the query may make an eighth until its first answer."""
+"""After a start, the sizes of a query's slices are unknown. Until its first answer, the query may use an eighth of
+`MAX_WORK`."""
 LEAST_SHARE = 16
-"""Once the queries of one event have made twice `MAX_WORK`, the others may make a sixteenth of it: all wait for it."""
+"""If queries have used twice `MAX_WORK` in one event, each further query may use a sixteenth of `MAX_WORK`, because all
+queries wait for the event."""
 
 
 class AnswerWork:
-    """What an answer of one query costs, and how many the next event may give. Not part of the state that is stored.
+    """The cost of an answer to one query, and the number of answers that the next event may give. It is not stored.
 
     Args:
         slices_per_answer: number of slices of a window.
@@ -31,26 +33,26 @@ class AnswerWork:
 
     @property
     def per_answer(self) -> int:
-        """What an answer counts as, in the unit of `MAX_WORK`."""
+        """The work of one answer, in the unit of `MAX_WORK`."""
         return 1 + self._slices_per_answer // 8 + (self.answer_bytes or 0) // BYTES_PER_WORK
 
     @property
     def answer_bytes(self) -> int | None:
-        """The expected size of an answer's slices; None: nothing is known since the state was loaded."""
+        """The expected size of an answer's slices; None: it is unknown since the state was loaded."""
         return None if self._slice_bytes is None else self._slices_per_answer * self._slice_bytes
 
     def weigh(self, size: int, slices: int | None = None) -> None:
-        """Learns the size of slices. The largest ones count the longest.
+        """Updates the expected size of slices. Large sizes have an effect for longer than small ones.
 
         Args:
-            size: bytes.
-            slices: number of slices; None: as many as an answer has.
+            size: size of the slices in bytes.
+            slices: number of slices; None: the number of slices of one answer.
         """
         each = size // (slices or self._slices_per_answer)
         self._slice_bytes = max(each, (self._slice_bytes or 0) * 7 // 8)
 
     def forget(self) -> None:
-        """Called when the state was loaded, which says nothing about the sizes of its slices."""
+        """Removes what is known about the sizes of slices. Called when the state was loaded, which has no sizes."""
         self._slice_bytes = None
 
     def allow(self, work: int) -> None:
@@ -66,9 +68,9 @@ class EventWork:
         self._left = 2 * MAX_WORK
 
     def grant(self, query: AnswerWork) -> None:
-        """Gives a query its share."""
+        """Allows a query its share of the work that is left."""
         query.allow(max(MAX_WORK // LEAST_SHARE, min(MAX_WORK, self._left)))
 
     def spend(self, query: AnswerWork, answers: int) -> None:
-        """Takes the work of so many answers of a query."""
+        """Subtracts the work of a number of answers to a query."""
         self._left -= answers * query.per_answer

@@ -1,11 +1,11 @@
 """`Deadlines`: when the next decision about each window of a query is due.
 
 A window waits until all edges have closed it, until it is final, until its staleness budget ends, or, if it has changed
-since its newest answer, until it may be refined. Windows are in heaps by start, and a frontier that advances takes
-those that it has passed. So a batch costs what it touches and closes, however many windows are open. Heap entries are
-hints: the table of windows decides, and the heaps can be rebuilt from it.
+since its newest answer, until it may be refined. Windows are in heaps by start. When a frontier advances, it takes the
+windows that it has passed. So the time of a batch depends on the windows that it changes and closes, not on the number
+of open windows. An entry of a heap may be outdated: the table of windows decides, and the heaps can be rebuilt from it.
 
-The rules assume that windows ordered by start are ordered by end.
+The rules assume that the order of windows by start is also their order by end.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Deadlines:
     Args:
         windows: the windows that are not final, by start.
         closes_at: by start of a window, the event time up to which all edges must have closed it.
-        due_at: by start of a window, the wall time at which it is answered at the latest; None: no such time.
+        due_at: by start of a window, the wall time at which it is answered at the latest; None: there is no such time.
 
     Attributes:
-        refine_at_ms: wall time at which the first of the changed windows may be answered; None: none waits.
+        refine_at_ms: wall time at which the first of the changed windows may be answered; None: no window waits.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Deadlines:
         """Takes changed windows that may be answered now, the earliest first, and marks the others as outdated.
 
         Args:
-            changed: windows that have changed now; those that wait from before are taken too.
+            changed: windows that have changed now. Windows that changed earlier and still wait are taken, too.
         """
         windows = self._windows
         waiting = {start for start in self._outdated if (w := windows.get(start)) is not None and w.outdated}
@@ -129,7 +129,7 @@ class Deadlines:
         return now
 
     def without_wait(self, starts: set[int]) -> set[int]:
-        """Lets the next event answer windows, however new their last answers are; returns the windows."""
+        """Lets the next event answer windows without the wait after their last answers. Returns the windows."""
         for start in starts:
             if (state := self._windows.get(start)) is not None and state.refine_from_ms:
                 self._windows.put(start, replace(state, refine_from_ms=0))
@@ -141,10 +141,11 @@ class Deadlines:
         self.refine_at_ms = min((w.refine_from_ms for w in states if w is not None and w.outdated), default=None)
 
     def has_passed(self, now_ms: int, closed_ms: int, final_ms: int) -> bool:
-        """Whether windows are left that could be answered now.
+        """Whether further windows could be answered now.
 
         Args:
-            closed_ms, final_ms: event times up to which windows are closed, and may be final.
+            closed_ms: event time up to which windows are closed.
+            final_ms: event time up to which windows may be final.
         """
         return bool(
             (self.refine_at_ms is not None and self.refine_at_ms <= now_ms)

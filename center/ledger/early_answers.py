@@ -1,11 +1,11 @@
-"""`EarlyAnswerBook`: windows of a query with an accuracy are answered as soon as their estimate meets it.
+"""`EarlyAnswerBook`: answers windows of a query with an accuracy as soon as their estimate meets the accuracy.
 
-The rules of `TimeWindowBook` apply: the phases ``complete`` and ``final`` and the deadline of a staleness budget are
-as without an accuracy. Early answers are added. At each report and each deadline the ledger advances the query's
+The rules of `TimeWindowBook` apply: the accuracy does not change the phases ``complete`` and ``final``, nor the
+deadline of a staleness budget. It adds early answers. At each report and each deadline the ledger advances the query's
 `EarlyAnswerEstimator` and asks it for a decision about each ended window without an answer. An early answer is revised
 when its estimate changes by a quarter of its interval.
 
-The estimator is stored as a log: the changes of a transaction are one entry of the ledger's state, and from time to
+The estimator is stored as a log. Each transaction adds its changes as one entry of the ledger's state. From time to
 time a snapshot replaces all entries. So a transaction writes only its own changes.
 """
 
@@ -42,7 +42,7 @@ from edgewater.wire import SamplingReason
 SNAPSHOT = -1
 """The number of the log entry that is a snapshot."""
 COMPACT_BYTES = 1 << 18
-"""Size of the log at which a snapshot replaces it, if that is also four times the size of the last snapshot."""
+"""A snapshot replaces a log of this size, if the log is also four times as large as the last snapshot."""
 
 
 class EarlyAnswerBook(TimeWindowBook):
@@ -90,9 +90,9 @@ class EarlyAnswerBook(TimeWindowBook):
         self._estimator.observed.speed = self._state.running_clock.speed
 
     def inherit_delays(self, others: Iterable[EarlyAnswerBook]) -> None:
-        """Takes over what other queries know of the delays of the same records.
+        """Copies the delays of the same records that other queries have observed.
 
-        It takes the delays of each edge from the query that has observed them for the longest time.
+        For each edge, the delays come from the query that has observed them for the longest time.
         """
         known: dict[str, Delays] = {}
         for other in others:
@@ -141,9 +141,9 @@ class EarlyAnswerBook(TimeWindowBook):
         return changed
 
     def deadline(self) -> int | None:
-        """Returns the deadline without an accuracy, or the earlier time at which an edge becomes silent.
+        """Returns the deadline of `TimeWindowBook`, or an earlier time at which an edge becomes silent.
 
-        The latter matters only while an ended window has no answer.
+        The second time matters only while an ended window has no answer.
         """
         due_ms = super().deadline()
         ends = [self._end(start) for start, state in self.windows.items() if self._is_open(start, state.is_answered)]
@@ -209,7 +209,7 @@ class EarlyAnswerBook(TimeWindowBook):
         return emission and self._with_prediction(emission, prediction, reasons)
 
     def _answer_early(self, start_ms: int, is_answered: bool, dirty: bool, due: bool, now_ms: int) -> Emission | None:
-        """Returns the early answer to a window, or its revision; None if it gets none now."""
+        """Returns the early answer to a window, or its revision; None: the window gets no answer now."""
         estimator = self._estimator
         observed = self._is_observed(start_ms)
         prediction: Prediction | None
@@ -270,8 +270,8 @@ def _with_accuracy(
 
     Args:
         sampled_because: reasons per edge that did not process all of the window's records.
-        unknown_sample: records may have been sampled out that are not counted.
-        exceeding: records by edge that came later than the declared delays.
+        unknown_sample: edges may have left out records by sampling without counting them.
+        exceeding: by edge, the number of records that came later than the declared delays.
     """
     accuracy = spec.accuracy
     assert accuracy is not None
@@ -291,7 +291,7 @@ def _with_accuracy(
     elif prediction is not None and not prediction.met:
         violations.append(Violation(ACCURACY, prediction.reason))
     if not early:
-        # All edges have closed the window: no estimate stands for the records that one of them lacks.
+        # All edges have closed the window, so the estimate does not include records that an edge has lost.
         violations += [v for v in quality.violations if v.code == MISSING_EDGES]
     requested = dict(accuracy.to_contract())
     if spec.staleness_budget is not None:
@@ -309,10 +309,10 @@ def _with_accuracy(
 
 
 def _counted(spec: QuerySpec) -> tuple[object, ...]:
-    """Returns what decides which records edges count and in which slots: queries with equal ones see the same delays.
+    """Returns the parts of a spec that decide which records edges count, and in which slots.
 
-    Where values may be missing, the argument of the measure decides too. Another condition or group has delays of its
-    own, and other windows or a shorter lateness leave out other late records.
+    Queries with equal parts see the same delays. If values may be missing, the argument of the measure is a part, too.
+    Records of another condition or group have other delays, and other windows or a shorter lateness drop other records.
     """
     assert spec.accuracy is not None
     measure = next(m for m in spec.measures if m.name == spec.accuracy.measure)

@@ -23,12 +23,12 @@ class FrameSummary:
     """A frame without its synopses.
 
     Attributes:
-        touched: start times of the slices that the frame has partials of.
+        touched: start times of the slices for which the frame has partials.
         incarnation: incarnation of the edge; the counters of closes are totals per incarnation.
-        since_ms: event time from which the edge has all records of the query; None: it has all.
-        arrivals: arrival statistics, of a query with an accuracy; None: the frame has none.
+        since_ms: event time from which the edge has all records of the query; None: it has all records.
+        arrivals: arrival statistics, for a query with an accuracy; None: the frame has no such statistics.
         losses: input of the edge that is or may be lost.
-        dropped: records that the edge accepted and did not count, as they came too late.
+        dropped: records that the edge accepted but did not count, because they came too late.
     """
 
     query: QueryRef
@@ -46,7 +46,8 @@ class FrameSummary:
     dropped: tuple[DroppedRecords, ...] = ()
 
     def within(self, begin_ms: int, end_ms: int) -> FrameSummary:
-        """Returns the frame without slices outside of [begin_ms, end_ms): an edge may not know the borders."""
+        """Returns the frame without slices outside of [begin_ms, end_ms). An edge may send such slices before it
+        receives a border."""
         return replace(
             self,
             touched=tuple(start for start in self.touched if begin_ms <= start < end_ms),
@@ -62,8 +63,8 @@ def state_refusal(frames: list[FrameSummary], query: QueryRef, slice_start_ms: i
 
     Args:
         frames: changed in place.
-        position: the frame of the partial. None: several frames were merged in it, so each frame that has a partial of
-            the slice may lack it.
+        position: position of the frame with the partial. None: the partial was merged from several frames, so the loss
+            is stated for each frame with a partial of the slice.
     """
     for i, frame in enumerate(frames):
         concerned = slice_start_ms in frame.touched if position is None else frame.position == position
@@ -72,7 +73,8 @@ def state_refusal(frames: list[FrameSummary], query: QueryRef, slice_start_ms: i
 
 
 def refusal(slice_start_ms: int) -> InputLoss:
-    """The loss of a partial. It is stated of one moment in the slice: the same windows contain all of them."""
+    """Returns the loss of a partial. The loss names one moment in the slice, because each window contains the whole
+    slice or no part of it."""
     return InputLoss(FRAMES, LossReason.PARTIAL_REFUSED, slice_start_ms, slice_start_ms + 1)
 
 
@@ -92,8 +94,8 @@ class QueryDeleted:
 
 @dataclass(frozen=True, slots=True)
 class EdgesChanged:
-    """The catalog's full list of edges, retired ones included. Windows that it completes are answered by the next
-    `TimeAdvanced`."""
+    """The catalog's full list of edges, including retired edges. If the list completes windows, the next `TimeAdvanced`
+    answers them."""
 
     edges: tuple[EdgeRecord, ...]
 
@@ -108,10 +110,10 @@ class FramesMerged:
 
 @dataclass(frozen=True, slots=True)
 class SlicesRefused:
-    """Merged partials of a query that were stored turned out not to merge, and were dropped.
+    """Stored partials of a query could not be merged, and were dropped.
 
     Attributes:
-        slice_starts: the slices that lack them.
+        slice_starts: the slices that lack the partials.
     """
 
     query: QueryRef
@@ -119,7 +121,7 @@ class SlicesRefused:
 
 
 class QueryFailed(Exception):
-    """A query's state, or an answer of it, raised the exception that is this one's cause; other queries can go on."""
+    """A query's state, or an answer to the query, raised an exception, which is the cause. Other queries can go on."""
 
     def __init__(self, query: QueryRef) -> None:
         super().__init__(f"query {query.name}@{query.version}")
@@ -127,7 +129,7 @@ class QueryFailed(Exception):
 
 
 class QueryTooLarge(QueryFailed):
-    """A query costs the job more than it may: all others wait for it."""
+    """A query costs the job more than the limit, so all other queries would wait for it."""
 
     def __init__(self, query: QueryRef, reason: str) -> None:
         super().__init__(query)
@@ -146,13 +148,14 @@ class TimeAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class LateSlice:
-    """Records of one or several slices that answers to some windows over the slices lack: the windows were final when
-    the records came, or a source rejected the records.
+    """Records of one or several slices that are missing in answers to windows over the slices. The windows were final
+    when the records came, or a source rejected the records.
 
     Attributes:
-        slice_start_ms, slice_end_ms: `MIN_TIME_MS`: the slice is not known. If the event time of rejected records could
-            not be read, the slices are a range: each window over the range may lack the records.
-        through_ms: the windows over the slice that end at or before it lack the records.
+        slice_start_ms, slice_end_ms: the slice, or a range of slices. A range means that the event time of rejected
+            records could not be read, so each window over the range may lack the records. `MIN_TIME_MS`: the slice is
+            not known.
+        through_ms: the windows over the slice that end at or before this event time lack the records.
         reason: ``after-final`` (the center had given the final answer) or a `DropReason.label`.
     """
 

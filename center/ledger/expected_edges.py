@@ -1,4 +1,4 @@
-"""Which edges a query's windows wait for, and the clock of the stream, from the catalog's list of edges."""
+"""Computes from the catalog's list of edges which edges a query's windows wait for, and the clock of the stream."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from edgewater.model.edge_records import EdgeRecord, expected_edges
 from edgewater.model.streams import EdgeId, StreamClock
 
 FirstDueWindow = Callable[[StreamClock | None, int], int | None]
-"""From the stream's clock and the wall time at which an edge first served the stream, the start of the first window
-that becomes due without data; None: there is none."""
+"""(the stream's clock, wall time at which an edge first served the stream) -> start of the first window that becomes
+due without data; None: there is no such window."""
 
 
 def with_edges(state: QueryState, edges: Sequence[EdgeRecord], first_due_window: FirstDueWindow) -> QueryState:
     """Returns a query's state after a change of the catalog's list of edges; the same object if nothing changes.
 
     Args:
-        edges: all edges, retired ones included.
+        edges: all edges, including retired edges.
     """
     spec = state.query.spec
     retired = {e.edge for e in edges if e.retired}
     expected = {e for e in expected_edges(spec, edges) if e not in retired}
     if spec.edges is None:
-        # An edge that has reported but is younger than the list is expected too.
+        # An edge that has reported, but is newer than the list, is expected, too.
         listed = {e.edge for e in edges}
         expected.update(EdgeId(e) for e in state.through_ms if e not in listed)
     serving = [e for e in sorted(edges, key=lambda e: e.edge) if not e.retired and e.stream(spec.stream)]
@@ -51,7 +51,8 @@ def with_edges(state: QueryState, edges: Sequence[EdgeRecord], first_due_window:
 
 
 def _choose_clock(state: QueryState, serving: Sequence[EdgeRecord]) -> StreamClock | None:
-    """Returns the clock in use as long as any edge has it, so that a new edge does not move deadlines."""
+    """Returns the stream's clock. It stays the same as long as an edge has it, so a new edge does not move
+    deadlines."""
     clocks = [s.clock for e in serving if (s := e.stream(state.query.spec.stream)) is not None]
     if not clocks or state.clock in clocks:
         return state.clock

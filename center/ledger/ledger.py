@@ -44,8 +44,8 @@ class Ledger:
     """The windows of all queries.
 
     Args:
-        margin_ms: time that writing an answer takes: an early answer is emitted this long before the staleness budget
-            ends, but never earlier than half of the budget.
+        margin_ms: time that it takes to write an answer. An early answer is emitted this time before the staleness
+            budget ends, but never before half of the budget.
 
     Attributes:
         on_query: called before a query is advanced.
@@ -58,7 +58,7 @@ class Ledger:
         self._deleted: dict[str, int] = {}
         self._edges: tuple[EdgeRecord, ...] | None = None
         self._listed: frozenset[EdgeId] = frozenset()
-        # Queries whose windows may be due although no frame will arrive: the next TimeAdvanced examines them.
+        # Queries whose windows may be due without a new frame. The next TimeAdvanced examines these queries.
         self._pending: set[QueryRef] = set()
         # Wall time, ms, until which time alone does not advance them. Not part of the state that is stored.
         self._paused_until_ms: dict[QueryRef, int] = {}
@@ -70,8 +70,8 @@ class Ledger:
         """Applies an event and returns the answers to write now, ordered by query and window.
 
         Raises:
-            NotFound: a frame's query was never registered. Nothing is applied, since the frame would be lost. Frames
-                of a deleted query are ignored.
+            NotFound: a frame's query was never registered. No frame is applied, because the frame of that query would
+                be lost. Frames of a deleted query are ignored.
             QueryFailed: the state of a query cannot take the event `TimeAdvanced`: see `pause`.
         """
         assert not self._is_stale, "a transaction has failed: load the ledger first"
@@ -100,11 +100,11 @@ class Ledger:
         return min((due_ms for due_ms in (*until, *deadlines) if due_ms is not None), default=None)
 
     def pause(self, ref: QueryRef, until_ms: int) -> None:
-        """Gives no answers to a query by time alone before a wall time, because its state cannot take the time."""
+        """Pauses answers by time alone to a query until a wall time, because its state has failed to apply the time."""
         self._paused_until_ms[ref] = until_ms
 
     def weigh(self, ref: QueryRef, size: int, slices: int | None = None) -> None:
-        """Learns the size of a query's slices (`AnswerWork.weigh`). A query that is not known is ignored."""
+        """Updates the expected size of a query's slices (`AnswerWork.weigh`). An unknown query is ignored."""
         if ref in self._books:
             self._books[ref].work.weigh(size, slices)
 
@@ -117,7 +117,7 @@ class Ledger:
         return self.book(ref).deadlines.refine_at_ms is not None
 
     def book(self, ref: QueryRef) -> WindowBook:
-        """Returns the windows of a query, to read. Raises NotFound."""
+        """Returns the windows of a query, for reading only. Raises NotFound."""
         if ref not in self._books:
             raise NotFound(f"query {query_key(ref)} is not in the ledger")
         return self._books[ref]
@@ -133,17 +133,19 @@ class Ledger:
         return self.book(ref).state.running_clock.to_wall_ms(event_ms)
 
     def sealed_before(self, ref: QueryRef) -> int:
-        """Event time, ms: slices that start before it belong to final windows only and accept no more data."""
+        """Returns an event time, ms: slices that start before it belong to final windows only and accept no more
+        data."""
         book = self._books.get(ref)
         return book.sealed_before() if book else MIN_TIME_MS
 
     def takes(self, ref: QueryRef, slice_start_ms: int) -> bool:
-        """Whether a slice belongs to a window of this version of a query that is not final. False: it is deleted."""
+        """Whether a slice belongs to a window of this version of a query that is not final. False for a deleted
+        query."""
         book = self._books.get(ref)
         return book is not None and book.takes(slice_start_ms) and slice_start_ms >= book.sealed_before()
 
     def ended(self, now_ms: int) -> list[QueryRef]:
-        """The queries of which all windows have their final answers, because they have an end."""
+        """The queries that have an end, and whose windows all have their final answers."""
         return [ref for ref, book in self._books.items() if book.has_ended or book.is_abandoned(now_ms)]
 
     def states_late(self, ref: QueryRef) -> bool:
@@ -152,7 +154,7 @@ class Ledger:
         return state.after_final > 0 or state.rejected > 0
 
     def after_final(self, ref: QueryRef) -> int:
-        """Number of records so far that came for windows of the query when these were final."""
+        """Number of records so far that came for a window of the query when the window was final."""
         return self.book(ref).state.after_final
 
     def exceeding_delays(self) -> dict[QueryRef, Mapping[str, int]]:
@@ -206,10 +208,11 @@ class Ledger:
 
         Args:
             snapshots: by query; None: the query is deleted.
-            revisions_after: no answer gets a revision up to this one: readers may have answers that the store lacks.
+            revisions_after: new answers get higher revisions than this one, because readers may have answers that the
+                store lacks.
 
         Raises:
-            StorageError, UnsupportedVersion: as `restore`.
+            StorageError, UnsupportedVersion: see `restore`.
         """
         self._is_stale, self._revisions_after = True, revisions_after
         self._books, self._deleted, self._pending = {}, {}, set()
@@ -269,7 +272,7 @@ class Ledger:
     def _change_edges(self, edges: tuple[EdgeRecord, ...]) -> None:
         previous, self._edges = self._edges, edges
         self._listed = frozenset(e.edge for e in edges)
-        # Every heartbeat changes a record; membership and streams, which matter here, change rarely.
+        # Every heartbeat changes a record. Only the membership and the streams matter here, and they change rarely.
         if previous is not None and _membership(previous) == _membership(edges):
             return
         for ref, book in self._books.items():
@@ -317,7 +320,7 @@ class Ledger:
         return emissions
 
     def _note_backlog(self, ref: QueryRef, book: WindowBook) -> None:
-        """Makes a query due at once if one event did not give all its answers (`MAX_WORK`)."""
+        """Makes a query due at once if the event could not give all answers to it (`MAX_WORK`)."""
         if book.has_backlog:
             self._pending.add(ref)
         else:

@@ -1,4 +1,4 @@
-"""`Losses`: what is known to be missing of a query's windows, and how it becomes known.
+"""`Losses`: the records that a query's windows are known to lack, and how the ledger learns it.
 
 A window lacks records of an edge that has not closed it, has a gap in it, has lost input or its state, or has left.
 A span is the event time [from, to), ms, that an edge must have closed for a window to have all its records.
@@ -17,23 +17,26 @@ from edgewater.model.windows import SlicedWindow
 from edgewater.wire import DroppedRecords, InputLoss, LossReason
 
 LEAVING_MS = 10_000
-"""Wall time from an edge's last heartbeat within which it has learned that it is retired, and accepts no more."""
+"""Wall time after the last heartbeat of a retired edge. After it, the edge knows of its retirement and accepts no more
+records."""
 MAX_AHEAD_MS = 60_000
 """Wall time by which an edge's clock may be ahead of the center's."""
 MAX_LOSS_TEXT = 500
-"""Characters of a loss's source and reason: the answer to every window that may lack records repeats them."""
+"""The most characters of a loss's source and reason, because the answer to every window that may lack records repeats
+them."""
 
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What the edges of a query lack, according to the query's state."""
+    """The records that the edges of a query lack, according to the query's state."""
 
     state: QueryState
 
     def missing_edges(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the expected edges whose records a window lacks: they have not closed it, or lack them themselves."""
+        """Returns the expected edges of which a window lacks records. The edge has not closed the window, or it lacks
+        the records itself."""
         through, end = self.state.through_ms, span[1]
         return tuple(
             edge
@@ -49,23 +52,23 @@ class Losses:
         return any(self._edge_lacks_records(edge, span) for edge in state.expected)
 
     def edges_without_state(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the expected edges that lost their state when a window had begun and was not final."""
+        """Returns the expected edges that lost their state after a window had begun and before it was final."""
         return tuple(edge for edge in self.state.expected if self._has_lost_state(edge, span))
 
     def edges_that_left(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the edges that left when a window had begun, without having closed it."""
+        """Returns the edges that left after a window had begun and before they had closed it."""
         state, (begin, end) = self.state, span
         expected = frozenset(state.expected) if state.left else ()
         left = (e for e, until in sorted(state.left.items()) if begin <= until and e not in expected)
         return tuple(EdgeId(e) for e in left if state.through_ms.get(e, MIN_TIME_MS) < end)
 
     def inputs(self, span: Span) -> tuple[tuple[EdgeId, InputLoss], ...]:
-        """Returns the stated losses of expected edges that a window may lack."""
+        """Returns the stated losses of expected edges whose records may belong to a window."""
         by_edge = ((e, loss) for e in self.state.expected for loss in self.state.losses.get(e, ()))
         return tuple((edge, loss) for edge, loss in by_edge if loss.overlaps(*span))
 
     def _edge_lacks_records(self, edge: EdgeId, span: Span) -> bool:
-        """Whether the edge has a gap in the span, may have lost input of it, or has lost its state."""
+        """Whether the edge has a gap in the span, may have lost input of the span, or has lost its state."""
         begin, end = span
         gap_from, gap_to = self.state.gaps.get(edge, (MIN_TIME_MS, MIN_TIME_MS))
         has_lost_input = any(loss.overlaps(begin, end) for loss in self.state.losses.get(edge, ()))
@@ -77,7 +80,7 @@ class Losses:
 
 
 def bounded_loss(loss: InputLoss, frame: FrameSummary, clock: StreamClock) -> InputLoss:
-    """Returns a loss that a frame states, with short texts, and with an end if the frame is damaged.
+    """Returns a loss that a frame states, with shortened texts, and with an end if the frame is damaged.
 
     A damaged frame has no records that are newer than the frame, except for records ahead of the clock.
     """
@@ -88,7 +91,7 @@ def bounded_loss(loss: InputLoss, frame: FrameSummary, clock: StreamClock) -> In
 
 
 def loss_of_rejected(rejected: DroppedRecords, window: SlicedWindow) -> InputLoss:
-    """Returns rejected records as a loss of input, which selects the windows that lack them."""
+    """Returns rejected records as a loss of input, to select the windows that lack the records."""
     start_ms = rejected.slice_start_ms
     until_ms = window.slice_end(start_ms) if rejected.until_ms is None else rejected.until_ms
     from_ms = None if start_ms == MIN_TIME_MS else start_ms
@@ -113,8 +116,8 @@ def lost_states(
     """Returns `QueryState.lost_states` with the losses that the list of edges states.
 
     Args:
-        clock: the stream's clock from now on. A replay begins anew with the new state, so the event time is also taken
-            from the clock that was in use before.
+        clock: the stream's clock from now on. A replay starts again with a new state, so the event time by the previous
+            clock counts, too.
     """
     lost = dict(state.lost_states)
     clocks = [c for c in (state.clock, clock) if c is not None] or [LIVE]
@@ -128,5 +131,5 @@ def lost_states(
 
 
 def _by_own_clock(edge: EdgeRecord, wall_ms: int) -> int:
-    """Returns the edge's wall time at a wall time of the center, where the edge's clock is ahead."""
+    """Converts a wall time of the center to the edge's clock, if the edge's clock is ahead."""
     return wall_ms + max(0, round(edge.clock_offset_ms))

@@ -48,21 +48,22 @@ _NO_DELIVERIES: Mapping[str, tuple[Delivery, ...]] = {}
 
 
 MAX_LISTED_EDGES = 1_000
-"""Edges that a statement of an answer lists."""
+"""The most edges that a statement of an answer lists."""
 
 Constants = Mapping[str, Constant]
-"""Columns of `group_by` that have one value in all records of an edge, with this value."""
+"""By column of `group_by`, the one value that it has in all records of an edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeStatements:
-    """What each edge had stated of a window when it was answered.
+    """The statements of each edge about a window at the time of its answer.
 
     Attributes:
         closed: expected edges, sorted, that had closed the window with all their records.
-        closed_until_ms: per missing edge that has closed any slice, the event time before which it had closed all.
-        totals: per edge, sorted, whose closes state late or withheld records.
-        constants: of the edges in `totals`.
+        closed_until_ms: for each missing edge that has closed a slice, the event time before which it had closed all
+            slices.
+        totals: totals by edge, sorted, of the edges whose closes state late or withheld records.
+        constants: constants of the edges in `totals`.
     """
 
     closed: tuple[str, ...] = ()
@@ -71,7 +72,7 @@ class EdgeStatements:
     constants: Mapping[str, Constants] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
-        """JSON; a member is null where it would have more than `MAX_LISTED_EDGES`."""
+        """Returns JSON. A member is null if it would have more than `MAX_LISTED_EDGES` edges."""
         bounds = {edge: t.withheld for edge, t in self.totals.items() if t.withheld}
         late = {edge: t.late for edge, t in self.totals.items() if t.late}
         few = MAX_LISTED_EDGES
@@ -97,7 +98,7 @@ class SessionQuality:
     Attributes:
         cut: the session reached its maximum length and continues in the next one.
         cuts: number of final sessions of the query so far that were cut.
-        merged_into_ms: start of the session that it was merged into; it has no data any more.
+        merged_into_ms: start of the session into which this session was merged. This session then has no data.
     """
 
     cut: bool
@@ -115,22 +116,23 @@ class Quality:
             joined too late, lost their state or have lost input.
         lost_state: edges of `missing` that lost their state while the window was open.
         observed: number of records in the answer.
-        late: how many of them arrived after their slice's close.
+        late: number of records in the answer that arrived after their slice's close.
         staleness_ms: time from the window's end to this answer.
         first_staleness_ms: time from the window's end to the answer that a staleness budget applies to, as in `assess`.
-        withheld: per measure, where an edge withholds anything.
-        requested: the budget as requested. Without one ``{"exact": true}``, or whether each measure is exact: such an
-            answer has all records, and a measure that is not exact has the error of its synopsis.
+        withheld: by measure, the withheld amounts, if an edge withholds anything.
+        requested: the budget as requested. Without a budget: ``{"exact": true}`` if all measures are exact, otherwise
+            for each measure whether it is exact. Such a contract asks for all records. A measure that is not exact has
+            the error of its synopsis.
         session: set for session windows.
         accuracy: set for a query with an accuracy.
         losses: by edge, the stated losses of input that the window may lack.
         deliveries: by expected edge that does not count each record exactly once, its deliveries.
-        left: edges, sorted, that were expected when the window had begun and have left since, without having closed it:
-            they were retired, or no longer serve the stream.
-        edges: what each edge had stated.
-        constants: by edge of `missing` and `left`: its records are only in groups with these values. Edges without a
-            constant are absent.
-        rests: per measure whose values edges withhold, what all groups together lack; None: unknown.
+        left: edges, sorted, that left after the window had begun and before they had closed it: they were retired, or
+            no longer serve the stream.
+        edges: the statements of each edge.
+        constants: by edge of `missing` and `left`, its constants. The edge has records only in groups with these
+            values. Edges without a constant are absent.
+        rests: by measure whose values edges withhold, the amount that all groups together lack; None: unknown.
     """
 
     expected: int
@@ -162,15 +164,15 @@ class Quality:
 
     @property
     def keeps_error(self) -> bool:
-        """Whether nothing but the staleness violates the contract. False also for an unsent maximum, whose error shows
-        only beside the values of the answer (`center.serving.withheld`)."""
+        """Whether the contract has no violation except the staleness. It is also False if a maximum is unsent, because
+        its error depends on the values of the answer (`center.serving.withheld`)."""
         unsent = any(bound.unsent is not None for bound in self.withheld.values())
         return not unsent and all(v.code == STALENESS for v in self.violations)
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns the members of an answer's JSON: completeness, records, staleness_ms, error, contract.
 
-        Two more members are not shown in answers: explanations show `edges`, and totals follow from `rests`.
+        Two more members are not shown in answers: explanations show `edges`, and totals are computed from `rests`.
         """
         result: dict[str, Any] = {
             "completeness": self._completeness(),
@@ -244,10 +246,10 @@ def assess(
     """Computes the quality of an answer.
 
     Args:
-        constants: by edge.
+        constants: the constants of each edge.
         has_data: some edge has reported records of the window.
-        first_staleness_ms: staleness of the window's first answer; under a combined budget, of the first one that
-            kept the error budget. A staleness budget applies to that one only.
+        first_staleness_ms: staleness of the window's first answer. Under a combined budget: staleness of the first
+            answer that kept the error budget. A staleness budget applies to this answer only.
     """
     withheld = dict(sorted((totals.withheld or {}).items()))
     violations: list[Violation] = []
@@ -282,11 +284,11 @@ def assess(
 
 
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Extends `Quality.to_mapping()` by records that are in no answer to the window: it was final when they came, or
-    sources rejected them.
+    """Extends `Quality.to_mapping()` by records that are in no answer to the window. The window was final when the
+    records came, or sources rejected the records.
 
-    What a rejected record would add is not known, nor whether the query's condition would accept it. So the number of
-    expected records is unknown then.
+    Nobody knows the values of a rejected record, or whether the query's condition would accept it. So with rejected
+    records, the number of expected records is unknown.
 
     Args:
         counts: number of records by reason (`LateSlice.reason`).

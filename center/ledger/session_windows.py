@@ -1,13 +1,14 @@
-"""Session windows: which exist follows from what all edges report of their slices.
+"""Session windows: the reports of all edges about their slices decide which sessions exist.
 
-Closes report the extent of each slice's records, from which `center/ledger/sessionize.py` computes the sessions. A
-session is identified by its first record. If an earlier record arrives, or the session before it is joined to it, it
-becomes part of another session. If it had been answered, its identity gets one more revision without data that names
-the session that has its records now. Should a session begin there again, the revision numbers continue.
+Closes report the extent of each slice's records, from which `center/ledger/sessionize.py` computes the sessions. The
+first record identifies a session. If an earlier record arrives, or if the session is joined to the session before it,
+the session becomes part of another session. If the session had an answer, it gets one more revision. This revision has
+no data, and names the session that has the records now. If a session begins at the same record again, its revision
+numbers continue.
 
-*Closed* needs up to one gap more than for other windows: a record less than a gap after the last one may lie in the
-next slice, which an edge reports when it closes that slice. A session is sealed, with all slices before it, once it is
-final. A record between a final session and one that is not final belongs to the latter.
+A session is *closed* up to one gap later than other windows. A record less than a gap after the last one may be in the
+next slice, and an edge reports it when it closes that slice. When a session is final, it is sealed with all slices
+before it. A record between a final session and a session that is not final belongs to the session that is not final.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class SessionWindowBook(WindowBook):
         self._extents: dict[int, Extent] = {}
         for start in self.slices.open:
             self._update_extent(start)
-        # Starts of sessions, merged ones included, by the slice that contains them.
+        # Starts of sessions, including merged sessions, by the slice that contains them.
         self._sessions_by_slice: defaultdict[int, list[int]] = defaultdict(list)
         for start in self.windows:
             self._sessions_by_slice[self._window.slice_start(start)].append(start)
@@ -102,7 +103,7 @@ class SessionWindowBook(WindowBook):
             # Its records were answered in time, under the start of another session.
             state = replace(state, first_staleness_ms=inherited_staleness_ms)
         if inherited_staleness_ms is not None:
-            state = replace(state, refine_from_ms=0)  # readers of the merged session are referred here
+            state = replace(state, refine_from_ms=0)  # answers of the merged session refer readers to this session
         self.windows.put(start_ms, state)
         if before is None:
             self._sessions_by_slice[self._window.slice_start(start_ms)].append(start_ms)
@@ -147,7 +148,7 @@ class SessionWindowBook(WindowBook):
             return None
         if state.session is None:
             return self._redirect(start_ms, state, now_ms) if dirty else None
-        # Readers of a session that was merged into this one are referred here, so this one needs an answer.
+        # Answers of a session that was merged into this session refer readers to it, so it needs an answer.
         has_inherited = not state.is_answered and state.first_staleness_ms is not None
         return super()._answer_window(start_ms, dirty, due or has_inherited, now_ms)
 
@@ -196,7 +197,7 @@ class SessionWindowBook(WindowBook):
         """Seals the slices that cannot belong to an open session any more."""
         gap, final = self._window.gap_ms, self._state.final_through_ms
         if final > MIN_TIME_MS:
-            # A lone record at the end of a slice ends its session a gap later, which the slice after that closes.
+            # A record at the end of a slice ends its session a gap later. The close of the next slice closes it.
             open_from = self._window.slice_start(final) - gap
             first_open = min((w.session.from_ms for _, w in self.windows.items() if w.session), default=open_from + gap)
             sealed = max(self._state.sealed_before_ms, min(open_from, first_open - gap))

@@ -1,8 +1,8 @@
 """Session windows from the extents of slices. Pure.
 
 Slices are as wide as the gap (`edgewater.model.windows`). So all records of one slice belong to one session, and only
-neighbouring slices can share one. Sessions are therefore a function of the slices' extents: which edge reported an
-extent, in which order and how often makes no difference.
+neighbouring slices can share a session. Sessions are therefore a function of the slices' extents. They do not depend on
+which edge reported an extent, in which order and how often.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from edgewater.model.windows import Extent, SessionWindow, sessions_of
 
 @dataclass(frozen=True, slots=True)
 class ObservedSession:
-    """A session: whole neighbouring slices.
+    """A session, which consists of whole neighbouring slices.
 
     Attributes:
-        start_ms: first record; identifies the session within the query.
+        start_ms: event time of the first record; identifies the session within the query.
         end_ms: a gap after the last record, or the cut.
         from_ms, to_ms: start of the first slice and end of the last one.
         cut: the session reached its maximum length and continues in the next one.
@@ -51,9 +51,9 @@ def connected_slices(slice_start_ms: int, extents: Mapping[int, Extent], window:
 def session_windows(
     connected: range, extents: Mapping[int, Extent], window: SessionWindow
 ) -> Iterator[ObservedSession]:
-    """The sessions of connected slices: one, or several where the maximum length cuts them.
+    """Yields the sessions of connected slices: one session, or several if the maximum length cuts it.
 
-    Cuts are made from the beginning on, so a session that was cut off and is final does not change.
+    It cuts from the beginning on, so a final session that was cut does not change.
     """
     for slices, cut in sessions_of(connected, window, extents.__getitem__):
         border = slices[-1] + window.gap_ms

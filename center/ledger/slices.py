@@ -1,4 +1,4 @@
-"""`ReportedSlices`: what edges have reported of the slices of one query, and what they reported too late.
+"""`ReportedSlices`: the reports of edges about the slices of one query, also reports that came too late.
 
 A slice has the edges' closes until all windows over it are final. Then it is *sealed*: only the numbers of its records
 remain, to detect records that arrive after the final answer.
@@ -17,20 +17,20 @@ from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.wire import REJECTIONS, SliceClose
 
 AFTER_FINAL = "after-final"
-"""Why records are in no answer to a window: they came when the final answer had been given."""
+"""The reason of records that are in no answer to a window because they came after the final answer."""
 MAX_SEALED_STATEMENTS = 4096
-"""Counts (slice, edge) that remain of final windows, to detect records that arrive after them."""
+"""The most counts by slice and edge that remain of final windows, to detect records that arrive later."""
 
 
 @dataclass(slots=True)
 class FrameReports:
-    """What frames of one query report.
+    """The reports of frames of one query.
 
     Attributes:
         through_ms, gaps, reach, lost_states: as in `QueryState`, after the frames.
-        touched: slices that the frames have partials of.
+        touched: slices for which the frames have partials.
         closes: by slice and edge incarnation, the close with the most records.
-        outdated: (slice, edge incarnation) with values that came after the close.
+        outdated: pairs of slice and edge incarnation for which values came after the close.
     """
 
     through_ms: dict[str, int]
@@ -43,7 +43,7 @@ class FrameReports:
 
     @classmethod
     def of(cls, frames: Iterable[FrameSummary], state: QueryState) -> FrameReports:
-        """Returns the reports of frames, which ascend by position, in addition to a state."""
+        """Returns a state with the reports of frames, which ascend by position."""
         result = cls(dict(state.through_ms), dict(state.gaps), dict(state.reach), dict(state.lost_states))
         for frame in frames:
             result._add_progress(frame, state.final_through_ms)
@@ -53,14 +53,14 @@ class FrameReports:
     def _add_progress(self, frame: FrameSummary, final_through_ms: int) -> None:
         closed = self.through_ms.get(frame.edge, MIN_TIME_MS)
         if frame.since_ms is not None and frame.since_ms != self.gaps.get(frame.edge, (0, None))[1]:
-            # The edge joined or lost its state: it does not have the records between its last close and then.
+            # The edge joined, or lost its state. It does not have the records from its last close until that time.
             gap_from, gap_to = self.gaps.get(frame.edge, (closed, MIN_TIME_MS))
             is_open = gap_to > final_through_ms  # windows that are not final lack the earlier records
             self.gaps[frame.edge] = min(gap_from, closed) if is_open else closed, frame.since_ms
         self.through_ms[frame.edge] = max(closed, frame.through_ms)
         incarnation, furthest = self.reach.get(frame.edge, (frame.incarnation, MIN_TIME_MS))
         if frame.incarnation != incarnation:
-            # What the lost incarnation has added ahead of the clock may be counted again.
+            # Records ahead of the clock that the lost incarnation has sent may be counted again.
             at_ms, until = self.lost_states.get(frame.edge, (0, MIN_TIME_MS))
             self.lost_states[frame.edge] = at_ms, max(until, furthest)
         added = (*frame.touched, *(c.slice_start_ms for c in frame.closes if c.observed))
@@ -83,7 +83,7 @@ class ReportedSlices:
     Attributes:
         open: slices that belong to a window that is not final.
         sealed: slices of final windows.
-        late: numbers of records, since `begin`, that answers to some windows lack.
+        late: numbers of records, since `begin`, that are missing in answers to some windows.
     """
 
     def __init__(self, spec: QuerySpec) -> None:
@@ -95,7 +95,7 @@ class ReportedSlices:
         self._sealed_statements = 0
 
     def rebuild(self) -> None:
-        """Called when the tables have been filled."""
+        """Recomputes the derived values. Called when the tables have been filled."""
         self._open_starts = list(self.open)
         heapify(self._open_starts)
         self._sealed_statements = sum(len(s.observed) for _, s in self.sealed.items())
@@ -121,12 +121,12 @@ class ReportedSlices:
         return {edge for (edge, _), close in state.closes.items() if close.observed} if state else set()
 
     def late_counts(self) -> tuple[int, int]:
-        """Returns the numbers of records in `late` that came too late, and that sources rejected."""
+        """Returns two numbers of records in `late`: records that came too late, and records that sources rejected."""
         rejected = sum(records for place, records in self.late.items() if place.reason in REJECTIONS)
         return sum(self.late.values()) - rejected, rejected
 
     def add_dropped(self, frames: Iterable[FrameSummary]) -> None:
-        """Counts the records that edges accepted and did not count, and records that sources rejected."""
+        """Counts the records that edges accepted but dropped, and the records that sources rejected."""
         for frame in frames:
             for drop in frame.dropped:
                 self._add_late(
@@ -141,7 +141,7 @@ class ReportedSlices:
             lost_through: by slice, the event time up to which the windows over it are final.
 
         Returns:
-            The slices, not sealed, that changed; ascending.
+            The slices that changed and are not sealed, ascending.
         """
         self._forget_rests(reports)
         changed = []
@@ -171,9 +171,9 @@ class ReportedSlices:
         self.late[late] = self.late.get(late, 0) + records
 
     def _forget_rests(self, reports: FrameReports) -> None:
-        """Adds closes without rests to slices whose edge has sent values since its close, such as late records.
+        """Removes the rests from closes whose edge has sent values after the close, such as late records.
 
-        A part of the rest is no longer withheld, so the rest is unknown until the edge closes the slice again.
+        The edge no longer withholds a part of the rest, so the rest is unknown until the edge closes the slice again.
         """
         for start, origin in sorted(reports.outdated):
             state, closes = self.open.get(start), reports.closes.setdefault(start, {})
@@ -195,7 +195,7 @@ class ReportedSlices:
     def _update_open(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
         before = self.open.get(start_ms)
         known = before.closes if before else {}
-        # A close with no records and nothing withheld carries no news: it needs no new answer.
+        # A close without records that withholds nothing changes nothing, so it needs no new answer.
         nothing = SliceClose(start_ms, 0, 0)
         # Counters never decrease: a frame that is applied again, after quarantine, may have an older close.
         news = {o: c for o, c in closes.items() if c != (last := known.get(o, nothing)) and c.observed >= last.observed}
@@ -218,8 +218,8 @@ class ReportedSlices:
             self.sealed.drop(start_ms)  # it becomes the slice that changed last
         self.sealed.put(start_ms, SealedSlice({**known, **news}))
         self._sealed_statements += len(news.keys() - known.keys())
-        # An edge that joins late closes old slices again within its lateness. So those go that have not changed for
-        # longest, not those with the earliest start.
+        # An edge that joins late closes old slices again within its lateness. So the slices that have not changed for
+        # the longest time are removed, not the slices with the earliest start.
         while self._sealed_statements > MAX_SEALED_STATEMENTS and len(self.sealed) > 1:
             oldest = self.sealed.drop(next(iter(self.sealed)))
             self._sealed_statements -= len(oldest.observed) if oldest else 0

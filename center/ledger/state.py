@@ -1,7 +1,7 @@
 """The ledger's state of a query, as immutable values with their JSON.
 
 The state is one `QueryState` and many small entries, one per slice or window. A change replaces a value and never
-mutates one, so a transaction can list what it changed, and only that is written to the store.
+mutates it. So a transaction can list its changes, and the store writes only these.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from edgewater.model.windows import Extent
 from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld
 
 STATE_VERSION = 1
-"""Of a state in one row, and of one in several (`center.ledger.stored_state`)."""
+"""The version of the format, for states in one row and in several rows (`center.ledger.stored_state`)."""
 REFINE_AFTER_MS, REFINE_AFTER_MS_MAX = 1000, 30_000
-"""For this wall time after the first answer to a window, changed data make no new answer. It doubles with each answer,
-up to the maximum.
+"""For this wall time after the first answer to a window, changed data cause no new answer. The time doubles with each
+answer, up to the maximum.
 
 Late records change a window with nearly every batch, and a revision for each batch helps nobody. Only revisions of the
-same phase wait: a deadline, `complete`, `final`, a stated loss and the first answer that keeps an error budget do not.
+same phase wait. These do not wait: a deadline, `complete`, `final`, a stated loss, and the first answer that keeps an
+error budget.
 """
 MAX_LOSSES = 32
-"""Losses of one edge in the state; further ones are united with the oldest."""
+"""The most losses of one edge in the state. Further losses are united with the oldest loss."""
 
 EdgeIncarnation = tuple[str, str]
 """(edge, incarnation): counters of a close are totals per incarnation."""
@@ -51,19 +52,20 @@ class QueryState:
         clock: the stream's clock; None: no known edge serves the stream.
         through_ms: per edge, event time before which all its slices are closed.
         gaps: per edge, the latest range [from, to) of event time for which the edge does not have all records.
-        losses: per edge, the input that is or may be lost, as far as windows that are not final may lack it.
+        losses: per edge, the input that is or may be lost, if it concerns windows that are not final.
         deliveries: by expected edge that does not count each record of the stream exactly once, its deliveries.
         final_through_ms: windows that end at or before it are final. Never decreases.
-        due_from_ms: start of the next window that may become due without data; None: there is none.
-        after_final: number of records so far that came for windows when these were final.
+        due_from_ms: start of the next window that may become due without data; None: there is no such window.
+        after_final: number of records so far that came for a window when the window was final.
         rejected: number of records so far that sources rejected.
         sealed_before_ms: session windows: slices that start before it belong to final sessions only. Never decreases.
         sessions_cut: number of final sessions so far that were cut at their maximum length.
-        lost_states: per edge that has lost its state, the wall time at which that was noticed and the stream's event
-            time then. Windows that begin by the latter, and were not final, may lack records of the edge or, if
-            it has read its sources again, count them twice.
-        reach: per edge, the incarnation of its last frame, and the start of the last slice with records of it.
-        left: per edge that was expected and is not any more, an event time up to which it may have accepted records.
+        lost_states: per edge that has lost its state, the wall time at which the center noticed it, and the stream's
+            event time at that moment. Windows that began up to this event time, and were not final, may lack records of
+            the edge. If the edge has read its sources again, they may count its records twice.
+        reach: per edge, the incarnation of its last frame, and the start of the last slice for which that incarnation
+            has sent records.
+        left: per edge that is no longer expected, an event time up to which it may have accepted records.
         constants: per edge, the columns of `group_by` that have one value in all its records.
     """
 
@@ -151,14 +153,14 @@ class QueryState:
         return replace(self, losses={**self.losses, edge: at_most([*self.losses.get(edge, ()), *losses])})
 
     def without_losses_before(self, event_ms: int) -> QueryState:
-        """Returns the state without the losses that concern no window at or after an event time."""
+        """Returns the state without losses that only concern windows before an event time."""
         later = {e: tuple(x for x in losses if x.overlaps(event_ms, MAX_TIME_MS)) for e, losses in self.losses.items()}
         later = {edge: losses for edge, losses in later.items() if losses}
         return self if later == self.losses else replace(self, losses=later)
 
 
 def at_most(losses: Sequence[InputLoss]) -> tuple[InputLoss, ...]:
-    """Returns the losses; of more than `MAX_LOSSES`, the oldest are united."""
+    """Returns at most `MAX_LOSSES` losses: if there are more, the oldest losses are united."""
     extra = len(losses) - MAX_LOSSES + 1
     return tuple(losses) if extra <= 1 else (reduce(InputLoss.union, losses[:extra]), *losses[extra:])
 
@@ -170,7 +172,7 @@ class SliceState:
     Attributes:
         has_data: a close or a partial has reported records.
         totals: union of all closes, cached because every window over the slice needs it.
-        by_edge: the same per edge, of those whose closes state late or withheld records.
+        by_edge: totals by edge, of the edges whose closes state late or withheld records.
     """
 
     closes: Mapping[EdgeIncarnation, SliceClose]
@@ -215,19 +217,19 @@ class WindowState:
     """A window that has data or an answer and is not final.
 
     Attributes:
-        revision: revision of the newest answer; 0: there is none.
+        revision: revision of the newest answer; 0: there is no answer.
         phase: phase of the newest answer.
-        first_staleness_ms: staleness of the first answer. A session without an answer inherits the smallest one of the
-            answered sessions that were merged into it.
+        first_staleness_ms: staleness of the first answer. If a session has no answer, it inherits the smallest
+            staleness of the answered sessions that were merged into it.
         session: extent of a session window; None: it was merged into another session.
         merged_into: start of that other session.
-        lacks_edges: the newest answer keeps the phase ``complete`` of an earlier one, although some edge has not
-            closed the window as it is now. It is answered again when all edges have.
-        outdated: it has changed since its newest answer; the next one is given in a later transaction
+        lacks_edges: the newest answer keeps the phase ``complete`` of an earlier answer, although an edge has not
+            closed the window as it is now. The window is answered again when all edges have closed it.
+        outdated: the window has changed since its newest answer. A later transaction gives the next answer
             (`answer_work.MAX_WORK`).
         kept_staleness_ms: under a combined budget, staleness of the first answer that kept the error budget.
-        refine_from_ms: wall time before which changed data alone make no new answer (`REFINE_AFTER_MS`).
-        answers: number of its answers. After a restoration, revisions begin far above it.
+        refine_from_ms: wall time before which changed data alone cause no new answer (`REFINE_AFTER_MS`).
+        answers: number of answers to the window. After a restoration, revisions begin far above this number.
     """
 
     has_data: bool
@@ -248,11 +250,11 @@ class WindowState:
 
     @property
     def refinement_wait_ms(self) -> int:
-        """Wall time that a new answer of the same phase waits after the next answer."""
+        """Wall time after the next answer for which a further answer of the same phase waits."""
         return min(REFINE_AFTER_MS << min(self.answers, 16), REFINE_AFTER_MS_MAX)
 
     def may_be_refined(self, now_ms: int) -> bool:
-        """Whether changed data may make a new answer. If the clock was set back, the wait does not exceed
+        """Whether changed data may cause a new answer. If the clock was set back, the wait does not exceed
         `REFINE_AFTER_MS_MAX`."""
         return not self.refine_from_ms - REFINE_AFTER_MS_MAX <= now_ms < self.refine_from_ms
 
@@ -270,7 +272,8 @@ class WindowState:
 
 @dataclass(frozen=True, slots=True)
 class SealedSlice:
-    """Per edge incarnation, the records of a slice whose windows are all final; records beyond that are too late."""
+    """Per edge incarnation, the number of records of a slice whose windows are all final. Further records are too
+    late."""
 
     observed: Mapping[EdgeIncarnation, int]
 
@@ -284,7 +287,7 @@ class SealedSlice:
 
 @dataclass(frozen=True, slots=True)
 class EstimatorLogEntry:
-    """The estimator's log of one transaction, or a snapshot of the estimator, as JSON."""
+    """One transaction's changes of the estimator, or a snapshot of the estimator, as JSON."""
 
     text: str
 
@@ -296,7 +299,7 @@ StateEntry = SliceState | WindowState | SealedSlice | EstimatorLogEntry
 
 
 class StateTable(Generic[T]):
-    """Immutable values by start time, with those changed since `begin`."""
+    """Immutable values by start time. The table lists the values that have changed since `begin`."""
 
     def __init__(self) -> None:
         self._values: dict[int, T] = {}
@@ -333,7 +336,7 @@ class StateTable(Generic[T]):
         return {start: self._values.get(start) for start in self._before}
 
     def before(self, start_ms: int) -> T | None:
-        """Returns the value at `begin` at the start of a changed value; None: there was none."""
+        """Returns the value that a changed value had at `begin`, by start; None: there was no value."""
         return self._before[start_ms]
 
 

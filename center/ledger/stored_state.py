@@ -1,7 +1,8 @@
 """The stored form of a query's state, in parts: a transaction writes the parts of the edges that it changed.
 
-Edges are numbered in the order in which the ledger first sees them; a part has `EDGES_PER_PART` consecutive ones. The
-first part is inside the query's state and its slices' rows, so a query of few edges has one row of each. Further parts
+Edges are numbered in the order in which the ledger first sees them. A part has `EDGES_PER_PART` consecutive edges. The
+first part is inside the row of the query's state and the rows of its slices, so a query of few edges has no other rows.
+Further parts
 are rows of the kinds ``edges`` (by number of the part) and ``slice/n`` (by slice). Values of the ledger are immutable:
 a comparison with the stored values shows what has changed.
 """
@@ -44,9 +45,10 @@ class QueryChanges:
 
     Attributes:
         state: `QueryState` as JSON, with the first part of its edges; None: the query is deleted, with all its entries.
-        entries: (kind, start, JSON, or None for a removed entry).
-        late: numbers of records that came for windows when these were final.
-        open_from_ms: before the transaction, slices that start from then on belonged to windows that were not final.
+        entries: rows of kind, start and JSON; None instead of JSON: the entry is removed.
+        late: numbers of records that came for a window when the window was final.
+        open_from_ms: event time. Slices that start at or after it belonged, before the transaction, to windows that
+            were not final.
     """
 
     ref: QueryRef
@@ -61,7 +63,7 @@ class StoredEdges:
 
     Args:
         members: the edges by number.
-        stored: the state that the store has; None: nothing.
+        stored: the state that the store has; None: the store has no state.
     """
 
     def __init__(self, members: Iterable[str] = (), stored: QueryState | None = None) -> None:
@@ -70,7 +72,8 @@ class StoredEdges:
         self._stored, self._stored_count = stored, len(self._members)
 
     def add(self, edges: Iterable[str]) -> None:
-        """Numbers those that have no number yet, in this order, which must be a function of the ledger's events."""
+        """Numbers the edges that have no number yet, in this order. The order must depend on the ledger's events
+        only."""
         for edge in edges:
             if edge not in self._number:
                 self._number[edge] = len(self._members)
@@ -92,7 +95,7 @@ class StoredEdges:
         return dump({**mapping, **next(iter(self._split(mapping, [0])))})
 
     def rows(self, state: QueryState, *, all_parts: bool = False) -> list[EntryRow]:
-        """Returns the rows of the further parts that differ from the stored ones, or of all further parts."""
+        """Returns the rows of all parts after the first one, or only of the parts that differ from the stored state."""
         parts = (
             range(self._parts()) if all_parts or self._stored is None else sorted(self._changed(self._stored, state))
         )
@@ -138,7 +141,7 @@ class StoredEdges:
         for rank, (origin, close) in enumerate(after.closes.items()):
             closes = rows.get(self._part_of(origin[0]))
             if closes is not None:
-                # Closes are added up in their order, and floats in another one may differ in the last digit.
+                # Closes are added up in their order, because floats in another order may differ in the last digit.
                 closes.append([*_close_to_row(origin, close), *([rank] if self._parts() > 1 else [])])
         return [(_kind(part), start_ms, dump([after.has_data, closes])) for part, closes in rows.items()]
 

@@ -1,4 +1,4 @@
-"""Tumbling, sliding and calendar windows: their borders are known before any record."""
+"""Tumbling, sliding and calendar windows. Their borders do not depend on records."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.model.windows import TimeWindow
 
 MAX_LACKING = 1000
-"""Windows without data that one statement opens because records of an edge may be lost."""
+"""The most windows without data that one statement of a loss opens."""
 MAX_UNANSWERED = 16 * MAX_LACKING
-"""Windows without data and answer. With more, no statement opens a window."""
+"""The most windows without data and without an answer. With more, no statement of a loss opens a window."""
 
 
 class TimeWindowBook(WindowBook):
@@ -35,7 +35,7 @@ class TimeWindowBook(WindowBook):
         return {w for w in self._windows_over(changed) if not self._is_final(self._end(w))}
 
     def _windows_over(self, slice_starts_ms: Iterable[int]) -> Iterator[int]:
-        """Yields the windows of this version that contain one of the slices, which ascend."""
+        """Yields the windows of this version that contain one of the slices. The slices must ascend."""
         return (start for start in self._window.windows_of_slices(slice_starts_ms) if start in self._own)
 
     def _open_windows(self, slice_starts_ms: Iterable[int]) -> None:
@@ -89,15 +89,15 @@ class TimeWindowBook(WindowBook):
         return [start] if start < self._own.until_ms else []
 
     def _take_overdue(self, now_ms: int, most: int) -> list[int]:
-        """Takes windows without data that are overdue because some edge has not closed them. If more are overdue, the
-        deadline stays in the past.
+        """Takes windows without data that are overdue because an edge has not closed them. If more windows are overdue,
+        the deadline stays in the past.
 
-        A window that all edges have closed without a record is known to be empty and gets no answer.
+        If all edges have closed a window without a record, the window is empty and gets no answer.
         """
         if self._state.due_from_ms is None:
             return []
         closed = max(self._closed_ms, self._state.final_through_ms)
-        # An ended stream is closed for ever, yet an edge may join it: never step past the current time.
+        # An ended stream is closed for all time, but an edge may still join. So never step past the current time.
         today = self._state.running_clock.to_event_ms(now_ms - (self._due_after_ms or 0))
         first = start = max(self._state.due_from_ms, self._window.first_ending_after(min(closed, today)))
         overdue: list[int] = []
@@ -110,7 +110,7 @@ class TimeWindowBook(WindowBook):
         return overdue
 
     def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
-        """Returns the first window that becomes due with or without data. Earlier ones began before the query was
+        """Returns the first window that becomes due with or without data. Earlier windows began before the query was
         registered, before an edge served the stream, or before a replay began."""
         if self._due_after_ms is None or clock is None:
             return None
@@ -121,5 +121,5 @@ class TimeWindowBook(WindowBook):
 
     @property
     def _first_start(self) -> int:
-        """The start of the first window of this version; the minimum time if it has no first one."""
+        """The start of the first window of this version; the minimum time if the version has no first window."""
         return self._own.slices(self._window)[0]

@@ -1,4 +1,4 @@
-"""`Violation`: a part of its contract that an answer does not keep; the codes and the messages."""
+"""`Violation`: a part of the contract that an answer does not keep, with its code and its message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgewater.model.streams import EdgeId
 from edgewater.wire import InputLoss
 
 MAX_NAMED_EDGES = 3
-"""Edges that a message names."""
+"""The most edges that a message names."""
 
 STALENESS = "staleness-budget"
 """Violation code: the answer came later than its staleness budget."""
@@ -28,20 +28,21 @@ LEFT = "left"
 """Violation code: an edge was retired, or stopped serving the stream, before it had closed the window."""
 
 NOTHING_ARRIVED = "nothing-arrived"
-"""Violation code: no record of the window has arrived, and edges that may have some have not closed it."""
+"""Violation code: no record of the window has arrived, and edges that may have records have not closed the window."""
 
 AFTER_FINAL = "after-final"
-"""Violation code: records of the window are not in the answer, as they came when the window was final."""
+"""Violation code: records of the window are not in the answer, because they came when the window was final."""
 
 REJECTED = "rejected"
-"""Violation code: sources have rejected records of the window, or records whose event time cannot be read and that may
-be records of the window."""
+"""Violation code: sources have rejected records of the window. Or they have rejected records whose event time cannot be
+read, and that may belong to the window."""
 
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""
 
 WITHHELD = "withheld"
-"""Violation code: edges withhold what no budget allows, or records whose effect on a value has no bound."""
+"""Violation code: edges withhold more than the budget allows, or withhold records whose effect on a value has no
+bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Violation:
 
 
 def with_violations(contract: Mapping[str, Any], added: Iterable[Violation]) -> dict[str, Any]:
-    """Extends the contract of `Quality.to_mapping()` by violations; it is met only without any."""
+    """Extends the contract of `Quality.to_mapping()` by violations. A contract with a violation is not met."""
     violations = [*contract["violations"], *({"code": v.code, "message": v.message} for v in added)]
     return {**contract, "met": not violations, "violations": violations}
 
@@ -62,7 +63,7 @@ def too_stale(first_staleness_ms: int, budget_ms: int, of: str) -> list[Violatio
     """Returns a violation if an answer came later than its budget.
 
     Args:
-        of: the answer to which the budget applies.
+        of: describes the answer to which the budget applies.
     """
     if first_staleness_ms <= budget_ms:
         return []
@@ -71,7 +72,7 @@ def too_stale(first_staleness_ms: int, budget_ms: int, of: str) -> list[Violatio
 
 
 def missing_edges(expected: int, missing: tuple[str, ...]) -> list[Violation]:
-    """Returns a violation if edges are missing, or if none is expected.
+    """Returns a violation if edges are missing, or if no edge is expected.
 
     Args:
         expected: number of expected edges.
@@ -95,7 +96,7 @@ def state_lost(edges: tuple[str, ...]) -> list[Violation]:
 
 
 def edges_left(edges: tuple[EdgeId, ...]) -> list[Violation]:
-    """Returns a violation if edges left without having closed the window."""
+    """Returns a violation if edges left before they had closed the window."""
     if not edges:
         return []
     message = f"{', '.join(edges)} was retired, or stopped serving the stream, before it had closed the window"
@@ -120,9 +121,14 @@ def input_lost(losses: Iterable[tuple[EdgeId, InputLoss]]) -> list[Violation]:
 
 
 def nothing_arrived(expected: int, missing: tuple[str, ...]) -> list[Violation]:
-    """Returns a violation if no record has arrived and not all edges have closed the window: it may have records."""
+    """Returns a violation if no record has arrived and not all edges have closed the window, so it may have records."""
     if expected > 0 and not missing:
         return []
     silent = ", ".join(missing[:MAX_NAMED_EDGES]) + (", …" if len(missing) > MAX_NAMED_EDGES else "")
     whom = f" from {silent}" if missing else ""
-    return [Violation(NOTHING_ARRIVED, f"no record of the window has arrived{whom}; that there are none is not known")]
+    return [
+        Violation(
+            NOTHING_ARRIVED,
+            f"no record of the window has arrived{whom}; it is not known that the window has no records",
+        )
+    ]

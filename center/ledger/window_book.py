@@ -1,15 +1,18 @@
-"""`WindowBook`: the windows of one query, what has been answered to each, and what is answered now.
+"""`WindowBook`: the windows of one query, the answers that each has, and the answers to give now.
 
-Three frontiers in event time decide. *Closed*: every expected edge has closed the slices before it, so windows that end
-there are ``complete``, unless an edge has stated that it lacks some of their records; it moves back when an edge joins.
-*Final*: the closed frontier less the lateness; it never moves back. *Due*: the stream's clock less the staleness
-budget; windows that it passes before they are closed are answered ``early`` with the data at hand.
+Three frontiers in event time decide:
 
-Four parts have an idea each: `Deadlines` when the next decision is due, `Losses` what is known to be missing,
-`ReportedSlices` what edges have reported, `AnswerWork` how many answers one event gives.
+- *Closed*: every expected edge has closed the slices before it. Windows that end before it are ``complete``, unless an
+  edge has stated that it lacks records of the window. It moves back when an edge joins.
+- *Final*: the closed frontier less the lateness. It never moves back.
+- *Due*: the stream's clock less the staleness budget. If it passes a window that is not closed, the window is answered
+  ``early`` with the data that the center has.
 
-Subclasses define which windows exist: `TimeWindowBook` and `SessionWindowBook`. The rules here assume only that windows
-ordered by start are ordered by end.
+Four parts have one task each. `Deadlines` says when the next decision is due. `Losses` says which records are known to
+be missing. `ReportedSlices` has the reports of edges. `AnswerWork` limits how many answers one event gives.
+
+Subclasses define which windows exist: `TimeWindowBook` and `SessionWindowBook`. The rules here assume only that the
+order of windows by start is also their order by end.
 """
 
 from __future__ import annotations
@@ -42,12 +45,12 @@ class WindowBook(ABC):
     """The windows of one query. `Ledger` drives it and provides its transactions.
 
     Args:
-        margin_ms: as of `Ledger`.
+        margin_ms: see `Ledger`.
 
     Attributes:
         windows: windows that have data or an answer and are not final, by start.
-        revisions_after: no answer gets a revision up to this one.
-        has_backlog: windows are left that could be answered at once.
+        revisions_after: new answers get higher revisions than this one.
+        has_backlog: further windows could be answered at once.
     """
 
     def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
@@ -95,8 +98,8 @@ class WindowBook(ABC):
         return self._state.query.windows
 
     def set_windows(self, windows: WindowRange) -> None:
-        """Sets the border after which windows belong to the next version of the query. Windows behind it are dropped:
-        they have no answer that readers are shown."""
+        """Sets the border from which windows belong to the next version of the query. Windows after it are dropped.
+        Readers have not seen an answer to them."""
         self._set_state(replace(self._state, query=replace(self._state.query, windows=windows)))
         for start in [start for start in self.windows if start not in windows]:
             self._drop_window(start)
@@ -117,7 +120,7 @@ class WindowBook(ABC):
         return end < MAX_TIME_MS and (self._own.is_empty or self._is_final(end))
 
     def is_abandoned(self, now_ms: int) -> bool:
-        """Whether time has passed all windows of this version, no edge is expected, and no window waits for one."""
+        """Whether all windows of this version are in the past, no edge is expected, and no window waits for an edge."""
         _, end = self._own.slices(self._spec.window)
         if end == MAX_TIME_MS or self._state.expected or len(self.windows):
             return False
@@ -126,7 +129,7 @@ class WindowBook(ABC):
     # Events
 
     def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:
-        """Updates the expected edges and the stream's clock. Emits nothing: `emit_due` does."""
+        """Updates the expected edges and the stream's clock. It gives no answers; `emit_due` gives them."""
         before, changed = self._state, with_edges(self._state, edges, self._first_due_window)
         if changed is not before:
             self._set_state(changed)
@@ -141,7 +144,7 @@ class WindowBook(ABC):
         """Applies merged frames of this query, and returns the answers to give now.
 
         Args:
-            unlisted: edges among them that `edges_changed` has not listed yet.
+            unlisted: edges of these frames that `edges_changed` has not listed yet.
         """
         frames = list(frames)
         dirty = self._affected_windows(self._apply_frames(frames, unlisted))
@@ -160,9 +163,10 @@ class WindowBook(ABC):
         return self._emit_due(dirty, now_ms)
 
     def refuse(self, slice_starts: Iterable[int]) -> None:
-        """States that slices lack partials: of the edges that have reported records of the slices, or of all edges.
+        """States that slices lack partials of the edges that have reported records of the slices. If no edge has, it
+        states the loss for all edges.
 
-        The next answers to the windows over the slices state it. Earlier answers had the partials.
+        The next answers to the windows over the slices state the loss. Earlier answers had the partials.
         """
         for start in slice_starts:
             for edge in self.slices.edges_with_records(start) or self._state.expected:
@@ -189,11 +193,12 @@ class WindowBook(ABC):
     # Transactions
 
     def restored(self, edges: StoredEdges) -> None:
-        """Called after the state was loaded: the store has it, as far as `edges` says."""
+        """Called after the state was loaded. `edges` has the state that the store has."""
         self._stored = edges
 
     def begin(self) -> None:
-        """Begins a transaction. The last one has not failed, or the ledger would have been loaded."""
+        """Begins a transaction. The last transaction did not fail, otherwise the ledger would have been loaded
+        again."""
         if self._writing is not None:
             self._stored.set_stored(self._writing)
             self._writing = None
@@ -217,7 +222,7 @@ class WindowBook(ABC):
         )
 
     def snapshot(self) -> bytes:
-        """Returns the whole state, as `pack_state`."""
+        """Returns the whole state in the form of `pack_state`."""
         rows = self._stored.rows(self._state, all_parts=True)
         for start, value in sorted(self.slices.open.items()):
             rows += self._stored.slice_rows(start, None, value)
@@ -235,14 +240,14 @@ class WindowBook(ABC):
         return rows
 
     def _tables(self) -> list[tuple[str, StateTable[Any]]]:
-        """Returns the tables of which each value is one row, by kind."""
+        """Returns, by kind, the tables that are stored with one row per value."""
         return [("window", self.windows), ("sealed", self.slices.sealed)]
 
     # Which windows exist
 
     @abstractmethod
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:
-        """Returns the windows, not final, that need a new answer because these slices, which ascend, changed."""
+        """Returns the windows that are not final and need a new answer because these slices changed. Slices ascend."""
 
     @abstractmethod
     def _end(self, start_ms: int) -> int: ...
@@ -257,15 +262,17 @@ class WindowBook(ABC):
 
     @abstractmethod
     def _lost_through(self, slice_start_ms: int) -> int:
-        """The windows over the slice that end at or before this event time are final: later records are lost to them.
+        """Returns an event time: windows over the slice that end at or before it are final, and lack later records.
 
-        `MAX_TIME_MS`: all of them; `MIN_TIME_MS`: none.
+        `MAX_TIME_MS`: all windows over the slice are final; `MIN_TIME_MS`: no window is final.
         """
 
     @abstractmethod
     def _open_lacking(self, from_ms: int | None, to_ms: int | None, today_ms: int) -> None:
-        """Opens the windows, not final, that may lack records between two event times: without an answer, a window
-        without data would be taken for an empty one. Of very many, only the last ones up to `today_ms`.
+        """Opens the windows that are not final and may lack records between two event times.
+
+        If such a window got no answer, readers would take it for an empty window. Of very many windows, it opens only
+        the last ones up to `today_ms`.
 
         Args:
             from_ms: None: unknown, so all windows that are not final.
@@ -278,7 +285,7 @@ class WindowBook(ABC):
         return []
 
     def _take_overdue(self, now_ms: int, most: int) -> Sequence[int]:
-        """Takes at most so many windows without data that are due."""
+        """Takes at most `most` windows without data that are due."""
         return ()
 
     def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
@@ -288,7 +295,7 @@ class WindowBook(ABC):
     # Frames
 
     def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Collection[EdgeId]) -> list[int]:
-        """Applies frames and returns the slices, not final, that they changed."""
+        """Applies frames. Returns the slices that they changed and that are not final."""
         frames = sorted(frames, key=lambda f: f.position)
         if self._own != ALL_WINDOWS:
             begin, end = self._own.slices(self._spec.window)
@@ -318,7 +325,7 @@ class WindowBook(ABC):
         return changed
 
     def _windows_lacking(self, losses: Sequence[InputLoss], now_ms: int) -> set[int]:
-        """Returns the windows, not final, that need a new answer because of losses."""
+        """Returns the windows that are not final and need a new answer because of losses."""
         for loss in losses:
             self._open_lacking(loss.from_ms, loss.to_ms, self._state.running_clock.to_event_ms(now_ms))
         spans = ((start, self._required_span(start)) for start in self.windows)
@@ -334,7 +341,8 @@ class WindowBook(ABC):
         passed = closed | due
         changed = {s for s in dirty - passed if (w := self.windows.get(s)) is not None and self._gets_answer(s, w)}
         dirty = deadlines.take_refined(changed, most - len(passed), now_ms) | (dirty & passed)
-        # Nobody has more records of these before they are final, so they are answered now, without being complete.
+        # No edge will send more records of these windows before they are final. So they are answered now, although they
+        # are not complete.
         losses = Losses(self._state)
         lacking = {
             s for s in closed if losses.concern(self._required_span(s)) and not self._answer_states_missing_edge(s)
@@ -352,12 +360,12 @@ class WindowBook(ABC):
         return emissions
 
     def _answer_states_missing_edge(self, start_ms: int) -> bool:
-        """Whether the newest answer, which was complete before, states that the window lacks an edge."""
+        """Whether the newest answer of a window that was complete states that an edge is missing."""
         state = self.windows.get(start_ms)
         return state is not None and state.lacks_edges
 
     def _take_final(self, most: int) -> set[int]:
-        """Advances the final frontier, as far as its windows can be answered now, and returns these."""
+        """Advances the final frontier as far as the windows before it can be answered now. Returns these windows."""
         through = self._state.final_through_ms
         passed, final = self.deadlines.take_final(through, self._closed_ms - self._spec.lateness_ms, most)
         if final > through:
@@ -372,16 +380,16 @@ class WindowBook(ABC):
         return due.union(self._take_overdue(now_ms, most - len(due)))
 
     def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
-        """Whether a changed window may get an answer now: it does not wait for its close or its deadline."""
+        """Whether a changed window may get an answer now, because it does not wait for its close or its deadline."""
         waits = not state.is_answered and state.first_staleness_ms is None
         return not waits or self._required_span(start_ms)[1] <= self._closed_ms
 
     def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
-        """Returns the answer to a window, or None if it gets none now.
+        """Returns the answer to a window; None: the window gets no answer now.
 
         Args:
             dirty: the window has changed, and may be answered again.
-            due: the window is answered with the data at hand.
+            due: the window is answered with the data that the center has.
         """
         state = self.windows.get(start_ms)
         if state is None:
@@ -391,7 +399,8 @@ class WindowBook(ABC):
             self.deadlines.add(start_ms)
         reached = self._phase(start_ms)
         phase = max(reached, state.phase, key=lambda p: p.rank)
-        # A complete window can lack an edge again: an edge that joined, or that a session has grown beyond.
+        # A complete window can lack an edge again: an edge has joined, or the session has become longer than the edge's
+        # last close.
         lacks_edges = phase is Phase.COMPLETE and reached is Phase.EARLY
         if state.is_answered:
             if not dirty and phase is state.phase and (lacks_edges or not state.lacks_edges):
@@ -406,7 +415,7 @@ class WindowBook(ABC):
         first = staleness if state.first_staleness_ms is None else state.first_staleness_ms
         in_budget_ms = state.kept_staleness_ms
         if self._spec.saves_bytes:
-            # Both limits hold together: an answer in time without all edges does not meet the budget.
+            # Both limits must hold for one answer. An answer in time that lacks edges does not meet the budget.
             quality = self._quality(start_ms, slices, staleness, staleness if in_budget_ms is None else in_budget_ms)
             if in_budget_ms is None and quality.keeps_error:
                 in_budget_ms = staleness
@@ -416,7 +425,8 @@ class WindowBook(ABC):
         if phase is Phase.FINAL:
             self._close_window(start_ms)
         else:
-            # A combined budget is kept in time by the first answer that keeps its error, so that answer cannot wait.
+            # Under a combined budget, the first answer that keeps the error must be in time, so this answer cannot
+            # wait.
             may_wait = in_budget_ms is not None or not self._spec.saves_bytes
             answered = replace(
                 state,
@@ -472,8 +482,8 @@ class WindowBook(ABC):
 
     def _set_state(self, state: QueryState) -> None:
         frontier = state.expected, state.through_ms, state.retired
-        # With many edges the minimum is most of what an event costs. Members that a change does not concern are the
-        # same objects.
+        # With many edges, to compute the minimum is most of an event's work. Members that a change does not concern are
+        # the same objects.
         unchanged = self._frontier is not None and all(map(operator.is_, frontier, self._frontier))
         self._state, self._frontier = state, frontier
         if unchanged:
@@ -481,8 +491,8 @@ class WindowBook(ABC):
         if state.expected:
             self._closed_ms = min(map(state.through_ms.get, state.expected, repeat(MIN_TIME_MS)))
         else:
-            # No edge is expected. If none is known, nothing is closed; if all that reported are retired, the
-            # furthest close among them counts.
+            # No edge is expected. If no edge is known, nothing is closed. If all edges that reported are retired, the
+            # latest of their closes counts.
             self._closed_ms = max((state.through_ms.get(e, MIN_TIME_MS) for e in state.retired), default=MIN_TIME_MS)
 
     def _phase(self, start_ms: int) -> Phase:
@@ -500,7 +510,7 @@ class WindowBook(ABC):
 
 
 def _edge_statements(state: QueryState, missing: Sequence[EdgeId], slices: Sequence[SliceState]) -> EdgeStatements:
-    """Returns what each edge has stated of a window.
+    """Returns the statements of each edge about a window.
 
     Args:
         missing: edges of which the window lacks records.

@@ -1,4 +1,4 @@
-"""What edges withhold of a slice or of a window: the counters and bounds of their closes, and their union.
+"""The values that edges withhold of a slice or of a window: the counters and bounds of closes, and their union.
 
 `docs/explanation/budgets.md` derives the bounds.
 """
@@ -20,7 +20,7 @@ from edgewater.synopses.rests import union_of_rests
 from edgewater.wire import Rest, Signs, SliceClose, Withheld
 
 _ROUNDING = 1e-9
-"""Relative tolerance: n shares of E/n need not add up to E in floating point."""
+"""Relative tolerance, because n shares of E/n do not always add up to E in floating point."""
 _SIGNS = {
     Signs.NOT_NEGATIVE: frozenset({1}),
     Signs.NEGATIVE: frozenset({-1}),
@@ -32,13 +32,14 @@ _SIGNS = {
 class WithheldBound:
     """How far, at most, any group's true value lies above and below its estimate. No member is negative.
 
-    The amounts and the shares both hold, so the tighter one counts for each group. Infinite: unknown.
+    Both the amounts and the shares hold, so for each group the tighter bound counts. Infinite means unknown.
 
     Attributes:
-        above, below: in the unit of the measure; for a measure without an error function, in records.
+        above, below: amounts in the unit of the measure, or in records for a measure without an error function.
         unsent: the largest maximum of a group for which an edge sent nothing. Any group's true maximum is at most
-            the larger of this and its estimate plus `above`. None: every edge sent something of each of its groups.
-        above_share, below_share: as fractions of the group's own true value.
+            `unsent`, or its estimate plus `above` if that is larger. None: every edge sent a value for each of its
+            groups.
+        above_share, below_share: the same bounds as fractions of the group's own true value.
     """
 
     above: float
@@ -49,7 +50,7 @@ class WithheldBound:
 
     @classmethod
     def of(cls, stated: Withheld) -> Self:
-        """Returns the bound that one edge states. A value that is no amount or share becomes infinite."""
+        """Returns the bound that one edge states. A value that is not a valid amount or share becomes infinite."""
         amounts = (stated.largest_above, stated.largest_below, stated.above_share, stated.below_share)
         above, below, *shares = (math.inf if v is None or not v >= 0 else v for v in amounts)
         unsent = stated.largest_unsent
@@ -76,7 +77,8 @@ class WithheldBound:
 
         The amounts of sums and counts add up, since the worst group may be the same at every edge and in every slice.
         The error of an extremum is at most the largest single amount, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ). The
-        largest share holds for all; for sums only where the values have one sign, which the caller checks.
+        largest share is a bound for the merged value. For sums it is a bound only if all values have one sign. The
+        caller checks this.
         """
         above = below = above_share = below_share = 0.0
         unsent = None
@@ -101,9 +103,9 @@ class Totals:
     """Union of all edges' closes of a slice, or of all slices of a window.
 
     Attributes:
-        withheld: per measure, where anything is withheld.
-        signs: per sum of a query with a relative limit, the signs of the values of any edge and slice: a set of +1 and
-            -1.
+        withheld: by measure, the withheld amounts, if an edge withholds anything.
+        signs: for each sum of a query with a relative limit, the signs of the values over all edges and slices: a set
+            of +1 and -1.
         rests: per measure with a rest, the rests of all closes; None: unknown.
     """
 
@@ -115,7 +117,7 @@ class Totals:
 
     @classmethod
     def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
-        """Totals of one slice; `closes` holds one close per edge and incarnation."""
+        """Returns the totals of one slice. `closes` has one close per edge and incarnation."""
         return cls.union((cls._of_close(c, spec) for c in closes), spec)
 
     @classmethod
@@ -167,17 +169,17 @@ def over_budget(
 ) -> list[Violation]:
     """Returns a violation for each measure whose withheld amount exceeds its limit.
 
-    A relative limit is compared with the largest withheld share of any group. Without any limit, all measures must be
-    exact. A measure that the budget does not name has no limit.
+    A relative limit is compared with the largest withheld share of any group. If there is no error budget, all measures
+    must be exact. If there is one, a measure that it does not name has no limit.
 
     Args:
-        signs: as in `Totals`. Values of both signs may cancel: a sum is then smaller than the values whose shares are
-            withheld.
+        signs: as in `Totals`. Values of both signs may cancel. A sum may then be smaller than its values, so a share of
+            the values is not a share of the sum.
     """
     limits, relative = dict(budget.limits), dict(budget.relative)
     violations = []
     for measure, bound in withheld.items():
-        # Comparisons are written so that NaN is not within a limit.
+        # The comparisons treat NaN as beyond the limit.
         worst, limit = float(np.maximum(bound.above, bound.below)), limits.get(measure)
         if measure in relative:
             if len(signs.get(measure, ())) > 1:
@@ -200,8 +202,8 @@ def over_budget(
 def without_bounds(spec: QuerySpec, withheld: Mapping[str, WithheldBound]) -> list[Violation]:
     """Returns a violation for each measure whose records are withheld, if nothing bounds their effect on its value.
 
-    A measure whose records the budget limits keeps the contract all the same. Whether the bounds of other measures hold
-    shows only beside the values of the answer (`center.serving.withheld`).
+    A measure for which the budget limits the number of withheld records keeps the contract even so. Whether the bounds
+    of other measures hold depends on the values of the answer (`center.serving.withheld`).
     """
     budget = spec.error_budget
     if budget is None:

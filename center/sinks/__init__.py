@@ -1,4 +1,4 @@
-"""Sinks: answers arrive in other systems, such as a PostgreSQL database.
+"""Sinks: they write answers to other systems, such as a PostgreSQL database.
 
 The process `edgewater center sink` runs them. Each sink reads answers in the order in which they become visible, and
 stores its position together with what it writes. Packages provide kinds of sinks (`center.sinks.base`).

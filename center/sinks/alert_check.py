@@ -1,4 +1,4 @@
-"""Which alerts rules would have raised on the answers that are stored."""
+"""Evaluates rules on stored answers, to show which alerts the rules would have raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from center.sinks.runner import read_query, sink_answer
 PAGE = 100
 MAX_ANSWERS = 1_000
 MAX_TRANSITIONS = 100
-"""Transitions of one rule that a report has."""
+"""The most transitions of one rule that a report lists."""
 
 
 @dataclass(slots=True)
@@ -21,9 +21,9 @@ class RuleReport:
     """What a rule would have done.
 
     Attributes:
-        problem: why it could not be evaluated; empty: it was.
+        problem: why the rule could not be evaluated; empty: it was evaluated.
         fired: how often an alert would have begun to fire.
-        transitions: the first `MAX_TRANSITIONS`.
+        transitions: the first `MAX_TRANSITIONS` transitions.
     """
 
     rule: AlertRule
@@ -37,8 +37,8 @@ class CheckReport:
     """What a set of rules would have done.
 
     Attributes:
-        answers: that were evaluated: the newest stored revisions.
-        is_whole: whether these are all; otherwise later ones were left out.
+        answers: number of evaluated answers. Only the newest stored revision of a window is evaluated.
+        is_whole: whether all answers were evaluated; otherwise the last answers were left out.
     """
 
     rules: list[RuleReport]
@@ -55,11 +55,12 @@ def check_rules(
     now_ms: Callable[[], int],
     timeout_ms: int,
 ) -> CheckReport:
-    """Evaluates rules on stored answers, as if each had just been given.
+    """Evaluates rules on stored answers, as if each answer had just been given.
 
     Args:
-        start_ms: answers since the first one to a window that starts here or later; None: since the first stored one.
-        timeout_ms: evaluates no further page after so long.
+        start_ms: begins with the first answer to a window that starts at this time or later; None: with the first
+            stored answer.
+        timeout_ms: no further page is evaluated after this time.
 
     Raises:
         StorageError: a store cannot be read.

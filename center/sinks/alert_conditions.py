@@ -1,7 +1,8 @@
 """Conditions of alert rules: whether the intervals of an answer support them. Pure.
 
 ``certainly: errors > 100`` holds if every value within the interval of `errors` is over 100. ``possibly: errors > 100``
-holds if one is. An unknown bound supports no certainty, and excludes no possibility.
+holds if at least one value within the interval is over 100. If a bound is unknown, the condition is not certain, but
+possible.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Verdicts(NamedTuple):
     Attributes:
         holds: the condition holds, as certain as the rule asks.
         fails: it certainly does not hold.
-        intervals: all numbers of the rows that have bounds, by name; also those of `compute`.
+        intervals: all numbers of the rows that have bounds, by name; also the values of `compute`.
     """
 
     holds: BoolArray
@@ -50,7 +51,7 @@ class Condition:
 
     Attributes:
         text: SQL over the columns of the answer's table and of `compute`.
-        certainty: whether all values within the intervals, or one, must satisfy it.
+        certainty: whether all values within the intervals must satisfy the condition, or at least one value.
         compute: further values: name -> expression.
     """
 
@@ -91,7 +92,7 @@ class _Rows:
     field: str
 
     def where(self, tree: exp.Expression, truth: bool, *, certainly: bool) -> BoolArray:
-        """Returns the rows in which a condition is `truth`, for all values within the intervals, or for one.
+        """Returns the rows in which a condition is `truth` for all values within the intervals, or for at least one.
 
         NOT is pushed down to the comparisons, so that a row without a value satisfies neither a condition nor its
         negation, as in SQL.
@@ -135,7 +136,7 @@ class _Rows:
         return _compared(comparison, direct, certainly)
 
     def _minus_number(self, tree: exp.Expression) -> Estimates | None:
-        """Returns the difference of a column and a number, whose sign is exact; None: it is another comparison."""
+        """Returns the difference of a column and a number, with an exact sign; None: it is another comparison."""
         column, number = tree.left.unnest(), tree.right.unnest()
         literal = number.this if isinstance(number, exp.Neg) else number
         if not (isinstance(column, exp.Column) and isinstance(literal, exp.Literal) and not literal.is_string):
@@ -174,7 +175,7 @@ def _rounded(bound: FloatArray, towards: float) -> FloatArray:
 
 
 def _compared(comparison: type[exp.Expression], difference: Estimates, certainly: bool) -> BoolArray:
-    """Compares a difference with 0. A row without a value satisfies nothing."""
+    """Compares a difference with 0. A row without a value satisfies no comparison."""
     lower = np.where(np.isnan(difference.lower), -np.inf, difference.lower)
     upper = np.where(np.isnan(difference.upper), np.inf, difference.upper)
     if comparison in (exp.LT, exp.LTE):

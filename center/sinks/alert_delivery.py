@@ -20,7 +20,8 @@ from center.sinks.alert_targets import DeliveryFailed, Target
 RESEND_MS = 60_000
 MAX_WAITING = 1_000
 MAX_WAITING_ALERTS = 20_000
-"""Notices, and alerts in them, that wait for one target. Beyond it the oldest is dropped, and counted."""
+"""The most notices, and alerts in notices, that wait for one target. Beyond that the oldest notice is dropped and
+counted."""
 AT_ONCE = 4
 GRACE_S = 0.05
 """How many notices a call of `step` delivers at most, and how long it waits for each."""
@@ -46,9 +47,9 @@ class Outbox:
     Attributes:
         name: of the sink and the target, for the log.
         waiting: notices, the oldest first.
-        delivered, refused, dropped: numbers of notices that the target has accepted, has refused for good, and that
-            were too many.
-        problem: why the last attempt failed; empty: it did not.
+        delivered, refused: numbers of notices that the target has accepted, and has refused for good.
+        dropped: number of notices that were dropped because too many waited.
+        problem: why the last attempt failed; empty: it did not fail.
     """
 
     name: str
@@ -67,11 +68,11 @@ class Outbox:
 
     @classmethod
     def restored(cls, name: str, target: Target, state: Mapping[str, Any]) -> Outbox:
-        """Returns the outbox that `to_json` was called of; a new one for an empty mapping."""
+        """Returns the outbox whose `to_json` returned `state`; a new outbox for an empty mapping."""
         return cls(name, target, **{**state, "waiting": list(state.get("waiting", ()))})
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what must outlive the process."""
+        """Returns the state that must outlive the process."""
         return {
             "waiting": self.waiting,
             "delivered": self.delivered,
@@ -87,13 +88,13 @@ class Outbox:
             len(self.waiting) > 1 and sum(len(n["alerts"]) for n in self.waiting) > MAX_WAITING_ALERTS
         ):
             self.dropped += 1
-            log.warning("%s: notice %s is dropped, too many wait", self.name, self.waiting.pop(0)["id"])
+            log.warning("%s: notice %s is dropped, because too many notices wait", self.name, self.waiting.pop(0)["id"])
 
     def step(self, now_ms: int, firing: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
-        """Delivers what waits, for a fraction of a second. What takes longer goes on in its thread.
+        """Delivers waiting notices, for a fraction of a second. An attempt that takes longer continues in its thread.
 
         Args:
-            firing: returns the alerts that fire, for targets that want them again and again.
+            firing: returns the alerts that fire, for targets to which firing alerts are sent repeatedly.
 
         Returns:
             Whether `to_json` has changed.
@@ -112,7 +113,7 @@ class Outbox:
         return before != (self.delivered, self.refused, self.dropped, self.problem)
 
     def finish(self, now_ms: int, timeout_s: float) -> bool:
-        """Waits for the attempt that is under way; begins no other. Returns whether `to_json` may have changed."""
+        """Waits for the current attempt, and begins no other. Returns whether `to_json` may have changed."""
         if self._attempt is None:
             return False
         wait([self._attempt], timeout_s)
@@ -121,7 +122,7 @@ class Outbox:
         return is_done
 
     def _begin(self, now_ms: int, firing: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
-        """Begins an attempt. Returns whether there is something to deliver now."""
+        """Begins an attempt. Returns whether there was something to deliver."""
         if now_ms < self._next_ms:
             return False
         self._notice = notice = self.waiting[0] if self.waiting else None
@@ -161,7 +162,7 @@ class Outbox:
 
 
 def _in_thread(name: str, call: Callable[[], None]) -> Future[None]:
-    """Runs a call in a thread that does not keep the process from ending."""
+    """Runs a call in a daemon thread: the process may end before the call has ended."""
     result: Future[None] = Future()
 
     def run() -> None:

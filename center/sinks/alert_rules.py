@@ -1,7 +1,7 @@
 """Decides which alerts fire, from answers and the time. Pure: no I/O, no clock.
 
-An alert fires and is resolved by what the newest window of its query says. A window that neither supports its condition
-nor excludes it, such as one that lacks an edge, leaves an alert as it is.
+The newest window of a query decides whether an alert fires or is resolved. A window may neither support the condition
+nor exclude it, for example because an edge is missing. Such a window does not change the alert.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from edgewater.synopses import BoolArray, Estimates
 Labels = tuple[tuple[str, str], ...]
 """Names and values that distinguish the alerts of one rule: the groups, or the edge."""
 MAX_ALERTS = 10_000
-"""Alerts of one rule at a time. Further groups are counted in the problem of the rule."""
+"""The most alerts of one rule at a time. The problem of the rule states the number of further groups."""
 
 
 class Outcome(StrEnum):
-    """What an answer says about an alert. `details` of an alert and of a notice have it as ``condition``."""
+    """What an answer says about an alert. It is ``condition`` in the `details` of an alert and of a notice."""
 
     HOLDS = "holds"
     FAILS = "fails"
     NO_VALUE = "no-value"
-    """The group has no value in an answer of all edges."""
+    """The group has no value in an answer that no edge is missing from."""
     UNKNOWN = "unknown"
     """The interval contains values that satisfy the condition and values that do not, or an edge is missing."""
     RULE_CHANGED = "rule-changed"
@@ -69,7 +69,7 @@ class AlertRule:
 
     @property
     def text(self) -> str:
-        """What must hold, for people."""
+        """Returns the condition as text for people."""
         if self.condition is not None:
             return f"{self.condition.certainty}: {self.condition.text}"
         if self.completeness_below is not None:
@@ -84,7 +84,7 @@ class AlertRule:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> AlertRule:
-        """Returns the rule that `to_json` was called of."""
+        """Returns the rule whose `to_json` returned `given`."""
         condition = None if given["condition"] is None else Condition(**given["condition"])
         parts = {"condition": condition, "min_phase": Phase(given["min_phase"]), "targets": tuple(given["targets"])}
         return cls(**{**given, **parts})
@@ -95,10 +95,10 @@ class Alert:
     """An alert that is pending or fires.
 
     Attributes:
-        since_ms: start of the first window, without interruption, in which the condition held. For `no_answer_for` the
-            wall time of the last answer.
-        through_ms: end of the last one of these windows.
-        fired_at_ms: wall time at which it began to fire; None: it is pending.
+        since_ms: start of the first window since which the condition has held without interruption. For
+            `no_answer_for`, the wall time of the last answer.
+        through_ms: end of the last window in which the condition held.
+        fired_at_ms: wall time at which the alert began to fire; None: it is pending.
         details: what the last answer says: ``condition``, values with bounds, ``window``, ``revision``, …
     """
 
@@ -126,7 +126,7 @@ class Transition:
     """An alert that begins to fire, or no longer fires.
 
     Attributes:
-        rule: as it was when the alert began to fire.
+        rule: the rule as it was when the alert began to fire.
     """
 
     alert: Alert
@@ -136,7 +136,7 @@ class Transition:
 
 
 class Window(NamedTuple):
-    """The newest window of a rule, in its order."""
+    """The newest window of a rule. Windows of a rule are ordered by version and start."""
 
     version: int
     start_ms: int
@@ -148,12 +148,12 @@ class AlertBook:
 
     Args:
         rules: their names are unique.
-        state: what `to_json` has returned.
+        state: the result of an earlier `to_json`.
         now_ms: wall time.
 
     Attributes:
-        problems: why rules are not evaluated, or only in part, by name.
-        dropped: alerts of `state` that fired and whose rules have changed or are gone.
+        problems: by name of a rule, why the rule is not evaluated, or is evaluated only in part.
+        dropped: alerts of `state` that fired, but whose rules have changed or were removed.
     """
 
     def __init__(self, rules: Sequence[AlertRule], state: Mapping[str, Any] | None = None, now_ms: int = 0) -> None:
@@ -189,7 +189,7 @@ class AlertBook:
 
     @property
     def windows(self) -> Mapping[str, Window]:
-        """The newest window that each rule was evaluated on; no entry: none yet."""
+        """By rule, the newest window that it was evaluated on; no entry: it was not evaluated yet."""
         return self._windows
 
     def to_json(self) -> dict[str, Any]:
@@ -218,7 +218,8 @@ class AlertBook:
     def answer(self, answer: SinkAnswer, measures: Sequence[Measure], now_ms: int) -> list[Transition]:
         """Evaluates the newest revision of a window.
 
-        An earlier window than the newest one raises no alert. It may prolong or interrupt the time that an alert holds.
+        A window that is not the newest one raises no alert. It may prolong or interrupt the time for which the
+        condition of an alert holds.
         """
         if answer.window_end_ms <= answer.window_start_ms:
             return []
@@ -245,7 +246,7 @@ class AlertBook:
         return transitions
 
     def tick(self, now_ms: int) -> list[Transition]:
-        """Evaluates rules about answers that do not come. Called only when all answers that are there were given."""
+        """Evaluates the rules `no_answer_for`. Called only after `answer` was called for all stored answers."""
         transitions: list[Transition] = []
         for rule in self._rules.values():
             if rule.no_answer_ms is None:
@@ -265,7 +266,7 @@ class AlertBook:
     def _outcomes(
         self, rule: AlertRule, answer: SinkAnswer, measures: Sequence[Measure], *, raises: bool
     ) -> Iterator[tuple[Labels, Outcome, Mapping[str, Any]]]:
-        """Yields what an answer says about each alert of a rule, and, with `raises`, about alerts that it begins."""
+        """Yields what an answer says about each alert of a rule and, with `raises`, about new alerts."""
         known = list(self._alerts[rule.name])
         if rule.condition is None:
             active = _stated(rule, answer)
@@ -295,7 +296,7 @@ class AlertBook:
         room = max(0, MAX_ALERTS - len(known))
         if len(new) > room:
             total = len(new) + len(known)
-            self.problems[rule.name] = f"there are {total} alerts, and at most {MAX_ALERTS} are kept"
+            self.problems[rule.name] = f"the rule has {total} alerts; only {MAX_ALERTS} are kept"
         for row, labels in zip(new[:room].tolist(), _labels(answer, new[:room]), strict=True):
             yield labels, Outcome.HOLDS, _values(shown, row)
 
@@ -308,7 +309,7 @@ class AlertBook:
         answer: SinkAnswer,
         now_ms: int,
     ) -> list[Transition]:
-        """Changes one alert. Returns what its readers must know."""
+        """Changes one alert. Returns the transitions to notify about."""
         alerts, newest = self._alerts[rule.name], self._windows[rule.name]
         start_ms, end_ms = answer.window_start_ms, answer.window_end_ms
         is_newest = (answer.query.version, start_ms) == newest[:2]
@@ -343,17 +344,17 @@ class AlertBook:
 
 
 def _held(alert: Alert, outcome: Outcome, start_ms: int, end_ms: int) -> Alert:
-    """Returns an alert with the time that its condition holds, after an answer to the newest window."""
+    """Returns the alert after an answer to the newest window, with the new time for which its condition holds."""
     if outcome is Outcome.HOLDS:
         since_ms = alert.since_ms if alert.since_ms <= start_ms <= alert.through_ms else start_ms
         return replace(alert, since_ms=since_ms, through_ms=end_ms)
-    if alert.through_ms < start_ms and alert.fired_at_ms is None:  # it has missed a whole window
+    if alert.through_ms < start_ms and alert.fired_at_ms is None:  # no answer in a whole window
         return replace(alert, through_ms=alert.since_ms)
     return replace(alert, through_ms=max(alert.since_ms, min(alert.through_ms, start_ms)))
 
 
 def _mended(alert: Alert, outcome: Outcome, answer: SinkAnswer, newest: Window) -> Alert:
-    """Returns an alert with the time that its condition holds, after an answer to an earlier window."""
+    """Returns the alert after an answer to an earlier window, with the new time for which its condition holds."""
     start_ms, end_ms = answer.window_start_ms, answer.window_end_ms
     if outcome is Outcome.HOLDS:
         return replace(alert, since_ms=start_ms) if start_ms < alert.since_ms <= end_ms else alert
@@ -374,14 +375,14 @@ def _outcome(verdicts: Verdicts, read: Mapping[str, Estimates], row: int | None,
 
 
 def _lacks_records(answer: SinkAnswer) -> bool:
-    """Returns whether a group that an answer does not have may have records."""
+    """Returns whether records may exist of a group that is not in the answer."""
     completeness, violations = answer.statement["quality"]["completeness"], answer.statement["contract"]["violations"]
     is_doubtful = is_incomplete(completeness) or may_count_twice(completeness)
     return is_doubtful or any(violation["code"] == "unreadable-data" for violation in violations)
 
 
 def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, dict[str, Any]]:
-    """Returns the alerts whose condition about the answer as a whole holds, with details."""
+    """Returns the alerts of a rule about the whole answer, if its condition holds, with details."""
     completeness, contract = answer.statement["quality"]["completeness"], answer.statement["contract"]
     if rule.is_contract:
         codes = sorted({violation["code"] for violation in contract["violations"]})
@@ -394,7 +395,7 @@ def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, dict[str, Any]]
 
 
 def _rows_of(known: Collection[Labels], answer: SinkAnswer) -> dict[Labels, int]:
-    """Returns the rows of alerts that are there, as far as the answer has them."""
+    """Returns the row of each existing alert that has a row in the answer."""
     if not known:
         return {}
     is_candidate: BoolArray = np.ones(answer.rows.num_rows, bool)

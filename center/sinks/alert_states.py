@@ -1,4 +1,4 @@
-"""What the sinks of the kind `alerts` have saved, as the API and metrics read it. Any process of the center can."""
+"""Reads the states that sinks of the kind `alerts` have saved, for the API and metrics of any process of the center."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def saved_states(store: SinkStore) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class AlertCollector(Collector):
-    """Metrics of all rules and targets, of any process, as their states say."""
+    """Metrics of all rules and targets, from their stored states, whichever process runs the sinks."""
 
     def __init__(self, store: SinkStore) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class AlertCollector(Collector):
         waiting = GaugeMetricFamily("edgewater_alerts_notices_waiting", "Notices that wait.", labels=target)
         notices = CounterMetricFamily(
             "edgewater_alerts_notices",
-            "Notices that the target has accepted (`delivered`) or refused for good (`refused`), or that were too many"
+            "Notices that the target has accepted (`delivered`) or refused for good (`refused`), or that did not fit"
             " (`dropped`).",
             labels=[*target, "result"],
         )

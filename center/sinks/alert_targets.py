@@ -23,9 +23,9 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import RemoteAddress, Secret, Section, refusal, split_address
 
 TIMEOUT_S = 10.0
-"""For each step of an exchange with a target."""
+"""Timeout of each step of an exchange with a target."""
 ENDS_AFTER_MS = 300_000
-"""Alertmanager resolves an alert by itself if it has not heard of it for so long."""
+"""Alertmanager resolves an alert by itself if it has not received the alert again within this time."""
 
 
 REFUSING = frozenset({400, 413, 415, 422})
@@ -125,7 +125,7 @@ class TargetSection(Section):
 class Target(Protocol):
     """Delivers notices. Each method blocks until the system has replied. Raises DeliveryFailed.
 
-    A method may raise anything else, which is as good as a DeliveryFailed that is not final.
+    Any other exception of a method is treated like a DeliveryFailed that is not final.
     """
 
     repeats: bool
@@ -135,7 +135,7 @@ class Target(Protocol):
         """Delivers a notice of `AlertSink`."""
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """States the alerts that fire."""
+        """Sends the alerts that fire."""
 
 
 class Webhook:
@@ -178,7 +178,7 @@ class Alertmanager:
         self.resend(notice["alerts"], now_ms)
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """See `Target`. An Alertmanager resolves alerts that it has not heard of for `ENDS_AFTER_MS`."""
+        """See `Target`. An Alertmanager resolves alerts that it has not received again for `ENDS_AFTER_MS`."""
         body = [
             {
                 "labels": {label_name(name): value for name, value in alert["labels"].items()},
@@ -254,14 +254,14 @@ def _one_line(text: str) -> str:
 
 
 class _Server:
-    """Posts requests. Keeps the certificates that it trusts, which take 30 ms to read."""
+    """Posts requests. It keeps the trusted certificates in memory, because reading them takes 30 ms."""
 
     def __init__(self, ca: Path | None) -> None:
         self._ca = ca
         self._context: ssl.SSLContext | None = None
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """Raises DeliveryFailed, which names the host and nothing else of the URL."""
+        """Posts one request. Raises DeliveryFailed, whose message names the host but not the rest of the URL."""
         if self._context is None:
             self._context = _trusted(self._ca)
         host = "the URL"

@@ -59,7 +59,7 @@ class RuleSection(Section):
     edge: Literal["missing"] | None = None
     """Fires for each edge that an answer lacks."""
     no_answer_for: Duration | None = Field(default=None, ge=1_000)
-    """Fires if no answer to the query has come for so long."""
+    """Fires if no answer to the query has come for this time."""
     for_: Duration = Field(default=0, alias="for")
     """Event time for which the condition must hold in all windows."""
     phase: Phase | None = None
@@ -175,7 +175,7 @@ class AlertSink:
         self._save()
 
     def tick(self, is_current: bool) -> None:
-        """Evaluates rules about silence if all answers were written, and delivers what waits."""
+        """Evaluates the rules `no_answer_for` if all answers were written, and delivers waiting notices."""
         now_ms = self._context.now_ms()
         transitions = self._opened.tick(now_ms) if is_current else []
         self._notify(transitions, now_ms)
@@ -186,7 +186,7 @@ class AlertSink:
             self._save()
 
     def close(self) -> None:
-        """See `Sink`. Waits a moment for deliveries, since those that are not confirmed are repeated."""
+        """See `Sink`. Waits a moment for deliveries, because an unconfirmed delivery is repeated."""
         now_ms = self._context.now_ms()
         finished = [box.finish(now_ms, CLOSE_S / len(self._outboxes)) for box in self._outboxes.values()]
         if any(finished):
@@ -220,11 +220,11 @@ class AlertSink:
         return [stated(rules[a.rule], a, "firing") for a in firing if self._goes_to(rules[a.rule], target)]
 
     def _goes_to(self, rule: AlertRule, target: str) -> bool:
-        """Whether a target gets the notices of a rule. All targets get them if those of the rule are gone."""
+        """Whether a target gets the notices of a rule. If the targets of the rule no longer exist, all targets do."""
         return target in rule.targets or not any(name in self._outboxes for name in rule.targets)
 
     def _notify(self, transitions: Sequence[Transition], now_ms: int) -> None:
-        """Adds a notice per rule to what waits for its targets."""
+        """Adds one notice per rule to the outboxes of its targets."""
         by_rule: dict[str, list[Transition]] = {}
         for transition in transitions:
             by_rule.setdefault(transition.rule.name, []).append(transition)
@@ -252,7 +252,7 @@ class AlertSink:
 
 
 def stated(rule: AlertRule, alert: Alert, status: str, ended_at_ms: int | None = None) -> dict[str, Any]:
-    """Returns an alert as notices and the API state it."""
+    """Returns an alert in the form of notices and of the API."""
     annotations = {"summary": rule.summary} if rule.summary else {}
     annotations |= {name: v if isinstance(v, str) else json.dumps(v) for name, v in alert.details.items()}
     own = {ALERTNAME: rule.name, QUERY: rule.query}
@@ -271,7 +271,7 @@ def stated(rule: AlertRule, alert: Alert, status: str, ended_at_ms: int | None =
 
 
 def _stated_rule(rule: AlertRule, book: AlertBook) -> dict[str, Any]:
-    """Returns a rule as the API states it."""
+    """Returns a rule in the form of the API."""
     alerts, window = book.alerts_of(rule.name), book.windows.get(rule.name)
     firing, problem = sum(alert.fired_at_ms is not None for alert in alerts), book.problems.get(rule.name)
     return {

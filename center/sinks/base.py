@@ -25,7 +25,7 @@ class Position(NamedTuple):
     """How far a sink has read.
 
     Attributes:
-        answer_id: of the last answer that the sink has, of any query; 0: none.
+        answer_id: id of the last answer that the sink has, of any query; 0: the sink has no answer.
         late: the number of changes of final answers that the sink has (`AnswerReader.newest`).
     """
 
@@ -55,12 +55,12 @@ class SinkAnswer:
     """The newest revision of a window. It replaces all rows of the window that the sink has.
 
     Attributes:
-        window_start_ms, window_end_ms: both are equal if the window is no longer an answer: its session was merged
-            into another one. `rows` is empty then.
+        window_start_ms, window_end_ms: both are equal, and `rows` is empty, if the session of the window was merged
+            into another session. The window then has no answer any more.
         rows: a row per group, with the columns of `SinkQuery.schema`.
         group_columns: names of the columns of groups.
-        removed: returns groups of earlier revisions of the window that `rows` lack, each as a mapping of names to
-            values. A sink that keeps each group by itself deletes them.
+        removed: returns the groups that earlier revisions of the window had and `rows` lack, each as a mapping of
+            names to values. A sink that stores each group separately deletes these groups.
         statement: the JSON of the answer without its rows: ``quality``, ``contract``, ``total``, ``rest``, …
     """
 
@@ -81,8 +81,8 @@ class Sink(Protocol):
     """One system that answers are written to. One thread calls it.
 
     A sink may have a method ``tick(is_current)``. It is called about ten times a second while the sink is open and not
-    paused; ``is_current`` says that the sink has all answers. A sink may have a property ``problem``: a text while it
-    works in part only.
+    paused; ``is_current`` says that the sink has all answers. A sink may have a property ``problem``. It returns a text
+    while a part of the sink does not work, otherwise an empty text.
 
     Any exception means that nothing was written. The sink is then closed, and opened again after a pause. The message
     of the exception is shown to readers of the sink's status, so it must not contain secrets.
@@ -100,9 +100,9 @@ class Sink(Protocol):
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
         """Writes answers and the position. Both are durable when it returns, or neither is ever visible.
 
-        Called with the same answers again if the process was killed before it learnt of the success. An answer is
-        written if its revision is not lower than the one that the system has of the window. The same revision comes
-        again when its quality has changed.
+        Called with the same answers again if the process was killed before it received the success. An answer is
+        written if its revision is not lower than the revision that the system has of the window. The same revision
+        comes again when its quality has changed.
 
         Args:
             answers: at most one per window, by ascending `answer_id`; may be empty.
@@ -113,7 +113,8 @@ class Sink(Protocol):
 
 
 class SinkMemory(Protocol):
-    """Keeps a state at the center, for sinks whose system cannot keep a position. Fenced by the epoch."""
+    """Keeps a state at the center, for sinks whose system cannot store a position. The epoch fences it: a process that
+    no longer runs the sink cannot write."""
 
     def load(self) -> tuple[Position, str] | None:
         """Returns what `save` has stored; None: nothing."""
@@ -127,10 +128,10 @@ class SinkContext:
     """What a center gives a sink.
 
     Attributes:
-        name: of the sink. Two sinks may write to one system: the name distinguishes their positions.
+        name: name of the sink. Two sinks may write to one system: the name distinguishes their positions.
         epoch: grows whenever another process takes the sink over. A system that can compare numbers refuses writes of
             an earlier epoch.
-        memory: None: the process gives none, as in a check of a definition.
+        memory: stores a state at the center; None: there is none, for example while a definition is only checked.
         now_ms: returns the wall time.
     """
 
@@ -194,7 +195,7 @@ class SinkKinds(PluginLoader):
     def _register(self, provided: object, origin: PluginOrigin) -> None:
         name, config = getattr(provided, "name", None), getattr(provided, "config", None)
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InvalidPlugin(f"the name of a kind of sinks is {name!r}; expected text such as postgres")
+            raise InvalidPlugin(f"the name of a kind of sinks is {name!r}; expected a text such as postgres")
         if not isinstance(config, type) or not issubclass(config, BaseModel):
             raise InvalidPlugin(f"the config of the kind {name} is {config!r}; expected a class of pydantic.BaseModel")
         if not callable(getattr(provided, "sink", None)):

@@ -67,7 +67,7 @@ class SinkDefinition:
 
     @property
     def key(self) -> str:
-        """Differs for definitions that differ."""
+        """Returns a text that differs if definitions differ."""
         return json.dumps(self.document, sort_keys=True)
 
 
@@ -83,8 +83,8 @@ def read_definition(
 
     Args:
         environ: where ``{env: NAME}`` is looked up.
-        only_references: a secret must be ``{env: NAME}`` or ``{file: PATH}``, since the definition is stored. It is
-            not read: another process will run the sink.
+        only_references: a secret must be ``{env: NAME}`` or ``{file: PATH}``, since the definition is stored. The
+            secret is not read here, because another process will run the sink.
 
     Raises:
         InvalidConfig: the field is the path of the key, such as ``sinks.warehouse.url``.

@@ -134,7 +134,7 @@ class KafkaSink:
         try:
             place = confluent_kafka.TopicPartition(self._positions, 0)
             low, high = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)
-            # Brokers compact the topic now and then: the position is among the last messages, or it is read further.
+            # Brokers compact the topic now and then. So the position is usually among the last messages.
             distance = NEWEST_POSITIONS
             while (found := self._last_position(consumer, max(low, high - distance))) is None and high - distance > low:
                 distance *= 16
@@ -149,7 +149,7 @@ class KafkaSink:
         while True:
             message = consumer.poll(TIMEOUT_S)
             if message is None:
-                raise StorageError(f"Kafka: topic {self._positions} is not read within {TIMEOUT_S:g} s")
+                raise StorageError(f"Kafka: topic {self._positions} could not be read within {TIMEOUT_S:g} s")
             error = message.error()
             if error is not None and error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
                 return found

@@ -1,4 +1,4 @@
-"""The kinds of sinks of this package, and the keys of each. A package that a kind needs is imported once it is used."""
+"""The kinds of sinks of this package, and the keys of each. A kind imports its library at the first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FILES_WAIT_MS = 300_000
-"""How long answers wait for others in tables of files."""
+"""How long sinks that write files collect answers."""
 
 
 def _missing(kind: str, extra: str, exc: ImportError) -> InvalidConfig:
@@ -47,7 +47,7 @@ class PostgresKind:
         except ImportError as exc:
             raise _missing(self.name, "postgres", exc) from exc
         url, accepted = options.url.get_secret_value(), "postgresql://user:password@host/database"
-        # libpq's messages quote what they cannot read, and that may be a part of the password.
+        # libpq's messages quote the text that libpq cannot read. The text may be a part of the password.
         try:
             parts = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError:
@@ -70,7 +70,7 @@ class KafkaSinkConfig(Section):
     partitions: int = Field(default=1, ge=1, le=1_000)
     """Partitions of topics that the sink creates."""
     replication: int = Field(default=-1, ge=-1)
-    """Replicas of topics that the sink creates; -1: as the brokers have it."""
+    """Replicas of topics that the sink creates; -1: the default of the brokers."""
     format: Literal["json", "connect"] = "json"
     """`connect` wraps each value as `{"schema": …, "payload": …}`, with types, for Kafka Connect's JSON converter."""
     username: str | None = None
@@ -196,7 +196,7 @@ class IcebergConfig(Section):
     catalog: dict[str, Secret] = Field(min_length=1)
     """Properties of PyIceberg's catalog: ``{type: rest, uri: …}``, or ``{type: sql, uri: …, warehouse: …}``."""
     name: str = "edgewater"
-    """The name of the catalog. Readers of an SQL catalog use the same one."""
+    """The name of the catalog. Readers of an SQL catalog must use the same name."""
     namespace: str = Field(default="edgewater", pattern=r"^[a-z][a-z0-9_]*$")
     """The namespace of the tables. It is created if it is missing."""
 

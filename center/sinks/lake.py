@@ -1,7 +1,7 @@
 """The sinks `parquet`, `delta` and `iceberg`: final answers, appended to a table per query and version.
 
 A final answer has no later revision, so a table only grows. Each append states the id of its last answer, in the name
-of the file or in the commit. So an append that is repeated after a kill changes nothing.
+of the file or in the commit. So a repeated append after a kill changes nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LakeSink:
         return None if stored is None else stored[0]
 
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """See `Sink`. Answers that are not final are left out: their window comes again."""
+        """See `Sink`. An answer that is not final is left out, because its window comes again."""
         by_query: dict[QueryRef, list[SinkAnswer]] = {}
         for answer in answers:
             if answer.rows.num_rows:
@@ -128,7 +128,7 @@ class ParquetFiles:
     def append(self, rows: pa.Table, first: int, last: int) -> None:
         """See `LakeTable`. Rows of one day that follow each other make a file, and files are written in order.
 
-        So the greatest id in the names of files says what is there, also if a page was written in part.
+        So the greatest id in the names of files says which answers are written, also if a page was written in part.
         """
         days = rows.column(DAY).to_numpy(zero_copy_only=False)
         borders = [0, *(np.flatnonzero(days[1:] != days[:-1]) + 1).tolist(), len(days)]

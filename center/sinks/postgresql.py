@@ -37,7 +37,8 @@ CONNECTION: dict[str, Any] = {
     "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 30_000, "application_name": "edgewater sink",
 }  # fmt: skip
-"""Parameters of libpq that the URL does not have. With libpq's defaults, a server that is cut off blocks for hours."""
+"""Defaults for parameters of libpq that the URL lacks. With libpq's own defaults, a call to a server that is cut off
+blocks for hours."""
 SETTINGS = "-c statement_timeout=60000 -c timezone=UTC -c synchronous_commit=on"
 OWN = "edgewater_"
 """Prefix of the sink's own tables."""
@@ -50,7 +51,7 @@ _WINDOW_COLUMNS = {
 _WIDER = {
     ("bigint", "numeric"), ("bigint", "double precision"), ("numeric", "double precision"),
 }  # fmt: skip
-"""Pairs of types. Values of the first fit into the second."""
+"""Pairs of types. Values of the first type fit into the second type."""
 _LIKE_OWN = re.compile(rf"(q_)*{OWN}")
 _LIKE_VERSION = re.compile(r"_v\d+_*$")
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
@@ -60,7 +61,7 @@ class PostgresSink:
     """Writes answers to one schema of a database. See `center.sinks.base.Sink`.
 
     Args:
-        url: of libpq.
+        url: a URL that libpq accepts.
         schema: the name of the schema.
         context: the name that the position is stored under, and the epoch.
     """
@@ -107,7 +108,7 @@ class PostgresSink:
                     by_query.setdefault(answer.query, []).append(answer)
             for ref, group in by_query.items():
                 self._tables[ref].replace_windows(cursor, group)
-            # Sessions that were merged into others are no answers any more.
+            # A session that was merged into another one has no answer any more.
             gone = [
                 (a.query.name, a.query.version, rfc3339(a.window_start_ms))
                 for a in answers
@@ -207,7 +208,7 @@ class _View:
         kind, description = cursor.fetchone() or ("", "")
         if kind not in ("", "v"):
             raise StorageError(
-                f"the sink creates a view {self._name}, but the database has a table of this name: rename it"
+                f"the sink creates a view {self._name}, but the database has a table of this name: rename the table"
             )
         mark = f"Answers of all versions of the query {self._query}. {zlib.crc32(union.as_string(cursor).encode()):08x}"
         if description == mark:
@@ -287,7 +288,7 @@ class _Table:
     def create(self, cursor: psycopg.Cursor[Any], schema: str) -> None:
         """Creates the table, or adds columns that it lacks. Raises StorageError: a view has its name.
 
-        The types of its columns stay: before an edge is known, the types of the query's columns are guesses.
+        It does not change the type of a column, because before an edge is known, the types of the query are guesses.
         """
         place = f"{_quoted(schema)}.{_quoted(self.name)}"
         cursor.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", [place])
@@ -336,10 +337,13 @@ class _Table:
         return self._names[field]
 
     def _fit(self, cursor: psycopg.Cursor[Any], schema: pa.Schema, *, only_add: bool = False) -> None:
-        """Adds and changes columns, so that the table takes such rows. Raises StorageError: a column has other values.
+        """Adds and changes columns, so that the table accepts rows of the schema.
 
         Args:
-            only_add: types may differ.
+            only_add: adds columns, and leaves columns of other types as they are.
+
+        Raises:
+            StorageError: a column of another type has values, so its type cannot change.
         """
         changed = False
         for field in schema:
@@ -373,7 +377,7 @@ class _Table:
         self._kinds[name] = kind
 
     def _is_unused(self, cursor: psycopg.Cursor[Any], name: str) -> bool:
-        """Whether a column that `create` met has no value yet. It is looked at once."""
+        """Whether a column that existed before `create` has no value yet. The database is asked once per column."""
         if name in self._looked_at:
             return False
         self._looked_at.add(name)
@@ -397,7 +401,7 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns a column as CSV can hold it. Texts lose NUL, which PostgreSQL does not store."""
     if pa.types.is_list(column.type):
         texts = list_texts(column)
-        if pc.any(pc.match_substring(texts, "\\u0000")).as_py():  # rare, so a loop over the rows does no harm
+        if pc.any(pc.match_substring(texts, "\\u0000")).as_py():  # rare, so a loop over the rows is fast enough
             texts = pa.array([None if text is None else _without_nul(text) for text in texts.to_pylist()], pa.string())
         return pa.chunked_array([texts], pa.string())
     if pa.types.is_null(column.type):
@@ -436,9 +440,9 @@ def _sql_type(kind: pa.DataType) -> str:
 
 
 def _table_name(query: str, suffix: str = "") -> str:
-    """Returns the name of a query's view, or with a suffix of a table. No two queries have equal names of either.
+    """Returns the name of a query's view, or, with a suffix, of one of its tables. It is unique among all queries.
 
-    A query whose name is like the sink's own tables, or like the table of another query's version, gets another name.
+    If the name of a query looks like a table of the sink, or like a table of another query's version, it is changed.
     """
     stem = f"q_{query}" if _LIKE_OWN.match(query) else query
     stem = f"{stem}_" if _LIKE_VERSION.search(stem) else stem
@@ -454,7 +458,7 @@ def _short(kind: str) -> str:
 
 
 def _common(one: str, other: str) -> str:
-    """Returns a type that takes the values of both."""
+    """Returns a type into which the values of both types fit."""
     if one == other or (other, one) in _WIDER:
         return one
     return other if (one, other) in _WIDER else "text"
@@ -488,7 +492,7 @@ def _quoted(name: str) -> str:
 
 @contextlib.contextmanager
 def _stated() -> Iterator[None]:
-    """Turns errors of the database into StorageError. Their messages have no password of a URL that was accepted."""
+    """Turns errors of the database into StorageError. Their messages do not contain the password of a valid URL."""
     try:
         yield
     except psycopg.Error as exc:

@@ -19,7 +19,8 @@ from center.sinks.store import SinkStore
 from edgewater.model.errors import EdgewaterError, InvalidConfig
 
 END_S = 0.2
-"""How long a changed sink may delay the others. If it hangs, it is started again after it has ended."""
+"""How long the end of a changed sink may delay other sinks. A sink that takes longer is started again when it has
+ended."""
 log = logging.getLogger(__name__)
 
 
@@ -27,7 +28,7 @@ class SinkProcess:
     """Starts a thread for each sink that is defined, and stops it when the sink is no longer defined.
 
     Args:
-        configured: sinks of ``center.yaml``. They go before sinks of the same name that the API has defined.
+        configured: sinks of ``center.yaml``. They replace sinks of the same name that the API has defined.
         owner: names this process in the leases of sinks.
         now_ms: returns the wall time.
 
@@ -130,7 +131,7 @@ class _SinkThread(threading.Thread):
 
 
 class SinkCollector(Collector):
-    """Metrics of all sinks, of any process, as their states say."""
+    """Metrics of all sinks, from their stored states, whichever process runs them."""
 
     def __init__(self, store: SinkStore, results: AnswerReader, now_ms: Callable[[], int]) -> None:
         self._store, self._results, self._now_ms = store, results, now_ms

@@ -21,7 +21,7 @@ from edgewater.wire import remote_write_pb2 as pb
 
 TIMEOUT_S = 30.0
 KNOWN = ("out of order", "duplicate sample", "too old", "out of bounds")
-"""What a receiver says of samples that it has, or that are older than what it has."""
+"""Messages of a receiver that already has the samples, or has newer samples."""
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 _OWN = ("window_start", "window_end", "phase", "revision", "given_at", "contract", "withheld")
 HEADERS = {
@@ -76,7 +76,7 @@ class RemoteWriteSink:
         if reply.is_success:
             return
         if reply.status_code == 400 and any(phrase in reply.text for phrase in KNOWN):
-            self.refused += 1  # a repetition after a kill: what is newer is there, so this was, too
+            self.refused += 1  # a repetition after a kill: newer samples were written, so these were written, too
             return
         raise StorageError(f"{self._options.url}: HTTP {reply.status_code} {reply.text[:200]}")
 

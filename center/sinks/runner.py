@@ -30,7 +30,7 @@ POLL_S = 0.1
 STANDBY_S = 1.0
 RENEW_MS = 1_000
 LOOK_MS = 1_000
-"""How often the queries are read, and why a sink rests is looked at again."""
+"""How often the queries are read, and how often a sink that does not run is checked again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 MAX_ANSWERS = 500
 """Answers of one page."""
@@ -39,9 +39,9 @@ PAGE_BYTES = 16 << 20
 LATE_ANSWERS = 50
 """Final answers with late records that are read at once."""
 ALARM_FAILURES = 2
-"""Failures in a row from which on there is an alarm. A connection that was lost once is none."""
+"""Number of failures in a row that raises an alarm. One lost connection raises no alarm."""
 PARTIAL_MS = 60_000
-"""How long a sink may work in part only, such as an alert's target that accepts nothing, before there is an alarm."""
+"""How long a part of a sink may fail, such as one target of alerts, before an alarm is raised."""
 MAX_REMEMBERED = 100_000
 MAX_REVISIONS = 20
 """Earlier revisions whose groups are compared with the newest one."""
@@ -60,10 +60,10 @@ class ReadQuery:
 
 
 def read_query(query: RegisteredQuery, catalog: Catalog, *, has_answers: bool = False) -> ReadQuery:
-    """Returns a query as a sink gets it.
+    """Returns a query in the form that sinks get.
 
     Args:
-        has_answers: the types are as far known as they will ever be.
+        has_answers: the query has answers, so the catalog will not get more types of its columns.
     """
     is_typed = has_answers or has_types(catalog, query.spec)
     schema = empty_table(catalog, query.spec).schema
@@ -76,7 +76,7 @@ class SinkRunner:
     Args:
         owner: names this process in the lease of the sink.
         now_ms: returns the wall time.
-        is_stored: the API has defined the sink. If it is deleted there, the runner does nothing more.
+        is_stored: the API has defined the sink. If the API deletes the sink, the runner stops working.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class SinkRunner:
 
     @property
     def problem(self) -> str:
-        """Why the last attempt failed; empty: it did not."""
+        """Why the last attempt failed; empty: it did not fail."""
         return self._status.problem if self._status is not None else ""
 
     def step(self) -> float:
@@ -123,7 +123,7 @@ class SinkRunner:
             log.warning("%s", exc.message)
             self._give_up()
             return STANDBY_S
-        except Exception as exc:  # a sink of a package may raise anything, and costs only itself
+        except Exception as exc:  # a sink of a package may raise anything; other sinks go on
             return self._failed(exc)
         self._failures = 0
         return pause_s
@@ -200,7 +200,7 @@ class SinkRunner:
         assert self._sink is not None
         self._is_current = False
         newest = Position(*self._results.newest())
-        # After a restore of the center from a backup, ids go on above all earlier ones. So a sink that is ahead has
+        # After a restore of the center from a backup, new ids are above all earlier ids. So a sink that is ahead has
         # answers of another center.
         if self._position.answer_id > newest.answer_id:
             raise StorageError(
@@ -219,7 +219,7 @@ class SinkRunner:
         return POLL_S
 
     def _waits(self, newest: Position) -> bool:
-        """Whether the new answers may wait for others."""
+        """Whether the new answers may wait for further answers."""
         batch_ms = self.definition.batch_ms
         if not batch_ms or newest.answer_id - self._position.answer_id >= MAX_ANSWERS:
             return False
@@ -229,7 +229,7 @@ class SinkRunner:
     def _write_new(self, newest: Position) -> None:
         changes = self._results.changes_after(self._position.answer_id, MAX_ANSWERS, max_bytes=PAGE_BYTES)
         if self._results.trimmed() != self._trimmed:
-            self._report()  # before the write: what was deleted before the page was read is a gap
+            self._report()  # before the write: answers that were deleted before the page was read are a gap
         answered = {record.query for record in changes.records}
         if not answered <= self._seen:
             self._open(self._now_ms())  # a query was registered since
@@ -306,7 +306,7 @@ class SinkRunner:
         since_ms = self._status.problem_since_ms
         if own and not problem and now_ms - since_ms >= PARTIAL_MS and since_ms != self._alarmed_since_ms:
             self._alarmed_since_ms = since_ms
-            self._alarm("sink-failing", "it works in part only; `edgewater sinks show` says why")
+            self._alarm("sink-failing", "a part of the sink does not work; `edgewater sinks show` says why")
 
     def _alarm(self, kind: str, message: str) -> None:
         try:
@@ -351,17 +351,18 @@ def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:
 
 
 def late_of(record: AnswerRecord) -> tuple[int, int]:
-    """Returns the part of a final answer that may change: records that came, or were rejected, when it was final."""
+    """Returns the part of a final answer that may change: the numbers of records that came after it, and that were
+    rejected after it."""
     records: Mapping[str, int] = record.quality["records"]
     return records["after_final"], records["rejected"]
 
 
 def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:
-    """Returns an answer as sinks get it."""
+    """Returns an answer in the form that sinks get."""
     table, statement = stated_answer(record, query.registered)
     rows = with_types(without_zone(table), query.of_sink.schema)
     if record.synopsis is None and query.registered.spec.group_by:
-        rows = rows.slice(0, 0)  # the only row states that there is an answer, as the statement does
+        rows = rows.slice(0, 0)  # the only row says that an answer exists; the statement says it, too
     return SinkAnswer(
         record.query,
         record.window_start_ms,

@@ -57,8 +57,9 @@ sinks = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("until_ms", BigInteger, nullable=False),
 )
-"""A row per sink. ``definition``: JSON of a sink of the API; null: it is in ``center.yaml``. ``replay_after``: a
-position that an operator asks for. ``trimmed``: answers up to this id were deleted when the row was last written."""
+"""A row per sink. ``definition``: JSON of a sink that the API has defined; null: the sink is in ``center.yaml``.
+``replay_after``: the position that an operator has asked for. ``trimmed``: answers up to this id were deleted when the
+row was last written."""
 
 memories = Table(
     "sink_memories",
@@ -82,15 +83,15 @@ class SinkStatus:
     """The state of a sink.
 
     Attributes:
-        definition: of a sink that the API has defined; None: it is in ``center.yaml``.
-        position: what the sink has written; a sink that was never open has none, so ids are 0.
-        replay_after: the answer after which the sink begins again as soon as it can; None: it goes on.
-        answers, rows: numbers of what the sink has written since it was defined.
-        problem: why the last attempt failed; empty: it did not.
-        problem_since_ms: wall time of the first of the attempts that failed; 0: the last one did not.
-        gap: first and last id of answers that were deleted before the sink had them; None: there are none.
-        owner: the process that runs it; empty: none.
-        epoch: how often a process has taken it.
+        definition: the definition, if the API has defined the sink; None: the sink is in ``center.yaml``.
+        position: up to where the sink has written; the ids are 0 if the sink was never open.
+        replay_after: the answer after which the sink begins again as soon as it can; None: no replay is asked for.
+        answers, rows: numbers of answers and rows that the sink has written since it was defined.
+        problem: why the last attempt failed; empty: it did not fail.
+        problem_since_ms: wall time of the first failure since the last success; 0: the last attempt did not fail.
+        gap: first and last id of answers that were deleted before the sink had them; None: there is no gap.
+        owner: the process that runs the sink; empty: no process runs it.
+        epoch: how often a process has taken the sink.
         until_ms: end of the owner's lease, on its clock.
     """
 
@@ -113,7 +114,7 @@ class SinkStatus:
         return bool(self.owner) and self.until_ms > now_ms
 
     def trouble(self, now_ms: int) -> str:
-        """Returns why nothing is written; empty: it is, or an operator has paused the sink."""
+        """Returns why nothing is written; empty: answers are written, or an operator has paused the sink."""
         if self.paused:
             return ""
         nobody = "" if self.is_run(now_ms) else "no process `edgewater center sink` runs it"
@@ -121,10 +122,10 @@ class SinkStatus:
 
 
 class SinkStore:
-    """Each method is one transaction, blocks, and is thread-safe.
+    """Stores the sinks. Each method is one transaction, blocks, and is thread-safe.
 
     Args:
-        engine: the result store's.
+        engine: the engine of the result store.
 
     Raises:
         StorageError: by every method, if the database cannot be used.
@@ -136,7 +137,7 @@ class SinkStore:
 
     @property
     def _engine(self) -> Engine:
-        """The database with the tables. They are created at the first use: an API starts without its database."""
+        """The database with the tables. The first use creates them, because an API starts before its database."""
         if not self._is_prepared:
             with schema_transaction(self._database, metadata):
                 pass
@@ -163,7 +164,7 @@ class SinkStore:
     # What operators do
 
     def define(self, name: str, document: Mapping[str, Any]) -> bool:
-        """Stores a definition. Returns whether the sink is new. A changed one keeps its position."""
+        """Stores a definition. Returns whether the sink is new. A sink whose definition changes keeps its position."""
         with write_transaction(self._engine) as connection:
             changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
             if connection.execute(changed).rowcount:
@@ -172,7 +173,7 @@ class SinkStore:
             return True
 
     def remove(self, name: str) -> None:
-        """Deletes a sink and its state. What it has written stays where it is. Raises NotFound."""
+        """Deletes a sink and its state, but not the answers that it has written. Raises NotFound."""
         with write_transaction(self._engine) as connection:
             if connection.execute(delete(sinks).where(sinks.c.name == name)).rowcount == 0:
                 raise _unknown(name)
@@ -190,10 +191,10 @@ class SinkStore:
 
     def take(self, name: str, owner: str, now_ms: int, lease_ms: int, *, adds: bool = True) -> int | None:
         """Takes the lease of a sink if it is free or has ended, and returns its new epoch; None: another process runs
-        the sink, or it is not there.
+        the sink, or the sink does not exist.
 
         Args:
-            adds: a sink that is not there is added.
+            adds: a sink that does not exist is added.
         """
         with write_transaction(self._engine) as connection:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
@@ -209,7 +210,7 @@ class SinkStore:
             return int(row.epoch) + 1
 
     def state_problem(self, name: str, problem: str, now_ms: int) -> None:
-        """Stores why a process cannot build a sink; nothing if another process runs it."""
+        """Stores why a process cannot build a sink. Stores nothing if another process runs the sink."""
         c = sinks.c
         changed = case((c.problem == problem, c.problem_since_ms), else_=now_ms)
         with write_transaction(self._engine) as connection:
@@ -234,11 +235,11 @@ class SinkStore:
         """Renews the lease, stores what the sink has done since the last report, and returns what operators want.
 
         Args:
-            position: what the sink has.
-            replayed: the `replay_after` from which the sink has begun again; None: from none.
-            answers, rows: numbers of what was written since the last report.
-            trimmed: answers up to this id are deleted. If the sink has not had them, its status states the gap.
-            problem: why the last attempt failed; empty: it did not; None: as before.
+            position: the position of the sink.
+            replayed: the `replay_after` from which the sink has begun again; None: it has not begun again.
+            answers, rows: numbers of answers and rows that were written since the last report.
+            trimmed: answers up to this id are deleted. If the sink lacks some of them, its status states the gap.
+            problem: why the last attempt failed; empty: it did not fail; None: the stored problem stays.
 
         Raises:
             LeaseLost: another process has taken the sink, or it is no longer defined.
@@ -260,7 +261,7 @@ class SinkStore:
                 values["replay_after"] = None
             if trimmed is not None and trimmed > row.trimmed:
                 values["trimmed"] = trimmed
-                # A new sink begins with what is stored: what was deleted before is no gap.
+                # A new sink begins with the stored answers: answers that were deleted before are no gap.
                 if row.epoch > 1 or row.answer_id:
                     values |= _gap(row, has, trimmed)
             if problem is not None:
@@ -282,7 +283,7 @@ class SinkStore:
         return states
 
     def release(self, name: str, epoch: int) -> None:
-        """Frees the lease, if it is still held under `epoch`."""
+        """Frees the lease, if `epoch` is still its epoch."""
         with write_transaction(self._engine) as connection:
             mine = (sinks.c.name == name) & (sinks.c.epoch == epoch)
             connection.execute(update(sinks).where(mine).values(owner=""))

@@ -24,7 +24,7 @@ from edgewater.wire import QueryRef
 HOUR = 3_600_000
 DAY = 24 * HOUR
 MAX_ENDS = 30
-"""How often a write is ended."""
+"""About how many writes one case interrupts."""
 QUERY = QuerySpec.from_mapping(
     {"name": "kit", "from": "s", "group_by": ["k"], "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 )
@@ -96,7 +96,7 @@ def answer(
 
 
 class _Center:
-    """A center that runs the sink, and may be killed."""
+    """A center that runs the sink, and that a test may kill."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.memory, self.epoch = subject, Memory(), 0
@@ -118,7 +118,7 @@ class _Center:
 
 
 class _Ended(BaseException):
-    """Ends a write as a kill does: no handler of errors knows it."""
+    """Ends a write like a kill: no handler of errors catches it."""
 
 
 def _write_ended_at(center: _Center, last: float, page: SinkAnswer) -> int:
@@ -146,7 +146,7 @@ def _write_ended_at(center: _Center, last: float, page: SinkAnswer) -> int:
 
 
 def each_answer_arrives_with_all_groups(subject: Subject) -> None:
-    """Also the null group, an empty text, and texts with quotes, line breaks and NUL."""
+    """Groups are also null, an empty text, and texts with quotes, line breaks and NUL."""
     center = _Center(subject)
     groups = {"a": 1, None: 2, "": 3, 'it\'s "x",\ny': 4}
     center.write(answer(1, 0, groups), answer(2, DAY, {"b": 1 << 53}))
@@ -159,7 +159,7 @@ def each_answer_arrives_with_all_groups(subject: Subject) -> None:
 
 
 def a_new_system_has_no_position_and_a_written_one_is_found_again(subject: Subject) -> None:
-    """The position is that of the last page, with both numbers."""
+    """The sink returns the position of the last page, with both numbers."""
     center = _Center(subject)
     assert [center.position] == [None]
     center.sink.write([answer(4, 0, {"a": 1})], Position(4, 7))
@@ -172,7 +172,7 @@ def a_new_system_has_no_position_and_a_written_one_is_found_again(subject: Subje
 
 
 def a_page_that_comes_again_changes_nothing(subject: Subject) -> None:
-    """As after a kill between the write and its confirmation, also with another division into pages."""
+    """A page comes again after a kill between the write and its confirmation, also divided into other pages."""
     center = _Center(subject)
     pages = [
         answer(1, 0, {"a": 1}),
@@ -192,7 +192,7 @@ def a_page_that_comes_again_changes_nothing(subject: Subject) -> None:
 
 
 def the_newest_revision_replaces_a_window_and_an_older_one_does_not(subject: Subject) -> None:
-    """Groups that the newest revision lacks are gone."""
+    """Groups that the newest revision lacks are removed."""
     if subject.only_final:
         return
     center = _Center(subject)
@@ -206,7 +206,7 @@ def the_newest_revision_replaces_a_window_and_an_older_one_does_not(subject: Sub
 
 
 def an_answer_without_rows_is_no_row(subject: Subject) -> None:
-    """And takes away the rows of its earlier revision."""
+    """It removes the rows of the earlier revision."""
     center = _Center(subject)
     center.write(answer(1, 0, {}), answer(2, HOUR, {"a": 1}))
     assert subject.contents() == {HOUR: {"a": 1}}

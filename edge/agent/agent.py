@@ -1,4 +1,4 @@
-"""`Agent`: serves pushes and the operator's endpoints, and runs everything that `open_agent` has wired."""
+"""`Agent`: serves pushes and the operator's endpoints, and runs the parts that `open_agent` has connected."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from edgewater.runtime.problems import problem
 log = logging.getLogger(__name__)
 
 GONE_CHECKPOINT_S = 0.1
-"""Time between a source's report that its input is gone and the checkpoint, which then covers other reports. Longer if
-checkpoints take long."""
+"""Time between a source's report that its input is gone and the checkpoint, so that one checkpoint covers several
+reports. The time is longer if checkpoints take long."""
 DRAIN_S = 1.0
 """How long clients may take to end their connections before a reload."""
 STOP_GRACE_S = 2
@@ -58,10 +58,11 @@ class Agent:
     Attributes:
         now_ms: the wall clock.
         monotonic: seconds of a monotonic clock.
-        skipped: values that are no records although nothing is wrong with them, by (stream, reason).
-        refused: pushed requests that were refused and connections that were closed, by reason.
-        lookups: by stream, for streams that have any.
-        configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is.
+        skipped: numbers of valid values that are not records, by (stream, reason).
+        refused: numbers of refused requests and closed connections of clients that push, by reason.
+        lookups: the lookups of each stream that has lookups.
+        configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is in
+            use.
     """
 
     config: EdgeConfig
@@ -99,7 +100,8 @@ class Agent:
 
         Raises:
             InvalidConfig: the agent cannot listen on an address of `http`, or `http.tls` cannot be used.
-            OutdatedState: the center knows a newer version of the state, or another one: see `begin_anew`.
+            OutdatedState: the center has seen a newer state of this edge, or another agent with its id: see
+                `begin_anew`.
         """
         http = self.config.http
         health, endpoint = self.health().routes(), self.endpoint()
@@ -153,7 +155,7 @@ class Agent:
                     self.daily_quota.close()
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
-        """Returns everything that runs but the HTTP server; each runs until cancelled."""
+        """Returns the loops of the agent, without the HTTP server. Each loop runs until it is cancelled."""
         lookups = [lookups.run() for lookups in self.lookups.values()]
         reading = self.reading
         return [
@@ -282,7 +284,7 @@ class Agent:
 def _server(
     app: Starlette, tls: HttpTlsConfig | None, on_closed: Callable[[str], None], hands_over: bool
 ) -> EmbeddedServer:
-    """Raises InvalidConfig: a file of `http.tls` cannot be used."""
+    """Builds the HTTP server. Raises InvalidConfig: a file of `http.tls` cannot be used."""
     options: dict[str, Any] = {}
     if tls is not None:
         options = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}

@@ -1,7 +1,8 @@
-"""`open_agent`: recovers the state of an edge, and wires the parts of its agent in the order of their needs.
+"""`open_agent`: recovers the state of an edge, and connects the parts of its agent, each after the parts that it needs.
 
-Sources are built three times. Recovery reads ranges again, and backfills read at other positions of the same files. The
-sources that the agent reads come last: the worker decides how long their records wait.
+Sources are built three times: for the recovery, which reads ranges again; for backfills, which read at other positions
+of the same files; and for the agent. The agent's sources are built last, because the worker decides how long their
+records wait.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from edgewater.wire import LossReason
 log = logging.getLogger(__name__)
 
 UNREAD_INPUT_S = 0.1
-"""A source that has not been idle for longer than this may have unread input. Input that is read sooner is late by at
-most about this much, which is within the usual lateness of records."""
+"""A source that has not been idle for longer than this may have unread input. Input of other sources is late by at most
+about this time, which is within the usual lateness of records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class _Inputs:
     """Builds the sources of an edge, with their lookups.
 
     Attributes:
-        clocks: by stream; None: records are read as fast as possible.
-        lookups: by stream, for streams that have any.
+        clocks: the clock of each stream; None: records are read as fast as possible.
+        lookups: the lookups of each stream that has lookups.
     """
 
     config: EdgeConfig
@@ -174,8 +175,9 @@ def open_agent(config: EdgeConfig) -> Agent:
 def begin_anew(agent: Agent) -> None:
     """Begins a new incarnation, once `Agent.run` has raised `OutdatedState`; `open_agent` then opens it.
 
-    What the agent has accepted and not shipped is given up: the center may have it from another agent, so it might
-    count twice. The center states that in its answers, because the incarnation is new to it.
+    The new incarnation does not have the records that the agent has accepted and not shipped. The center may have them
+    from another agent, so they might count twice. The center states the loss in its answers, because it does not know
+    the incarnation.
 
     Raises:
         StorageError: the disk cannot be written.
@@ -207,10 +209,10 @@ def _opened_before(inputs: _Inputs, built: Sequence[Source], core: EdgeCore) -> 
 
 
 def _begin(durable: DurableCore, sources: Sequence[Source], config: EdgeConfig) -> None:
-    """Journals that a process begins to read these sources."""
+    """Writes to the journal that a process begins to read these sources."""
     durable.begin_run((uuid.uuid4().int >> 66) | 1)
     if durable.core.configured:
-        # Until the first queries nothing was read.
+        # Before the edge received its first queries, it read nothing.
         for source in sources:
             if source.delivery is Delivery.AT_MOST_ONCE and durable.core.streams[source.stream].is_open(source.name):
                 log.warning("source %s cannot be read again: records may be lost since the last stop", source.name)

@@ -1,4 +1,4 @@
-"""`AgentHealth`: what an operator sees of an agent: /livez, /readyz, /metrics and /v1/sources."""
+"""`AgentHealth`: the endpoints of an agent for its operator: /livez, /readyz, /metrics and /v1/sources."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class AgentHealth:
     """The operator's view of an agent.
 
     Attributes:
-        refused: pushed requests that were refused and connections that were closed, by reason.
-        skipped: values that are no records although nothing is wrong with them, by (stream, reason).
+        refused: numbers of refused requests and closed connections of clients that push, by reason.
+        skipped: numbers of valid values that are not records, by (stream, reason).
         missing: returns the reasons why the edge is not ready.
-        configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is.
+        configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is in
+            use.
     """
 
     durable: DurableCore
@@ -55,7 +56,7 @@ class AgentHealth:
         return [*health_routes(registry, self.missing), Route("/v1/sources", self._sources)]
 
     def collector(self) -> metrics.EdgeCollector:
-        """Returns the collector of all metrics but those of lookups."""
+        """Returns the collector of all metrics except the metrics of lookups."""
         return metrics.EdgeCollector(
             self.durable, self.gauges, self.source_statuses, self.outbox.refused_frames, self.refused,
             self.worker.loads, self.skipped,
@@ -65,7 +66,7 @@ class AgentHealth:
         return JSONResponse({"sources": [status.to_json() for status in self.source_statuses()]})
 
     def source_statuses(self) -> list[SourceStatus]:
-        """Returns how each entry of ``sources`` stands."""
+        """Returns the status of each entry of ``sources``."""
         streams = self.durable.core.streams
         return self.states.statuses(
             self.reading.failures(),
@@ -84,7 +85,7 @@ class AgentHealth:
             "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
             "refused_costs": (
-                "Costs of queries that the center has stated and that cannot be right: the last one stays.",
+                "Costs of queries from the center that cannot be right. The edge keeps the previous cost.",
                 self.outbox.refused_costs,
             ),
         }
@@ -98,7 +99,7 @@ class AgentHealth:
             "journal_bytes": ("Size of the current journal.", self.durable.journal_bytes),
             "queries": ("Number of queries.", len(core.queries)),
             "limited_queries": (
-                "Queries of which open windows take no more records, for lack of memory.",
+                "Queries whose open windows take no more records, for lack of memory.",
                 sum(bool(p.store.full) for p in core.queries.values()),
             ),
             "cumulative_series": (
@@ -110,7 +111,7 @@ class AgentHealth:
                 sum(p.backfill.unread_records for p in core.queries.values() if p.backfill is not None),
             ),
             "clock_step_seconds": (
-                "Step of the system's clock that is not followed yet.",
+                "Step of the system's clock that the agent does not follow yet.",
                 wall_clock.step_s,
             ),
             "failing_sources": (

@@ -1,8 +1,8 @@
 """Reloads of the configuration: the agent stops in order, and its process runs the program anew.
 
-A reload costs a start, and nothing else: the state is on disk, and the listening sockets stay open. A file that cannot
-be used changes nothing. Some faults show only in the new program, such as columns that do not fit a running query. It
-then goes back to the configuration of before.
+A reload takes as long as a start. It loses nothing: the state is on disk, and the listening sockets stay open. A file
+that cannot be used changes nothing. Some faults show only in the new program, such as columns that do not fit a running
+query. The process then goes back to the previous configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgewater.runtime.listeners import Listeners
 log = logging.getLogger(__name__)
 
 PREVIOUS = "EDGEWATER_PREVIOUS_CONFIG"
-"""The environment variable with the descriptor of a file in memory: the configuration of before a reload."""
+"""The environment variable with the descriptor of a file in memory, which has the configuration before the reload."""
 WATCH_S = 1.0
 """How often a watched file is read."""
 
@@ -31,7 +31,7 @@ class ConfigFile:
     """The configuration file of an agent, and the content with which the agent runs.
 
     Args:
-        environ: may state the configuration of before a reload.
+        environ: may have the variable `PREVIOUS`.
 
     Attributes:
         failure: why the newest content is not in use; empty: it is in use.
@@ -55,7 +55,7 @@ class ConfigFile:
         return self._running
 
     def load_previous(self, problem: EdgewaterError) -> EdgeConfig:
-        """Returns the configuration of before the reload, as the new one cannot be used.
+        """Returns the configuration before the reload. Called if the new configuration cannot be used.
 
         Raises:
             EdgewaterError: `problem`, if this is no reload.
@@ -68,7 +68,7 @@ class ConfigFile:
         return self._running
 
     def confirm(self) -> None:
-        """Called once the agent runs: a later failure is not the configuration's."""
+        """Called when the agent runs. The configuration is not the cause of a later failure."""
         self._previous = None
 
     def may_reload(self) -> bool:
@@ -106,7 +106,7 @@ class ConfigFile:
             return b""
 
     async def changed(self) -> None:
-        """Returns when an agent can begin anew with the file's content, which is new and no longer being written."""
+        """Waits for new content of the file with which an agent can begin anew, and until the file is written."""
         seen = self._content
         while True:
             await asyncio.sleep(WATCH_S)
@@ -131,7 +131,7 @@ class ConfigFile:
 
 
 def _in_memory(content: bytes) -> int:
-    """Returns the descriptor of a file that only this process has: a configuration may have secrets."""
+    """Returns the descriptor of a file in memory. Only this process can read it: a configuration may have secrets."""
     descriptor = os.memfd_create("edge.yaml")
     os.write(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -23,16 +23,17 @@ from edgewater.model.streams import Delivery
 log = logging.getLogger(__name__)
 
 MAX_UNSYNCED_BYTES = 8 << 20
-"""Above it a source waits for the journal."""
+"""A source with more unsynced bytes waits for the journal."""
 MAX_UNSYNCED_UNREPEATABLE_BYTES = 1 << 20
-"""The same for a source that cannot be read again."""
+"""The same limit for a source that cannot be read again."""
 SYNC_S = 0.05
-"""Journal records of a source that cannot be read again are synced after this time: a crash loses no more."""
+"""Journal records of a source that cannot be read again are synced after this time. So a crash loses only the records
+of this time."""
 TICK_MIN_S = 0.2
 BACKPRESSURE_POLL_S = 0.05
 SOURCE_RETRY_S = 5.0
 LONG_BACKPRESSURE_MS = 500
-"""After a longer backpressured wait the idle rule restarts for the source: records may have queued up in it."""
+"""If backpressure holds a source back for longer, the idle rule restarts for it: records may wait in the source."""
 LONG_PAUSE_MS = 500
 """After a longer time in which the agent did not run, the idle rule restarts for all sources, for the same reason."""
 INPUTS_EVERY_S = 5.0
@@ -53,8 +54,8 @@ class SourceReading:
         sources: all sources, also those that were opened while the agent runs.
         failing: per source whose last read failed, the message and the monotonic time of the failure in seconds.
         backpressured: names of the sources that wait for memory or the disk.
-        retry_s: time until a source that has failed is read again.
-        input_gone: set when a source reports that its input is gone, until the next checkpoint.
+        retry_s: time until a failed source is read again.
+        input_gone: event that is set from a source's report that its input is gone until the next checkpoint.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class SourceReading:
         self._tasks: asyncio.TaskGroup | None = None
 
     def is_over_memory_limit(self) -> bool:
-        """Returns whether sources must wait until frames have left."""
+        """Returns whether sources must wait until the edge has shipped frames."""
         return self._durable.core.pending_bytes > self._limits.max_pending_bytes
 
     def failures(self) -> dict[str, str]:
@@ -105,7 +106,7 @@ class SourceReading:
 
     async def read_all(self) -> None:
         """Reads all sources; runs until it is cancelled."""
-        # Records that are read before the first queries are known would count in no query.
+        # Records that are read before the edge has received its first queries would count in no query.
         await self._outbox.configured.wait()
         self._restart_idle_rule(*self.sources)
         tasks = [asyncio.create_task(t) for t in (self._read_sources(), self._retired.wait())]
@@ -117,7 +118,7 @@ class SourceReading:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.Event().wait()  # all sources have ended, or none is read any more; serving continues
+        await asyncio.Event().wait()  # all sources have ended, or no source is read any more; the servers go on
 
     async def _read_sources(self) -> None:
         async with asyncio.TaskGroup() as self._tasks:
@@ -125,16 +126,18 @@ class SourceReading:
                 self._tasks.create_task(self._read(source))
 
     def _open(self, opener: Source, sources: Iterable[Source]) -> None:
-        """Reads the sources among these that the agent does not read yet.
+        """Begins to read those of these sources that the agent does not read yet.
 
-        Raises SourceFailed: one of them promises less than the edge has told the center about the stream.
+        Raises SourceFailed: the delivery of a source is weaker than the delivery that the edge has told the center.
         """
         names = {source.name for source in self.sources}
         new = [source for source in sources if source.name not in names]
         told = self._durable.core.streams[opener.stream].spec.deliveries
         for source in new:
             if source.delivery not in (Delivery.EXACTLY_ONCE, *told):
-                raise SourceFailed(f"the new source {source.name} is {source.delivery}, unlike those before it")
+                raise SourceFailed(
+                    f"the new source {source.name} has the delivery {source.delivery}, unlike the sources before it"
+                )
         if new and self._tasks is not None:
             self.sources += new
             self._backfills.add(new)
@@ -146,9 +149,9 @@ class SourceReading:
 
     async def _read(self, source: Source) -> None:
         """Reads a source to its end, with retries. A source that cannot be read holds its stream's watermark
-        back, so that no answer treats it as finished, and is named in /readyz."""
+        back, so that no answer treats the source as finished. /readyz names the source."""
         if source.delivery is Delivery.AT_MOST_ONCE:
-            await self._commit.durable()  # from now on a restart knows that the source was being read
+            await self._commit.durable()  # after a restart the state says that this process was reading the source
         with self._meter.busy(source.name):
             while True:
                 try:
@@ -183,8 +186,8 @@ class SourceReading:
         rejected = chunk.rejected_records
         event = Ingested(source.stream, source.name, chunk.batch, self._now_ms(), rejected=rejected)
         is_open = self._durable.core.streams[source.stream].is_open(source.name)
-        for reason in chunk.losses if is_open else ():  # a source that has ended has nothing to lose
-            # Before the position after it: a crash in between states the loss twice rather than never.
+        for reason in chunk.losses if is_open else ():  # a source that has ended can lose no records
+            # The loss is stored before the position after it. So a crash in between states the loss twice, not never.
             self._durable.handle(InputLost(source.stream, source.name, reason, event.arrival_ms))
         queued = False
         if source.replayable and chunk.end is not None and not chunk.keep:
@@ -248,7 +251,7 @@ class SourceReading:
             await asyncio.sleep(wait_s)
 
     def _unread_sources(self) -> tuple[str, ...]:
-        """Returns the sources that are not being read now; their silence does not mean that they are idle."""
+        """Returns the sources that are not read now. They are not idle, although they give no records."""
         is_stopped = not self._outbox.configured.is_set() or self._commit.failure is not None
         if is_stopped or self.is_over_memory_limit():
             return tuple(source.name for source in self.sources)
@@ -273,7 +276,7 @@ class SourceReading:
                 if source.name in committed:
                     try:
                         source.committed(committed[source.name])
-                    except Exception as exc:  # a source costs only itself
+                    except Exception as exc:  # the other sources go on
                         log.exception("source %s cannot acknowledge its records", source.name)
                         self.failing[source.name] = f"{type(exc).__name__}; the log says more", self._monotonic()
 
@@ -308,7 +311,7 @@ class SourceFailed(Exception):
 
 
 async def _contained(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    """Yields the chunks of a source. Raises SourceFailed for any exception of the source: it must cost only itself."""
+    """Yields the chunks of a source. Raises SourceFailed for any exception, so that other sources go on."""
     try:
         async for chunk in chunks:
             yield chunk

@@ -1,4 +1,4 @@
-"""The sections `center`, `http` and `limits`: connections of an edge, and what may be spent on them."""
+"""The sections `center`, `http` and `limits`: the connections of an edge, and its limits of memory, time and CPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import Address, Duration, RemoteAddress, Size, read_secret, refusal
 
 MIN_BANDWIDTH = 1 << 10
-"""Bytes per second: heartbeats alone take up to a hundred and fifty while an edge has news."""
+"""Bytes per second. Heartbeats alone take up to 150 bytes per second while an edge has something to report."""
 MAX_PUSH_BYTES = 12 << 20
-"""An Arrow body may grow 16-fold, and a record of the journal ends at 256 MiB."""
+"""The limit of `max_push_bytes`. An Arrow body may grow 16-fold, and a record of the journal has at most 256 MiB."""
 
 
 class UplinkConfig(Model):
@@ -38,12 +38,13 @@ class UplinkConfig(Model):
 
 
 class HttpConfig(Model):
-    """The server of pushed records and of the operator's endpoints."""
+    """The server for pushed records and for the operator's endpoints."""
 
     listen: Address = "127.0.0.1:7410"
-    """Address of the server. An address other than loopback needs `tokens` or `tls.client_ca` if a stream is pushed."""
+    """Address of the server. If a stream has pushed records, an address other than loopback needs `tokens` or
+    `tls.client_ca`."""
     hosts: list[str] = []
-    """Names besides loopback by which requests without credentials may address the server, such as a proxy's name."""
+    """Host names, besides loopback, that requests without credentials may use, such as the name of a proxy."""
     tokens: list[SecretStr] = []
     """Bearer tokens of the clients that push. Several are valid at once, so that one can replace another."""
     tls: HttpTlsConfig | None = None
@@ -88,7 +89,7 @@ class LimitsConfig(Model):
     @field_validator("scheduling", mode="before")
     @classmethod
     def _off(cls, value: object) -> object:
-        return "off" if value is False else value  # what YAML makes of `off` without quotes
+        return "off" if value is False else value  # YAML reads `off` without quotes as false
 
     @model_validator(mode="after")
     def _leaves_room(self) -> LimitsConfig:

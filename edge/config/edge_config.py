@@ -27,11 +27,11 @@ class EdgeConfig(Model):
     edge: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     """This edge's id, at most 63 letters, digits, `.`, `_` and `-`. It may also be `{env: NAME}` or `{file: PATH}`."""
     labels: dict[str, str] = {}
-    """Texts that the center shows beside the edge."""
+    """Names and texts that the center shows with the edge."""
     center: UplinkConfig = UplinkConfig()
     """The connection to the center."""
     state_dir: str = Field(min_length=1)
-    """Directory of the journal. Everything that must survive is in it."""
+    """Directory of the journal. It has the whole state of the edge that must survive a restart."""
     http: HttpConfig = HttpConfig()
     """The HTTP server of the agent."""
     streams: dict[str, StreamConfig] = Field(min_length=1)
@@ -90,7 +90,7 @@ _NEVER_SECRET = (
 def _without_secrets(path: str, options: object, error: InvalidConfig) -> InvalidConfig:
     """Returns an error of a package's options under its path, without values that may be secrets.
 
-    Users misspell the keys of passwords, too, so only values of known keys are shown. The reason is shown unless it
+    A user may misspell the key of a password, so only values of known keys are shown. The reason is shown unless it
     quotes another text of the options.
     """
     is_plain = isinstance(error.value, int | float | str) and "@" not in str(error.value)

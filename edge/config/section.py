@@ -1,4 +1,4 @@
-"""What all sections of an edge's configuration have in common."""
+"""The base of all sections of an edge's configuration, secrets and TLS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Model(Section):
 
 
 def secret(value: object, info: ValidationInfo) -> SecretStr | None:
-    """Reads a secret: itself, ``{env: NAME}`` or ``{file: PATH}``. For validators of kinds of sources."""
+    """Reads a secret that is given as a text, ``{env: NAME}`` or ``{file: PATH}``. Validators of sources call it."""
     return read_secret(value, (info.context or {}).get("environ", os.environ))
 
 
@@ -22,7 +22,7 @@ class TlsConfig(Model):
     """PEM files of a connection. They are read at each connection."""
 
     ca: str | None = None
-    """CA of the other side. None: the CAs of the system."""
+    """File of the CA that signed the server's certificate. None: the CAs of the system."""
     cert: str | None = None
     """This edge's certificate, for mutual TLS."""
     key: str | None = None
@@ -43,4 +43,4 @@ class HttpTlsConfig(Model):
     key: str
     """The key of `cert`."""
     client_ca: str | None = None
-    """The authority whose certificates clients must present. None: clients need no certificate."""
+    """File of the CA that signed the certificates of clients. None: clients need no certificate."""

@@ -15,17 +15,17 @@ from edgewater.runtime.configuration import Duration, refusal
 
 
 class FileConfig(TextConfig):
-    """Files of a pattern."""
+    """Files that match a pattern."""
 
     path: str = Field(min_length=1)
     """A path, or a pattern such as `/var/log/*.csv`."""
     format: Format  # type: ignore[assignment]
-    """The format of the records. It may be missing if the extension of `path` or a `regex` tells it."""
+    """The format of the records. It may be missing if the extension of `path` or a `regex` determines it."""
     follow: bool = False
     """Whether appended lines, new files and rotated files are read, too."""
     rotate_wait: Duration = 60_000
-    """How long a followed file that has left the pattern is kept open after its last record. It is shorter if no
-    process has the file open for writing."""
+    """How long the edge keeps a followed file that no longer matches the pattern open after its last record. The time
+    is shorter if no process has the file open for writing."""
     compression: Literal["auto", "none", "gzip", "zstd", "bz2"] = "auto"
     """The compression of the files. `auto`: by their extension."""
 
@@ -70,7 +70,7 @@ class SourceConfig(Model):
     """One source: exactly one of the three built-in kinds, or a kind that a package provides."""
 
     file: FileConfig | None = None
-    """Files of a pattern."""
+    """Files that match a pattern."""
     stdin: StdinConfig | None = None
     """Standard input of the agent, in one stream only."""
     http: HttpPushConfig | None = None
@@ -91,10 +91,10 @@ class SourceConfig(Model):
 
     @property
     def is_pushed(self) -> bool:
-        """Whether its records arrive in requests to this edge."""
+        """Whether the records of the source arrive in requests to this edge."""
         return self.http is not None or self.has_receivers
 
     @property
     def has_receivers(self) -> bool:
-        """Whether the kind of a package receives its records in requests."""
+        """Whether the source is of a package's kind, and its records arrive in requests."""
         return self.package is not None and KINDS.receivers(self.package.kind) is not None

@@ -27,7 +27,7 @@ IDLE_MS = 10_000
 
 
 class TimeConfig(Model):
-    """Where the event time of a record is read."""
+    """The column and the unit of a record's event time."""
 
     column: str = Field(min_length=1)
     """The column of the event time."""
@@ -83,7 +83,7 @@ class LookupConfig(Model):
     file: str = Field(min_length=1)
     """Path of the file, with one row per key."""
     format: Literal["csv", "ndjson", "parquet"]
-    """Format of the file; by default that of its extension."""
+    """Format of the file; by default the format that its extension names."""
     key: str | dict[str, str]
     """Key column of the stream and of the file; `{stream column: file column}` if their names differ."""
     columns: dict[str, str] = Field(min_length=1)
@@ -132,11 +132,11 @@ class StreamConfig(Model):
     time: TimeConfig
     """Where the event time is. It may be missing if a source has the format `combined`."""
     lookups: list[LookupConfig] = Field(default=[], max_length=8)
-    """Files whose columns are added to the records. A key may be a column of an earlier one."""
+    """Files whose columns are added to the records. A key may be a column that an earlier lookup has added."""
     constants: dict[str, Constant] = {}
     """Columns that have one value in all records of the stream at this edge, such as its site."""
     disorder_ms: Duration = Field(default=0, alias="disorder")
-    """How far behind the newest record a record may come and be punctual."""
+    """How far the event time of a record may be behind the newest record without being late."""
     idle: Duration | None = None
     """Time without records after which a source's watermark follows the clock. None: 10s, and never in a replay."""
     replay: ReplayConfig | None = None
@@ -201,7 +201,9 @@ class StreamConfig(Model):
         kinds = [kind for source in self.sources for kind in source.model_fields_set]
         paths = [source.file.path for source in self.sources if source.file]
         if kinds.count("http") > 1 or len(set(paths)) < len(paths):
-            raise refusal("each path once, and http once", "a source is named twice and would be counted twice")
+            raise refusal(
+                "each path once, and http once", "a source is named twice, so its records would be counted twice"
+            )
         return self
 
     @model_validator(mode="after")
@@ -217,7 +219,10 @@ class StreamConfig(Model):
                 raise refusal(f"one of the columns {columns}", fault)
             for name in lookup.columns:
                 if name in known or name == TIME_COLUMN:
-                    raise refusal("columns that the stream lacks", f"lookups.{number}.columns.{name} is there already")
+                    raise refusal(
+                        "columns that the stream lacks",
+                        f"lookups.{number}.columns.{name} is a column already",
+                    )
             known.update(lookup.columns)
         return self
 
@@ -242,7 +247,7 @@ class StreamConfig(Model):
 
     @property
     def stream_columns(self) -> dict[str, pa.DataType]:
-        """The columns of the stream's records: those that sources read, and those of lookups."""
+        """The columns of the stream's records: the columns that sources read, and the columns that lookups add."""
         added = {name: COLUMN_TYPES[kind] for lookup in self.lookups for name, kind in lookup.columns.items()}
         return self.arrow_columns | added
 
@@ -255,7 +260,7 @@ class StreamConfig(Model):
 
     @property
     def idle_ms(self) -> int | None:
-        """As `edge.core.streams.StreamSpec.idle_ms`. The default is 10 s for a live stream, none for a replay."""
+        """See `edge.core.streams.StreamSpec.idle_ms`. The default is 10 s for a live stream and None for a replay."""
         if self.idle is not None:
             return self.idle
         return IDLE_MS if self.replay is None else None

@@ -18,8 +18,8 @@ class CsvConfig(Model):
     delimiter: str = Field(default=",", pattern=r"^[\t !#-~]$")
     """One character between fields."""
     nulls: list[str] = []
-    """Texts that are null in every column. Without any, these are null: an empty field, and NA, NULL and NaN in columns
-    that are not strings."""
+    """Texts that are null in every column. If the list is empty, an empty field is null, and also NA, NULL and NaN in
+    columns that are not strings."""
     header: list[str] | None = None
     """Names of the columns, for input without a header line."""
 
@@ -29,7 +29,7 @@ class CsvConfig(Model):
 
 
 MAX_PATTERN = 4096
-"""Characters of a regular expression."""
+"""The most characters of a regular expression."""
 
 
 class RegexConfig(Model):
@@ -50,7 +50,7 @@ class RegexConfig(Model):
 
 
 class TextConfig(Model):
-    """A text format and its options, of a source whose records are lines."""
+    """The text format, with its options, of a source whose records are lines."""
 
     format: TextFormatName
     """The format of the records."""
@@ -80,7 +80,7 @@ class TextConfig(Model):
             for name in columns:
                 if name not in groups:
                     accepted = f"columns among the fields of the format {self.format}: {', '.join(groups)}"
-                    return accepted, f"column {name} is none of them"
+                    return accepted, f"column {name} is none of these fields"
         for name in groups if self.regex is not None else ():
             if name not in columns:
                 accepted = f"groups of regex.pattern that are columns or the time: {', '.join(columns)}"

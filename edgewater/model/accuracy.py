@@ -28,21 +28,21 @@ KEYS = {
 }  # fmt: skip
 """The keys of an accuracy, and whether each is required."""
 MAX_GROUPS = 256
-"""Groups per query for which windows are answered early; the center holds an estimator for each."""
+"""The most groups of a query whose windows are answered early. The center has an estimator for each group."""
 
 ZERO_MEAN_STANDARD_ERRORS = 4.0
 _MAX_VALUE = 1e150
-"""Squares of values within it do not overflow."""
+"""The largest absolute value. The square of a value up to it does not overflow."""
 
 
 def check_measure(name: str, field: str = "measure", error: type[InvalidInput] = InvalidQuery) -> MeasureKind:
     """Returns the name of a measure that can be answered before its stragglers have arrived.
 
-    For quantiles, variances, extremes and functions, sample sizes are known (`center.early`), but nothing
-    bounds how much the events that have not arrived would change the value.
+    For quantiles, variances, extremes and functions, the needed sample sizes are known (`center.early`). But there is
+    no bound for how much the records that have not arrived would change the value.
 
     Raises:
-        error: another measure; the message lists the alternatives.
+        error: the measure cannot be answered early; the message lists the alternatives.
     """
     for known in MEASURES:
         if name == known:
@@ -52,14 +52,14 @@ def check_measure(name: str, field: str = "measure", error: type[InvalidInput] =
         "mean, sum or count; for a proportion, the mean of an expression that is 0 or 1; for a quantile, "
         "exact_quantile, a function of a sample; for other measures a staleness budget, which answers on time from the "
         "records that have arrived",
-        "nothing bounds how much stragglers would change it",
+        "there is no bound for how much stragglers would change its value",
     )  # fmt: skip
 
 
 def check_confidence(confidence: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
     """Returns a probability strictly between 0 and 1; raises `error` for anything else.
 
-    It is 1 - δ. (The Aion paper's evaluation uses δ = 0.95 in z(δ/2), which requires almost no samples.)
+    The probability is 1 - δ. (The Aion paper's evaluation uses δ = 0.95 in z(δ/2), which requires almost no samples.)
     """
     if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
         raise error(field, confidence, "a probability between 0 and 1, both excluded, such as 0.95")
@@ -76,10 +76,10 @@ def check_error(value: object, field: str, error: type[InvalidInput] = InvalidQu
 def check_relative(mean: float, deviation: float, count: float, field: str) -> None:
     """Refuses a relative error for a measure whose mean may be zero.
 
-    A relative error is undefined where the truth can be 0, and Eq. 4 of the Aion paper then requires all records.
+    A relative error is undefined if the true value can be 0. Eq. 4 of the Aion paper then requires all records.
 
     Args:
-        mean, deviation, count: of the values observed so far.
+        mean, deviation, count: mean, standard deviation and number of the values observed so far.
 
     Raises:
         InvalidQuery: the values vary and their mean is not significantly different from zero.
@@ -103,8 +103,8 @@ class AccuracyTarget:
 
     Attributes:
         groups: number of groups; 1 for a query without groups.
-        scope: "each": the target holds for every single group. "all": for all groups simultaneously. (A target for
-            the total would guarantee nothing about the groups.)
+        scope: "each": the target holds for every single group. "all": it holds for all groups simultaneously. (A target
+            for the total would guarantee nothing about the groups.)
     """
 
     error: float = 0.05
@@ -122,7 +122,7 @@ class AccuracyTarget:
 
     @property
     def group_confidence(self) -> float:
-        """The confidence that each group needs; Bonferroni's for a simultaneous target."""
+        """The confidence that each group needs. For a simultaneous target it has Bonferroni's correction."""
         if self.scope == "all":
             return 1 - (1 - self.confidence) / self.groups
         return self.confidence
@@ -134,11 +134,13 @@ class Accuracy:
 
     Attributes:
         measure: name of the measure that the accuracy applies to.
-        kind: that measure's function; None for a function of a sample, which is not answered early.
+        kind: function of the measure; None for a function of a sample, which is not answered early.
         substream_ms: length f of a sub-stream, a divisor of the window's slices; None: the default length.
-        scope: for a query with groups, whether the accuracy holds for each group or for all simultaneously; else None.
-        range: least and greatest value that an expensive function can have. A sample says nothing of the size of the
-            values that it misses, so that without a range there is no interval; cheap values are all looked at.
+        scope: for a query with groups, whether the accuracy holds for each group or for all groups simultaneously;
+            otherwise None.
+        range: least and greatest value that an expensive function can have. A sample does not show how large the values
+            outside the sample are, so without a range there is no interval. A cheap function is computed for all
+            records, so it needs no range.
         delays_ms: event time within which every record reaches its edge, as the user declares; None: not declared.
     """
 
@@ -206,13 +208,13 @@ class Accuracy:
         return result
 
     def to_contract(self) -> Mapping[str, object]:
-        """Returns what an answer's contract states as requested."""
+        """Returns the member ``requested`` of an answer's contract."""
         result: dict[str, object] = {"error": self.error, "confidence": self.confidence, "measure": self.measure}
         return result if self.scope is None else {**result, "scope": self.scope}
 
     @property
     def early_kind(self) -> MeasureKind:
-        """The measure's kind, where windows are answered early."""
+        """The measure's kind, for a query whose windows are answered early."""
         assert self.kind is not None
         return self.kind
 

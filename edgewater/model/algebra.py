@@ -1,13 +1,16 @@
 """Rules that the algebraic properties of synopses impose on queries, and their handling of late records.
 
-An edge ships a slice in any number of partials, edges do not know each other's records, windows are merges of slices,
-and the center merges partials in any order. So a synopsis must be mergeable; and one whose guarantees depend on the
-order of its values (`needs_order`) can be queried only where the order is unique: at one edge, in windows of one slice,
-without late records. All rules are functions of `Properties`, so they apply to plugins as to built-in synopses.
+An edge ships a slice in any number of partials, and no edge has another edge's records. Windows are merges of slices,
+and the center merges partials in any order. So a synopsis must be mergeable. The guarantees of some synopses depend on
+the order of their values (`needs_order`). A query may use such a synopsis only if the order is unique: at one edge, in
+windows of one slice, without late records. All rules are functions of `Properties`, so they apply to plugins like to
+built-in synopses.
 
-Not required are: idempotence, since a frame is applied exactly once; commutativity of the state (KLL and top-k depend
-on the order, and keep their bounds in any); invertibility, since a late record is merged into its slice and no slice is
-ever removed from a window.
+The rules do not require these properties:
+
+- Idempotence, because a frame is applied exactly once.
+- Commutativity of the state. KLL and top-k depend on the order, but keep their bounds in any order.
+- Invertibility, because a late record is merged into its slice, and no slice is ever removed from a window.
 """
 
 from __future__ import annotations
@@ -30,12 +33,13 @@ BATCH = "center.batch.build on a DataFrame, or by center.batch.slicing on a stre
 
 
 class LateRecordPolicy(StrEnum):
-    """The handling of records behind the watermark."""
+    """What happens to records whose event time is before the watermark."""
 
     MERGED = "merged"
     """The record is merged into its slice; every answered window that contains it gets a new revision."""
     REPAIRED = "repaired"
-    """The record enters its count window, and the records that it displaces move on; needs an invertible synopsis."""
+    """The record enters its count window, and moves other records to the next window. This needs an invertible
+    synopsis."""
     DROPPED = "dropped"
     """The record is dropped and counted."""
 
@@ -78,7 +82,7 @@ class AlgebraRule:
     Attributes:
         applies_to: whether the rule restricts a synopsis with these properties.
         is_violated: whether a query violates the rule.
-        field: the field of the query that violates it; None: the measure itself.
+        field: the field of the query that violates the rule; None: the measure itself.
         value: the field's value in a query.
         accepted: accepted values, as a phrase.
         reason: predicate of a sentence whose subject is the measure's function.
@@ -99,7 +103,7 @@ RULES = (
         None,
         lambda spec: None,
         f"a mergeable synopsis; this one can be built by {BATCH}",
-        "is not mergeable, and the center merges the synopses that edges ship",
+        "is not mergeable, but the center merges the synopses that edges ship",
     ),
     AlgebraRule(
         lambda p: not p.reproducible,
@@ -107,7 +111,7 @@ RULES = (
         None,
         lambda spec: None,
         f"a reproducible synopsis, with the same bytes for the same records; this one can be built by {BATCH}",
-        "is not reproducible, and an edge recovers by building its frames again",
+        "is not reproducible, but an edge that recovers builds its frames again",
     ),
     AlgebraRule(
         needs_order,
@@ -139,7 +143,7 @@ RULES = (
         "since",
         lambda spec: spec.to_mapping()["since"],
         "no since: the query begins with the records that are read after its registration",
-        "depends on the order of its values, and earlier records are read beside the live ones",
+        "depends on the order of its values, but edges read earlier records beside the live records",
     ),
 )
 

@@ -1,7 +1,7 @@
 """SQL arithmetic and casts on Arrow arrays, with null for undefined results.
 
-Division by zero, integer overflow and the cast of a text that is not a number give null for the record. A kernel that
-raised would reject the whole batch because of one bad record, and again on every replay.
+Division by zero, integer overflow and the cast of a text that is not a number give null for the record. If a kernel
+raised an exception, one bad record would reject the whole batch, and every replay would reject it again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _where(condition: Value, value: Value) -> Value:
 
 
 def _or_null(checked: Kernel, wrapping: Kernel, fits: Callable[[Value, Value, Value], Value]) -> Kernel:
-    """Returns a kernel that computes `checked`; on overflow, null for the records whose wrapped result is wrong."""
+    """Returns a kernel that computes `checked`. After an overflow, records with a wrong wrapped result are null."""
 
     def kernel(left: Value, right: Value) -> Value:
         try:
@@ -40,7 +40,8 @@ def _or_null(checked: Kernel, wrapping: Kernel, fits: Callable[[Value, Value, Va
 
 
 def _sum_fits(left: Value, right: Value, result: Value) -> Value:
-    """Returns where a sum did not wrap: it wraps only if both operands have one sign and the result the other."""
+    """Returns where a sum did not wrap. It wraps only if both operands have one sign and the result has the other
+    one."""
     up = pc.and_(pc.greater(left, 0), pc.greater(right, 0))
     down = pc.and_(pc.less(left, 0), pc.less(right, 0))
     wrapped = pc.or_(pc.and_(up, pc.less(result, 0)), pc.and_(down, pc.greater_equal(result, 0)))
@@ -55,7 +56,8 @@ def _difference_fits(left: Value, right: Value, result: Value) -> Value:
 
 
 def _product_fits(left: Value, right: Value, result: Value) -> Value:
-    """Returns where a product did not wrap, by division; 0 and -1 are special as division by them may fail."""
+    """Returns where a product did not wrap, by division. 0 and -1 are special cases, because division by them may
+    fail."""
     special = pc.or_(pc.equal(left, 0), pc.equal(left, -1))
     divisor = pc.if_else(special, 1, left)
     negation = pc.or_(pc.equal(left, 0), pc.not_equal(right, _LEAST))
@@ -99,7 +101,8 @@ def to_float(value: Value) -> Value:
 
 
 def cast(value: Value, target: pa.DataType) -> Value:
-    """Casts between the column types of a stream; null where the target cannot hold the value. Truncates fractions."""
+    """Casts between the column types of a stream. Truncates fractions. A value that the target type cannot hold is
+    null."""
     source = value.type
     if pa.types.is_string(source) and not pa.types.is_string(target):
         return _parse(pc.utf8_trim_whitespace(value), target)

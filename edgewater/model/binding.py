@@ -23,7 +23,7 @@ from edgewater.model.syntax import SUPPORTED_SYNTAX
 
 Evaluate = Callable[[pa.RecordBatch], Value]
 Operator = tuple[Any, Callable[["Binder", Any], "BoundExpression"], tuple[str, ...]]
-"""Types of a syntax node, the function that binds such nodes, and the arguments of the node that it reads."""
+"""Types of a syntax node, the function that binds these nodes, and the arguments of a node that the function reads."""
 
 NUMERIC = ("int64", "float64")
 
@@ -34,7 +34,7 @@ class BoundExpression:
 
     Attributes:
         evaluate: returns the values of a batch: an array, or a scalar for all records.
-        encode: see `encoded`.
+        encode: returns the values of a batch as `encoded` does; None: `evaluate` is used.
     """
 
     type: pa.DataType
@@ -42,8 +42,8 @@ class BoundExpression:
     encode: Callable[[pa.RecordBatch], pa.DictionaryArray] | None = None
 
     def encoded(self, batch: pa.RecordBatch) -> pa.Array:
-        """Returns the value per record as `array` does; dictionary-encoded where it is computed per distinct text.
-        Values may be in the dictionary several times."""
+        """Returns the same values as `array`. They are dictionary-encoded if they are computed per distinct text. A
+        value may be in the dictionary several times."""
         return self.array(batch) if self.encode is None else self.encode(batch)
 
     def array(self, batch: pa.RecordBatch) -> pa.Array:
@@ -62,8 +62,8 @@ class Binder:
     Args:
         field: the field of the query that holds the expression, for errors.
         failures: counts failed calls of plugin functions.
-        operators: tried in this order.
-        read_once_per_text: operators that take longer per text than to find the distinct texts of a batch.
+        operators: the operators, which are tried in this order.
+        read_once_per_text: operators that take more time per text than it takes to find the distinct texts of a batch.
     """
 
     def __init__(
@@ -96,8 +96,9 @@ class Binder:
         return _over_distinct(bound, column)
 
     def _only_text(self, node: exp.Expression) -> str | None:
-        """Returns the text column that an expression reads, if it is the only column and worth reading once per
-        distinct text. Failed calls of plugin functions count per record, so these are called for each."""
+        """Returns the text column that an expression reads, if it reads no other column, and if it saves time to
+        evaluate the expression once per distinct text. Plugin functions are called for each record, because their
+        failed calls count per record."""
         names = {column.name for column in node.find_all(exp.Column)}
         if len(names) != 1 or not pa.types.is_string(self.columns.get(name := names.pop(), pa.null())):
             return None
@@ -146,7 +147,7 @@ class Binder:
     def cast_to_same_type(
         self, bounds: list[BoundExpression], parent: exp.Expression
     ) -> tuple[list[BoundExpression], pa.DataType]:
-        """Casts operands to a common type: mixed numbers to float64; null has every type."""
+        """Casts operands to a common type. Mixed numbers become float64. Null fits every type."""
         types = {type_name(b.type) for b in bounds if not pa.types.is_null(b.type)}
         if len(types) > 1 and types != set(NUMERIC):
             raise self.error(parent, "operands of the same type", "they are " + " and ".join(sorted(types)))

@@ -27,8 +27,8 @@ class CacheSpec:
         eviction: the order in which entries are sent from the primary cache while their slice is open.
         sizing: for staleness budgets: how the size of the primary cache is computed.
         estimate: for staleness budgets: the initial prefix error by which the primary cache is filled.
-        eager: for the eviction `gain`: the least probability of saving an update after the slice's end at which an
-            entry of an open slice is sent. Without a staleness, ten times this probability applies.
+        eager: for the eviction `gain`: an entry of an open slice is sent if the probability that this saves an update
+            after the slice's end is at least this one. Without a staleness budget, ten times this probability applies.
     """
 
     eviction: str = EVICTIONS[0]

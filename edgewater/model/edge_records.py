@@ -1,4 +1,4 @@
-"""Edges as the center knows them: identity, streams, progress, and their reports about queries and files."""
+"""Edges as the center records them: identity, streams, progress, and their reports about queries and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from edgewater.model.streams import Constant, Delivery, EdgeId, StreamClock, typ
 from edgewater.wire import QueryRef
 
 UNREACHABLE_AFTER_MS = 5_000
-"""A gateway without a sign of life for this long has no sessions any more; nor has, by default, a silent edge."""
+"""If a gateway has not reported for this time, it has no sessions any more. If an edge is silent for this time, it has
+no session by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class StreamRecord:
 
     Attributes:
         deliveries: the deliveries of its sources except exactly-once, sorted.
-        queries: patterns of the names of the queries that the edge may answer (`fnmatch`); None: all.
+        queries: patterns of the names of the queries that the edge may answer (`fnmatch`); None: all queries.
         constants: columns that have one value in all records of the stream at this edge.
     """
 
@@ -45,23 +46,23 @@ class EdgeRecord:
     """An edge, as its last Hello and heartbeat described it.
 
     Attributes:
-        connected: a gateway has a session with it. It stays set when that gateway dies: use `reachable`.
+        connected: a gateway has a session with the edge. It stays set if that gateway dies, so use `reachable`.
         watermarks: event time per stream before which the edge expects no more records; `MAX_TIME_MS` for
             a stream that has ended.
         records: records accepted per stream since the incarnation began.
         drops: records not counted, by reason, since the incarnation began.
         rejected: per stream (source, reason, records): records that sources rejected, since the incarnation began.
         null_columns: per stream (source, column): columns that had values, and are null in most of the newest records.
-        clock_offset_ms: the edge's wall clock less the center's.
-        retired: declared gone for good; answers no longer wait for it.
-        incarnations: number of incarnations seen.
+        clock_offset_ms: the edge's wall clock less the center's wall clock.
+        retired: an admin has declared that the edge is gone for good; answers no longer wait for it.
+        incarnations: number of incarnations that the center has seen.
         state_lost_at_ms: wall time at which the center last noticed that the edge's state was lost; None: never. A new
-            incarnation took the place of another one, or frames were lost on both sides. The records that the edge had
-            accepted by then and not shipped are unknown.
-        former_streams: streams that it served before. Frames of them may still come from its journal.
+            incarnation replaced another one, or frames were lost on both sides. Nobody can say which records the edge
+            had accepted by then and not shipped.
+        former_streams: streams that the edge served before. Frames of these streams may still come from its journal.
         last_seen_ms: wall time of the last message from the edge, or later. A gateway with many sessions does not write
-            each heartbeat. It writes at once that an edge has fallen silent or has come back.
-        heard_by_ms: wall time of the last sign of life of the gateway that has the session; None: no gateway has one.
+            each heartbeat. It writes at once that an edge has become silent or has come back.
+        heard_by_ms: wall time of the last report of the gateway that has the session; None: no gateway has a session.
     """
 
     edge: EdgeId
@@ -88,11 +89,11 @@ class EdgeRecord:
 
     @property
     def seen_before_ms(self) -> int:
-        """Wall time until which the edge may have been heard from."""
+        """Wall time until which a message of the edge may have come."""
         return self.last_seen_ms if self.heard_by_ms is None else max(self.last_seen_ms, self.heard_by_ms)
 
     def reachable(self, now_ms: int, within_ms: int = UNREACHABLE_AFTER_MS) -> bool:
-        """Whether its session was alive within `within_ms`."""
+        """Whether the edge's session was alive within the last `within_ms`."""
         return self.connected and now_ms - self.seen_before_ms <= within_ms
 
     def stream(self, name: str) -> StreamRecord | None:
@@ -104,7 +105,8 @@ class StateDigest:
     """The state of an edge according to its Hello. The center compares it with its own records.
 
     Attributes:
-        runs: numbers of the processes that have run on the state, the oldest first; empty: the edge does not say.
+        runs: numbers of the processes that have run on the state, the oldest first; empty: the edge does not state
+            them.
         records: durable records by stream. Streams whose records cannot be compared are left out.
         checksums: CRC32C of frames that are not acknowledged, by seq.
     """
@@ -115,13 +117,13 @@ class StateDigest:
 
     @property
     def run(self) -> int:
-        """The number of the process that sends the Hello; 0: the edge does not say."""
+        """The number of the process that sends the Hello; 0: the edge does not state it."""
         return self.runs[-1] if self.runs else 0
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
-    """The contents of one heartbeat; fields as in `EdgeRecord`.
+    """The content of one heartbeat. Other fields are as in `EdgeRecord`.
 
     Attributes:
         incarnation: the incarnation that sent it.
@@ -145,7 +147,7 @@ class HeartbeatRecord:
 
 @dataclass(frozen=True, slots=True)
 class QueryStatusRecord:
-    """Whether an edge runs a query, and if not, the error's code and message."""
+    """Whether an edge runs a query; if it does not, the code and the message of the error."""
 
     query: QueryRef
     edge: EdgeId
@@ -162,7 +164,8 @@ class QueryDelayRecord:
         mean_ms: mean delay of the watermark that sweeps a window, from the window's end; 0: unknown.
         latest_ms: the delay that 95 % of the watermarks do not exceed; 0: unknown.
         queued_ms: estimated processing time of the queued records.
-        late_ms: time since the arrival of the first watermark that the query has not processed; 0: there is none.
+        late_ms: time since the arrival of the first watermark that the query has not processed; 0: it has processed
+            all.
         refused: number of values outside the range that an edge can report; they count as 0.
         reported_at_ms: wall time at the center.
     """
@@ -182,7 +185,7 @@ class InputRecord:
     """The files of one source of an edge.
 
     Attributes:
-        fingerprints: hashes below 2^62 of the beginnings of files, each once.
+        fingerprints: hashes below 2^62 of the beginnings of files, without duplicates.
     """
 
     stream: str
@@ -203,7 +206,7 @@ def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]
 def contributes(spec: QuerySpec, edge: EdgeRecord) -> bool:
     """Whether frames of an edge count in a query: the query waits for the edge, or has waited for it.
 
-    The edge may be retired, or no longer serve the stream: frames that it built before still come.
+    The edge may be retired, or no longer serve the stream, because frames that it built before may still come.
     """
     named = spec.edges is None or edge.edge in spec.edges
     return named and any(s.answers(spec) for s in (*edge.streams, *edge.former_streams))
@@ -217,7 +220,8 @@ def require_consistent_schema(
     It is called for streams without declared columns.
 
     Args:
-        others: other edges that are not retired, each with its streams. Of edges with equal streams, one suffices.
+        others: other edges that are not retired, each with its streams. Only one of several edges with equal streams is
+            needed.
 
     Raises:
         ProtocolError: names the column, both types and both edges.

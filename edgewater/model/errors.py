@@ -46,7 +46,7 @@ class InvalidInput(EdgewaterError):
 
     Args:
         field: path of the field, such as ``measures.bytes``; empty for the input as a whole.
-        value: the rejected value; None for a missing one.
+        value: the rejected value; None: the value is missing.
         accepted: what is accepted, as a phrase that a user can act on.
         reason: why the value is not accepted, unless field and value make it obvious.
     """
@@ -112,7 +112,7 @@ class Retired(ProtocolError):
 
 
 class OutdatedState(ProtocolError):
-    """An edge runs on a copy or an older version of the state that the center knows."""
+    """An edge runs on a copy of its state, or on an older state than the center has seen."""
 
     code = "outdated-state"
 
@@ -148,7 +148,7 @@ class Conflict(EdgewaterError):
 
 
 class PreconditionFailed(Conflict):
-    """Somebody else has changed what a client is about to change."""
+    """Somebody else has changed the object that a client wants to change."""
 
     code = "precondition-failed"
 
@@ -158,15 +158,16 @@ class StorageError(EdgewaterError):
 
 
 class IncompatibleState(StorageError):
-    """Ends a process when it starts. It has no code of its own, because no client gets it."""
+    """Another format of the state ends a process when it starts. It has no code of its own, because no client gets
+    it."""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Returns ``, did you mean sum?`` for the known name that is most like `name`; empty if none is like it."""
+    """Returns ``, did you mean sum?`` for the known name that is most like `name`; empty if no name is like it."""
     near = difflib.get_close_matches(str(name).lower(), list(known), 1)
     return f", did you mean {near[0]}?" if near else ""
 
 
 def named(exc: Exception) -> str:
-    """An exception's code, or its class if it has none, and its message."""
+    """Returns an exception's message after its code, or after its class if it has no code."""
     return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"

@@ -48,9 +48,9 @@ def bind_condition(
 
 
 def as_row(columns: Sequence[exp.Expression]) -> exp.Expression:
-    """Returns several expressions as one: `(x, y)`.
+    """Returns several expressions as one expression: `(x, y)`.
 
-    A single literal is put in parentheses, so that parsing it again does not take it for a parameter.
+    A single literal is put in parentheses, because a parser would otherwise read it as a parameter.
     """
     if len(columns) > 1:
         return exp.Tuple(expressions=list(columns))
@@ -71,7 +71,7 @@ def bind_row(
 ) -> BoundExpression:
     """Binds a row of numbers, the argument of a function of a sample.
 
-    Its value per record is a fixed-size list of float64; null where a number is null, NaN or infinite.
+    Its value per record is a fixed-size list of float64. The list is null if a number is null, NaN or infinite.
 
     Raises:
         InvalidQuery: an unknown column, or an expression that is not a number.
@@ -251,7 +251,7 @@ def _round(binder: Binder, node: exp.Round) -> BoundExpression:
     digits = int(decimals.this) if decimals is not None else 0
     if digits > MAX_DECIMALS:
         raise binder.error(node, f"at most {MAX_DECIMALS} decimals")
-    # Larger floats have no such decimals, and Arrow's kernel reports an overflow when it scales them.
+    # Larger floats have no decimals at this position, and Arrow's kernel reports an overflow when it scales them.
     whole_from = 2.0**52 / 10.0**digits
 
     def evaluate(batch: pa.RecordBatch) -> Value:

@@ -34,7 +34,7 @@ class Measure:
 
     Attributes:
         argument: SQL text of the expression; None for ``count()``.
-        seed: seed of the query's synopses; None: the default, which is public.
+        seed: seed of the query's synopses; None: the default seed, which is public.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Measure:
         by_name = [a for a in arguments if isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
         named = {a.this.name: a.expression for a in by_name}
         if len(named) < len(by_name):
-            raise InvalidQuery(at, text, f"each parameter of {called} once", "a parameter is given twice")
+            raise InvalidQuery(at, text, f"each parameter of {called} at most once", "a parameter is given twice")
         expression = _argument(function, positional, at, text)
         if isinstance(expression, exp.Star):
             expression = None
@@ -82,19 +82,19 @@ class Measure:
         """Returns an empty stack of the measure.
 
         Args:
-            argument: type of the argument; None: not known, or no argument.
+            argument: type of the argument; None: the type is not known, or there is no argument.
         """
         return self.function.stack(self.parameters, argument, self.seed)
 
     @property
     def question(self) -> Question | None:
-        """The question that the measure's value answers; None: the default of its synopsis."""
+        """The question that the measure's value answers; None: the default question of its synopsis."""
         return None if self.function.question is None else self.function.question(self.parameters)
 
     @property
     def is_expensive(self) -> bool:
-        """Whether sampling saves more than it costs: a function of a sample, or an argument that calls an expensive
-        function."""
+        """Whether sampling saves more time than it costs. The measure is then a function of a sample, or its argument
+        calls an expensive function."""
         if self.function.sample is not None:
             return True
         if self.argument is None or "(" not in self.argument:
@@ -118,12 +118,12 @@ class Measure:
 
 @lru_cache(maxsize=1024)
 def _called(expression: str) -> tuple[str, ...]:
-    """Returns the plugin functions that an expression calls. Cached, as parsing takes about 1 ms."""
+    """Returns the plugin functions that an expression calls. The result is cached, because parsing takes about 1 ms."""
     return tuple(called_names(parse_sql(expression, "")))
 
 
 def _argument(function: Function, positional: list[exp.Expression], at: str, text: str) -> exp.Expression | None:
-    """Removes the function's argument from the positional arguments and returns it; the rest are parameters.
+    """Removes the function's argument from the positional arguments and returns it. The other arguments are parameters.
 
     A function of a sample takes a row: all arguments before the first literal.
     """
@@ -155,7 +155,8 @@ def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]
         name = match[1].lower() if match else tree.name.lower()
         return name, list(tree.expressions)
     if isinstance(tree, exp.Func):
-        # All child expressions: the parser's node for corr(x, y), for one, has no list of arguments.
+        # These are all child expressions, because some nodes of the parser, such as corr(x, y), have no list of
+        # arguments.
         arguments = list(tree.iter_expressions())
         name = re.match(r"\s*(\w+)\s*\(", text)
         if name:

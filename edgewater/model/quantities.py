@@ -16,7 +16,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from edgewater.model.errors import InvalidInput, did_you_mean
 
 MAX_DURATION_MS = 36_525 * 86_400_000
-"""100 years. durationpy computes in floats, which are exact to the millisecond up to twice that."""
+"""100 years. durationpy computes in floats, which are exact to the millisecond up to 200 years."""
 
 DURATION_ACCEPTED = "a duration such as 500ms, 30s, 5m, 1h30m or 1d"
 SIZE_ACCEPTED = "a size such as 200, 64KiB or 1MB"
@@ -28,12 +28,13 @@ def duration_ms(value: object, field: str, error: type[InvalidInput] = InvalidIn
     """Returns the milliseconds of a duration.
 
     Raises:
-        error: not a duration, not whole milliseconds, below `minimum_ms` or above `MAX_DURATION_MS`.
+        error: the value is not a duration, is not in whole milliseconds, is below `minimum_ms` or above
+            `MAX_DURATION_MS`.
     """
     if not isinstance(value, str):
         raise error(field, value, DURATION_ACCEPTED, "a duration needs a unit")
     try:
-        # In integers: total_seconds() is a float.
+        # The computation is in integers, because total_seconds() is a float.
         millis, rest = divmod(durationpy.from_str(value.strip()), timedelta(milliseconds=1))
     except (durationpy.DurationError, OverflowError) as exc:
         raise error(field, value, DURATION_ACCEPTED) from exc
@@ -97,7 +98,7 @@ def require_keys(
         allowed: key -> whether it is required.
 
     Raises:
-        error: not a mapping, or an unknown or a missing key.
+        error: the value is not a mapping, or a key is unknown or missing.
     """
     names = ", ".join(allowed)
     if not isinstance(mapping, Mapping):
@@ -113,9 +114,9 @@ def require_keys(
 
 
 def require_uncut(mapping: object, error: type[InvalidInput]) -> None:
-    """Raises `error` if YAML has cut a text with parentheses at a comma: ``{p99: quantiles(x, 0.99)}`` without quotes.
+    """Raises `error` if YAML has cut a text with parentheses at a comma, because the text has no quotes.
 
-    YAML reads that as ``{"p99": "quantiles(x", "0.99)": None}``.
+    YAML reads ``{p99: quantiles(x, 0.99)}`` as ``{"p99": "quantiles(x", "0.99)": None}``.
     """
     pending, seen = [("", mapping)], set[int]()
     while pending:
@@ -142,7 +143,7 @@ def _require_uncut_values(items: list[tuple[object, object]], prefix: str, error
         if len(parts) > 1:
             whole = ", ".join(parts)
             raise error(f"{prefix}{key}", value, f'quotes around it: "{whole}"',
-                        "YAML ends a value without quotes at a comma inside { }")  # fmt: skip
+                        "inside { }, YAML ends a value without quotes at a comma")  # fmt: skip
 
 
 def require_serialisable(mapping: object, error: type[InvalidInput]) -> None:

@@ -1,8 +1,8 @@
 """`QuerySpec`, a query as a user writes it, its validation, and its binding to a stream's columns.
 
 A spec is validated in two steps. `QuerySpec.from_mapping` checks everything that does not depend on the stream's
-columns. `QuerySpec.bind` checks columns and types against a stream: at registration where a stream is known, and again
-at each edge.
+columns. `QuerySpec.bind` checks columns and types against a stream. The center calls it at the registration if it knows
+the stream, and each edge calls it again.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ KEYS = {
 MAX_MEASURES = 32
 MAX_GROUP_COLUMNS = 16
 MAX_EXPRESSIONS_LENGTH = 32_768
-"""Characters of all expressions of a query together, so that parsing them takes at most about a second."""
+"""The most characters of all expressions of a query together, so that parsing them takes at most about a second."""
 DEFAULT_LATENESS_MS = 0
 BEGINNING = "beginning"
 _MARKS_OF_EXPRESSIONS = ("(", "||", '"')
-"""A column of `group_by` with one of these is an expression; any other text is the name of a column."""
+"""An entry of `group_by` with one of these texts is an expression; any other text is the name of a column."""
 _HEXADECIMAL = re.compile(r"0x[0-9a-f]{1,16}", re.IGNORECASE)
 
 
@@ -65,7 +65,7 @@ class ErrorBudget:
     Attributes:
         limits: absolute limits in the measure's unit; for a measure without an error function, the number of records
             that the answer may lack.
-        relative: limits as a fraction of the group's true value, or of 1 where that is smaller.
+        relative: limits as a fraction of the group's true value, or of 1 if the true value is smaller than 1.
     """
 
     limits: tuple[tuple[str, float], ...]
@@ -80,12 +80,12 @@ RELATIVE_SAVES_REPEATS = (
 
 
 WITHOUT_BOUND = (
-    "while edges withhold records, nothing bounds some values of this function, so their intervals are null and the "
+    "while edges withhold records, some values of this function have no bounds, so their intervals are null and the "
     "contract is not met; name the measure in budget.error to limit the records that it may lack, or leave it out"
 )
 WITHOUT_BOUND_LIMITED = (
-    "the limit counts the records that the answer may lack; nothing bounds their effect on the value, so its intervals "
-    "are null while edges withhold any"
+    "the limit counts the records that the answer may lack; their effect on the value has no bound, so its intervals "
+    "are null while edges withhold records"
 )
 
 
@@ -98,7 +98,7 @@ class StalenessBudget:
 
 @dataclass(frozen=True, slots=True)
 class CombinedBudget:
-    """Both limits: edges send the fewest bytes with which an answer within the error is there in time."""
+    """Both limits. Edges send the fewest bytes with which an answer in time is within the error."""
 
     error: ErrorBudget
     staleness: StalenessBudget
@@ -119,7 +119,8 @@ class BoundQuery:
 
     Attributes:
         keys: the columns of `group_by`.
-        failures: counts failed calls of plugin functions in its expressions; the evaluating code drains it.
+        failures: counts failed calls of plugin functions in the expressions. The code that evaluates them reads and
+            resets it.
     """
 
     spec: QuerySpec
@@ -133,11 +134,11 @@ class BoundQuery:
         return tuple(key.type for key in self.keys)
 
     def key_arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Returns the key of each record, an array per column of `group_by`."""
+        """Returns the key of each record, with one array per column of `group_by`."""
         return [key.array(batch) for key in self.keys]
 
     def encoded_keys(self, batch: pa.RecordBatch) -> EncodedKeys:
-        """Returns the keys of the records by their distinct values."""
+        """Returns the keys of the records, encoded by their distinct values."""
         return EncodedKeys.of([key.encoded(batch) for key in self.keys], batch.num_rows)
 
 
@@ -149,14 +150,14 @@ class QuerySpec:
         stream: the stream that it reads (``from``).
         where: SQL condition, or None.
         group_by: names of the columns of a group's key in answers.
-        computed: the SQL expressions of those columns of `group_by` that are not columns of the stream, by name.
+        computed: by name, the SQL expressions of the columns of `group_by` that are not columns of the stream.
         lateness_ms: event time after a window's end during which the window may be revised.
         edges: the expected edges, sorted; None: every edge that has the stream.
-        seed: seed of the hashes and random choices of its synopses and samples, 0 to 2^64 - 1; None: the default, which
-            is public. A center draws one when it registers the query.
+        seed: seed of the hashes and random choices of its synopses and samples, 0 to 2^64 - 1; None: the default seed,
+            which is public. A center draws a seed when it registers the query.
         since_ms: event time from which records count that edges have read before the registration and can read again;
-            `MIN_TIME_MS`: all of them; None: none of them.
-        until_ms: the query ends by itself: it has the windows that start before this event time. None: it does not.
+            `MIN_TIME_MS`: all these records count; None: none of these records counts.
+        until_ms: the query ends by itself, and has the windows that start before this event time. None: it has no end.
     """
 
     name: str
@@ -247,12 +248,13 @@ class QuerySpec:
 
     @property
     def saves_bytes(self) -> bool:
-        """Whether edges send as little as the limits of a combined budget permit, instead of as early as they can."""
+        """Whether edges send the fewest bytes that a combined budget permits, instead of sending as early as they
+        can."""
         return isinstance(self.budget, CombinedBudget)
 
     @property
     def notes(self) -> list[str]:
-        """What a valid query does not do, although its writer may expect it."""
+        """Returns notes about a valid query: what it does not do, although its writer may expect it."""
         budget = self.error_budget
         if budget is None:
             return []
@@ -272,22 +274,23 @@ class QuerySpec:
 
     @property
     def sampling_seed(self) -> int:
-        """The seed of the choice of records that are processed."""
+        """The seed that decides which records a sampling edge processes."""
         return DEFAULT_SEED if self.seed is None else self.seed
 
     def with_seed(self, seed: int | None) -> QuerySpec:
         return replace(self, measures=tuple(replace(m, seed=seed) for m in self.measures))
 
     def asks_for(self, registered: QuerySpec) -> bool:
-        """Whether registering this spec means the registered one: they are equal, but for a seed that this lacks."""
+        """Whether a registration of this spec asks for a registered one: both are equal, or this spec only lacks the
+        seed."""
         return self == (registered if self.seed is not None else registered.with_seed(None))
 
     def to_mapping(self, *, seed: bool = True) -> dict[str, object]:
         """Returns the canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``.
 
         Args:
-            seed: False leaves the seed out, for readers: whoever knows the seed can choose records that distort the
-                answers.
+            seed: False leaves the seed out. Readers must not get it: whoever knows the seed can choose records that
+                distort the answers.
         """
         result: dict[str, object] = {"name": self.name, "from": self.stream}
         if self.where is not None:
@@ -333,7 +336,7 @@ class QuerySpec:
 
     @property
     def key_sources(self) -> tuple[tuple[str, bool], ...]:
-        """What gives each column of `group_by`: a SQL expression and True, or a column of the stream and False."""
+        """For each column of `group_by`, its SQL expression and True, or its column of the stream and False."""
         computed = dict(self.computed)
         return tuple((computed[name], True) if name in computed else (name, False) for name in self.group_by)
 
@@ -396,7 +399,7 @@ def _name(value: object, at: str) -> str:
 
 
 def _group_by(value: object) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Returns the names of the key columns, and the expressions of the computed ones by name."""
+    """Returns the names of the key columns, and by name the expressions of the computed key columns."""
     if value is None:
         return (), ()
     if not isinstance(value, list):
@@ -436,15 +439,15 @@ def _key(item: object, at: str) -> tuple[str, str | None]:
 
 
 def column_text(name: str) -> str:
-    """Returns an entry of `group_by` for a column: in quotes if its name looks like an expression."""
+    """Returns an entry of `group_by` for a column. It is in quotes if the name looks like an expression."""
     is_plain = not any(mark in name for mark in _MARKS_OF_EXPRESSIONS)
     return name if is_plain else str(exp.to_identifier(name, quoted=True).sql())
 
 
 def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> None:
-    """Raises InvalidQuery unless all columns of an answer's table have different names.
+    """Raises InvalidQuery if two columns of an answer's table have the same name.
 
-    They are ``group``, the columns of the group, and for each measure its value and both bounds.
+    The columns are ``group``, the columns of the group, and for each measure its value and both bounds.
     """
     taken = {"group": "the key of the group in an answer", **dict.fromkeys(group_by, "a column of group_by")}
     for measure in measures:
@@ -506,8 +509,8 @@ def _amount(value: object, at: str) -> float:
 def _since(value: object, accuracy: Accuracy | None) -> int | None:
     if value is not None and accuracy is not None:
         reason = (
-            "an accuracy needs the times at which records arrived, and these are known only of records that are read"
-            " while it runs"
+            "an accuracy needs the times at which records arrived, and these are known only for records that are read"
+            " while the query runs"
         )
         raise InvalidQuery("since", str(value), "a query without accuracy", reason)
     return MIN_TIME_MS if value == BEGINNING else _time(value, "since", f"{BEGINNING}, or {TIME_ACCEPTED}")
@@ -516,7 +519,7 @@ def _since(value: object, accuracy: Accuracy | None) -> int | None:
 def _time(value: object, at: str, accepted: str) -> int | None:
     if value is None:
         return None
-    if isinstance(value, date):  # what YAML makes of a time without quotes
+    if isinstance(value, date):  # YAML reads a time without quotes as a date
         value = value.isoformat()
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InvalidQuery(at, value, accepted)

@@ -2,10 +2,10 @@
 
 An entry point names a `RecordFunction`, or a tuple of them. Any expression of a query may call one:
 ``sum(score(text))``, ``where: is_bot(agent)``. Plugins are loaded when an expression calls a function that is not
-built in, so an edge whose queries call none never imports one.
+built in. So an edge imports no plugin if its queries call no such function.
 
-A function must be pure: an edge that recovers calls it again on the journaled records and has to build the same
-frames. A failing call affects its own values only: they become null, and `CallFailures` counts them by reason.
+A function must be pure: an edge that recovers calls it again on the journaled records, and must build the same frames.
+A failed call affects only its own values: they become null, and `CallFailures` counts them by reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgewater.synopses import plugins, registry
 
 GROUP = "edgewater.functions"
 MAX_DETAIL = 500
-"""Characters of an exception's message that are kept; some messages contain the whole batch."""
+"""The most characters of an exception's message that are kept, because some messages contain the whole batch."""
 
 
 class RecordFunctionWarning(UserWarning):
@@ -50,13 +50,13 @@ class RecordFunction:
     """A deterministic function of a record's values, without side effects.
 
     Attributes:
-        name: the name in queries, in lower case; not a name of SQL or of a measure's function.
+        name: the name in queries, in lower case. It must not be a name in SQL or the name of a measure's function.
         arguments: the argument types, one or more names of `COLUMN_TYPES`. int64 arguments are widened to float64.
         result: the name of the result's type.
         evaluate: takes one Arrow array per argument, all of the same length of at least 1 and without nulls; returns
             an Arrow array of that length and of the result's type. NaN and infinities become null.
-        expensive: a call costs so much per record (10 µs or more) that a query with an accuracy should process a
-            sample of the records.
+        expensive: whether a call takes so long per record (10 µs or more) that a query with an accuracy should process
+            only a sample of the records.
     """
 
     name: str
@@ -66,13 +66,13 @@ class RecordFunction:
     expensive: bool = True
 
     def __call__(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Returns the value per record; null for records with a null argument, which are not passed to `evaluate`.
+        """Returns the value per record. A record with a null argument gives null, and is not passed to `evaluate`.
 
         Args:
             columns: one array per argument, in the types of `arguments`, all of the same length.
 
         Raises:
-            FunctionCallError: `evaluate` raised, or did not return one value of the right type per record.
+            FunctionCallError: `evaluate` raised an exception, or did not return one value of the right type per record.
         """
         known = None
         for column in columns:
@@ -115,7 +115,7 @@ class RecordFunction:
 
 
 def _message(exc: BaseException) -> str:
-    """Returns the message of an exception of third-party code, truncated; its `__str__` may fail."""
+    """Returns the truncated message of an exception of third-party code, whose `__str__` may fail."""
     try:
         text = str(exc)
     except Exception:
@@ -156,7 +156,7 @@ class CallFailures:
 
 
 def values_or_null(function: RecordFunction, columns: Sequence[pa.Array], failures: CallFailures) -> pa.Array:
-    """Returns the value per record; a failing call is counted in `failures` and gives null for all its records."""
+    """Returns the value per record. A failed call is counted in `failures` and gives null for all its records."""
     try:
         return function(columns)
     except FunctionCallError as failure:
@@ -192,7 +192,7 @@ class RecordFunctions(PluginLoader):
 
 
 def _check(function: RecordFunction) -> None:
-    """Raises InvalidPlugin unless the declaration is complete and queries can call the function by its name."""
+    """Raises InvalidPlugin if the declaration is not complete, or if queries cannot call the function by its name."""
     name, types = function.name, ", ".join(COLUMN_TYPES)
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidPlugin(f"function {name!r}: a name consists of lower-case letters, digits and _")
@@ -214,7 +214,7 @@ def _check(function: RecordFunction) -> None:
 
 
 def _is_free(name: str, arguments: int) -> bool:
-    """Returns whether the SQL parser treats a call as one of an unknown function, which is then looked up here."""
+    """Returns whether the name is free: the SQL parser treats a call as the call of an unknown function."""
     try:
         tree = sqlglot.parse_one(f"{name}({', '.join(['x'] * arguments)})")
     except sqlglot.errors.SqlglotError:
@@ -224,13 +224,13 @@ def _is_free(name: str, arguments: int) -> bool:
 
 
 def find(name: str) -> RecordFunction | None:
-    """Returns the function that expressions call by this name, case-insensitively; None if there is none."""
+    """Returns the function that expressions call by this name, case-insensitively; None: there is no such function."""
     INSTALLED.load()
     return INSTALLED.functions.get(name.lower())
 
 
 def installed() -> Mapping[str, RecordFunction]:
-    """Returns the functions that expressions may call in this process besides SQL's, by name."""
+    """Returns by name the functions that expressions may call in this process, without the functions of SQL."""
     INSTALLED.load()
     return INSTALLED.functions
 

@@ -18,8 +18,8 @@ class RegisteredQuery:
     Attributes:
         registered_at_ms: wall time of the registration.
         deleted_at_ms: wall time of the deletion; None: the query is live.
-        spec: without `until`, which is in `windows`.
-        windows: the windows of this version. Versions of a query have different ones.
+        spec: the query, without `until`, which is in `windows`.
+        windows: the windows of this version. Two versions of a query have no window in common.
         ended_at_ms: wall time at which all its windows had their final answers; None: edges still answer it.
     """
 
@@ -32,12 +32,12 @@ class RegisteredQuery:
 
     @property
     def is_running(self) -> bool:
-        """Whether edges answer it."""
+        """Whether edges answer the query."""
         return self.deleted_at_ms is None and self.ended_at_ms is None
 
     @property
     def asked(self) -> QuerySpec:
-        """The query with the end that its range of windows gives it."""
+        """The query with `until`, if its range of windows has an end."""
         until_ms = self.windows.until_ms
         return self.spec if until_ms == MAX_TIME_MS else replace(self.spec, until_ms=until_ms)
 

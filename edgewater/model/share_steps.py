@@ -1,6 +1,6 @@
 """Shares of an error budget as a step function over slices. Pure.
 
-An edge keeps the shares that it applies; the center keeps an upper bound of them.
+An edge keeps the shares that it applies. The center keeps an upper bound of these shares.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edgewater.model.streams import MIN_TIME_MS
 
 @dataclass(frozen=True, slots=True)
 class ShareStep:
-    """The shares, per measure, of slices from the one that starts at `from_ms` on."""
+    """The shares, per measure, of the slices that start at `from_ms` or later."""
 
     from_ms: int
     shares: Mapping[str, float]
@@ -21,7 +21,7 @@ class ShareStep:
 
 @dataclass(frozen=True, slots=True)
 class ShareSteps:
-    """The shares of all slices. Steps are ascending; before the first one, and without an entry, a share is 0."""
+    """The shares of all slices. Steps are ascending. Before the first step, and without an entry, a share is 0."""
 
     steps: tuple[ShareStep, ...] = ()
 
@@ -51,8 +51,8 @@ class ShareSteps:
         """The step function with these shares from `from_ms` on.
 
         Args:
-            max_steps: beyond it, the oldest two steps become one.
-            combine: of two shares, the one that the merged step gets: `min` or `max`.
+            max_steps: the most steps. Beyond it, the oldest two steps become one.
+            combine: `min` or `max`, which computes the share of the merged step from the two shares.
         """
         kept = tuple(step for step in self if step.from_ms < from_ms)
         steps = (*kept, ShareStep(from_ms, dict(shares)))
@@ -63,7 +63,7 @@ class ShareSteps:
         return ShareSteps(steps)
 
     def without_before(self, slice_start_ms: int) -> ShareSteps:
-        """The step function without the steps that only slices before this one need."""
+        """Returns the step function without the steps that only slices before `slice_start_ms` need."""
         needed = [i for i, step in enumerate(self.steps) if step.from_ms <= slice_start_ms]
         return ShareSteps(self.steps[needed[-1] :]) if len(needed) > 1 else self
 

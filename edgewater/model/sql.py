@@ -63,7 +63,7 @@ _INSTEAD = {
     "windows": "no WINDOW; the windows of event time are in GROUP BY: " + WINDOWS,
     "into": "no INTO; the name of the query is after MATERIALIZED VIEW",
 }  # fmt: skip
-"""What to write in place of a clause that a query has not, by sqlglot's name of the clause."""
+"""By sqlglot's name of a clause that a query cannot have, what to write in its place."""
 _UNITS = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d", "week": "w"}
 _UNIT = re.compile(rf"\s*({'|'.join(_UNITS)})s?\b[\s,]*", re.IGNORECASE)
 _DIALECT = Dialect.get_or_raise(None)
@@ -132,7 +132,7 @@ Statement = CreateQuery | DropQuery | Show | ShowCreate | DescribeTable | Select
 
 
 def parse_statement(text: str) -> Statement:
-    """Returns the statement of a text. Takes time that is linear in its length.
+    """Returns the statement of a text. The time is linear in the length of the text.
 
     Raises:
         InvalidQuery: names what is wrong and what is accepted; a syntax error has its position.
@@ -177,7 +177,7 @@ def _where(exc: SqlglotError) -> str:
 
 
 class _Tokenizer(tokens.Tokenizer):  # type: ignore[misc]  # sqlglot is not typed
-    """Reads the text after EXPLAIN and SHOW as tokens. sqlglot would make it one text."""
+    """Reads the text after EXPLAIN and SHOW as tokens. sqlglot would read it as one text."""
 
     COMMANDS: set[TokenType] = set()
 
@@ -190,7 +190,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 def _as_name(read: list[Token], number: int) -> Token:
-    """Returns a token; DISTINCT and SESSION are names where they are called, except in `count(DISTINCT (x))`."""
+    """Returns a token. DISTINCT and SESSION become names if they are called, except in `count(DISTINCT (x))`."""
     token = read[number]
     called = number + 1 < len(read) and read[number + 1].token_type == TokenType.L_PAREN
     is_inside = number and read[number - 1].token_type == TokenType.L_PAREN
@@ -265,7 +265,7 @@ class _StatementParser(BoundedParser):
             reason = "a query is a materialized view: edges and center keep its answers up to date"
             raise InvalidQuery("sql", f"CREATE {self._curr.text.upper()}", "CREATE MATERIALIZED VIEW", reason)
         if self._match_text_seq("IF"):
-            accepted = "CREATE MATERIALIZED VIEW, which changes nothing where the same query is registered"
+            accepted = "CREATE MATERIALIZED VIEW, which changes nothing if the same query is registered"
             raise InvalidQuery("sql", "IF NOT EXISTS", accepted)
         name = self._name("name")
         options = self._parse_wrapped_csv(self._option) if self._match(TokenType.WITH) else []
@@ -297,7 +297,7 @@ class _StatementParser(BoundedParser):
         return exp.Group(expressions=self._parse_csv(self._item))
 
     def _item(self) -> exp.Expression | None:
-        """Parses an expression with an optional name, and notes its text: sqlglot renames functions that it knows."""
+        """Parses an expression with an optional name. It records the text, because sqlglot renames known functions."""
         first = self._curr
         tree = self._parse_assignment()
         if tree is not None:
@@ -335,7 +335,7 @@ def _stream(tree: exp.Select) -> str:
         return str(source.name)
     reason = "a query reads a stream, not the rows of another SELECT" if isinstance(source, exp.Subquery) else ""
     if isinstance(source, exp.Table) and source.alias:
-        reason = "columns are named without a stream, so that it needs no alias"
+        reason = "columns are named without the stream, so the stream needs no alias"
     raise InvalidQuery("from", source.sql() if source is not None else None, "the name of a stream after FROM", reason)
 
 
@@ -344,7 +344,7 @@ def _text(item: exp.Expression) -> str:
 
 
 def _is_measure(item: exp.Expression) -> bool:
-    """Whether an item of SELECT calls a function of measures, or one that is like it."""
+    """Whether an item of SELECT calls a measure's function, or a function with a similar name."""
     called = re.match(r"(\w+)\s*\(", _text(item))
     if called is None:
         return False
@@ -353,7 +353,7 @@ def _is_measure(item: exp.Expression) -> bool:
 
 
 def _select_items(items: Iterable[exp.Expression]) -> tuple[dict[str, object], dict[str, str]]:
-    """Returns the measures of SELECT by name, and the expressions of the columns that are keys by name."""
+    """Returns by name the measures of SELECT, and by name the expressions of the key columns."""
     measures: dict[str, object] = {}
     keys: dict[str, str] = {}
     for item in items:
@@ -443,7 +443,7 @@ _WINDOW_KEYS = {
 
 
 def _value(node: exp.Expression, field: str) -> object:
-    """Returns the value of an option or of an argument of a window, as YAML has it."""
+    """Returns the value of an option, or of an argument of a window, in the form of YAML."""
     match node:
         case exp.Literal() if node.is_string:
             return node.name
@@ -463,7 +463,7 @@ def _value(node: exp.Expression, field: str) -> object:
 
 
 def _duration(node: exp.Expression, field: str) -> str:
-    """Returns INTERVAL '1 hour 30 minutes' as 1h30m; `duration_ms` refuses what is no duration."""
+    """Returns INTERVAL '1 hour 30 minutes' as 1h30m. `duration_ms` later refuses a text that is no duration."""
     if isinstance(node, exp.Add):
         return _duration(node.this, field) + _duration(node.expression, field)
     if not isinstance(node, exp.Interval) or not isinstance(node.this, exp.Literal):
@@ -478,7 +478,7 @@ def _with_options(options: list[tuple[str, object]]) -> dict[str, Any]:
     seen = set()
     for name, value in options:
         if name in seen:
-            raise InvalidQuery(name, value, "each option once", "it is there twice")
+            raise InvalidQuery(name, value, "each option once", "it is given twice")
         seen.add(name)
         path = ("budget", "error", name.removeprefix(_ERROR)) if name.startswith(_ERROR) else _OPTIONS.get(name)
         if path is None:
@@ -503,7 +503,7 @@ def _items(text: str, name: str) -> list[object]:
 
 
 def _place(field: str) -> str:
-    """Returns the option of WITH for a field of a query in YAML; the field itself where there is none."""
+    """Returns the option of WITH for a field of a query in YAML; the field itself if it has no option."""
     if field.startswith("budget.error"):
         return field.removeprefix("budget.").replace(".", "_", 1)
     return next((name for name, path in _OPTIONS.items() if field == ".".join(path)), field)
@@ -565,7 +565,7 @@ def _identifier(name: str) -> str:
 
 _WORDS = frozenset(BoundedParser.FUNCTION_PARSERS) | frozenset({"if", "session"})
 _WORDS = frozenset(word.lower() for word in _WORDS)
-"""Words that the tokenizer takes for names and the parser, somewhere, does not."""
+"""Words that the tokenizer reads as names, but the parser does not read as names everywhere."""
 
 
 def _window_text(mapping: Mapping[str, str | int]) -> str:

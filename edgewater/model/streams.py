@@ -15,9 +15,9 @@ EventMillis = NewType("EventMillis", int)
 """Event time: int64 milliseconds since the epoch, UTC."""
 
 MAX_TIME_MS = 1 << 62
-"""Later than every event: the watermark of a stream that has ended."""
+"""A time after every event. It is the watermark of a stream that has ended."""
 MIN_TIME_MS = -MAX_TIME_MS
-"""Earlier than every event: the watermark of a stream before its first record."""
+"""A time before every event. It is the watermark of a stream before its first record."""
 
 TIME_COLUMN = "event_time_ms"
 """Name of the int64 column of event times that decoding adds to the user's columns."""
@@ -34,7 +34,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 Constant = str | int | bool
 """The value of a column that has one value in all records of a stream at an edge."""
 MAX_CONSTANT = 256
-"""Characters of a constant: answers repeat it."""
+"""The most characters of a constant, because answers repeat it."""
 
 
 def is_constant(value: object, column_type: str) -> TypeGuard[Constant]:
@@ -52,13 +52,13 @@ class Delivery(StrEnum):
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
-    """The source may give a record again, and the edge cannot always recognise it: then the record counts twice."""
+    """The source may give a record again. If the edge does not recognise the record, it counts twice."""
     AT_MOST_ONCE = "at-most-once"
-    """The source cannot be read again: what it gave shortly before a crash may be lost."""
+    """The source cannot be read again, so records that it gave shortly before a crash may be lost."""
 
     @property
     def summary(self) -> str:
-        """What the delivery means for the answers, as one sentence."""
+        """Returns one sentence that says what the delivery means for answers."""
         return _SUMMARIES[self]
 
 
@@ -72,7 +72,8 @@ _SUMMARIES = {
 
 
 def weaker_than_exactly_once(deliveries: Iterable[Delivery]) -> tuple[Delivery, ...]:
-    """Returns each delivery but exactly-once, sorted. If both are there, records may be lost and others doubled."""
+    """Returns each delivery except exactly-once, sorted. With both others, records may be lost and other records may
+    count twice."""
     return tuple(sorted(set(deliveries) - {Delivery.EXACTLY_ONCE}))
 
 

@@ -24,7 +24,7 @@ STEPS_PER_TOKEN = 6
 logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements, with their text; they are refused
 _DIALECT = Dialect.get_or_raise(None)
 _MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
-"""sqlglot's message for an operator or function without an operand."""
+"""Matches sqlglot's message about an operator or function without an operand."""
 NUMBER_FUNCTIONS = ("abs", "ceil", "floor", "round", "sqrt", "ln", "greatest", "least")
 TEXT_FUNCTIONS = (
     "lower", "upper", "trim", "length", "substring", "left", "right", "split_part", "replace", "concat",
@@ -39,10 +39,10 @@ SUPPORTED_SYNTAX = (
     "arithmetic, ||, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST, AT TIME ZONE "
     f"and the functions {', '.join(SUPPORTED_FUNCTIONS)}"
 )
-"""What expressions may contain besides columns and literals."""
+"""The syntax that expressions may contain besides columns and literals."""
 
 _OWN_CALLS = ("strftime",)
-"""Functions of ours that the parser does not know."""
+"""Functions of Edgewater that the parser does not know."""
 
 _OTHER_NAMES = {
     "dow": "day_of_week(time), with 1 for Monday", "date_part": "extract(hour from time)",
@@ -50,7 +50,7 @@ _OTHER_NAMES = {
     "tostartofhour": "date_trunc('hour', time)",
     "regexp": "regexp_like(text, 'pattern')", "extract_regex": "regexp_extract(text, 'pattern')",
 }  # fmt: skip
-"""What other systems call our functions."""
+"""By the name of a function in other systems, the equivalent call in Edgewater."""
 
 _NULL_REJECTING = (
     exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod,
@@ -66,14 +66,15 @@ _NULL_REJECTING = (
 
 
 class TooManySteps(Exception):
-    """The parser has read its tokens too often. No SqlglotError, which the parser would take as a reason to go back."""
+    """The parser has read its tokens too often. It is not a SqlglotError, because the parser would catch that and try
+    another way."""
 
 
 class BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
     """A parser whose work is proportional to the number of tokens. `parse` raises TooManySteps beyond it.
 
-    sqlglot goes back and tries again where a text may mean several things. Nested ``struct(``, ``char(`` or ``LIMIT``
-    double the work per level, so that 200 bytes would take years; its own `max_nodes` bounds one attempt only.
+    If a text is ambiguous, sqlglot goes back and tries again. Each level of nested ``struct(``, ``char(`` or ``LIMIT``
+    doubles the work, so 200 bytes would take years. sqlglot's `max_nodes` limits only one attempt.
     """
 
     _steps_left = 0
@@ -91,7 +92,7 @@ class BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
 
 
 def _parsed(text: str, field: str) -> exp.Expression:
-    """What sqlglot makes of a text. Raises SqlglotError, RecursionError and InvalidQuery."""
+    """Returns sqlglot's tree of a text. Raises SqlglotError, RecursionError and InvalidQuery."""
     tokens = _DIALECT.tokenize(text)
     if len(tokens) > MAX_TOKENS:
         raise InvalidQuery(field, text, f"an expression of at most {MAX_TOKENS} tokens", f"it has {len(tokens)}")
@@ -108,7 +109,7 @@ def _parsed(text: str, field: str) -> exp.Expression:
 def parse_sql(text: str, field: str) -> exp.Expression:
     """Returns the parsed expression. Raises InvalidQuery with the position of a syntax error.
 
-    Takes at most `MAX_TOKENS` tokens, and time that is linear in their number.
+    A text may have at most `MAX_TOKENS` tokens. The time is linear in their number.
     """
     try:
         tree = _parsed(text, field)
@@ -127,7 +128,7 @@ def parse_sql(text: str, field: str) -> exp.Expression:
 
 
 def syntax_error(exc: SqlglotError) -> str:
-    """Returns the first line of sqlglot's message, without the codes that underline text in terminals."""
+    """Returns the first line of sqlglot's message, without terminal codes for underlining."""
     reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
     return _MISSING_OPERAND.sub(r"an operand of \1 is missing", reason)
 
@@ -153,7 +154,7 @@ def called_names(tree: exp.Expression) -> list[str]:
 
 
 def null_rejecting_columns(tree: exp.Expression) -> list[str]:
-    """Returns the columns whose null makes the whole expression null (unlike a column inside COALESCE)."""
+    """Returns the columns for which a null makes the whole expression null. A column inside COALESCE does not."""
     if isinstance(tree, exp.Column):
         return [tree.name]
     if not isinstance(tree, _NULL_REJECTING):

@@ -1,8 +1,7 @@
 """The text functions of expressions: their kernels on Arrow arrays and scalars, and their binding.
 
-The result for a null is null.
-
-Regular expressions run on RE2. For every pattern, the time of a match is linear in the length of the text.
+The result for a null is null. RE2 matches regular expressions. For every pattern, the time of a match is linear in the
+length of the text.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from edgewater.model.arithmetic import Value
 from edgewater.model.binding import Binder, BoundExpression, Operator, inverted
 
 MAX_PATTERN = 1_000
-"""Characters of a regular expression. Arrow compiles it for each batch."""
+"""The most characters of a regular expression, because Arrow compiles it for each batch."""
 MAX_GROWTH = 64
-"""A text that an expression builds may be so many times as long as the columns that it reads."""
+"""A text that an expression builds may be at most this many times as long as the columns that the expression reads."""
 MAX_ADDED_BYTES = 4_096
-"""Bytes of literals in a text that an expression builds."""
+"""The most bytes of literals in a text that an expression builds."""
 
 
 class InvalidPattern(ValueError):
-    """RE2 does not accept a regular expression. The message says why."""
+    """A regular expression is too long, or RE2 does not accept it. The message says why."""
 
 
 def check_pattern(pattern: str, replacement: str = "") -> None:
-    """Raises InvalidPattern for a pattern or a replacement with a reference to a group that the pattern lacks."""
+    """Raises InvalidPattern if RE2 does not accept the pattern, or the replacement refers to a group that it lacks."""
     if len(pattern) > MAX_PATTERN:
         raise InvalidPattern(f"it has {len(pattern)} characters, at most {MAX_PATTERN} are accepted")
     try:
@@ -50,22 +49,22 @@ def substring(text: Value, start: int, length: int | None) -> Value:
 
 
 def left(text: Value, length: int) -> Value:
-    """Returns the first `length` characters; a negative length leaves out as many at the end."""
+    """Returns the first `length` characters. With a negative length, it leaves out that many characters at the end."""
     return pc.utf8_slice_codeunits(text, start=0, stop=length)
 
 
 def right(text: Value, length: int) -> Value:
-    """Returns the last `length` characters; a negative length leaves out as many at the begin."""
+    """Returns the last `length` characters. With a negative length, it leaves out that many characters at the start."""
     if length == 0:
         return pc.utf8_slice_codeunits(text, start=0, stop=0)
     return pc.utf8_slice_codeunits(text, start=-length)
 
 
 def split_part(text: Value, delimiter: str, number: int) -> Value:
-    """Returns part `number` of a text divided at a delimiter; empty if there are fewer parts.
+    """Divides a text at a delimiter, and returns part `number`; empty if there are fewer parts.
 
     Args:
-        number: 1 for the first part, -1 for the last one.
+        number: 1 for the first part, -1 for the last part.
     """
     if isinstance(text, pa.Scalar):
         return split_part(pa.array([text.as_py()], pa.string()), delimiter, number)[0]
@@ -79,19 +78,19 @@ def split_part(text: Value, delimiter: str, number: int) -> Value:
 
 
 def regexp_extract(text: Value, pattern: str, group: int) -> Value:
-    """Returns what a group of the leftmost match has matched; null without a match.
+    """Returns the text that a group of the pattern has in the leftmost match; null if there is no match.
 
     Args:
-        group: 0 for the whole match. A group without a part in the match gives the empty text.
+        group: number of the group; 0 for the whole match. If the group is not part of the match, the text is empty.
     """
-    # The match is the only thing that is left of the text. Group 1 of this pattern is the whole match.
+    # The replacement removes everything but the match. Group 1 of this pattern is the whole match.
     whole = rf"\A(?s:.*?)({pattern})(?s:.*)\z"
     rest = pc.replace_substring_regex(text, pattern=whole, replacement=rf"\{group + 1}", max_replacements=1)
     return pc.if_else(pc.match_substring_regex(text, pattern), rest, pa.scalar(None, pa.string()))
 
 
 def check_group(pattern: str, group: int) -> None:
-    """Raises InvalidPattern unless `regexp_extract` accepts these arguments."""
+    """Raises InvalidPattern if `regexp_extract` does not accept these arguments."""
     check_pattern(pattern)
     check_pattern(f"({pattern})", rf"\{group + 1}")
 
@@ -134,7 +133,7 @@ READ_ONCE_PER_TEXT = (
     *_TEXT_TESTS,
     *_BUILDS_TEXT,
 )
-"""Operators that take longer per text than to find the distinct texts of a batch."""
+"""Operators that take more time per text than it takes to find the distinct texts of a batch."""
 
 
 def _like(binder: Binder, node: exp.Binary) -> BoundExpression:
@@ -157,7 +156,7 @@ def _concatenation(binder: Binder, node: exp.DPipe | exp.Concat) -> BoundExpress
     operands = node.expressions if isinstance(node, exp.Concat) else list(node.flatten(unnest=False))
     texts = [binder.as_text(operand) for operand in operands]
     _check_growth(binder, node)
-    # As in PostgreSQL, concat leaves nulls out; with || one makes the result null.
+    # As in PostgreSQL, concat leaves nulls out. With ||, one null makes the result null.
     nulls = {"null_handling": "replace", "null_replacement": ""} if isinstance(node, exp.Concat) else {}
     return BoundExpression(
         pa.string(), lambda b: pc.binary_join_element_wise(*(t.evaluate(b) for t in texts), "", **nulls)
@@ -241,7 +240,7 @@ def _check_pattern(binder: Binder, check: Callable[[], None], node: exp.Expressi
 
 
 def _growth(node: exp.Expression) -> tuple[float, int]:
-    """Returns how long a text can get: the factor to the bytes of the columns, and the bytes of literals."""
+    """Returns the greatest length of a text: a multiple of the bytes of the columns, plus the bytes of literals."""
     if isinstance(node, exp.Column):
         return 1.0, 0
     if isinstance(node, exp.Literal):

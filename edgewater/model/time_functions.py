@@ -62,13 +62,13 @@ def part(times: Value, name: str, zone: str = UTC) -> Value:
 
 
 def truncated(times: Value, unit: str, zone: str = UTC, offset_ms: int = 0) -> Value:
-    """Returns the begin of the unit in which each time lies, in ms.
+    """Returns the start of the unit that contains each time, in ms.
 
-    A day begins at midnight of the zone. Where a clock change skips midnight, it begins at the change. Where a clock
-    change repeats an hour, each of both hours has its own begin.
+    A day starts at midnight of the zone. If a clock change skips midnight, the day starts at the change. If a clock
+    change repeats an hour, the two hours have different starts.
 
     Args:
-        offset_ms: how much later a unit begins, by the clocks of the zone; only for days and longer units.
+        offset_ms: how much later a unit starts, by the clocks of the zone; only for days and longer units.
     """
     local = _local(times, zone)
     begin = pc.floor_temporal(_shifted(local, -offset_ms), 1, unit=unit, week_starts_monday=True)
@@ -85,7 +85,7 @@ def truncated(times: Value, unit: str, zone: str = UTC, offset_ms: int = 0) -> V
 def unit_starts(times: IntArray, unit: CalendarUnit, zone: str, offset_ms: int) -> IntArray:
     """Returns the last border of a unit, of days or longer, that is not after each time, in ms.
 
-    This is the begin that `truncated` returns, except where a clock change repeats a border: a time after the first
+    This is the start that `truncated` returns, except if a clock change repeats a border. Then a time after the first
     border belongs to the new unit. So the time between two borders is one unit. Outside the years 1 to 9999, all units
     have the usual length, in UTC.
     """
@@ -114,13 +114,13 @@ def formatted(times: Value, pattern: str, zone: str = UTC) -> Value:
 
 
 def _known(times: Value) -> Value:
-    """Returns int64 ms; null outside the years that calendars know."""
+    """Returns int64 ms; null outside the years 1 to 9999."""
     inside = pc.and_(pc.greater_equal(times, FIRST_MS), pc.less_equal(times, LAST_MS))
     return pc.if_else(inside, times, pa.scalar(None, pa.int64()))
 
 
 def _local(times: Value, zone: str) -> Value:
-    """Returns what clocks of the zone show, as timestamps without a zone."""
+    """Returns the local times of the zone, as timestamps without a zone."""
     known = _known(times)
     if zone == UTC:
         return pc.cast(known, pa.timestamp("ms"))
@@ -134,7 +134,7 @@ _TIME_PARTS: dict[type[exp.Expression], str] = {
 
 
 def _time(binder: Binder, node: exp.Expression, parent: exp.Expression) -> tuple[BoundExpression, str]:
-    """Binds a time in ms, and returns the zone by which its calendar is read."""
+    """Binds a time in ms. Returns it with the zone of its calendar."""
     zone = UTC
     if isinstance(node, exp.AtTimeZone):
         zone = binder.text_literal(node.args.get("zone"), parent, "a time zone such as 'Europe/Berlin'")

@@ -9,7 +9,7 @@ from typing import Literal
 TIME_ACCEPTED = "RFC 3339 with an offset, such as 2013-01-01T06:00:00Z, or unix time in ms, such as 1357020000000"
 
 EARLIEST_MS = -62_135_596_800_000
-"""0001-01-01; with `LATEST_MS`, the range of RFC 3339."""
+"""0001-01-01. RFC 3339 has the times from `EARLIEST_MS` to `LATEST_MS`."""
 LATEST_MS = 253_402_300_799_999
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -44,7 +44,7 @@ def rfc3339(time_ms: int) -> str:
         moment = _EPOCH + timedelta(milliseconds=time_ms)
         text = moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds")
         return text.removesuffix("+00:00") + "Z"
-    import numpy as np  # here, as commands that only parse times should start fast
+    import numpy as np  # imported here, so that commands that only parse times start fast
 
     unit: Literal["ms", "s"] = "ms" if time_ms % 1000 else "s"
     return str(np.datetime_as_string(np.array(time_ms, "datetime64[ms]"), unit=unit, timezone="UTC"))

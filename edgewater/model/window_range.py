@@ -12,14 +12,14 @@ from edgewater.model.windows import CalendarWindow, SessionWindow, SlicedWindow
 from edgewater.wire import QueryRef
 
 MAX_UNITS = 1_000
-"""Calendar windows of which one may start where a session can be cut."""
+"""How many calendar windows `next_border` tries. One of them must start at a time at which a session can be cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRange:
     """The windows that start in [from_ms, until_ms), event time in ms.
 
-    A session is cut at the borders: a version counts the records in the range, and no others.
+    A session is cut at the borders: a version counts the records in the range, and no other records.
     """
 
     from_ms: int = MIN_TIME_MS
@@ -41,13 +41,13 @@ class WindowRange:
 
 ALL_WINDOWS = WindowRange()
 NO_BORDERS: Mapping[QueryRef, WindowRange] = MappingProxyType({})
-"""By query; those that are absent have all windows."""
+"""Ranges by query. A query that is absent has all windows."""
 
 
 def next_border(time_ms: int, before: SlicedWindow, after: SlicedWindow) -> int | None:
     """Returns the first time, not before `time_ms`, at which windows `after` can follow windows `before`.
 
-    It is a start of a window `after`, so that no record is between the versions. A session is cut only between slices.
+    The time is a start of a window `after`, so each record belongs to a version. A session is cut only between slices.
     None: there is no such time.
     """
     start, step = after.next_start(time_ms), after.step_ms

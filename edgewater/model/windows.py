@@ -1,13 +1,14 @@
 """Window types of queries, and the slices that windows consist of.
 
-A slice is the smallest non-overlapping interval of event time that is aggregated and shipped; a window is a merge of
-slices. Slices have the length gcd(size, every), so every window starts and ends on a slice border, and a record is
-aggregated once however many windows overlap. A calendar window, such as a day in a time zone, is one slice.
+Edges aggregate and ship records by slices. Slices are intervals of event time that do not overlap, and a window is a
+merge of slices. Slices have the length gcd(size, every), so every window starts and ends on a slice border. A record is
+aggregated once, however many windows overlap. A calendar window, such as a day in a time zone, is one slice.
 
-Session windows have no borders that are known in advance, but are merges of slices on a fixed grid as well. A slice is
-as long as the gap, so two records of one slice are less than a gap apart and belong to one session; a session is a run
-of adjacent slices in which each starts less than a gap after the last record of the previous one. Edges report the
-first and the last record of each slice, and the center (`center/ledger/sessionize.py`) derives the sessions.
+The borders of session windows depend on the records, but sessions, too, are merges of slices on a fixed grid. A slice
+is as long as the gap, so two records of one slice are less than a gap apart and belong to one session. A session is a
+run of adjacent slices: the first record of each slice is less than a gap after the last record of the previous slice.
+Edges report the first and the last record of each slice, and the center (`center/ledger/sessionize.py`) computes the
+sessions.
 
     Window
     ├── SlicedWindow            supported by queries
@@ -48,10 +49,10 @@ ACCEPTED_IN_QUERIES = (
 ACCEPTED = f"{ACCEPTED_IN_QUERIES}, or {{count: 1000}}"
 MAX_SLICES_PER_WINDOW = 10_000
 MAX_WINDOWS_PER_SLICE = 500
-"""Windows to which one record may belong, where a query is registered. Measured with one core: a window that a record
-touches takes 1 to 2 ms of the center's time when it is answered, so that a late record takes a second at most."""
+"""The most windows to which a record of a new query may belong. Measured with one core: the center takes 1 to 2 ms to
+answer a window, so all answers that a late record changes take at most a second."""
 DEFAULT_SESSION_MAX_MS = 86_400_000
-"""Default of a session's maximum length; shorter where that would exceed `MAX_SLICES_PER_WINDOW`."""
+"""Default of a session's maximum length. It is shorter if a session would have more than `MAX_SLICES_PER_WINDOW`."""
 MAX_COUNT = 1 << 40
 UTC = "UTC"
 _HOUR_MS = 3_600_000
@@ -59,7 +60,8 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class CalendarUnit:
-    """The length of a calendar unit in ms: the usual one, the greatest one, and one that leads into the next unit."""
+    """Lengths of a calendar unit in ms: the usual length, the greatest length, and a length that ends in the next
+    unit."""
 
     name: str
     usual_ms: int
@@ -83,7 +85,7 @@ _LETTERS = {"d": "day", "w": "week"}
 
 
 class Window:
-    """An assignment of records to windows. Immutable; equal if it produces the same windows."""
+    """An assignment of records to windows. It is immutable. Two are equal if they produce the same windows."""
 
     __slots__ = ()
 
@@ -156,28 +158,30 @@ class SlicedWindow(Window):
 
     @property
     def slicing(self) -> tuple[object, ...]:
-        """Equal for windows that have the same slices."""
+        """Returns a value that is equal for windows with the same slices."""
         return self.slice_ms, self.origin_ms % self.slice_ms
 
     def last_window_end(self, slice_start_ms: int) -> int:
-        """Returns the latest end of a window that contains the slice; later, only late records need the slice."""
+        """Returns the latest end of a window that contains the slice. After it, only late records need the slice."""
         raise NotImplementedError
 
     @property
     def step_ms(self) -> int:
-        """Event time between the starts of two windows; of sessions, between two times at which they may be cut."""
+        """Event time between the starts of two windows. For sessions: between two times at which they may be cut."""
         raise NotImplementedError
 
     def next_start(self, time_ms: int) -> int:
-        """Returns the first start of a window that is not before `time_ms`; of sessions, the first slice border."""
+        """Returns the first start of a window that is not before `time_ms`. For sessions: the first slice border."""
         return self.origin_ms - (self.origin_ms - time_ms) // self.step_ms * self.step_ms
 
     def end_of_windows_before(self, time_ms: int) -> int:
-        """Returns the end of the last window that starts before `time_ms`; sessions are cut there."""
+        """Returns the end of the last window that starts before `time_ms`. For sessions: the time at which they are
+        cut."""
         raise NotImplementedError
 
     def require_affordable(self) -> None:
-        """Raises InvalidQuery if a record costs more than a new query may. Registered ones keep what they have."""
+        """Raises InvalidQuery if a record belongs to more windows than a new query may have. Registered queries
+        stay."""
 
     def slice_starts(self, times_ms: IntArray) -> IntArray:
         """Returns the start of the slice of each event time, in the shape of `times_ms` (int64)."""
@@ -197,7 +201,7 @@ class SlicedWindow(Window):
 
 
 class TimeWindow(SlicedWindow):
-    """Windows whose borders are known before any record."""
+    """Windows whose borders do not depend on records."""
 
     __slots__ = ()
 
@@ -210,7 +214,7 @@ class TimeWindow(SlicedWindow):
         raise NotImplementedError
 
     def following(self, window_start_ms: int) -> int:
-        """Returns the start of the window after the one that starts here."""
+        """Returns the start of the window after the window that starts at `window_start_ms`."""
         raise NotImplementedError
 
     def windows_over(self, slice_start_ms: int) -> range:
@@ -222,7 +226,8 @@ class TimeWindow(SlicedWindow):
         return list(self.windows_over(slice_start_ms))
 
     def windows_of_slices(self, slice_starts_ms: Iterable[int]) -> Iterator[int]:
-        """Yields the starts of all windows that contain one of these slices, which ascend: ascending, each once."""
+        """Yields the starts of all windows that contain one of these slices, ascending, each once. Slices must
+        ascend."""
         after = None
         for start in slice_starts_ms:
             windows = self.windows_over(start)
@@ -238,7 +243,8 @@ class TimeWindow(SlicedWindow):
         raise NotImplementedError
 
     def starts(self, from_ms: int, to_ms: int, most: int) -> Iterator[int]:
-        """Yields the starts of windows in ``[from_ms, to_ms)``, of more than `most` only about the last `most`.
+        """Yields the starts of windows in ``[from_ms, to_ms)``. If there are more than `most`, only about the last
+        `most`.
 
         Args:
             from_ms: the start of a window.
@@ -378,12 +384,12 @@ class TumblingWindow(SlidingWindow):
 class CalendarWindow(TimeWindow):
     """Windows of one calendar unit in a time zone, each of one slice. A week begins on Monday.
 
-    A window is the time from one border to the next. So a day of a clock change has 23 or 25 hours, and where a clock
-    change repeats a border, the first one counts.
+    A window is the time from one border to the next. So a day of a clock change has 23 or 25 hours. If a clock change
+    repeats the time of a border, the border is at the first of both times.
 
     Attributes:
         zone: name in the IANA database.
-        offset_ms: how much later than the unit a window begins, by the clocks of the zone.
+        offset_ms: how much later than the unit a window starts, by the clocks of the zone.
 
     Raises:
         InvalidQuery: names the field, its value and what is accepted.
@@ -476,11 +482,11 @@ class CalendarWindow(TimeWindow):
 
 @dataclass(frozen=True, slots=True, init=False)
 class SessionWindow(SlicedWindow):
-    """Runs of records in which each is less than `gap_ms` after the previous one.
+    """Runs of records in which each record is less than `gap_ms` after the previous one.
 
-    A session is ``[first record, last record + gap)``; a record exactly a gap after the last one starts another. A
-    session spans at most the slices that fit into `max_ms`: a longer one is cut at that slice border, and the following
-    records start another session.
+    A session is ``[first record, last record + gap)``. A record exactly a gap after the last one starts another
+    session. A session spans at most the slices that fit into `max_ms`. A longer session is cut at that slice border,
+    and the following records start another session.
     """
 
     gap_ms: int
@@ -533,7 +539,7 @@ class SessionWindow(SlicedWindow):
         return -(-end_ms // self.gap_ms) * self.gap_ms
 
     def cut_ms(self, first_ms: int) -> int:
-        """Where a session whose first record is at `first_ms` is cut if it reaches its maximum length."""
+        """Returns where a session whose first record is at `first_ms` is cut if it reaches its maximum length."""
         return self.slice_start(first_ms) + self.slices_per_window * self.gap_ms
 
     def last_window_end(self, slice_start_ms: int) -> int:
@@ -575,7 +581,8 @@ def _unit_start(unit: str, zone: str, offset_ms: int, time_ms: int) -> int:
 
 
 def window_ends(window: Window) -> tuple[int, int] | None:
-    """Distance and offset of windows' ends, in ms; of session windows those of their slices. None: not known."""
+    """Returns distance and offset of the ends of windows, in ms. For session windows: of the ends of slices. None: they
+    are not known."""
     if isinstance(window, CalendarWindow):
         return None
     if isinstance(window, SlidingWindow):
@@ -603,12 +610,12 @@ def sessions_of(
     """Groups slices into sessions.
 
     Args:
-        slices: slices with records, ascending; each lies within one slice of the window's grid.
+        slices: slices with records, ascending. Each of them lies within one slice of the window's grid.
         extent: the extent of a slice.
 
     Yields:
-        The slices of each session, ascending, and whether the session was cut at its maximum length, so that the
-        next one continues it.
+        The slices of each session, ascending, and whether the session was cut at its maximum length. The next session
+        then continues it.
     """
     session: list[T] = []
     cut_ms = last_ms = 0

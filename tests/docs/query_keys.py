@@ -25,8 +25,8 @@ QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] =
         ("accuracy", "section", "–", "Asks for early answers with a relative error."),
         ("cache", "section", "the defaults below", "Which values an edge sends first."),
         ("lateness", "duration", "`0ms`", "Event time after the end of a window in which late records revise it."),
-        ("since", "time, or `beginning`", "the registration", "From when on records count that edges read before the "
-         "registration."),
+        ("since", "time, or `beginning`", "the registration", "The event time from which records count that edges "
+         "read before the registration."),
         ("until", "time", "never", "The query ends by itself: it has the windows that start before. Its answers "
          "stay."),
         ("edges", "list of edges", "every edge that has the stream", "The edges that a window waits for."),

@@ -98,7 +98,7 @@ async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path
 @pytest.mark.parametrize(
     ("broken", "named"),
     [
-        (pb.FromEdge(frame=frame(2).to_wire()), "frame 2 came where 0 is expected"),
+        (pb.FromEdge(frame=frame(2).to_wire()), "frame 2 came, but frame 0 is expected"),
         (pb.FromEdge(frame=frame(0, QueryRef("../x", 1)).to_wire()), "'../x', which is not a query's name"),
         (pb.FromEdge(frame=frame(0, content=os.urandom(5_000)).to_wire()), "frame 0 has"),
         (pb.FromEdge(hello=pb.Hello()), "second Hello"),

@@ -29,7 +29,7 @@ async def test_a_frame_for_a_query_that_names_other_edges_is_acknowledged_and_re
         await lga.send(frame(0, OTHERS))
         refused = (await edge.until("refused", lambda r: r.frames == 2)).refused
         assert (refused.query, refused.query_version, refused.reason) == ("others", 1, "not-expected")
-        assert refused.seq == 2 and "query others@1 does not expect it" in refused.message
+        assert refused.seq == 2 and "query others@1 does not expect this edge" in refused.message
         await edge.acked(2)
         await lga.acked(0)
         assert c.entries() == [("jfk", 1)] and c.entries("others@1") == [("lga", 0)]
