@@ -76,7 +76,7 @@ def remember_versions(connection: Connection, versions: Iterable[int]) -> None:
 def readable(row: Row[Any]) -> RegisteredQuery | None:
     """Reads a row; None: the query cannot be read here, because it has a function whose package is not installed.
 
-    An unreadable query is logged once and left out, so that it does not block the others.
+    An unreadable query is logged once and left out, so that it does not block other queries.
     """
     try:
         return query_from_row(row)

@@ -147,7 +147,7 @@ frames = Table(
     UniqueConstraint("edge", "incarnation", "seq", name="frame_identity"),
 )
 """``facts``: what a frame states beside its partials (`center.storage.frame_facts`). It is the last column, so SQLite
-reads the others without it."""
+reads the other columns without it."""
 Index("frames_by_segment", frames.c.segment)
 
 quarantine = Table(

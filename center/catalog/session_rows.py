@@ -198,8 +198,8 @@ class SessionBatch:
         seq = other_checksum(self._connection, start.edge, start.incarnation, checksums) if checksums else None
         if seq is not None:
             return "id-in-use-twice", OutdatedState(
-                f"{who}: frame {seq} differs from the one that the center has: two agents run from copies of one state;"
-                " give each agent an id and a directory of its own"
+                f"{who}: frame {seq} differs from the frame that the center has: two agents run from copies of one"
+                " state; give each agent its own id and its own directory"
             )
         return None
 
@@ -252,7 +252,7 @@ def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -
         pair = " and ".join(sorted((incarnation, previous)))
         return "id-in-use-twice", (
             f"edge {edge}: incarnations {pair} take turns: two agents run under this id, or from copies of one state"
-            " directory; give each agent an id and a directory of its own"
+            " directory; give each agent its own id and its own directory"
         )
     return "state-lost", (
         f"edge {edge}: incarnation {incarnation} has replaced {previous} without its state; records that {previous}"

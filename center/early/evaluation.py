@@ -67,7 +67,7 @@ class SourceRemap:
     """
 
     def __init__(self, sources: int, rows: Sequence[int | None], new_trigger: Callable[[int], EarlyTrigger]) -> None:
-        # The axis that counts sources is the one in which a trigger with one more source differs.
+        # The axis of the sources is the axis in which a trigger with one more source has another length.
         _, self._wider = named_arrays.unpack(STATE_KIND, new_trigger(sources + 1).to_state())
         _, self._empty = named_arrays.unpack(STATE_KIND, new_trigger(len(rows)).to_state())
         self._to = [i for i, row in enumerate(rows) if row is not None]

@@ -109,7 +109,7 @@ def plan_rate(
     *,
     confidence: float = 0.95,
 ) -> float:
-    """Returns the rate, in (0, 1], with which a window like this one has a relative error of `target`.
+    """Returns the rate, in (0, 1], at which a window like this one has a relative error of `target`.
 
     Errors are not exactly proportional to 1/√n, because ranks are whole numbers and small clusters disappear. So the
     error is measured again on a sample of the planned size. This size grows until the error is within the target.

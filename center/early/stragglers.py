@@ -213,7 +213,7 @@ class StragglerModel(ArrayState):
         at = np.maximum(mature, 0)[:, None] + np.arange(2 * slots + 2 * _NEIGHBOURS)
         count = np.take_along_axis(triangle.seen, at, axis=1)
         count = count / np.maximum(np.take_along_axis(share, at, axis=1), 0.5)
-        # A straggler is predicted from slots some distance before its own, so a slot is compared with those.
+        # A straggler is predicted from slots some distance before its own slot, so a slot is compared with these slots.
         sums = np.concatenate([np.zeros((len(count), 1)), np.cumsum(count, axis=1)], axis=1)
         half = _NEIGHBOURS // 2
         before = (sums[:, half + _NEIGHBOURS : half + _NEIGHBOURS + slots] - sums[:, half : half + slots]) / _NEIGHBOURS
@@ -439,7 +439,8 @@ def _recent(seen: FloatArray, share: FloatArray, born: BoolArray) -> _Recent:
 
 
 def _by_lag(per_slot: FloatArray, shares: FloatArray, first_lag: int, trust: FloatArray) -> FloatArray:
-    """Stragglers by lag: those with lag l come from the slots of `per_slot` that are younger than l."""
+    """Returns the stragglers by lag. Stragglers with lag l come from the slots of `per_slot` that are younger than
+    l."""
     weighted, lags = np.zeros_like(shares), shares.shape[2]
     begin, end = first_lag + 1, min(first_lag + 1 + per_slot.shape[2], lags)
     np.cumsum(per_slot[:, :, : end - begin], axis=2, out=weighted[:, :, begin:end])

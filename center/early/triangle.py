@@ -13,8 +13,8 @@ factors are 1/(1 - r).
 
 The full table (event slot × lag) is never stored. Per source and lag l there are the arrived events of the slot that is
 now l slots old (`seen`), and exponentially decayed sums of arrivals at lag l and of events at risk there, whose ratio
-is r(l). Two memories run side by side: a long one for precision and a short one that follows drift. Where they
-disagree, delays have changed, and `stragglers.py` widens the interval by the disagreement instead of trusting either.
+is r(l). There are two memories: a long memory for precision and a short memory that follows drift. If they differ,
+delays have changed. `stragglers.py` then widens the interval by the difference, and does not trust either memory.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class ValueHistory(ArrayState):
         squared = np.where(valid, variances / np.where(means != 0, means, 1.0) ** 2, 0.0)
         self.weight = np.where(valid, self.weight + 1, self.weight)
         pace = np.where(valid, 1 / np.minimum(np.maximum(self.weight, 1), MEMORY_WINDOWS), 0.0)
-        # Means adapt faster than variations: only the latter need a long memory.
+        # Means adapt faster than variations, because only variations need a long memory.
         self.mean = np.where(valid, self.mean + np.maximum(pace, 0.3) * (means - self.mean), self.mean)
         surprise = np.where(self.variation > 0, (squared / np.maximum(self.variation, 1e-12) - 1) ** 2, 1.0)
         self.noise = self.noise + np.where(self.weight > 1, pace, 0.0) * (np.minimum(surprise, 25.0) - self.noise)

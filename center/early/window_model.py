@@ -243,7 +243,7 @@ class WindowModel:
         none = (self.population <= 0.5) | (unseen <= 0)
         unknown = ~none & ~((self.spread > 0) | (count > 0))
         own, end = np.where(none, 0.0, own), np.where(none, 0.0, np.where(unknown, np.inf, end))
-        # One record at the end is enough for all sources of which there is a sample: together, they are one sample.
+        # One record at the end is enough for all sources with a sample, because together they are one sample.
         sampled = np.where(count > 0, end, 0.0)
         worst = np.argmax(np.nan_to_num(sampled[0], nan=np.inf), axis=0)
         moments = own.sum(axis=1) + np.where(count > 0, 0.0, end).sum(axis=1) + sampled[:, worst, np.arange(len(worst))]

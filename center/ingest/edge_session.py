@@ -503,7 +503,7 @@ class GatewaySession:
     def _on_budget_report(self, message: pb.BudgetReport) -> None:
         ref, report = read_budget_report(self.edge, message)
         if ref not in self._queries:
-            return  # as of statuses
+            return  # as for statuses
         self._budget_sync.on_report(self.edge, ref, report)
         for budget in self._assignment.budgets if self._assignment is not None else ():
             if (budget.query, budget.query_version) == (ref.name, ref.version) and budget.version > report.version:

@@ -414,7 +414,7 @@ class Gateway:
         self._sessions[session.edge] = session
         if older is None:
             return
-        reason = "a newer session has taken this one's place"
+        reason = "a newer session has replaced this session"
         if older.hello.incarnation != session.hello.incarnation:
             reason = (
                 f"another agent, of incarnation {session.hello.incarnation}, has connected under this id; give each"
@@ -503,10 +503,10 @@ class Gateway:
                 self._unsent = False
 
     def _assign(self, session: GatewaySession) -> None:
-        """Sends a session its assignment; ends that of an edge that has been retired since its Hello, or whose columns
-        are not the declared ones any more.
+        """Sends a session its assignment. It ends the session if the edge was retired after its Hello, or if the edge's
+        columns are not the declared columns any more.
 
-        The edge keeps its queries then: an empty assignment would drop what it has accepted and not shipped.
+        The edge then keeps its queries: an empty assignment would drop the records that it has not shipped.
         """
         try:
             require_declared(self._plan.declared, session.edge, session.hello.streams)

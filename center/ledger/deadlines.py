@@ -113,7 +113,7 @@ class Deadlines:
         return self._awaiting_due[0] if self._awaiting_due else None
 
     def take_refined(self, changed: set[int], most: int, now_ms: int) -> set[int]:
-        """Takes changed windows that may be answered now, the earliest first, and marks the others as outdated.
+        """Takes changed windows that may be answered now, the earliest first, and marks the other windows as outdated.
 
         Args:
             changed: windows that have changed now. Windows that changed earlier and still wait are taken, too.

@@ -35,8 +35,8 @@ class Losses:
     state: QueryState
 
     def missing_edges(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the expected edges of which a window lacks records. The edge has not closed the window, or it lacks
-        the records itself."""
+        """Returns the expected edges whose records are missing in a window. The edge has not closed the window, or it
+        lacks the records itself."""
         through, end = self.state.through_ms, span[1]
         return tuple(
             edge

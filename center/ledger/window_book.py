@@ -513,7 +513,7 @@ def _edge_statements(state: QueryState, missing: Sequence[EdgeId], slices: Seque
     """Returns the statements of each edge about a window.
 
     Args:
-        missing: edges of which the window lacks records.
+        missing: edges whose records are missing in the window.
         slices: the window's slices.
     """
     by_edge: dict[str, list[Totals]] = {}

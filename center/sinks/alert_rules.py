@@ -241,7 +241,7 @@ class AlertBook:
             try:
                 for labels, outcome, details in self._outcomes(rule, answer, measures, raises=is_newest):
                     transitions += self._apply(rule, labels, outcome, details, answer, now_ms)
-            except (InvalidQuery, InvalidRequest) as exc:  # it costs only this rule
+            except (InvalidQuery, InvalidRequest) as exc:  # the other rules go on
                 self.problems[rule.name] = exc.message
         return transitions
 

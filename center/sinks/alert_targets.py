@@ -231,7 +231,7 @@ class Email:
             raise DeliveryFailed(f"{section.server}: {exc}") from exc
         if refused:
             whom = ", ".join(f"{address} ({code} {reply!r})" for address, (code, reply) in refused.items())
-            raise DeliveryFailed(f"{section.server}: refused for {whom}; the others have the mail", is_final=True)
+            raise DeliveryFailed(f"{section.server}: refused for {whom}; all others have the mail", is_final=True)
 
     def _connected(self, context: ssl.SSLContext) -> smtplib.SMTP:
         host, port = split_address(self._section.server)

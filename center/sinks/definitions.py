@@ -18,11 +18,11 @@ from edgewater.runtime.configuration import Duration, Section, validate
 
 
 class CommonOptions(Section):
-    """The keys of every sink, besides those of its kind."""
+    """The keys that every sink has in addition to the keys of its kind."""
 
     queries: Literal["all"] | list[str] = Field(default="all", min_length=1)
-    """Names of the queries whose answers are written. `all`: every query, also one that is registered later; of a sink
-    of the kind `alerts`, every query of its rules."""
+    """Names of the queries whose answers are written. `all`: every query, also a query that is registered later. For a
+    sink of the kind `alerts`, `all` means every query of its rules."""
     min_phase: Phase | None = None
     """Only windows whose newest answer has reached this phase. Unset: `final` for `parquet`, `delta` and `iceberg`,
     otherwise `early`."""

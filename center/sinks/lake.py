@@ -85,7 +85,7 @@ class LakeSink:
 
 
 def _typed(schema: pa.Schema) -> pa.Schema:
-    """Returns the columns of a table: `DAY`, and those of the answers. Times are UTC in µs; lists are JSON texts."""
+    """Returns the columns of a table: `DAY`, and the columns of the answers. Times are UTC in µs; lists are JSON."""
     fields = [pa.field(DAY, pa.string()), pa.field("answer_id", pa.int64())]
     return pa.schema([*fields, *(pa.field(f.name, _kind(f.type)) for f in schema)])
 

@@ -156,7 +156,7 @@ class PostgresSink:
             raise StorageError(f"another process writes the sink {self._context.name} to this database")
 
     def _write_windows(self, cursor: psycopg.Cursor[Any], answers: Sequence[SinkAnswer]) -> set[tuple[QueryRef, int]]:
-        """Writes the rows of windows. Returns the windows of which the database has no newer revision."""
+        """Writes the rows of windows. Returns the windows for which the database has no newer revision."""
         rows = pa.table(
             {
                 "query": [a.query.name for a in answers],

@@ -102,7 +102,7 @@ RULES = (
         lambda spec: True,
         None,
         lambda spec: None,
-        f"a mergeable synopsis; this one can be built by {BATCH}",
+        f"a mergeable synopsis; this synopsis can be built by {BATCH}",
         "is not mergeable, but the center merges the synopses that edges ship",
     ),
     AlgebraRule(
@@ -110,7 +110,7 @@ RULES = (
         lambda spec: True,
         None,
         lambda spec: None,
-        f"a reproducible synopsis, with the same bytes for the same records; this one can be built by {BATCH}",
+        f"a reproducible synopsis, with the same bytes for the same records; it can be built by {BATCH}",
         "is not reproducible, but an edge that recovers builds its frames again",
     ),
     AlgebraRule(

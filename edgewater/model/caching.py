@@ -1,6 +1,6 @@
 """The `cache` of a query: the policies by which an edge's cache selects entries to send.
 
-The names are those of the policies of Heintz et al., TR 16-003; `edge/cache/` implements them. The defaults were the
+The policies have the names of Heintz et al., TR 16-003. `edge/cache/` implements them. The defaults were the
 best in measurements (`docs/decisions/0006-budgets-and-early-sends.md`).
 """
 

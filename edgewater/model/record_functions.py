@@ -82,7 +82,7 @@ class RecordFunction:
         if known is None:
             return self._checked(columns)
         good = self._checked([column.filter(known) for column in columns])
-        # The index of each record among those that were evaluated; taking a null index gives null.
+        # The index of each record among the evaluated records. A null index gives null.
         return good.take(pc.if_else(known, pc.subtract(pc.cumulative_sum(known.cast(pa.int64())), 1), None))
 
     def _checked(self, columns: Sequence[pa.Array]) -> pa.Array:

@@ -143,7 +143,7 @@ def parse_statement(text: str) -> Statement:
     if not read:
         raise InvalidQuery("sql", text, STATEMENTS, "it is empty")
     if any(token.token_type == TokenType.SEMICOLON for token in read[:-1]):
-        raise InvalidQuery("sql", text, "one statement", "a request has one statement; send the others after it")
+        raise InvalidQuery("sql", text, "one statement", "a request has one statement; send the rest after it")
     if read[0].token_type in (TokenType.SELECT, TokenType.WITH, TokenType.FROM, TokenType.L_PAREN):
         return SelectRows(text)
     parser = _StatementParser(dialect=_DIALECT)
