@@ -57,7 +57,7 @@ function Closing({ revisions }) {
   return html`<figure class="closing"><svg viewBox="0 0 760 206" role="img" aria-label=${`How the interval closed. ${told}`}>
     ${shown.map(bounds)}<line class="newest" x1="90" x2="680" y1=${y(last.estimate)} y2=${y(last.estimate)} />
     ${shown.map((r) => html`<g class=${`phase-${r.phase}`} data-revision=${r.revision}><title>${`${r.phase}, revision ${r.revision}: ${f.number(r.estimate)}, ${f.interval(r)}`}</title>${mark(r)}</g>`)}
-    ${[high, last.estimate, low].filter((v, i, all) => all.slice(0, i).every((w) => Math.abs(y(w) - y(v)) > 12)).map((v) => html`<text x="82" y=${y(v) + 4} text-anchor="end">${f.short(v)}</text>`)}
+    ${[high, last.estimate, low].filter((v, i, all) => all.slice(0, i).every((w) => Math.abs(y(w) - y(v)) > 12)).map((v) => html`<text x="82" y=${y(v) + 4} text-anchor="end">${Math.abs(v) < 1e10 ? f.number(v) : f.short(v)}</text>`)}
     ${shown.filter((r, i) => i === 0 || r === last || x(r) - x(shown[i - 1]) > 60 && x(last) - x(r) > 60).map((r) => html`<text x=${x(r)} y="196" text-anchor="middle">${r === shown[0] ? f.time(r.given_at).slice(11, 19) : `+${f.duration(after(r))}`}</text>`)}
     </svg><figcaption>${told} <span class="legend"><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">dashed: bounds unknown</span></span></figcaption></figure>`;
 }
