@@ -27,6 +27,7 @@ import psutil
 from center.api.console import console_files
 from center.ledger import Phase
 from center.results import AnswerChanges, AnswerRecord, ResultStore
+from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import QueryRef
 from tests.center.api.conftest import HOUR, T0, Desk
 
@@ -102,7 +103,7 @@ class Unveiled:
         changes = self._results.changes_after(after, limit, ref)
         return replace(changes, records=[a for a in changes.records if a.answer_id <= self.newest])
 
-    def latest(self, ref: QueryRef, min_phase: Phase = Phase.EARLY) -> AnswerRecord | None:
+    def latest(self, ref: QueryRef, min_phase: Phase = Phase.EARLY, until_ms: int = MAX_TIME_MS) -> AnswerRecord | None:
         return self._results.answer(ref, T0, 1)
 
 
