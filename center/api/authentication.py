@@ -99,7 +99,7 @@ class Authenticator:
             log.info("%s has been read again", self._config.tokens_file)
         except InvalidConfig as exc:
             self.problem = exc.message
-            log.error("changed credentials are not used, those read before stay: %s", exc.message)
+            log.error("the changed credentials cannot be used, and the previous ones stay in use: %s", exc.message)
         self._signature = signature
         return True
 

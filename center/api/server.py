@@ -86,7 +86,7 @@ class ApiServer(GuardedServer):
                 await asyncio.to_thread(_context, tls)  # half a renewal must not take the place of a pair that fits
                 await asyncio.to_thread(load_certificate, context, tls.cert, tls.key, "api.tls.cert")
             except InvalidConfig as exc:
-                log.error("a changed certificate is not used, the one read before stays: %s", exc.message)
+                log.error("the changed certificate cannot be used, and the previous one stays in use: %s", exc.message)
                 continue
             seen = now
             log.info("%s has been read again", tls.cert)
