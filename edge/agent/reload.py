@@ -51,8 +51,12 @@ class ConfigFile:
     def load(self) -> EdgeConfig:
         """Returns the configuration to run. Raises InvalidConfig: the file cannot be used."""
         self._content = self._read()
-        self._running = load_config(self._path)
-        return self._running
+        new = load_config(self._path)
+        if self._previous is not None:  # the file may have changed since the old program has checked it
+            self._running = _parsed(self._previous)
+            self._check(new)
+        self._running = new
+        return new
 
     def load_previous(self, problem: EdgewaterError) -> EdgeConfig:
         """Returns the configuration before the reload. Called if the new configuration cannot be used.
@@ -64,7 +68,7 @@ class ConfigFile:
             raise problem
         self._reject(problem)
         self._rejected, self._content, self._previous = self._content, self._previous, None
-        self._running = load_config(f"/proc/self/fd/{_in_memory(self._content)}")
+        self._running = _parsed(self._content)
         return self._running
 
     def confirm(self) -> None:
@@ -128,6 +132,14 @@ class ConfigFile:
         # A SIGHUP that comes before the new program has its handler would end it. The mask outlives `execv`.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _parsed(content: bytes) -> EdgeConfig:
+    descriptor = _in_memory(content)
+    try:
+        return load_config(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 def _in_memory(content: bytes) -> int:

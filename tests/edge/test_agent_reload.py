@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from edge.agent.reload import ConfigFile
+from edge.agent.reload import PREVIOUS, ConfigFile
 from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.health import bound_address
 from edgewater.runtime.listeners import VARIABLE, Listeners
@@ -152,6 +152,20 @@ def test_an_agent_that_reads_standard_input_is_not_reloaded(tmp_path: Path) -> N
     assert not file.may_reload() and "stdin" in file.failure
     with pytest.raises(InvalidConfig):
         file.load_previous(InvalidConfig("edge", "a", "b"))
+
+
+def test_a_file_that_changes_between_the_check_and_the_start_is_checked_again(tmp_path: Path) -> None:
+    path = tmp_path / "edge.yaml"
+    stream = {"columns": {"x": "int64"}, "time": {"column": "at", "unit": "ms"}, "sources": [{"http": {}}]}
+    document = {"edge": "a", "center": {"address": "127.0.0.1:1"}, "state_dir": str(tmp_path), "streams": {"s": stream}}
+    path.write_text(yaml.safe_dump({**document, "edge": "b"}))
+    descriptor = os.memfd_create("previous")
+    os.write(descriptor, yaml.safe_dump(document).encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    file = ConfigFile(path, {PREVIOUS: str(descriptor)})
+    with pytest.raises(InvalidConfig) as refused:
+        file.load()
+    assert (refused.value.field, file.load_previous(refused.value).edge) == ("edge", "a") and file.failure
 
 
 def test_listeners_keep_their_sockets_for_the_next_program() -> None:
