@@ -62,6 +62,7 @@ class _Assigned:
         queued_bytes: bytes of the messages in `arrived`. Both threads change it, under the topic's lock.
         at_end: whether the thread has found no further message.
         high: the offset after the newest message that the broker had at the newest fetch; negative: unknown.
+        read_again: the offset from which the end was read again, as no records of it had come; -1: none.
     """
 
     offset: int
@@ -71,6 +72,7 @@ class _Assigned:
     is_paused: bool = False
     at_end: bool = False
     high: int = -1
+    read_again: int = -1
 
     def give(self, arrived: _Arrived) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
@@ -207,14 +209,14 @@ class KafkaTopic:
         from confluent_kafka import KafkaError
 
         by_partition: dict[int, list[Any]] = {}
-        at_end: set[int] = set()
+        at_end: dict[int, int] = {}
         for message in messages:
             error, partition = message.error(), message.partition()
             if error is None:
                 by_partition.setdefault(partition, []).append(message)
-                at_end.discard(partition)
+                at_end.pop(partition, None)
             elif error.code() == KafkaError._PARTITION_EOF:
-                at_end.add(partition)
+                at_end[partition] = message.offset()
             elif partition is None or partition < 0:
                 raise consumer.failed(error)
             else:
@@ -223,9 +225,23 @@ class KafkaTopic:
                 self._give(partition, _Arrived(failure=OffsetGone(failed.fault) if is_gone else failed))
         for partition, records in by_partition.items():
             self._give_records(consumer, partition, records)
-        for partition in at_end:
-            if (assigned := self._give(partition, _Arrived())) is not None:
+        for partition, end in at_end.items():
+            if not self._reads_again(consumer, partition, end) and (assigned := self._give(partition, _Arrived())):
                 assigned.at_end = True
+
+    def _reads_again(self, consumer: KafkaConsumer, partition: int, end: int) -> bool:
+        """Returns whether the last offsets before the end are read again, as no records of them have come.
+
+        They may have none: control records of transactions, or what compaction has removed. But librdkafka 2.16 has
+        been seen to report the end without the record before it, on a busy machine. So they are read once more.
+        """
+        with self._lock:
+            assigned = self._assigned.get(partition)
+        if assigned is None or not 0 <= assigned.offset < end or assigned.read_again == assigned.offset:
+            return False
+        assigned.read_again = assigned.offset
+        self._begin(partition, assigned, consumer)
+        return True
 
     def _give(self, partition: int, arrived: _Arrived) -> _Assigned | None:
         """Gives something to a partition. Returns None if the partition is no longer read."""
