@@ -72,7 +72,7 @@ def run(config: Path, watches: bool, log_level: str, log_format: str) -> None:
     SIGHUP reloads CONFIG: the agent begins anew in the same process, and loses, doubles and refuses no record. A file
     that cannot be used changes nothing: the log and edgewater_edge_configuration_failed say so.
     """
-    # Until there is a handler, SIGHUP would end the process.
+    # See `edge.agent.reload.until_stopped`.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     configure_logging(log_level, log_format)
     from edgewater.runtime.allocator import leave_out_pandas, return_large_blocks, use_system_allocator

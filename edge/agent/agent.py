@@ -33,7 +33,7 @@ from edge.worker import Worker
 from edgewater.model.errors import InvalidConfig, Retired, StorageError
 from edgewater.runtime.allocator import release_free_memory
 from edgewater.runtime.connections import ConnectionLimits, guarded
-from edgewater.runtime.health import EmbeddedServer, listen
+from edgewater.runtime.health import EmbeddedServer
 from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.listeners import Listeners
 from edgewater.runtime.problems import problem
@@ -111,10 +111,9 @@ class Agent:
         if http.metrics is not None:
             apps.append((http.metrics, "http.metrics", Starlette(False, health), None))
         with contextlib.ExitStack() as sockets:
-            opened = listen if listeners is None else listeners.listen
-            listening = [sockets.enter_context(opened(address, field)) for address, field, _, _ in apps]
-            if listeners is not None:
-                listeners.close_unused()
+            kept = sockets.enter_context(contextlib.closing(Listeners({}))) if listeners is None else listeners
+            addresses = [(address, field) for address, field, _, _ in apps]
+            listening = [sockets.enter_context(socket) for socket in kept.listen(addresses)]
             servers = [_server(app, tls, self._count_refused, listeners is not None) for _, _, app, tls in apps]
             rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
             serving = [

@@ -41,7 +41,7 @@ class ConfigFile:
         self._path, self._environ = path, environ
         self.failure = ""
         self._running: EdgeConfig | None = None
-        self._content = self._rejected = b""
+        self._content = self._checked = b""
         self._previous: bytes | None = None
         descriptor = environ.pop(PREVIOUS, None)
         if descriptor is not None:
@@ -50,7 +50,7 @@ class ConfigFile:
 
     def load(self) -> EdgeConfig:
         """Returns the configuration to run. Raises InvalidConfig: the file cannot be used."""
-        self._content = self._read()
+        self._content = self._checked = self._read()
         new = load_config(self._path)
         if self._previous is not None:  # the file may have changed since the old program has checked it
             self._running = _parsed(self._previous)
@@ -67,7 +67,7 @@ class ConfigFile:
         if self._previous is None:
             raise problem
         self._reject(problem)
-        self._rejected, self._content, self._previous = self._content, self._previous, None
+        self._content, self._previous = self._previous, None
         self._running = _parsed(self._content)
         return self._running
 
@@ -77,12 +77,11 @@ class ConfigFile:
 
     def may_reload(self) -> bool:
         """Reads the file, and returns whether an agent can begin anew with it. Otherwise `failure` says why."""
-        content = self._read()
+        self._checked = self._read()
         try:
             self._check(load_config(self._path))
         except EdgewaterError as exc:
             self._reject(exc)
-            self._rejected = content
             return False
         self.failure = ""
         return True
@@ -116,8 +115,8 @@ class ConfigFile:
             await asyncio.sleep(WATCH_S)
             before, seen = seen, self._read()
             if seen == self._content:
-                self.failure = ""
-            elif seen == before and seen != self._rejected and self.may_reload():
+                self.failure, self._checked = "", seen
+            elif seen == before and seen != self._checked and self.may_reload():
                 return
 
     def begin_again(self, listeners: Listeners) -> None:
@@ -129,8 +128,6 @@ class ConfigFile:
         self._environ[PREVIOUS] = str(descriptor)
         sys.stdout.flush()
         sys.stderr.flush()
-        # A SIGHUP that comes before the new program has its handler would end it. The mask outlives `execv`.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -151,7 +148,11 @@ def _in_memory(content: bytes) -> int:
 
 
 async def until_stopped(run_agent: Callable[[asyncio.Event], Awaitable[None]], file: ConfigFile, watches: bool) -> bool:
-    """Runs the agent until a signal ends it. Returns whether it is to begin anew with the file's new content."""
+    """Runs the agent until a signal ends it. Returns whether it is to begin anew with the file's new content.
+
+    Without a handler, SIGHUP would end the process. So it is blocked before and after, and waits until the next handler
+    is there, also if that is in the program that `execv` starts.
+    """
     loop, stop, reload = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     def begin_anew() -> None:
@@ -170,6 +171,7 @@ async def until_stopped(run_agent: Callable[[asyncio.Event], Awaitable[None]], f
     try:
         await run_agent(stop)
     finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         if watching is not None:
             watching.cancel()
     return reload.is_set()

@@ -1,6 +1,6 @@
-"""Listening sockets that outlive `execv`, so that a process that begins again refuses no connection.
+"""Listening sockets that stay open while `execv` replaces the program of a process.
 
-Connections that come in the meantime wait in the backlog of the socket, which the kernel keeps.
+So the process refuses no connection. Until the new program accepts them, connections wait in the backlog of the socket.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 from edgewater.runtime.health import listen
 
@@ -19,39 +19,42 @@ class Listeners:
     """The listening sockets of a process, by their configured address.
 
     Args:
-        environ: may state sockets of the program that ran in this process before. They are taken over.
+        environ: may have the variable `VARIABLE`, with the sockets of the program that ran in this process before.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
         self._environ = environ
         inherited = json.loads(environ.pop(VARIABLE, "{}"))
-        self._inherited = {address: socket.socket(fileno=fd) for address, fd in inherited.items()}
-        self._open: dict[str, socket.socket] = {}
+        self._kept = {name: socket.socket(fileno=fd) for name, fd in inherited.items()}
 
-    def listen(self, address: str, field: str) -> socket.socket:
-        """Returns a listening socket, whose connections the next program gets once it is closed.
+    def listen(self, addresses: Sequence[tuple[str, str]]) -> list[socket.socket]:
+        """Returns a listening socket for each address. Sockets of other addresses are closed.
+
+        The caller may close what is returned: this object keeps a duplicate of each socket for the next program.
+
+        Args:
+            addresses: each address, and the key of the configuration that has it.
 
         Raises:
-            InvalidConfig: the address is not available; names the key `field`.
+            InvalidConfig: an address is not available; names the key. No socket is closed.
         """
-        kept = self._inherited.pop(address, None) or self._open.pop(address, None) or listen(address, field)
-        self._open[address] = kept
-        return kept.dup()
-
-    def close_unused(self) -> None:
-        """Closes inherited sockets for which nobody has asked: their addresses are no longer configured."""
-        while self._inherited:
-            self._inherited.popitem()[1].close()
+        names: list[str] = []
+        for address, field in addresses:
+            name = f"{field} {address}" if address.endswith(":0") else address  # any free port, another for each key
+            if name not in self._kept or name in names:  # the second of two equal addresses is not available
+                self._kept[name] = listen(address, field)
+            names.append(name)
+        for name in self._kept.keys() - set(names):
+            self._kept.pop(name).close()
+        return [self._kept[name].dup() for name in names]
 
     def close(self) -> None:
         """Closes all sockets."""
-        self.close_unused()
-        while self._open:
-            self._open.popitem()[1].close()
+        while self._kept:
+            self._kept.popitem()[1].close()
 
     def hand_over(self) -> None:
         """Leaves the sockets to the program that `execv` starts in this process."""
-        kept = {**self._inherited, **self._open}
-        for each in kept.values():
+        for each in self._kept.values():
             each.set_inheritable(True)
-        self._environ[VARIABLE] = json.dumps({address: each.fileno() for address, each in kept.items()})
+        self._environ[VARIABLE] = json.dumps({name: each.fileno() for name, each in self._kept.items()})

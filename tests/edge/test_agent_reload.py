@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -171,17 +172,40 @@ def test_a_file_that_changes_between_the_check_and_the_start_is_checked_again(tm
 def test_listeners_keep_their_sockets_for_the_next_program() -> None:
     environ: dict[str, str] = {}
     first = Listeners(environ)
-    with first.listen("127.0.0.1:0", "a") as one, first.listen("localhost:0", "b"):
-        address = bound_address(one)
+    one, other = first.listen([("127.0.0.1:0", "a"), ("localhost:0", "b")])
+    address = bound_address(one)
+    one.close()
+    other.close()
     first.hand_over()
     descriptors = json.loads(environ[VARIABLE])
     assert all(os.get_inheritable(fd) for fd in descriptors.values())
     copies = {name: os.dup(fd) for name, fd in descriptors.items()}  # the other program's
     first.close()
     second = Listeners({VARIABLE: json.dumps(copies)})
-    with second.listen("127.0.0.1:0", "a") as again:
-        assert bound_address(again) == address
-        second.close_unused()
-        with pytest.raises(OSError):
-            os.fstat(copies["localhost:0"])
+    (again,) = second.listen([("127.0.0.1:0", "a")])
+    assert bound_address(again) == address
+    with pytest.raises(OSError):
+        os.fstat(next(fd for name, fd in copies.items() if "localhost" in name))
+    again.close()
     second.close()
+
+
+def test_an_address_that_is_not_available_closes_no_socket_and_two_keys_do_not_share_one() -> None:
+    listeners = Listeners({})
+    (one,) = listeners.listen([("127.0.0.1:0", "a")])
+    taken = bound_address(one)
+    for addresses in ([(taken, "b")], [("127.0.0.1:0", "a"), (taken, "b")]):
+        with pytest.raises(InvalidConfig) as refused:
+            listeners.listen(addresses)
+        assert (refused.value.field, refused.value.value) == ("b", taken)
+    (again,) = listeners.listen([("127.0.0.1:0", "a")])
+    assert bound_address(again) == taken
+    again.close()
+    listeners.close()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = bound_address(probe)
+    one.close()
+    with pytest.raises(InvalidConfig) as refused:
+        listeners.listen([(free, "http.listen"), (free, "http.metrics")])
+    assert (refused.value.field, refused.value.value) == ("http.metrics", free)
+    listeners.close()
