@@ -37,7 +37,7 @@ import psutil
 import pyarrow as pa
 
 from bench.early_answers_e2e.__main__ import LiveListener
-from bench.early_answers_e2e.edges import Pusher, PushSchedule, edge_config
+from bench.early_answers_e2e.edges import PushSchedule, edge_config, pusher
 from bench.early_answers_e2e.machine import MachineSnapshot
 from bench.first_light.synthetic_edge import SyntheticEdge
 from bench.memory_series import MemorySeries, collected_heap_mib
@@ -236,9 +236,9 @@ def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: f
     begin_ms = (now_ms() // WINDOW_MS + 1) * WINDOW_MS
     seconds = warm_up_s + phase_s * phases + 2  # the last window is closed by records after it
     schedules = [PushSchedule.make(begin_ms, seconds, RATE, MEAN_DELAY_MS, seed) for seed in range(len(EDGES))]
-    pushers = [Pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
-    for pusher in pushers:
-        pusher.start()
+    pushers = [pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
+    for each in pushers:
+        each.start()
     memory = MemorySeries(lambda: {n: p.pid for n, p in demo.processes.items()}, KINDS, sample_s)
     machine = MachineSnapshot.take(psutil.Process().pid)
     for phase in range(phases):
@@ -247,8 +247,8 @@ def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: f
             heap = {"at the beginning": [collected_heap_mib(pid) for pid in memory.java_processes()]}
             memory.start()
         (attacker.working.set if phase % 2 else attacker.working.clear)()
-    for pusher in pushers:
-        pusher.join()
+    for each in pushers:
+        each.join()
     attacker.working.clear()
     memory.stop()
     deadline_s, last_ms = time.monotonic() + LAST_ANSWER_S, begin_ms + int(warm_up_s + phase_s * phases - 1) * 1000

@@ -29,7 +29,7 @@ import click
 import httpx
 import numpy as np
 
-from bench.early_answers_e2e.edges import Pusher, PushSchedule, edge_config
+from bench.early_answers_e2e.edges import PushSchedule, edge_config, pusher
 from bench.early_answers_e2e.machine import MachineSnapshot
 from bench.early_answers_e2e.stages import quantiles_ms, scrape, since, stages
 from sim.demo.run import Demo, free_port
@@ -105,15 +105,15 @@ def measure(system: Demo, seconds: float, edges: int, rate: float, delay_ms: flo
     listener.start()
     begin_ms = (int(time.time() * 1000) // WINDOW_MS + 1) * WINDOW_MS  # noqa: TID251
     schedules = [PushSchedule.make(begin_ms, seconds, rate, delay_ms, seed + i) for i in range(edges)]
-    pushers = [Pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
-    for pusher in pushers:
-        pusher.start()
+    pushers = [pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
+    for each in pushers:
+        each.start()
     metrics = f"http://127.0.0.1:{metrics_port}/metrics"
     # After the last answer of the warm-up, and before the end of the first evaluated window.
     sleep_until(begin_ms + min(WARM_UP + 1, seconds * 1000 / WINDOW_MS) * WINDOW_MS - 200)
     counted_from, machine = scrape(metrics), MachineSnapshot.take(os.getpid())
-    for pusher in pushers:
-        pusher.join()
+    for each in pushers:
+        each.join()
     sleep_until(begin_ms + seconds * 1000)
     beside = MachineSnapshot.take(os.getpid()).since(machine)
     time.sleep(SETTLE_S + disorder / 1000)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from edgewater.synopses import FloatArray, IntArray
+from sim.demo.pusher import Pusher
 
 PUSH_EVERY_MS = 20
 
@@ -37,34 +35,15 @@ class PushSchedule:
         return float(self.values[(self.event_ms >= start_ms) & (self.event_ms < end_ms)].sum())
 
 
-class Pusher(threading.Thread):
-    """Pushes records at their arrival times, one request per `PUSH_EVERY_MS`."""
+def pusher(url: str, schedule: PushSchedule) -> Pusher:
+    """Returns a thread that pushes records at their arrival times, one request per `PUSH_EVERY_MS`."""
 
-    def __init__(self, url: str, schedule: PushSchedule) -> None:
-        super().__init__(daemon=True)
-        self._url, self._schedule = url, schedule
-        self.failure: Exception | None = None
+    def lines(first: int, end: int) -> str:
+        part = slice(first, end)
+        records = zip(schedule.event_ms[part].tolist(), schedule.values[part].tolist(), strict=True)
+        return "".join(f'{{"t":{t},"x":{x}}}\n' for t, x in records)
 
-    def run(self) -> None:
-        try:
-            with httpx.Client(headers={"content-type": "application/x-ndjson"}, timeout=60) as client:
-                self._push(client)
-        except Exception as exc:
-            self.failure = exc
-
-    def _push(self, client: httpx.Client) -> None:
-        s, at = self._schedule, 0
-        while at < len(s.arrival):
-            now = time.time() * 1000  # noqa: TID251
-            to = int(np.searchsorted(s.arrival, now))
-            if to > at:
-                lines = (
-                    f'{{"t":{b},"x":{v}}}'
-                    for b, v in zip(s.event_ms[at:to].tolist(), s.values[at:to].tolist(), strict=True)
-                )
-                client.post(self._url, content="\n".join(lines) + "\n").raise_for_status()
-                at = to
-            time.sleep(max(0.0, PUSH_EVERY_MS / 1000 - (time.time() * 1000 - now) / 1000))  # noqa: TID251
+    return Pusher(url, schedule.arrival / 1000, lines, PUSH_EVERY_MS / 1000)
 
 
 def edge_config(name: str, gateway_port: int, port: int, state: Path, disorder_ms: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.early_answers_e2e.__main__ import LiveListener, sleep_until, start_center
-from bench.early_answers_e2e.edges import Pusher, PushSchedule, edge_config
+from bench.early_answers_e2e.edges import PushSchedule, edge_config, pusher
 from bench.truth.arrivals import SOURCES, WINDOW_MS, LateRecords
 from bench.truth.cases import Case, State, Tallies, Tally
 from bench.truth.early_answers import COLD_WINDOWS, ERROR, SUBSTREAM_MS, WARM_UP
@@ -114,19 +114,19 @@ def _measure(system: Demo, seed: int, windows: int) -> dict[tuple[str, State], T
     begin_ms = (int(time.time() * 1000) // WINDOW_MS + 2) * WINDOW_MS  # noqa: TID251
     pushed = {stream: schedules(stream, seed, windows, begin_ms) for stream in STREAMS}
     pushers = [
-        Pusher(f"http://127.0.0.1:{ports[edge]}/v1/streams/{stream}", each)
+        pusher(f"http://127.0.0.1:{ports[edge]}/v1/streams/{stream}", each)
         for stream, edges in pushed.items()
         for edge, each in enumerate(edges)
     ]
-    for pusher in pushers:
-        pusher.start()
+    for each in pushers:
+        each.start()
     cold = _ask_again(system, begin_ms, windows)
-    for pusher in pushers:
-        pusher.join()
+    for each in pushers:
+        each.join()
     time.sleep(SETTLE_S + max(disorder_ms for _, _, disorder_ms in STREAMS.values()) / 1000)
     listener.stopping.set()
     system.check_alive()
-    for failure in (listener.failure, *(pusher.failure for pusher in pushers)):
+    for failure in (listener.failure, *(each.failure for each in pushers)):
         if failure is not None:
             raise failure
     result: dict[tuple[str, State], Tallies] = {(stream, "steady"): {} for stream in STREAMS}

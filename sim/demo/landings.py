@@ -6,16 +6,14 @@ which are 0.3 to 13.4 hours together in these days. No delay is made up.
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sim.demo.data import TIME
+from sim.demo.pusher import Pusher
 
 STREAM = "landings"
 FIRST_DAY, DAYS = "2013-10-01T00:00:00Z", 15
@@ -25,7 +23,6 @@ _FIRST_MS, _END_MS = 1_380_585_600_000, 1_381_881_600_000
 DISORDER = "14h"
 """The shortest whole number of hours within which each flight of these days has landed."""
 PUSH_EVERY_S = 0.05
-RETRY_S = 0.2
 
 
 def landings(flights: pa.Table) -> pa.Table:
@@ -49,41 +46,16 @@ def stream(seconds: float, at: str) -> dict[str, Any]:
     }
 
 
-class LandingFeed(threading.Thread):
-    """Pushes the records of one airport to its edge, each at the time of its landing.
+def feed(url: str, rows: pa.Table, seconds: float, begin_s: float) -> Pusher:
+    """Returns a thread that pushes the records of one airport to its edge, each at the time of its landing.
 
     Args:
         url: of the edge's stream.
         rows: landings of the airport, in order.
         seconds: wall time of the days.
-        begin_s: wall time of its begin.
+        begin_s: wall time of their begin.
     """
-
-    def __init__(self, url: str, rows: pa.Table, seconds: float, begin_s: float) -> None:
-        super().__init__(daemon=True)
-        self._url = url
-        offsets = (np.asarray(rows["landed_ms"]) - _FIRST_MS) / (_END_MS - _FIRST_MS)
-        self._due_s = begin_s + seconds * offsets
-        records = zip(rows[TIME].to_pylist(), rows["distance"].to_pylist(), strict=True)
-        self._lines = [f'{{"{TIME}":{at},"distance":{miles}}}\n' for at, miles in records]
-        self.failure: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            with httpx.Client(headers={"content-type": "application/x-ndjson"}, timeout=60) as client:
-                self._push(client)
-        except Exception as exc:
-            self.failure = exc
-
-    def _push(self, client: httpx.Client) -> None:
-        sent = 0
-        while sent < len(self._lines):
-            due = int(np.searchsorted(self._due_s, time.time(), side="right"))  # noqa: TID251
-            if due > sent:
-                try:
-                    client.post(self._url, content="".join(self._lines[sent:due])).raise_for_status()
-                except httpx.ConnectError:  # the edge is still starting; nothing was sent
-                    time.sleep(RETRY_S)
-                    continue
-                sent = due
-            time.sleep(PUSH_EVERY_S)
+    offsets = (np.asarray(rows["landed_ms"]) - _FIRST_MS) / (_END_MS - _FIRST_MS)
+    records = zip(rows[TIME].to_pylist(), rows["distance"].to_pylist(), strict=True)
+    lines = [f'{{"{TIME}":{at},"distance":{miles}}}\n' for at, miles in records]
+    return Pusher(url, begin_s + seconds * offsets, lambda first, end: "".join(lines[first:end]), PUSH_EVERY_S)

@@ -22,7 +22,7 @@ import yaml
 
 from sim.demo import landings
 from sim.demo.data import AIRPORTS, COLUMNS, FIRST_DAY, TIME
-from sim.demo.landings import LandingFeed
+from sim.demo.pusher import Pusher
 from sim.demo.queries import QUESTIONS, SPECS, WATCHED_SPECS
 
 READY_TIMEOUT_S = 180.0
@@ -53,7 +53,7 @@ class Demo:
     settings: dict[str, Any] = field(default_factory=dict)
     """The center's configuration besides its addresses: keys of sections, or values."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    feeds: dict[str, LandingFeed] = field(default_factory=dict)
+    feeds: dict[str, Pusher] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.api_port = self.api_port or free_port()
@@ -105,7 +105,7 @@ class Demo:
             edge, rows = airport.lower(), landed.filter(pc.equal(landed["origin"], airport))
             listen = self.start_edge(edge, files[airport], "flights", YEAR_S / self.seconds, begin, more=more)
             url = f"http://{listen}/v1/streams/{landings.STREAM}"
-            self.feeds[edge] = LandingFeed(url, rows, landings_s, landings_begin.timestamp())
+            self.feeds[edge] = landings.feed(url, rows, landings_s, landings_begin.timestamp())
             self.feeds[edge].start()
 
     def start_edge(
