@@ -36,6 +36,11 @@ async def read_body(request: Request, timeout_s: float) -> bytes:
     return bytes(body)
 
 
+async def read_typed_body(request: Request, timeout_s: float) -> tuple[bytes, str]:
+    """Returns the body and its Content-Type; empty: it has none. Raises HttpProblem as `read_body`."""
+    return await read_body(request, timeout_s), request.headers.get("content-type", "")
+
+
 def read_document(body: bytes, content_type: str, what: str, types: Sequence[str] = READ_TYPES) -> object:
     """The content of a JSON or YAML body. Raises InvalidQuery, which names `what` it should be, and HttpProblem."""
     media_type = content_type.partition(";")[0].strip().lower()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from edgewater.model.timestamps import TIME_ACCEPTED as ACCEPTED
@@ -26,3 +26,13 @@ Time = Annotated[
     WithJsonSchema({"type": "string", "description": ACCEPTED, "examples": ["2013-01-01T06:00:00Z", "1357020000000"]}),
 ]
 """A time in a path or a query string; parsed to int64 ms."""
+
+
+class FromParams(BaseModel):
+    """The parameter `from` of requests that go through stored answers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: Annotated[
+        Time | None, Field(alias="from", description="Start of the first window; default: the oldest stored answer.")
+    ] = None

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from center.api.access import IN_TURN, READS, Caller, require
-from center.api.bodies import read_body, read_document
+from center.api.bodies import read_document, read_typed_body
 from center.api.openapi import problems
 from center.api.services import Center, Services
-from center.api.time_params import Time
+from center.api.time_params import FromParams
 from center.sinks import read_definition
 from center.sinks.alert_check import RuleReport, check_rules
 from center.sinks.alert_states import RULES, SHOWN, saved_states
@@ -137,14 +137,6 @@ def rules(center: Center, caller: Caller) -> RuleList:
     return RuleList(rules=shown)
 
 
-class CheckParams(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    start: Annotated[
-        Time | None, Field(alias="from", description="Start of the first window; default: the oldest stored answer.")
-    ] = None
-
-
 @router.post(
     "/check",
     dependencies=[READS, IN_TURN],
@@ -152,9 +144,9 @@ class CheckParams(BaseModel):
     responses=problems(404, 408, 413, 415, 422),
     openapi_extra=_BODY,
 )
-async def check(request: Request, params: Annotated[CheckParams, Query()], center: Center) -> RuleCheck:
+async def check(request: Request, params: Annotated[FromParams, Query()], center: Center) -> RuleCheck:
     """Reads the definition of a sink of the kind `alerts`. Defines nothing and notifies nobody."""
-    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     return await run_sync(_check, request, center, body, content_type, params.start, limiter=center.parsing)
 
 

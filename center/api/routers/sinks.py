@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from center.api.access import ADMINISTERS, IN_TURN, READS_ALL
-from center.api.bodies import read_body, read_document
+from center.api.bodies import read_document, read_typed_body
 from center.api.openapi import problems
 from center.api.services import Center, Services
-from center.api.time_params import Time
+from center.api.time_params import FromParams
 from center.sinks import SinkStatus, read_definition
 from edgewater.model.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
 from edgewater.model.timestamps import rfc3339
@@ -101,7 +101,7 @@ async def define(name: str, request: Request, center: Center) -> Response:
     A secret is `{"env": NAME}` or `{"file": PATH}`, which the process `edgewater center sink` reads. A sink of the
     center's file is changed there (409).
     """
-    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     return await run_sync(_define, center, name, body, content_type, limiter=center.parsing)
 
 
@@ -143,18 +143,10 @@ def resume(name: str, center: Center) -> SinkState:
     return sink(name, center)
 
 
-class ReplayParams(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    start: Annotated[
-        Time | None, Field(alias="from", description="Start of the first window; default: the oldest stored answer.")
-    ] = None
-
-
 @router.post(
     "/{name}/replay", dependencies=[ADMINISTERS], summary="Write answers again", responses=problems(403, 404, 422)
 )
-def replay(name: str, params: Annotated[ReplayParams, Query()], center: Center) -> SinkState:
+def replay(name: str, params: Annotated[FromParams, Query()], center: Center) -> SinkState:
     """Writes all stored answers again that were given since the first one to a window that starts at `from` or later.
 
     A sink replaces what it has, so repetitions do no harm.

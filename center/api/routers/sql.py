@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from center.api.access import READS, begin_edit, caller, require
-from center.api.bodies import read_body, read_document
+from center.api.bodies import read_document, read_typed_body
 from center.api.explain_models import DryRun
 from center.api.models import Column, Edge, RegisteredAnswer, StreamColumns, StreamList
 from center.api.negotiation import ARROW, CSV, FORMATS, JSON, SQL, negotiate
@@ -119,7 +119,7 @@ async def run_statement(params: Annotated[SqlParams, Query()], request: Request,
 
     A request has one statement. Each statement needs the role that the endpoint for the same task needs.
     """
-    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     statement = await run_sync(_read_statement, body, content_type, limiter=center.parsing)
     match statement:
         case CreateQuery():

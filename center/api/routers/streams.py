@@ -8,7 +8,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
 
 from center.api.access import ADMINISTERS, IN_TURN, READS
-from center.api.bodies import read_body, read_document
+from center.api.bodies import read_document, read_typed_body
 from center.api.models import StreamColumns, StreamList
 from center.api.openapi import problems
 from center.api.services import Center, Services
@@ -53,7 +53,7 @@ async def declare_columns(stream: str, request: Request, center: Center) -> Stre
 
     A stream in the configuration has the columns that are written there (409).
     """
-    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     return await run_sync(_declare, center, stream, body, content_type, limiter=center.parsing)
 
 
