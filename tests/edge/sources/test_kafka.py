@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from edge.codecs import EventTime, RecordSchema
 from edge.records import Chunk, Position
 from edge.source_kinds import SourceCheck, SourceContext
+from edge.sources import kafka
 from edge.sources.kafka import KIND, KafkaPartition
 from edge.sources.kafka_client import KafkaConfig, KafkaFailed
 from edge.utilization import ActivityMarker, no_marker
@@ -324,6 +325,42 @@ def test_only_records_from_now_on_are_read_if_asked_for_and_the_place_is_known_b
     assert (numbers(first), first[0].end, first[0].keep) == ([], {"offset": 3}, True)
     mock.send("latest", 0, [record(3)])
     assert numbers(read(partition(mock, "latest"), lambda c: bool(numbers(c)), first[0].end)) == [3]
+
+
+class _Forgetful:
+    """A consumer of librdkafka that loses the first record, as the real one has been seen to do before the end."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self.lost = client, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def consume(self, *arguments: Any) -> list[Any]:
+        messages = list(self._client.consume(*arguments))
+        records = [message for message in messages if message.error() is None]
+        if records and not self.lost:
+            self.lost.append(records[0].offset())
+            messages.remove(records[0])
+        return messages
+
+
+def test_a_record_that_the_client_loses_before_the_end_is_read_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[_Forgetful] = []
+
+    class Consumer(kafka.KafkaConsumer):
+        def __init__(self, config: KafkaConfig) -> None:
+            super().__init__(config)
+            clients.append(_Forgetful(self.client))
+            self.client = clients[-1]
+
+    monkeypatch.setattr(kafka, "KafkaConsumer", Consumer)
+    broker.create("forgetful", 1)
+    broker.send("forgetful", 0, [record(0)])
+    chunks = read(partition(broker, "forgetful"), lambda c: bool(numbers(c)), {"offset": 0})
+    assert (clients[0].lost, numbers(chunks), chunks[-1].end) == ([0], [0], {"offset": 1})
 
 
 def test_offsets_that_are_gone_are_a_stated_loss_and_reading_goes_on(mock: Broker) -> None:
