@@ -87,9 +87,9 @@ def memory_at(groups: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     for at in range(0, groups, BATCH_ROWS // 4):
         edge.handle(Ingested("access", "file", _each_group_once(at, min(groups, at + BATCH_ROWS // 4), rng), START_MS))
-    held = len(edge.queries[QueryRef("bytes_by_url", 1)].store.slices[START_MS // 3_600_000 * 3_600_000].entries)
-    assert held == groups
-    return {"groups": held, "resident_mib": resident_mib(), "core_mib": edge.pending_bytes / 2**20}
+    entries = len(edge.queries[QueryRef("bytes_by_url", 1)].store.slices[START_MS // 3_600_000 * 3_600_000].entries)
+    assert entries == groups
+    return {"groups": entries, "resident_mib": resident_mib(), "core_mib": edge.pending_bytes / 2**20}
 
 
 def _each_group_once(first: int, last: int, rng: np.random.Generator) -> pa.RecordBatch:

@@ -100,8 +100,8 @@ def run_body(data: bytes) -> None:
         return
     frame = Frame(1, QueryRef("q", 1), plain, google_crc32c.value(plain), Encoding.PLAIN, len(plain))
     facts = FrameCheck(SPEC).check(frame, NOW_MS + 60_000).facts
-    kept = body_from_wire(pb.FrameBody.FromString(facts))
-    closes = [OVER, *kept.closes]
+    checked = body_from_wire(pb.FrameBody.FromString(facts))
+    closes = [OVER, *checked.closes]
     for order in (closes, closes[::-1]):
         totals = Totals.of_closes(order, SPEC)
         quality = assess(SPEC, totals, expected=2, missing=(), staleness_ms=0, first_staleness_ms=0)

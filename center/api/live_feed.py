@@ -395,9 +395,9 @@ class LiveStream:
         self._sent = through
         # Read the queries after the id: an answer up to it may belong to a query younger than the shared view.
         queries = [self.query] if self.query else self.feed.progress.view(refresh=True).queries
-        wanted = (q for q in queries if self._reads(q.ref.name))
+        readable = (q for q in queries if self._reads(q.ref.name))
         latest: dict[str, AnswerRecord] = {}
-        for query in wanted:  # by version: the last one that has an answer
+        for query in readable:  # in the order of versions, so the newest version with an answer stays
             record = self.feed.results.latest(query.ref, self.min_phase, query.windows.until_ms)
             if record is not None:
                 latest[query.ref.name] = record

@@ -20,16 +20,16 @@ def versions_of(center: Services, name: str, version: int | None) -> list[Regist
     versions = center.catalog.queries.versions(name)
     if version is None:
         return versions
-    found = [query for query in versions if query.ref.version == version]
-    if not found:
+    chosen = [query for query in versions if query.ref.version == version]
+    if not chosen:
         listed = [query.ref.version for query in versions]
         known = f"version {listed[0]}" if len(listed) == 1 else f"versions {listed[0]} to {listed[-1]}"
         raise NotFound(f"query {name}: version {version} is not known; it has {known}")
-    return found
+    return chosen
 
 
 def version_with(versions: Sequence[RegisteredQuery], start_ms: int) -> RegisteredQuery:
-    """Returns the version that has the windows which start at a time; without one, the version before or the first."""
+    """Returns the newest version whose windows begin at or before a time; the first version, if none does."""
     begun = [query for query in versions if query.windows.from_ms <= start_ms]
     return begun[-1] if begun else versions[0]
 

@@ -201,14 +201,14 @@ class Queries:
         """The versions of a query that have, or may have, answers; ascending. Raises NotFound.
 
         Args:
-            most: the most versions to return. If there are more, only the last ones are returned.
+            most: how many versions to return at most: the newest versions. None: all versions.
         """
         rows = select(t.queries).where(t.queries.c.name == name, t.queries.c.deleted_at_ms.is_(None))
         with self._transactions.read() as connection:
-            found = connection.execute(rows.order_by(t.queries.c.version.desc()).limit(most)).all()
-        if not found:
+            newest_first = connection.execute(rows.order_by(t.queries.c.version.desc()).limit(most)).all()
+        if not newest_first:
             raise NotFound(f"query {name} is not registered")
-        return [query_from_row(row) for row in reversed(found)]
+        return [query_from_row(row) for row in reversed(newest_first)]
 
     def newest(self) -> list[RegisteredQuery]:
         """The newest version of each query that is not deleted, by name."""

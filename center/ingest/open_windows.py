@@ -69,7 +69,7 @@ class OpenWindows:
     """The windows of a query that one edge keeps open.
 
     Args:
-        most: the most windows, in addition to the windows within the query's lateness.
+        most: how many windows an edge may keep open, besides the windows within the query's lateness.
     """
 
     def __init__(self, spec: QuerySpec, most: int) -> None:

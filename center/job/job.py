@@ -406,7 +406,7 @@ class Job:
             mine = {ref: s for ref, s in quarantine.queries().items() if query_key(ref) in partition}
             quarantine.end_pauses([ref for ref, s in mine.items() if s.state is SetAside.PAUSED])
         except StorageError as exc:
-            log.warning("the queries of which drivers may have died cannot be set aside: %s", exc)
+            log.warning("drivers may have died because of some queries, and these queries cannot be set aside: %s", exc)
             return
         for ref, count in deaths.items():
             log.warning("a driver died %d times while it worked on query %s", count, query_key(ref))

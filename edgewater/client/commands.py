@@ -128,7 +128,7 @@ def _print_registered(found: Query, as_json: bool) -> None:
 
 
 def _border(command: Command) -> Command:
-    text = "Border: the first window start from then on. Default: the next one of which all edges hear in time."
+    text = "The border: windows that start from then on are of the new version. Default: soon, in time for all edges."
     return click.option("--at", metavar="TIME", help=text)(command)
 
 

@@ -153,7 +153,8 @@ def _no_answer(request: Request, center: Services, query: RegisteredQuery, min_p
 def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that contains an event time: several for sliding windows.
 
-    All are of one version: the last one that has such an answer. `version` names another one.
+    All answers are of one version: the newest version that has such an answer. The parameter `version` chooses another
+    version.
     """
     versions = versions_of(center, name, params.version)
     records: list[AnswerRecord] = []
@@ -209,12 +210,12 @@ def revisions(name: str, start: Time, center: Center) -> Revisions:
 def _asked(versions: Sequence[RegisteredQuery], params: AnswerParams) -> list[RegisteredQuery]:
     """Returns the versions that can answer the questions. Raises InvalidRequest: the newest cannot."""
     params.questions(versions[-1].spec)
-    found = []
+    able = []
     for query in versions:
         with suppress(InvalidRequest):
             params.questions(query.spec)
-            found.append(query)
-    return found
+            able.append(query)
+    return able
 
 
 def _read_page(

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from center.api import models
 from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, Caller, caller, require, require_inputs
-from center.api.bodies import read_body, read_document
+from center.api.bodies import read_document, read_typed_body
 from center.api.edge_progress import edge_progress
 from center.api.explain_models import DryRun, DryRunEdge
 from center.api.models import (
@@ -84,8 +84,8 @@ class ChangeParams(RegisterParams):
         Time | None,
         Field(
             description="The border: windows that start before it belong to the version before, later ones to the new"
-            " version. It is moved to the next start of a window. Default: the next start of a window of which all"
-            " edges hear in time."
+            " version. The border is a start of a window, so the next one is taken. Default: a start that is late"
+            " enough for all edges to hear of it in time."
         ),
     ] = None
 
@@ -126,7 +126,7 @@ async def register(params: Annotated[RegisterParams, Query()], request: Request,
 
     An invalid query is refused with the field, its value and what is accepted.
     """
-    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     # Never on the event loop, and one after the other: parsing takes up to a second of pure Python.
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
@@ -164,7 +164,7 @@ async def change(
 
     An edge that hears late of the border states what it lacks or, with `since`, reads its records again.
     """
-    body, content_type = await read_body(request, center.limits.body_ms / 1000), request.headers.get("content-type", "")
+    body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     spec = await run_sync(read_query, body, content_type, name, limiter=center.parsing)
     asked = Change(params.at, _expected_version(if_match))
     return await register_query(request, center, spec, dry_run=params.dry_run, lasts_ms=params.lasts_ms, change=asked)
@@ -200,8 +200,8 @@ async def register_query(
     require(request, "editor", spec.name)
     require_inputs(request, spec)
     if dry_run:
-        found = await run_sync(_dry_run, center, spec, lasts_ms, change)
-        return JSONResponse(found.model_dump(mode="json"))
+        outcome = await run_sync(_dry_run, center, spec, lasts_ms, change)
+        return JSONResponse(outcome.model_dump(mode="json"))
     return await run_sync(_register, center, spec, lasts_ms, change, caller(request))
 
 
