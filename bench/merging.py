@@ -3,6 +3,8 @@
 Per row: CPU time of `GroupedAggregate.merge_bytes` per partial, and bytes of partials per second, of partials that are
 read as one stack of all their groups, and of the same ones read one after the other. Both give equal bytes, which is
 checked. Times are the minimum of several alternating runs in one process.
+
+The last row is a roll-up: the windows of a day, one a minute, merged to one interval.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from edgewater.synopses import GroupedAggregate
 
 OUT = Path("bench/out")
 GROUPS, PARTIALS = (10, 170, 10_000), 32
+ROLLUP_WINDOWS, ROLLUP_GROUPS = 1_440, 1_000
 MEASURES: dict[str, dict[str, str]] = {
     "count, sum": {"n": "count()", "total": "sum(amount)"},
     "count, sum, min, max, mean": {
@@ -76,6 +79,7 @@ def cell(name: str, groups: int, count: int, repeats: int) -> dict[str, Any]:
     return {
         "measures": name,
         "groups": groups,
+        "partials": count,
         "partial_bytes": size // count,
         **{f"{way}_us_per_partial": round(s / count * 1e6, 1) for way, s in took.items()},
         **{f"{way}_mb_s": round(size / s / 1e6, 1) for way, s in took.items()},
@@ -92,11 +96,12 @@ def main(partials: int, repeats: int, smoke: bool, path: Path) -> None:
     """Measure merging partials."""
     sizes = (3, 10) if smoke else GROUPS
     rows = []
-    for name in MEASURES:
-        for groups in sizes:
-            row = cell(name, groups, partials, 1 if smoke else max(repeats // (1 + groups // 1000), 3))
-            rows.append(row)
-            click.echo("  ".join(f"{key} {value}" for key, value in row.items()))
+    cells = [(name, groups, partials) for name in MEASURES for groups in sizes]
+    cells.append(("count, sum", ROLLUP_GROUPS, PARTIALS if smoke else ROLLUP_WINDOWS))
+    for name, groups, count in cells:
+        row = cell(name, groups, count, 1 if smoke else max(repeats // (1 + groups // 1000), 3))
+        rows.append(row)
+        click.echo("  ".join(f"{key} {value}" for key, value in row.items()))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=1) + "\n")
 

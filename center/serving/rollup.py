@@ -122,12 +122,7 @@ def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Interva
 
 
 def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval) -> AnswerRecord:
-    aggregates = [
-        GroupedAggregate.from_bytes(record.synopsis, are_distinct=True)
-        for record in records
-        if record.synopsis is not None
-    ]
-    merged = None if not aggregates else aggregates[0].merge_many(aggregates[1:])
+    synopses = [record.synopsis for record in records if record.synopsis is not None]
     return AnswerRecord(
         answer_id=max(record.answer_id for record in records),
         query=records[0].query,
@@ -138,7 +133,7 @@ def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval
         answered_at_ms=max(record.answered_at_ms for record in records),
         staleness_ms=max(record.staleness_ms for record in records),
         quality=_united_quality([record.quality for record in records], spec, interval),
-        synopsis=None if merged is None else merged.to_bytes(),
+        synopsis=GroupedAggregate.merge_bytes(synopses) if synopses else None,
     )
 
 
