@@ -152,6 +152,8 @@ class DryRun(BaseModel):
     sql: str = Field(description="The same query in SQL, without its seed.")
     columns: list[Column] = Field(description="Of the table of its answers, which SELECT reads.")
     registered: bool = Field(description="The same query is registered already.")
+    begins: str | None = Field(description="The border: the query has the windows that start from then on. Null: all.")
+    until: str | None = Field(description="The query has the windows that start before. Null: it has no end.")
     refused: str | None = Field(description="Why the registration would be refused: what an edge serves does not fit.")
     entry_bytes: dict[str, int] = Field(
         description="Per measure, about, of a new group in a frame; sparse synopses grow with their values."

@@ -108,6 +108,11 @@ class ProblemDetails(BaseModel):
     reason: str | None = None
 
 
+def border(time_ms: int) -> str | None:
+    """Returns an end of a `WindowRange` as a time in RFC 3339; None: the range has no such end."""
+    return None if time_ms in (MIN_TIME_MS, MAX_TIME_MS) else rfc3339(time_ms)
+
+
 class Query(BaseModel):
     """A registered query."""
 
@@ -133,8 +138,8 @@ class Query(BaseModel):
             version=query.ref.version,
             spec=query.asked.to_mapping(seed=False),
             registered_at=rfc3339(query.registered_at_ms),
-            begins=None if windows.from_ms == MIN_TIME_MS else rfc3339(windows.from_ms),
-            until=None if windows.until_ms == MAX_TIME_MS else rfc3339(windows.until_ms),
+            begins=border(windows.from_ms),
+            until=border(windows.until_ms),
             ended_at=None if query.ended_at_ms is None else rfc3339(query.ended_at_ms),
         )
 

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, o
 
 from center.catalog import schema as t
 from center.catalog.edge_rows import select_edges
-from center.catalog.query_borders import choose_border, event_now_ms
+from center.catalog.query_borders import choose_border, event_now_ms, is_served
 from center.catalog.query_rows import (
     FORGET_AFTER_MS,
     FORGOTTEN,
@@ -118,11 +118,12 @@ class Queries:
 
     def try_register(
         self, spec: QuerySpec, now_ms: int, *, lasts_ms: int | None = None, change: Change | None = None
-    ) -> tuple[RegisteredQuery | None, InvalidQuery | None]:
+    ) -> tuple[RegisteredQuery | None, WindowRange, InvalidQuery | None]:
         """Says what `register` would do, without registering.
 
         Returns:
-            The equal live query, if there is one, and the error if the stream of an edge does not fit.
+            The equal live query, if there is one. The windows of the live query or of the new version. The error if the
+            stream of an edge does not fit.
 
         Raises:
             Conflict, InvalidQuery, InvalidRequest: like `register`, except that a misfit at an edge is returned.
@@ -135,16 +136,16 @@ class Queries:
                 if change is None:
                     raise _conflict(live, spec)
                 live = None
-            if live is None:
-                _windows(spec, newest, change, select_edges(connection), now_ms, lasts_ms)
+            edges = select_edges(connection)
+            windows = live.windows if live is not None else _windows(spec, newest, change, edges, now_ms, lasts_ms)
             spec.window.require_affordable()
             if self._fits_declared(connection, spec):
-                return live, None
+                return live, windows, None
             try:
-                require_fit_at_edges(spec, select_edges(connection))
+                require_fit_at_edges(spec, edges)
             except InvalidQuery as exc:
-                return live, exc
-        return live, None
+                return live, windows, exc
+        return live, windows, None
 
     def _fits_declared(self, connection: Connection, spec: QuerySpec) -> bool:
         """Whether the stream's columns are declared. Raises InvalidQuery if the query does not fit them."""
@@ -330,9 +331,12 @@ def _windows(
     elif newest is not None:
         from_ms = newest.windows.until_ms
     if spec.until_ms is not None:
-        until_ms = spec.until_ms
-        if until_ms <= max(event_ms, from_ms):
-            raise InvalidQuery("until", rfc3339(until_ms), f"a time after {rfc3339(max(event_ms, from_ms))}")
+        until_ms, read_from_ms = spec.until_ms, spec.since_ms
+        if read_from_ms is None:
+            # The clock of a stream is its edges': before an edge has connected, a replay may be at any time.
+            read_from_ms = event_ms if is_served(spec, edges) else MIN_TIME_MS
+        if until_ms <= max(read_from_ms, from_ms):
+            raise InvalidQuery("until", rfc3339(until_ms), f"a time after {rfc3339(max(read_from_ms, from_ms))}")
     elif lasts_ms is not None:
         until_ms = max(event_ms, from_ms) + lasts_ms
     return WindowRange(from_ms, until_ms)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from edgewater.model.edge_records import EdgeRecord
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
@@ -18,8 +18,16 @@ BORDER_MARGIN_MS = 10_000
 
 def event_now_ms(spec: QuerySpec, edges: Sequence[EdgeRecord], now_ms: int) -> int:
     """Returns the event time of a stream at a wall time, by the clock of the first edge that serves it."""
-    served = (s for e in sorted(edges, key=lambda e: e.edge) if not e.retired for s in e.streams if s.answers(spec))
-    return next((s.clock for s in served), LIVE).to_event_ms(now_ms)
+    return next((s.clock for s in _served(spec, edges)), LIVE).to_event_ms(now_ms)
+
+
+def is_served(spec: QuerySpec, edges: Sequence[EdgeRecord]) -> bool:
+    """Returns whether an edge that has connected serves the query's stream."""
+    return any(True for _ in _served(spec, edges))
+
+
+def _served(spec: QuerySpec, edges: Sequence[EdgeRecord]) -> Iterator[StreamRecord]:
+    return (s for e in sorted(edges, key=lambda e: e.edge) if not e.retired for s in e.streams if s.answers(spec))
 
 
 def choose_border(

@@ -49,8 +49,11 @@ class AsyncCenter:
     ) -> AsyncQuery:  # fmt: skip
         return AsyncQuery(await self._run(flows.put(spec, at, version, lasts)), self)
 
-    async def dry_run(self, spec: Mapping[str, Any] | str | Path) -> dict[str, Any]:
-        return await self._run(flows.dry_run(spec))
+    async def dry_run(
+        self, spec: Mapping[str, Any] | str | Path, *, change: bool = False, at: Moment | None = None,
+        version: int | None = None, lasts: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        return await self._run(flows.dry_run(spec, change, at, version, lasts))
 
     async def query(self, name: str) -> AsyncQuery:
         return AsyncQuery(await self._run(flows.get(f"/v1/queries/{segment(name)}")), self)

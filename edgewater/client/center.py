@@ -71,9 +71,15 @@ class Center:
         """
         return Query(self._run(flows.put(spec, at, version, lasts)), self)
 
-    def dry_run(self, spec: Mapping[str, Any] | str | Path) -> dict[str, Any]:
-        """What a registration would do: which edges would refuse the query, and why. Nothing is registered."""
-        return self._run(flows.dry_run(spec))
+    def dry_run(
+        self, spec: Mapping[str, Any] | str | Path, *, change: bool = False, at: Moment | None = None,
+        version: int | None = None, lasts: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Returns what `register` would do, or `put` with `change`: the border, and which edges would refuse the query.
+
+        Nothing is registered.
+        """
+        return self._run(flows.dry_run(spec, change, at, version, lasts))
 
     def query(self, name: str) -> Query:
         """A registered query. Raises NotFound."""

@@ -95,11 +95,16 @@ def query() -> None:
     """
 
 
+def _dry_run(command: Command) -> Command:
+    text = "Register nothing: say which windows it would have, and which edges accept it. Exit status 1: not all do."
+    return click.option("--dry-run", is_flag=True, help=text)(command)
+
+
 @query.command("add")
 @click.argument("file", type=click.Path(allow_dash=True, exists=True, dir_okay=False, path_type=Path))
 @click.option("--replace", is_flag=True, help="Change another query of this name, as `put` does.")
 @click.option("--for", "lasts", metavar="DURATION", help="The query ends by itself after so much event time: 1h.")
-@click.option("--dry-run", is_flag=True, help="Only say which edges would accept it. Exit status 1 if none or not all.")
+@_dry_run
 @asks_center
 def query_add(center: Center, file: Path, replace: bool, lasts: str | None, dry_run: bool, as_json: bool) -> None:
     """Register the query in FILE, YAML or JSON; - is the standard input.
@@ -108,7 +113,7 @@ def query_add(center: Center, file: Path, replace: bool, lasts: str | None, dry_
     """
     spec = sys.stdin.read() if str(file) == "-" else file
     if dry_run:
-        _print_dry_run(center.dry_run(spec), as_json)
+        _print_dry_run(center.dry_run(spec, change=replace, lasts=lasts), as_json)
         return
     _print_registered(center.register(spec, if_exists="replace" if replace else "same", lasts=lasts), as_json)
 
@@ -118,13 +123,16 @@ def _print_registered(found: Query, as_json: bool) -> None:
         print_json(dict(found.registered))
         return
     click.echo(f"{plain(found.name)} is registered, version {found.version}")
-    begins, until = (found.registered.get(name) for name in ("begins", "until"))
-    if begins is not None:
-        click.echo(f"it has the windows that start at {plain(begins)} or later")
-    if until is not None:
-        click.echo(f"it ends by itself: it has the windows that start before {plain(until)}")
+    _print_borders(found.registered)
     for note in found.notes:
         click.echo(f"note: {plain(note)}")
+
+
+def _print_borders(windows: Mapping[str, Any]) -> None:
+    if windows.get("begins") is not None:
+        click.echo(f"it has the windows that start at {plain(windows['begins'])} or later")
+    if windows.get("until") is not None:
+        click.echo(f"it ends by itself: it has the windows that start before {plain(windows['until'])}")
 
 
 def _border(command: Command) -> Command:
@@ -137,9 +145,10 @@ def _border(command: Command) -> Command:
 @_border
 @click.option("--for", "lasts", metavar="DURATION", help="The query ends by itself after so much event time: 1h.")
 @click.option("--if-version", type=click.IntRange(0), help="Only if this is the newest version; 0: if there is none.")
+@_dry_run
 @asks_center
 def query_put(
-    center: Center, file: Path, at: str | None, lasts: str | None, if_version: int | None, as_json: bool
+    center: Center, file: Path, at: str | None, lasts: str | None, if_version: int | None, dry_run: bool, as_json: bool
 ) -> None:
     """Change a query to the query in FILE, or register it; - is the standard input.
 
@@ -147,6 +156,9 @@ def query_put(
     The same query again changes nothing.
     """
     spec = sys.stdin.read() if str(file) == "-" else file
+    if dry_run:
+        _print_dry_run(center.dry_run(spec, change=True, at=at, version=if_version, lasts=lasts), as_json)
+        return
     _print_registered(center.put(spec, at=at, version=if_version, lasts=lasts), as_json)
 
 
@@ -180,6 +192,9 @@ def _print_dry_run(found: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
+        if found["registered"]:
+            click.echo("the same query is registered already")
+        _print_borders(found)
         for text in (found["refused"], *found["notes"]):
             if text:
                 click.echo(f"note: {plain(text)}")

@@ -254,10 +254,13 @@ def explain(name: str, start: str, revision: int | None, params: tuple[tuple[str
     return explained
 
 
-def dry_run(spec: Mapping[str, Any] | str | Path) -> Flow[dict[str, Any]]:
-    body, media, _ = read_spec(spec)
-    headers = {"Content-Type": media}
-    response = yield Request("POST", "/v1/queries", (("dry_run", "true"),), content=body, headers=headers)
+def dry_run(
+    spec: Mapping[str, Any] | str | Path, change: bool, at: Moment | None, version: int | None, lasts: str | None
+) -> Flow[dict[str, Any]]:
+    body, media, name = read_spec(spec)
+    params = (("dry_run", "true"), *_borders(at, lasts))
+    method, path = ("PUT", f"/v1/queries/{segment(name)}") if change else ("POST", "/v1/queries")
+    response = yield Request(method, path, params, content=body, headers=_put_headers(media, version))
     found: dict[str, Any] = json_of(response)
     return found
 
@@ -282,11 +285,19 @@ def put(
     spec: Mapping[str, Any] | str | Path, at: Moment | None, version: int | None, lasts: str | None
 ) -> Flow[dict[str, Any]]:
     body, media, name = read_spec(spec)
-    params = tuple((k, v) for k, v in (("at", moment(at, "at")), ("for", lasts)) if v is not None)
-    headers = {"Content-Type": media} | ({} if version is None else {"If-Match": f'"{version}"'})
-    response = yield Request("PUT", f"/v1/queries/{segment(name)}", params, content=body, headers=headers)
+    params = _borders(at, lasts)
+    path, headers = f"/v1/queries/{segment(name)}", _put_headers(media, version)
+    response = yield Request("PUT", path, params, content=body, headers=headers)
     registered: dict[str, Any] = json_of(response)
     return registered
+
+
+def _put_headers(media: str, version: int | None) -> dict[str, str]:
+    return {"Content-Type": media} | ({} if version is None else {"If-Match": f'"{version}"'})
+
+
+def _borders(at: Moment | None, lasts: str | None) -> tuple[tuple[str, str], ...]:
+    return tuple((k, v) for k, v in (("at", moment(at, "at")), ("for", lasts)) if v is not None)
 
 
 def latest(name: str, params: tuple[tuple[str, str], ...], build: Build) -> Flow[Answer]:

@@ -146,6 +146,10 @@ IfMatch = Annotated[
     response_model=RegisteredAnswer,
     openapi_extra=_BODY,
     responses={
+        200: {
+            "model": RegisteredAnswer | DryRun,
+            "description": "The query is equal to the newest version; or what `dry_run` finds.",
+        },
         201: {"model": RegisteredAnswer, "description": "The new version, or the first one."},
         **problems(403, 408, 409, 412, 413, 415, 422),
     },
@@ -219,7 +223,7 @@ def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Ch
     if change is not None:
         change = replace(change, answered_ms=_answered_ms(center, spec.name))
     queries = center.catalog.queries
-    live, misfit = queries.try_register(spec, center.now_ms(), lasts_ms=lasts_ms, change=change)
+    live, windows, misfit = queries.try_register(spec, center.now_ms(), lasts_ms=lasts_ms, change=change)
     known = {e.edge: e for e in center.catalog.edges.all()}
     if spec.edges is None:
         # An edge whose permissions, or columns, do not fit is shown too.
@@ -231,6 +235,8 @@ def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Ch
         sql=to_sql(spec, seed=False),
         columns=[Column(name=n, type=k) for n, k in columns_of(empty_table(center.catalog, spec))],
         registered=live is not None,
+        begins=models.border(windows.from_ms),
+        until=models.border(windows.until_ms),
         refused=None if misfit is None or live is not None else misfit.message,
         entry_bytes={m.name: m.entry_bytes for m in spec.measures},
         notes=[*spec.notes, *_stream_notes(spec.stream, known.values())],

@@ -86,7 +86,8 @@ def test_a_border_in_the_past_or_at_an_answered_window_is_refused(changed):
 
 def test_a_dry_run_says_the_same_and_changes_nothing(desk):
     desk.register()
-    assert put(desk, {**SPEC, "lateness": "5m"}, dry_run=True).json()["registered"] is False
+    tried = put(desk, {**SPEC, "lateness": "5m"}, dry_run=True, at=rfc3339(desk.now + HOUR)).json()
+    assert (tried["registered"], tried["begins"], tried["until"]) == (False, rfc3339(desk.now + HOUR), None)
     assert put(desk, SPEC, dry_run=True).json()["registered"] is True
     assert put(desk, SPEC, dry_run=True, at=rfc3339(T0), headers={"If-Match": '"7"'}).status_code == 412
     assert desk.catalog.queries.get("flights").ref.version == 1

@@ -85,7 +85,10 @@ def test_an_answer_is_explained_and_a_registration_tried(two_hours):
         assert {e["edge"] for e in explained["edges"]} == {"jfk", "lga"}
         tried = center.dry_run({**SPEC, "name": "tried"})
         assert [(e["edge"], e["accepted"]) for e in tried["edges"]] == [("jfk", True), ("lga", True)]
-        assert [q.name for q in center.queries()] == ["flights"]
+        border = datetime.fromtimestamp(desk.now / 1000 + 3600, UTC)
+        changed = center.dry_run({**SPEC, "lateness": "5m"}, change=True, at=border, version=1)
+        assert (changed["registered"], changed["begins"]) == (False, border.isoformat().replace("+00:00", "Z"))
+        assert [(q.name, q.version) for q in center.queries()] == [("flights", 1)]
 
 
 def test_an_answer_has_intervals_by_measure_and_group(two_hours):

@@ -91,6 +91,9 @@ def test_a_query_is_changed_by_file_and_in_an_editor(desk, run, tmp_path, monkey
     editor.write_text('sed -i "s/lateness: 1h/lateness: 5m/" "$1"\n')
     with desk.served() as url:
         assert run(url, "query", "put", "-", input=json.dumps(SPEC)).stdout == "flights is registered, version 1\n"
+        change = json.dumps({**SPEC, "lateness": "5m"})
+        tried = run(url, "query", "put", "-", "--dry-run", "--at", "2013-01-01T02:30:00Z", input=change).stdout
+        assert tried.startswith("it has the windows that start at 2013-01-01T03:00:00Z or later\n")
         edited = run(url, "query", "edit", "flights", "--at", "2013-01-01T02:30:00Z")
         assert edited.stdout == (
             "flights is registered, version 2\nit has the windows that start at 2013-01-01T03:00:00Z or later\n"
