@@ -277,6 +277,10 @@ def _with_accuracy(
     assert accuracy is not None
     stated = (STALENESS, NOTHING_ARRIVED, LOST_STATE, INPUT_LOST, LEFT)
     violations = [v for v in quality.violations if v.code in stated]
+    if spec.may_withhold:
+        # A prediction counts records whose values edges withhold, too.
+        predicted = accuracy.measure if early or prediction is not None else None
+        violations += [v for v in quality.violations if v.measure is not None and v.measure != predicted]
     if prediction is not None and quality.losses:
         prediction = prediction.without_bounds("an edge may have lost input of the window")
     elif prediction is not None and quality.lost_state:
@@ -294,6 +298,8 @@ def _with_accuracy(
         # All edges have closed the window, so the estimate does not include records that an edge has lost.
         violations += [v for v in quality.violations if v.code == MISSING_EDGES]
     requested = dict(accuracy.to_contract())
+    if spec.error_budget is not None:
+        requested["error_budget"] = spec.error_budget.to_mapping()
     if spec.staleness_budget is not None:
         requested["staleness_ms"] = spec.staleness_budget.staleness_ms
     sampled = prediction is not None and prediction.sampled < prediction.arrived

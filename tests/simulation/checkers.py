@@ -442,8 +442,8 @@ class _QueryCheck:
 
     def _stated_width(self, answer: Answer, measure: Measure, group: Group, cell: Any) -> None:
         """A met answer states no interval wider than its budget, and no value without bounds."""
-        limits = answer["contract"]["requested"].get("error")
-        if not answer["contract"]["met"] or not isinstance(limits, Mapping):
+        limits = self._limits(answer)
+        if not answer["contract"]["met"] or limits is None:
             return
         limit = limits.get(measure.name)
         if measure.function.error is None and limit is not None:
@@ -462,12 +462,21 @@ class _QueryCheck:
                     if abs(bound - estimate) > most * (1 + _ROUNDING):
                         self._say("too-wide", answer, shown)
 
+    def _limits(self, answer: Answer) -> Mapping[str, Any] | None:
+        """The error budget that the answer's contract is about; None: it is about none. Beside an accuracy, it is about
+        answers from the data, not about predictions."""
+        requested = answer["contract"]["requested"]
+        if self.spec.accuracy is not None:
+            is_predicted = answer["phase"] == "early" or "prediction" in answer["quality"]
+            return None if is_predicted else requested.get("error_budget")
+        limits = requested.get("error")
+        return limits if isinstance(limits, Mapping) else None
+
     def _within_budget(
         self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds
     ) -> None:
-        contract = answer["contract"]
-        limits = contract["requested"].get("error")
-        if not contract["met"] or not isinstance(limits, Mapping) or measure.name not in limits:
+        contract, limits = answer["contract"], self._limits(answer)
+        if not contract["met"] or limits is None or measure.name not in limits:
             return
         if measure.function.error is None or not bounds.is_one or bounds.low is None:
             return
@@ -481,6 +490,8 @@ class _QueryCheck:
             return  # nothing is said of it; its bounds are checked
         share = fraction(limit) if isinstance(limit, str) else None
         most = float(limit) if share is None else share * max(abs(float(bounds.low)), 1.0)
+        if self.spec.accuracy is not None and self.spec.accuracy.measure == measure.name:
+            most = min(most, self.spec.accuracy.error * max(abs(float(bounds.low)), 1.0))
         error = abs(Fraction(estimate) - bounds.low)
         if error > Fraction(most) * Fraction(1 + _ROUNDING) + Fraction(self._tolerance(bounds)):
             self._say("budget", answer, shown)
