@@ -13,6 +13,7 @@ from center.results import AnswerRecord
 from center.serving.cells import Cell
 from center.serving.measures import MeasureQuestions, is_incomplete, lacking_rows, may_count_twice
 from center.serving.own_error import OwnError
+from center.serving.predictions import RECORDS
 from center.serving.render import AnswerRows, answer_rows, group_cells, stated_quality
 from center.serving.withheld import with_withheld_amounts
 from edgewater.model.errors import NotFound
@@ -213,6 +214,11 @@ def _predicted_parts(record: AnswerRecord, spec: QuerySpec, measure: Measure) ->
             parts.append(ErrorPart(cause, None, None, f"{what}: {NO_BOUND} for a measure that is not estimated"))
             continue
         width = error.get(cause)
+        if predicted[measure.name].get("of") == RECORDS:
+            if cause == "straggler":
+                most = NO_BOUND if width is None else f"at most {math.floor(width)}"
+                parts.append(ErrorPart(cause, None, None, f"{what}: {most}; they widen the synopsis' interval"))
+            continue
         whose = " of the group with the widest interval" if spec.group_by else ""
         says = what + (f", as estimated{whose}" if width is not None else f": {NO_BOUND}")
         parts.append(ErrorPart(cause, width, width, says))

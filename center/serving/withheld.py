@@ -46,7 +46,7 @@ class EdgesWithheld:
         """Args: bounds: per measure of which anything is withheld."""
         # Each of these measures states a bound if a record is withheld. A sum does not: withheld zeros do not change
         # it.
-        stating = [bounds.get(m.name, NOTHING) for m in spec.measures if m.function.error is None or _counts(m)]
+        stating = [bounds.get(m.name, NOTHING) for m in spec.measures if m.function.error is None or m.is_record_count]
         unknown = math.inf if bounds or spec.may_withhold else 0.0
         records = max((bound.above for bound in stating), default=unknown)
         return cls(bounds, records, max((bound.above_share for bound in stating), default=unknown))
@@ -321,9 +321,4 @@ def _at_least_1(values: FloatArray) -> FloatArray:
 
 def record_count(spec: QuerySpec) -> Measure | None:
     """Returns the measure that counts all records of a group; None: the query has none."""
-    return next((m for m in spec.measures if _counts(m)), None)
-
-
-def _counts(measure: Measure) -> bool:
-    """Whether it is the number of all records of a group."""
-    return measure.function.name == "count" and measure.argument is None
+    return next((m for m in spec.measures if m.is_record_count), None)

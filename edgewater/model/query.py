@@ -267,6 +267,17 @@ class QuerySpec:
         return self.budget is not None and (self.accuracy is None or self.error_budget is not None)
 
     @property
+    def early_accuracy(self) -> Accuracy | None:
+        """The accuracy that early answers wait for. If the accuracy is about a synopsis, it is about the number of
+        records that are out."""
+        accuracy = self.accuracy
+        if accuracy is None or accuracy.kind != "records":
+            return accuracy
+        (measure,) = (m for m in self.measures if m.name == accuracy.measure)
+        budget = self.error_budget
+        return accuracy.of_records(measure, 0.0 if budget is None else dict(budget.relative)[measure.name])
+
+    @property
     def notes(self) -> list[str]:
         """Returns notes about a valid query: what it does not do, although its writer may expect it."""
         budget = self.error_budget
@@ -503,15 +514,15 @@ def _error_budget(value: object, measures: tuple[Measure, ...], accuracy: Accura
             raise InvalidQuery(at, amount, "a percentage from 0% to below 100%")
     budget = ErrorBudget(tuple(sorted(limits)), tuple(sorted(relative)))
     if accuracy is not None:
-        _check_beside(accuracy, budget)
+        _check_beside(accuracy, budget, measures)
     return budget
 
 
-def _check_beside(accuracy: Accuracy, budget: ErrorBudget) -> None:
+def _check_beside(accuracy: Accuracy, budget: ErrorBudget, measures: tuple[Measure, ...]) -> None:
     """Raises InvalidQuery if complete answers within the error budget would not keep the accuracy."""
     name, limits = accuracy.measure, budget.to_mapping()
-    if accuracy.kind not in ("sum", "count"):
-        accepted = f"no error budget, or an accuracy about a sum or a count; {name} is neither"
+    if accuracy.kind is None or accuracy.kind == "mean":
+        accepted = f"no error budget, or an accuracy about another measure than {name}"
         reason = "nothing bounds how much withheld records would change its value"
         raise InvalidQuery("budget.error", limits, accepted, reason)
     share = dict(budget.relative).get(name)
@@ -519,6 +530,11 @@ def _check_beside(accuracy: Accuracy, budget: ErrorBudget) -> None:
         accepted = f"a percentage of at most {format_fraction(accuracy.error)}, which is accuracy.error"
         reason = "edges withhold a record from all measures, and complete answers have to keep the accuracy, too"
         raise InvalidQuery(f"budget.error.{name}", limits.get(name), accepted, reason)
+    (measure,) = (m for m in measures if m.name == name)
+    if accuracy.kind == "records" and (left := accuracy.of_records(measure, share).error) <= 0:
+        accepted = f"a percentage below {format_fraction(share + left)}"
+        reason = "the withheld records, the records that are out and the synopsis' own error share accuracy.error"
+        raise InvalidQuery(f"budget.error.{name}", limits[name], accepted, reason)
 
 
 def _amount(value: object, at: str) -> float:

@@ -520,7 +520,9 @@ class _QueryCheck:
         self, answer: Answer, measure: Measure, group: Group, row: Answer | None, members: list[int],
         sure: list[bool], whole: bool,
     ) -> None:  # fmt: skip
-        if row is None or not all(sure) or not whole or self.truth.has_non_finite(measure, members):
+        accuracy = self.spec.accuracy
+        is_early = answer["phase"] == "early" and accuracy is not None and accuracy.measure == measure.name
+        if row is None or not all(sure) or not (whole or is_early) or self.truth.has_non_finite(measure, members):
             return
         contract = answer["contract"]
         asked = {str(dict(measure.parameters).get("q")): row[measure.name]}
@@ -530,7 +532,9 @@ class _QueryCheck:
                 continue
             shown = f"{measure.name} {key} of {group}: {cell}, the truth is {true}"
             held = cell["lower"] <= true[1] and cell["upper"] >= true[0]
-            if measure.function.name != "kll" and not held:
+            if is_early and answer["confidence"] < 1:
+                self.findings.outcomes.append(Outcome("interval of an early quantile", answer["confidence"], held))
+            elif measure.function.name != "kll" and not held:
                 self._say("interval", answer, shown)
             elif measure.function.name == "kll":
                 self.findings.outcomes.append(Outcome("interval of kll", answer["confidence"], held))

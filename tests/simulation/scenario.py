@@ -351,7 +351,12 @@ class _Draw:
             mapping["budget"] = {"staleness": rng.choice(("300ms", "1s", "3s"))}
         if "error" not in mapping.get("budget", {}) and "session" not in mapping["window"] and self.chance(0.25):
             target = next((m for m, text in measures.items() if text in ("count()", "sum(x)", "mean(x)")), None)
-            if target is not None:
+            counts = "count()" in chosen
+            synopsis = next((m for m, text in measures.items() if text in sketches[not counts :]), None)
+            # Drawn apart, so that the other draws of a seed stay.
+            if synopsis is not None and (target is None or random.Random(f"synopsis {name} {size_ms}").random() < 0.5):
+                mapping["accuracy"] = {"error": "20%", "measure": synopsis, "substream": "250ms"}
+            elif target is not None:
                 mapping["accuracy"] = {"error": rng.choice(("5%", "20%")), "measure": target, "substream": "250ms"}
                 # Drawn apart, so that the other draws of a seed stay.
                 withheld = random.Random(f"one error {name} {measures} {size_ms}")

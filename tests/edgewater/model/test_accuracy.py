@@ -52,7 +52,7 @@ def test_a_spec_with_an_accuracy_is_read_back_from_its_mapping(changes: dict[str
         ("accuracy.sample", {"accuracy": {**WELL, "sample": 1}}, "unknown key"),
         ("accuracy.measure", {"measures": {"b": "sum(x)", "n": "count()"}}, "the query has several"),
         ("accuracy.measure", {"accuracy": {**WELL, "measure": "c"}}, "unknown measure"),
-        ("accuracy.measure", {"measures": {"q": "quantiles(x)"}}, "staleness budget"),
+        ("accuracy.measure", {"measures": {"q": "var(x)"}}, "staleness budget"),
         ("accuracy.substream", {"accuracy": {**WELL, "substream": "700ms"}}, "a divisor of 3s"),
         ("accuracy.delays", {"accuracy": {**WELL, "delays": "soon"}}, "500ms"),
         ("accuracy", {"window": {"session": "30s"}}, "tumbling or sliding"),

@@ -504,7 +504,7 @@ def test_an_error_budget_beside_an_accuracy_about_a_value_that_records_move_with
     measure: str,
 ) -> None:
     parts = {"measures": {"v": measure}, "accuracy": {"error": "5%"}, "budget": {"error": {"v": "1%"}}}
-    refused("budget.error", "no error budget, or an accuracy about a sum or a count; v is neither", **parts)
+    refused("budget.error", "no error budget, or an accuracy about another measure than v", **parts)
 
 
 @pytest.mark.parametrize("staleness", [{}, {"staleness": "2s"}])
