@@ -67,7 +67,8 @@ class RecordsOut:
 
     Attributes:
         measure: name of the synopsis' measure.
-        missing: float64 per row, the most records that the data lack; NaN: unknown.
+        missing: float64 per row, the most records that the data lack; NaN: nothing is predicted of the row; infinite:
+            the data have more records than were predicted.
         confidence: probability that they are not more.
         own_confidence: confidence of the synopsis' own interval, if a reader asks for none.
     """
@@ -100,7 +101,7 @@ class RecordsOut:
         # Without a count of all records, the synopsis has the number of its values. It is not larger.
         merged = stack.query(Count()) if count is None else stacks[count.name].query()
         upper = _columns(stated, groups, len(stack))[2]
-        missing = np.maximum(upper - merged.value, 0.0)
+        missing = np.where(merged.value > upper * (1 + _ROUNDING), np.inf, np.maximum(upper - merged.value, 0.0))
         own = split_confidence(measure, accuracy.confidence)[1]
         return cls(measure.name, missing, stated["confidence"] or 0.0, own)
 
@@ -176,7 +177,8 @@ class SynopsisAccuracy:
             count, out = stack.query(Count()).value[at][promised], missing[at][promised]
             if self.function in RANKS:
                 own = stack.rank_errors(before.confidence)[at][promised] if isinstance(stack, KllStack) else 0.0
-                error = (own * count + out) / np.maximum(count + out, 1.0)
+                with np.errstate(invalid="ignore"):
+                    error = (own * count + out) / np.maximum(count + out, 1.0)
             else:
                 error = np.fmax(upper - value, value - lower) / np.maximum(count + out, 1.0)
         self.worst = max(self.worst, float(np.where(lost, np.inf, error).max()))

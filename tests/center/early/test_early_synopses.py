@@ -13,6 +13,7 @@ from center.ledger import Emission, Phase
 from center.serving import MeasureQuestions, render
 from edgewater.synopses import FloatArray
 from tests.center.accuracy_world import (
+    BEGIN_MS,
     WINDOW_MS,
     DataWorld,
     Delays,
@@ -177,3 +178,27 @@ def test_an_answer_whose_interval_is_wider_than_the_error_says_so() -> None:
         assert holds(cell, len(SHARES)) and cell["upper"] > 2 * len(SHARES)
         (violation,) = answer["contract"]["violations"]
         assert violation["code"] == "accuracy" and violation["message"].startswith("keys: a value may be off by")
+
+
+@pytest.mark.slow
+def test_the_records_of_a_silent_edge_are_out_and_a_restart_of_the_job_changes_nothing() -> None:
+    measures = {"values": "distinct(x)", "n": "count()"}
+    sites = [Site.make(f"e{i}", i, 18, EXPONENTIAL, rate=1000.0, shares=SHARES) for i in range(3)]
+    sites[1].cut = (BEGIN_MS + 8_000, BEGIN_MS + 11_500)
+    accuracy = {"error": "5%", "measure": "values", "substream": "500ms"}
+    world = DataWorld(spec(measures, accuracy=accuracy), sites, step_ms=40)
+    for _ in range(4):
+        world.run(4)
+        world.restart()
+    stated = silent = 0
+    for emission, answer in zip(world.answers, world.stated, strict=True):
+        cell = answer["data"][0]["values"] if answer["data"] else {"upper": None}
+        if answer["phase"] != "early" or cell["upper"] is None:
+            continue
+        values, _ = values_of(world, emission.window_start_ms)
+        stated += 1
+        assert holds(cell, len(np.unique(values))), answer
+        if "e1" in answer["quality"]["accuracy"]["silent"]:
+            silent += 1
+            assert cell["upper"] > 1.3 * cell["estimate"] and not answer["contract"]["met"]
+    assert stated > 10 and silent >= 3
