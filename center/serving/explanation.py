@@ -101,7 +101,7 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
     parts = (
         _own_part(own, before, at, measure),
         _withheld_part(rows, measure, before, at, cell),
-        *_predicted_parts(record, spec, measure),
+        *_predicted_parts(record, spec, measure, before, at, cell),
         *_missing_part(record, measure, rows, at),
     )
     coverage = quality.get("accuracy", {}).get("coverage")
@@ -194,12 +194,20 @@ def _withheld_part(rows: AnswerRows, measure: Measure, before: Estimates | None,
             (low,), (high,) = with_withheld_amounts(*given, bound, whole=whole)
             above, below = _finite(float(high) - upper), _finite(lower - float(low))
         else:
-            above = None if cell["upper"] is None else max(cell["upper"] - upper, 0)
-            below = None if cell["lower"] is None else max(lower - cell["lower"], 0)
+            above, below = _widened(before, row, cell)
     return ErrorPart("withheld", above, below, "what edges withhold of a group, at most, under the error budget")
 
 
-def _predicted_parts(record: AnswerRecord, spec: QuerySpec, measure: Measure) -> tuple[ErrorPart, ...]:
+def _widened(before: Estimates, row: int, cell: Cell) -> tuple[float | None, float | None]:
+    """Returns by how much the interval in `cell` is wider than the synopsis' own; None: it has no bound."""
+    lower, upper = float(before.lower[row]), float(before.upper[row])
+    above = None if cell["upper"] is None else max(cell["upper"] - upper, 0)
+    return above, None if cell["lower"] is None else max(lower - cell["lower"], 0)
+
+
+def _predicted_parts(
+    record: AnswerRecord, spec: QuerySpec, measure: Measure, before: Estimates | None, row: int, cell: Cell
+) -> tuple[ErrorPart, ...]:
     """Errors of an estimate that stands for records which have not arrived."""
     error, predicted = record.quality["error"], record.quality.get("prediction")
     if predicted is None:
@@ -216,8 +224,8 @@ def _predicted_parts(record: AnswerRecord, spec: QuerySpec, measure: Measure) ->
         width = error.get(cause)
         if predicted[measure.name].get("of") == RECORDS:
             if cause == "straggler":
-                most = NO_BOUND if width is None else f"at most {math.floor(width)}"
-                parts.append(ErrorPart(cause, None, None, f"{what}: {most}; they widen the synopsis' interval"))
+                above, below = (None, None) if before is None else _widened(before, row, cell)
+                parts.append(ErrorPart(cause, above, below, f"{what}: they are bounded, and their values may be any"))
             continue
         whose = " of the group with the widest interval" if spec.group_by else ""
         says = what + (f", as estimated{whose}" if width is not None else f": {NO_BOUND}")

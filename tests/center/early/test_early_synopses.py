@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from center.ledger import Emission, Phase
-from center.serving import MeasureQuestions, render
+from center.serving import NO_QUESTIONS, MeasureQuestions, render
+from center.serving.explanation import explain_value
 from edgewater.synopses import FloatArray
 from tests.center.accuracy_world import (
     BEGIN_MS,
@@ -150,6 +151,15 @@ def test_another_question_and_another_confidence_have_their_own_interval(grouped
         assert holds(row["total"]["quantiles"]["0.25"], quantile_of(values, 0.25))
         assert holds(row["total"]["ranks"]["8"], float((values <= 8.0).mean()))
     assert asked["confidence"] == pytest.approx(0.95), "the confidence of the number of records"
+
+
+@pytest.mark.slow
+def test_an_explanation_says_how_much_the_records_that_are_out_widen_an_interval(grouped: DataWorld) -> None:
+    emission, _ = early_answers(grouped)[-1]
+    told = explain_value(grouped.record(emission), grouped.query, grouped.query.measures[0], NO_QUESTIONS)
+    cell, parts = told.cell, {part.cause: part for part in told.parts}
+    assert parts["sketch"].above + parts["straggler"].above == pytest.approx(cell["upper"] - cell["estimate"])
+    assert parts["sketch"].below + parts["straggler"].below == pytest.approx(cell["estimate"] - cell["lower"])
 
 
 @pytest.mark.slow
