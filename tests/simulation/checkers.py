@@ -507,7 +507,7 @@ class _QueryCheck:
         estimate, lower, upper = cell["estimate"], cell["lower"], cell["upper"]
         true = float(bounds.low)
         if lower is not None and upper is not None:
-            held = lower <= true * (1 + _ROUNDING) and upper >= true * (1 - _ROUNDING)
+            held = lower <= true + _ROUNDING * abs(true) and upper >= true - _ROUNDING * abs(true)
             self.findings.outcomes.append(Outcome("interval of an early answer", accuracy.confidence, held))
         if contract["met"]:
             if estimate is None:
