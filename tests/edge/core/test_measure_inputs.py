@@ -25,7 +25,7 @@ def test_integers_beyond_2_to_53_are_observed_as_the_nearest_float() -> None:
 def test_the_records_of_a_synopsis_are_counted_with_and_without_a_value() -> None:
     spec = QuerySpec.from_mapping(
         {
-            "name": "q", "from": "s", "measures": {"p90": "quantile(x, 0.9)"}, "window": {"tumbling": "1s"},
+            "name": "q", "from": "s", "measures": {"p50": "quantile(x, 0.5)"}, "window": {"tumbling": "1s"},
             "accuracy": {"error": "5%"},
         }
     )  # fmt: skip
