@@ -21,7 +21,7 @@ from bench.data import DOWNLOADS_DEV, made_downloads
 from bench.early_answers.figures import draw_figures
 from bench.early_answers.goals import check_goals
 from bench.early_answers.kmeans import kmeans_rows
-from bench.early_answers.overhead import overhead
+from bench.early_answers.overhead import overhead, sent_bytes
 from bench.early_answers.results import Results, Row
 from bench.early_answers.rows import (
     baseline_rows,
@@ -153,6 +153,7 @@ def main(
     if part in ("all", "other"):
         results.put("kmeans", kmeans_rows(1 if smoke else 20 if quick else 100))
         results.put("overhead", overhead(repeats=1 if smoke else 7))
+        results.put("sent_bytes", sent_bytes(seconds=6 if smoke else 60))
     shown: dict[str, Any] = {name: results.of(name, studies) for name, studies in selected.items()}
     click.echo(f"CPU: {sum(row['cpu_s'] for rows in shown.values() for row in rows) / 60:.1f} min")
     missed = check_goals(shown)

@@ -4,13 +4,15 @@ The batches are those of an edge at its limit of 500,000 events/s; statistics ar
 of 3 s. The core runs alone, and after Arrow's NDJSON reader. At a sampling rate of 1 all values are summed, as for an
 unsampled sum or mean; at 0 none, as for a count. `accuracy_in_core` is the total additional time of an ungrouped sum
 with an accuracy. All variants run alternately on one core; each result is the minimum of several rounds, in CPU time.
+
+`sent_bytes` compares what an edge sends with and without an error budget beside the accuracy.
 """
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,13 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 
 from edge.arrivals import BernoulliSampler, SubstreamMonitor
-from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.arrivals import ReportSchedule
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
+from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import FloatArray, IntArray
-from edgewater.wire import QueryRef
+from edgewater.wire import Frame, QueryRef
 
 EVENTS, RATE, URLS = 400_000, 500_000, 977
 QUERY = {
@@ -57,6 +59,53 @@ def overhead(batch: int = 10_000, repeats: int = 7) -> list[dict[str, Any]]:
             "share_of_edge_core": ours / core, "share_of_ndjson_ingest": ours / (core + decode),
         })  # fmt: skip
     return rows
+
+
+def sent_bytes(budgets: Sequence[str | None] = (None, "1%", "5%"), seconds: int = 60) -> list[dict[str, Any]]:
+    """Returns one row per error budget beside an accuracy: the bytes that one edge sends, by kind, and their ratio to
+    the first row. Values are the partials, before the compression of the session."""
+    rows: list[dict[str, Any]] = []
+    for budget in budgets:
+        query = QUERY | {"accuracy": {"error": "5%", "measure": "bytes"}, "group_by": ["url"]}
+        if budget is not None:
+            query |= {"budget": {"error": {"bytes": budget}}}
+        frames = _frames(QuerySpec.from_mapping(query), seconds)
+        values = sum(len(p.synopsis) for frame in frames for p in frame.unpack().partials)
+        whole = sum(frame.wire_bytes for frame in frames)
+        first = rows[0] if rows else {"value_bytes": values, "bytes": whole}
+        rows.append({
+            "budget": budget, "value_bytes": values, "bytes": whole,
+            "value_ratio": values / first["value_bytes"], "ratio": whole / first["bytes"],
+        })  # fmt: skip
+    return rows
+
+
+def _frames(spec: QuerySpec, seconds: int, rate: int = 5_000, groups: int = 200) -> list[Frame]:
+    """Returns the frames of a live edge whose records have exponential delays."""
+    rng, begin = np.random.default_rng(1), 1_700_000_001_000
+    arrival = begin + np.sort(rng.random(rate * seconds)) * seconds * 1000
+    born = (arrival - rng.exponential(240, len(arrival))).astype(np.int64)
+    urls = pa.array([f"/p/{i}" for i in range(groups)])
+    url = urls.take(pa.array(np.minimum(rng.zipf(1.3, len(born)) - 1, groups - 1)))
+    value = pa.array(rng.lognormal(1, 0.8, len(born)))
+    core = EdgeCore({"downloads": StreamSpec({"url": pa.string(), "bytes": pa.float64()}, LIVE, 2_000)})
+    core.handle(Configured(((QueryRef("bytes", 1), spec),)))
+    core.handle(SourcesOpened((("downloads", "file"),)))
+    frames: list[Frame] = []
+    at = 0
+    for now in range(begin + 20, begin + seconds * 1000, 20):
+        to = int(np.searchsorted(arrival, now))
+        columns = {TIME_COLUMN: pa.array(born[at:to]), "url": url[at:to], "bytes": value[at:to]}
+        core.handle(Ingested("downloads", "file", pa.RecordBatch.from_pydict(columns), now))
+        at = to
+        while (due := core.pulls.next_pull_ms(1e9, now)) is not None and due <= now:
+            effects = core.handle(PullEvent(1 << 18, core.pulls.drain_windows(1e9, now)))
+            built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
+            if not built:
+                break
+            core.handle(Acked(built[-1].seq))
+            frames += built
+    return frames
 
 
 def _batches(size: int) -> list[Batch]:
@@ -129,3 +178,5 @@ if __name__ == "__main__":
     for size in (1_000, 10_000, 50_000):
         for row in overhead(size):
             print("  ".join(f"{k} {v:.3f}" for k, v in row.items()))
+    for sent in sent_bytes():
+        print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in sent.items()))

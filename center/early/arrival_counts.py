@@ -15,7 +15,7 @@ from edgewater.arrivals import (
     SubstreamStatistics,
     lag_groups,
 )
-from edgewater.model.accuracy import MeasureKind, check_relative
+from edgewater.model.accuracy import COUNTS, MeasureKind, check_relative
 from edgewater.model.errors import InvalidQuery
 from edgewater.synopses import FloatArray
 
@@ -40,7 +40,7 @@ class ArrivalCounts:
     @property
     def is_sampled(self) -> bool:
         """Whether some event was counted but not processed."""
-        if self.kind == "count":
+        if self.kind in COUNTS:
             return False
         rows = (sums for by_edge in self._sums.values() for sums in by_edge.values())
         return any(bool(sums[1 : 1 + self.lag_groups].sum() < sums[0]) for sums in rows)
@@ -69,7 +69,7 @@ class ArrivalCounts:
     def zero_mean_reason(self, sample: WindowSample, measure: str) -> str:
         """Returns why a relative error is undefined, if the mean of the values may be zero; else an empty string."""
         count = float(sample.count.sum())
-        if self.kind == "count" or count < 2:
+        if self.kind in COUNTS or count < 2:
             return ""
         mean = float(sample.total.sum()) / count
         deviation = math.sqrt(max(float(sample.squares.sum()) / count - mean**2, 0.0))
@@ -133,7 +133,7 @@ def window_sample(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequenc
     arrived, by_lag, ranges = window_sums(counts, start_ms, edges)
     arrived, (least, greatest) = arrived.T, ranges.transpose(2, 1, 0)
     sampled_by_lag = by_lag[:, :, 0].reshape(arrived.size, -1)
-    if counts[0].kind == "count":
+    if counts[0].kind in COUNTS:
         return WindowSample(arrived, arrived, arrived, arrived, sampled_by_lag, least, greatest)
     count, total, squares = by_lag.sum(axis=3).transpose(2, 1, 0)
     return WindowSample(arrived, count, total, squares, sampled_by_lag, least, greatest)
@@ -149,5 +149,5 @@ def true_values(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[
     if counts[0].kind == "mean":
         known &= events > 0
         total = total / np.maximum(events, 1.0)
-    values = events if counts[0].kind == "count" else total
+    values = events if counts[0].kind in COUNTS else total
     return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]

@@ -39,7 +39,7 @@ from center.early.trigger import (
 from center.early.window_model import WindowModel, WindowSample
 from center.early.window_prediction import TOO_WIDE, GroupPrediction
 from edgewater.arrivals import ReportSchedule
-from edgewater.model.accuracy import Accuracy, AccuracyTarget
+from edgewater.model.accuracy import COUNTS, Accuracy, AccuracyTarget
 from edgewater.synopses import BoolArray, FloatArray, IntArray, normal_quantile
 
 BATCH_SIZE = 64
@@ -329,7 +329,7 @@ class GroupBatch:
 
     def _knows_late_values(self, expected: FloatArray) -> BoolArray:
         """Per group, whether values by lag have been learnt or need not be: for a count, and without stragglers."""
-        if self.accuracy.kind == "count":
+        if self.accuracy.kind in COUNTS:
             return np.ones(len(self.groups), bool)
         learnt = np.array([g.trigger.late.count.any() for g in self.groups])
         return np.asarray(

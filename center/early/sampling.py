@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from edgewater.model.accuracy import COUNTS
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef, SamplingReason
@@ -70,7 +71,7 @@ def needed_rate(spec: QuerySpec, planned: float) -> float:
     The rate is 1 if a sample would distort other measures of the answer, or would save nothing: a count needs every
     record.
     """
-    if spec.accuracy is None or spec.accuracy.kind == "count" or len(spec.measures) > 1:
+    if spec.accuracy is None or spec.accuracy.kind in COUNTS or len(spec.measures) > 1:
         return 1.0
     return min(1.0, RATE_MARGIN * planned)
 

@@ -32,7 +32,7 @@ from center.early.triangle import LONG, ArrivalTriangle
 from center.early.values import LateValues, ValueHistory
 from center.early.window_model import LateRatio, WindowModel, WindowSample, model_window
 from edgewater.arrivals import SlotGrid
-from edgewater.model.accuracy import AccuracyTarget, MeasureKind, check_measure
+from edgewater.model.accuracy import COUNTS, AccuracyTarget, MeasureKind, check_measure
 from edgewater.model.errors import CorruptSynopsis, InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 
@@ -123,7 +123,8 @@ class EarlyTrigger:
     ) -> None:
         if window_slots < 1:
             raise InvalidInput("window", window_slots, "at least one slot")
-        check_measure(measure)
+        if measure not in COUNTS:
+            check_measure(measure)
         if target.groups != 1:
             raise InvalidInput("groups", target.groups, "one group: each group has a trigger of its own")
         if max_wait_slots is not None and max_wait_slots < 0:
@@ -164,7 +165,7 @@ class EarlyTrigger:
             stragglers: the model's prediction for a window that ends now, if it is known already.
         """
         shape = self.history.mean.shape
-        if self.measure == "count":
+        if self.measure in COUNTS:
             return np.zeros(shape)
         if not self.history.windows.any() or not self.triangle.age.any():
             return np.ones(shape)
@@ -285,7 +286,7 @@ class EarlyTrigger:
 
     def _is_too_small(self, sample: WindowSample, model: WindowModel, allowed: FloatArray) -> bool:
         """Whether the sample will be too small even when all stragglers have arrived, sampled at the same rate."""
-        if self.measure == "count":
+        if self.measure in COUNTS:
             return False
         arrived = sample.arrived.sum(axis=0)
         rate = sample.count.sum(axis=0) / np.maximum(arrived, 1.0)
@@ -317,6 +318,8 @@ class EarlyTrigger:
         if (self.model.weight[silent] < SILENT_SUBSTREAMS).any():
             return True
         width = max(DEFAULT_FACTOR, self.quantile) * float(np.sqrt((stragglers.deviation[silent] ** 2).sum()))
+        if self.measure == "records":
+            width += float(stragglers.expected[silent].sum())
         return width > 0.95 * self.target.error * float(model.size.sum())
 
 
@@ -383,8 +386,8 @@ def window_models(
         model: over the sources of all triggers, in order.
     """
     first, count = triggers[0], len(triggers)
-    stragglers = model.predict_each(offset, first.window_slots, lags_wanted=first.measure != "count")
-    if first.measure == "count":
+    stragglers = model.predict_each(offset, first.window_slots, lags_wanted=first.measure not in COUNTS)
+    if first.measure in COUNTS:
         ratio = LateRatio(np.ones(model.triangle.sources), np.zeros(model.triangle.sources))
     else:
         late = first.late if count == 1 else LateValues.join([t.late for t in triggers])

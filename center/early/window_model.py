@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from center.early.sample_size import neyman_sizes
-from edgewater.model.accuracy import MeasureKind
+from edgewater.model.accuracy import COUNTS, MeasureKind
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 
 _SIZE_ROUNDS, _SIZE_TOLERANCE = 8, 0.02
@@ -113,7 +113,7 @@ class WindowModel:
     @property
     def estimate(self) -> FloatArray:
         """The measure, per trigger; NaN for a mean without events."""
-        if self.measure == "count":
+        if self.measure in COUNTS:
             return self.size
         total = (self.means * self.population).sum(axis=0)
         if self.measure == "sum":
@@ -129,18 +129,22 @@ class WindowModel:
     def is_within(self, error: float, sampling: FloatArray) -> BoolArray:
         """Returns per trigger whether the interval is within the relative error. False for an estimate of zero.
 
+        If the records of a synopsis are estimated, all records that may be out are within the error.
+
         Args:
             sampling: half-width due to sampling.
         """
-        estimate = np.abs(self.estimate)
-        return np.asarray((estimate > 0) & (np.hypot(sampling, self.straggler_width) <= error * estimate))
+        estimate, out = np.abs(self.estimate), 0.0
+        if self.measure == "records":
+            out = np.maximum(self.size - self.arrived.sum(axis=0), 0.0)
+        return np.asarray((estimate > 0) & (np.hypot(sampling, self.straggler_width) + out <= error * estimate))
 
     def sampling_width(self, count: FloatArray, quantile: float | FloatArray) -> FloatArray:
         """Returns the half-width due to sampling `count` values; events that have not arrived count as not sampled.
 
         It is infinite where the range of values that were not sampled is unknown.
         """
-        if self.measure == "count":
+        if self.measure in COUNTS:
             return np.zeros(self.arrived.shape[1])
         z = np.asarray(quantile, np.float64)
         below, above = (self._errors(count, side) for side in self.reach)
@@ -158,7 +162,7 @@ class WindowModel:
     def certain_bounds(self, sample: WindowSample) -> tuple[FloatArray, FloatArray]:
         """Returns bounds of the measure that follow from the values of the sample and the range, per trigger."""
         nothing = np.full(self.arrived.shape[1], np.inf)
-        if self.measure == "count":
+        if self.measure in COUNTS:
             return self.arrived.sum(axis=0), nothing
         expected = self.events > 0
         least = np.where(expected, self.means - self.reach[0].max(axis=0), np.inf).min(axis=0)
@@ -175,7 +179,7 @@ class WindowModel:
 
         Σ|v| ≤ sqrt(n·Σv²). Without it, an interval of a window without stragglers would exclude the exact sum.
         """
-        if self.measure == "count":
+        if self.measure in COUNTS:
             return np.zeros(self.arrived.shape[1])
         count, squares = sample.count.sum(axis=0), sample.squares.sum(axis=0)
         return np.asarray((count + _OPERATIONS) * _EPSILON * np.sqrt(count * squares) / self.unit)
@@ -189,7 +193,7 @@ class WindowModel:
         Returns:
             The number of values, [source, 1]. If too few values have arrived, it is the number of arrived values.
         """
-        if self.measure == "count":
+        if self.measure in COUNTS:
             return np.zeros(self.arrived.shape)
         total, factor = float((half_width * self.unit)[0]), quantile
         sizes = self._sizes(total, factor)
@@ -323,7 +327,7 @@ def model_window(
     means = sample.means(fallback)
     weight, weight_deviation = (x.reshape(triggers, -1).T for x in (ratio.ratio, ratio.deviation))
     events, population = arrived + expected, arrived + weight * expected
-    if measure == "count":
+    if measure in COUNTS:
         effect = np.ones_like(means)
     elif measure == "sum":
         effect = weight * means
@@ -332,7 +336,7 @@ def model_window(
         effect = (weight * means - (means * population).sum(axis=0) / size) / size
     number = ((effect * deviation) ** 2).sum(axis=0)
     value = np.zeros(triggers)
-    if measure != "count":
+    if measure not in COUNTS:
         value = ((means * expected * weight_deviation) ** 2).sum(axis=0)
         if measure == "mean":
             value = value / np.maximum(events.sum(axis=0), 1.0) ** 2

@@ -122,7 +122,7 @@ class FrameCheck:
         except InvalidQuery:
             self._partials, bound = PartialCheck.of(spec), ()
         self._types = {m.measure.name: m.argument.type for m in bound if m.argument is not None}
-        self._withholds = spec.budget is not None and spec.accuracy is None
+        self._withholds = spec.may_withhold
         self._kinds = {m.name: m.function.name for m in spec.measures}
         self._schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
         self._grouped = spec.accuracy is not None and spec.accuracy.scope is not None

@@ -31,7 +31,7 @@ class AccuracyQuality:
 
     Attributes:
         measure: the measure that the accuracy is about.
-        confidence: probability that the measure's interval contains the true value.
+        confidence: probability that the interval of the prediction contains the true value.
         prediction: predicted value of the window; None: the data alone determine the value.
         sampling: whether records were sampled, and the reason.
         waited_ms: event time from the window's end until the arrivals met the error target.
@@ -42,6 +42,7 @@ class AccuracyQuality:
         unknown_sample: edges may have left out records by sampling without counting them, so the data give no bounds.
         exceeding: by edge, the number of records of all windows so far that came later than the declared delays; None:
             no delays are declared.
+        of_records: the measure is a synopsis, and the prediction is about the number of records.
     """
 
     measure: str
@@ -54,6 +55,7 @@ class AccuracyQuality:
     too_many_groups: bool = False
     unknown_sample: bool = False
     exceeding: Mapping[str, int] | None = None
+    of_records: bool = False
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns the member `accuracy` of an answer's JSON."""
@@ -82,16 +84,16 @@ class AccuracyQuality:
         return result
 
     def to_prediction(self) -> dict[str, Any]:
-        """Returns, by measure, the interval that replaces the interval of the data. Its members are None if the data
-        have no bounds."""
-        p = self.prediction
+        """Returns, by measure, the interval that replaces the interval of the data, or the interval of the number of
+        records. Its members are None if the data have no bounds."""
+        p, of = self.prediction, {"of": "records"} if self.of_records else {}
         if p is None:
-            return {self.measure: {"estimate": None, "lower": None, "upper": None, "confidence": None}}
+            return {self.measure: {"estimate": None, "lower": None, "upper": None, "confidence": None, **of}}
         if p.groups is None:
             confidence = self.confidence if p.bounded else None
-            return {self.measure: {**_interval(p), "confidence": confidence}}
+            return {self.measure: {**_interval(p), "confidence": confidence, **of}}
         groups = {g.key: list(_interval(g).values()) for g in p.groups}
-        return {self.measure: {"groups": groups, "confidence": self.confidence}}
+        return {self.measure: {"groups": groups, "confidence": self.confidence, **of}}
 
     def extend(self, result: dict[str, Any], observed: int) -> None:
         """Adds the statements about the accuracy to an answer's JSON.
@@ -108,6 +110,9 @@ class AccuracyQuality:
             sampled = round(p.sampled) if math.isfinite(p.sampled) else None
             result["records"] |= {"expected": expected, "sampled": sampled}
             parts = {"sampling": p.sampling, "straggler": p.straggler, "missing": p.missing}
+            if self.of_records:
+                out = (g.upper - g.arrived for g in p.by_group if g.eligible)
+                parts["straggler"] = max(out, default=math.inf) if p.bounded else math.inf
             result["error"] |= {name: finite(width) for name, width in parts.items()}
         elif self.unknown_sample:
             result["prediction"] = self.to_prediction()

@@ -33,7 +33,7 @@ from center.ledger.violations import (
     STALENESS,
     Violation,
 )
-from edgewater.model.accuracy import report_schedule
+from edgewater.model.accuracy import COUNTS, report_schedule
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
@@ -61,7 +61,7 @@ class EarlyAnswerBook(TimeWindowBook):
         self._withdraws = False  # all open windows with an early answer are answered again
 
     def _restore_estimator(self) -> EarlyAnswerEstimator:
-        accuracy = self._spec.accuracy
+        accuracy = self._spec.early_accuracy
         schedule = report_schedule(self._spec.window, accuracy, self._spec.lateness_ms)
         assert accuracy is not None and schedule is not None
         max_wait_slots = None if self._due_after_ms is None else self._due_after_ms // schedule.grid.slot_ms
@@ -273,10 +273,14 @@ def _with_accuracy(
         unknown_sample: edges may have left out records by sampling without counting them.
         exceeding: by edge, the number of records that came later than the declared delays.
     """
-    accuracy = spec.accuracy
-    assert accuracy is not None
+    accuracy, early_accuracy = spec.accuracy, spec.early_accuracy
+    assert accuracy is not None and early_accuracy is not None
     stated = (STALENESS, NOTHING_ARRIVED, LOST_STATE, INPUT_LOST, LEFT)
     violations = [v for v in quality.violations if v.code in stated]
+    if spec.may_withhold:
+        # A prediction counts records whose values edges withhold, too.
+        predicted = accuracy.measure if early or prediction is not None else None
+        violations += [v for v in quality.violations if v.measure is not None and v.measure != predicted]
     if prediction is not None and quality.losses:
         prediction = prediction.without_bounds("an edge may have lost input of the window")
     elif prediction is not None and quality.lost_state:
@@ -294,14 +298,17 @@ def _with_accuracy(
         # All edges have closed the window, so the estimate does not include records that an edge has lost.
         violations += [v for v in quality.violations if v.code == MISSING_EDGES]
     requested = dict(accuracy.to_contract())
+    if spec.error_budget is not None:
+        requested["error_budget"] = spec.error_budget.to_mapping()
     if spec.staleness_budget is not None:
         requested["staleness_ms"] = spec.staleness_budget.staleness_ms
     sampled = prediction is not None and prediction.sampled < prediction.arrived
     waited = prediction.waited_slots * slot_ms if prediction is not None else None
     result = AccuracyQuality(
-        accuracy.measure, accuracy.confidence, prediction,
+        accuracy.measure, early_accuracy.confidence, prediction,
         describe_sampling(spec, sampled_because if sampled else None, unknown_sample), waited, coverage, covered,
         too_many_groups, unknown_sample, None if accuracy.delays_ms is None else dict(exceeding),
+        accuracy.kind == "records",
     )  # fmt: skip
     # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
@@ -317,5 +324,5 @@ def _counted(spec: QuerySpec) -> tuple[object, ...]:
     assert spec.accuracy is not None
     measure = next(m for m in spec.measures if m.name == spec.accuracy.measure)
     schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
-    counted = None if spec.accuracy.early_kind == "count" else measure.argument
+    counted = None if spec.accuracy.early_kind in COUNTS else measure.argument
     return spec.stream, spec.where, counted, tuple(spec.group_by), schedule, spec.lateness_ms

@@ -22,7 +22,6 @@ from center.ledger.violations import (
     with_violations,
 )
 from center.ledger.withheld import Totals, WithheldBound, over_budget, without_bounds
-from edgewater.model.caching import format_fraction
 from edgewater.model.query import ErrorBudget, QuerySpec
 from edgewater.model.streams import Constant, Delivery, EdgeId
 from edgewater.wire import REJECTIONS, InputLoss, Rest
@@ -326,8 +325,7 @@ def _requested(spec: QuerySpec) -> dict[str, Any]:
     """Returns `Quality.requested`."""
     result: dict[str, Any] = {}
     if spec.error_budget is not None:
-        relative = {name: format_fraction(share) for name, share in spec.error_budget.relative}
-        result = {"error": {**dict(spec.error_budget.limits), **relative}}
+        result = {"error": spec.error_budget.to_mapping()}
     elif spec.staleness_budget is None:
         result = {"exact": _exactness(spec)}
     staleness = {} if spec.staleness_budget is None else {"staleness_ms": spec.staleness_budget.staleness_ms}

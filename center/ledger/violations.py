@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgewater.model.streams import EdgeId
@@ -47,10 +47,15 @@ bound."""
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A part of the contract that the answer does not keep. `code` is stable."""
+    """A part of the contract that the answer does not keep. `code` is stable.
+
+    Attributes:
+        measure: the measure whose withheld values exceed the budget; None: it is about something else.
+    """
 
     code: str
     message: str
+    measure: str | None = field(default=None, compare=False)
 
 
 def with_violations(contract: Mapping[str, Any], added: Iterable[Violation]) -> dict[str, Any]:

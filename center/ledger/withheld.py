@@ -184,18 +184,18 @@ def over_budget(
         if measure in relative:
             if len(signs.get(measure, ())) > 1:
                 message = f"{measure}: edges withhold a percentage of values of both signs, which may cancel"
-                violations.append(Violation("both-signs", message))
+                violations.append(Violation("both-signs", message, measure))
                 continue
             share, most = float(np.maximum(bound.above_share, bound.below_share)), relative[measure]
             if not share <= most * (1 + _ROUNDING):
                 stated = f"up to {100 * share:.4g}%" if math.isfinite(share) else "an unknown share"
                 message = f"{measure}: edges withhold {stated} of a group; the budget is {format_fraction(most)}"
-                violations.append(Violation("error-budget", message))
+                violations.append(Violation("error-budget", message, measure))
         elif limit is None and not worst <= 0 and not (limits or relative):
-            violations.append(Violation(WITHHELD, f"{measure}: edges withhold up to {worst:g} per group"))
+            violations.append(Violation(WITHHELD, f"{measure}: edges withhold up to {worst:g} per group", measure))
         elif limit is not None and not worst <= limit * (1 + _ROUNDING):
             message = f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
-            violations.append(Violation("error-budget", message))
+            violations.append(Violation("error-budget", message, measure))
     return violations
 
 
@@ -208,10 +208,9 @@ def without_bounds(spec: QuerySpec, withheld: Mapping[str, WithheldBound]) -> li
     budget = spec.error_budget
     if budget is None:
         return []
-    limited = {name for name, _ in (*budget.limits, *budget.relative)}
-    without = [m for m in spec.measures if m.name in withheld and m.name not in limited]
+    without = [m for m in spec.measures if m.name in withheld and m.name not in budget.measures]
     return [
-        Violation(WITHHELD, f"{m.name}: edges withhold records, and nothing bounds their effect on a value")
+        Violation(WITHHELD, f"{m.name}: edges withhold records, and nothing bounds their effect on a value", m.name)
         for m in without
         if not has_bounds(m.function.name, m.parameters)
     ]

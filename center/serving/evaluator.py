@@ -26,8 +26,9 @@ from center.serving.measures import (
     widen_by_missing,
     without_bounds,
 )
+from center.serving.predictions import RecordsOut, with_prediction
 from center.serving.question_lines import SecondSynopsis, WindowQuestion
-from center.serving.render import sorted_groups, with_prediction
+from center.serving.render import sorted_groups
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import Rests
 from center.serving.withheld import GroupsWithheld, of_all_groups, read_bounds, record_count, union_of_windows
@@ -164,8 +165,30 @@ class Evaluator:
             answer = _StackAnswer(
                 measure, question, stack, spec.group_by, groups, windows, bool(spec.group_by) and question.is_global,
                 withheld, function_confidence(spec, measure, len(stack), question.confidence),
+                self._records_out(question, measure, found, stack, groups),
             )  # fmt: skip
             return {**head, **answer.to_json(arguments)}
+
+    def _records_out(
+        self,
+        question: WindowQuestion,
+        measure: Measure,
+        found: Sequence[WindowAnswer],
+        stack: Stack,
+        groups: list[dict[str, Any]] | None,
+    ) -> RecordsOut | None:
+        """Returns the records that may be out of an early answer's synopsis; None: it is not known how many."""
+        spec, count = self.windows.spec, record_count(self.windows.spec)
+        merges = len(found) > 1 or (question.is_global and bool(spec.group_by)) or question.name in BINARY_QUESTIONS
+        accuracy, completeness = spec.accuracy, found[0].completeness
+        if merges or accuracy is None or accuracy.measure != measure.name:
+            return None
+        if completeness.get("after_final") or completeness.get("rejected"):
+            return None  # nothing predicts records that are in no answer
+        stacks = {measure.name: stack}
+        if count is not None:
+            stacks[count.name] = self._stack(count, found, question.group, question.is_global)[0]
+        return RecordsOut.of(spec, found[0].prediction, _key_columns(spec.group_by, question, groups), stacks)
 
     def _withheld(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> GroupsWithheld:
         """What edges withhold of the groups that a question selects."""
@@ -254,6 +277,7 @@ class _StackAnswer:
         windows: the answers that the stack was merged from.
         withheld: what edges withhold of the groups.
         confidence: of the interval of a function of a sample.
+        out: the records that may be out of an early answer.
     """
 
     measure: Measure
@@ -265,6 +289,7 @@ class _StackAnswer:
     of_all_groups: bool
     withheld: GroupsWithheld
     confidence: float
+    out: RecordsOut | None = None
 
     def to_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         question, stack, name = self.question, self.stack, self.measure.name
@@ -334,6 +359,8 @@ class _StackAnswer:
         own = _is_own(self.question, self.measure)
         doubtful = any(may_count_twice(w.completeness) for w in self.windows)
         if any(w.prediction is not None for w in self.windows):
+            if self.out is not None and not doubtful:
+                return self.out.widen(self.stack, estimates, kind, groups)
             predicted = self._predicted(estimates, own)
             return without_bounds(predicted) if doubtful else predicted
         if doubtful:
@@ -360,8 +387,15 @@ class _StackAnswer:
 
     def _keys(self) -> dict[str, pa.Array]:
         """Returns the key columns of the groups."""
-        rows = [self.question.group or {}] if self.groups is None else self.groups
-        return {name: pa.array([row[name] for row in rows]) for name in self.group_by}
+        return _key_columns(self.group_by, self.question, self.groups)
+
+
+def _key_columns(
+    group_by: Sequence[str], question: WindowQuestion, groups: list[dict[str, Any]] | None
+) -> dict[str, pa.Array]:
+    """Returns the key columns of the groups; None: of the group that the question selects."""
+    rows = [question.group or {}] if groups is None else groups
+    return {name: pa.array([row[name] for row in rows]) for name in group_by}
 
 
 def _rests(spec: QuerySpec, found: Sequence[WindowAnswer]) -> Rests:

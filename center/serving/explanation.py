@@ -13,6 +13,7 @@ from center.results import AnswerRecord
 from center.serving.cells import Cell
 from center.serving.measures import MeasureQuestions, is_incomplete, lacking_rows, may_count_twice
 from center.serving.own_error import OwnError
+from center.serving.predictions import RECORDS
 from center.serving.render import AnswerRows, answer_rows, group_cells, stated_quality
 from center.serving.withheld import with_withheld_amounts
 from edgewater.model.errors import NotFound
@@ -100,7 +101,7 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
     parts = (
         _own_part(own, before, at, measure),
         _withheld_part(rows, measure, before, at, cell),
-        *_predicted_parts(record, spec, measure),
+        *_predicted_parts(record, spec, measure, before, at, cell),
         *_missing_part(record, measure, rows, at),
     )
     coverage = quality.get("accuracy", {}).get("coverage")
@@ -193,12 +194,20 @@ def _withheld_part(rows: AnswerRows, measure: Measure, before: Estimates | None,
             (low,), (high,) = with_withheld_amounts(*given, bound, whole=whole)
             above, below = _finite(float(high) - upper), _finite(lower - float(low))
         else:
-            above = None if cell["upper"] is None else max(cell["upper"] - upper, 0)
-            below = None if cell["lower"] is None else max(lower - cell["lower"], 0)
+            above, below = _widened(before, row, cell)
     return ErrorPart("withheld", above, below, "what edges withhold of a group, at most, under the error budget")
 
 
-def _predicted_parts(record: AnswerRecord, spec: QuerySpec, measure: Measure) -> tuple[ErrorPart, ...]:
+def _widened(before: Estimates, row: int, cell: Cell) -> tuple[float | None, float | None]:
+    """Returns by how much the interval in `cell` is wider than the synopsis' own; None: it has no bound."""
+    lower, upper = float(before.lower[row]), float(before.upper[row])
+    above = None if cell["upper"] is None else max(cell["upper"] - upper, 0)
+    return above, None if cell["lower"] is None else max(lower - cell["lower"], 0)
+
+
+def _predicted_parts(
+    record: AnswerRecord, spec: QuerySpec, measure: Measure, before: Estimates | None, row: int, cell: Cell
+) -> tuple[ErrorPart, ...]:
     """Errors of an estimate that stands for records which have not arrived."""
     error, predicted = record.quality["error"], record.quality.get("prediction")
     if predicted is None:
@@ -213,6 +222,11 @@ def _predicted_parts(record: AnswerRecord, spec: QuerySpec, measure: Measure) ->
             parts.append(ErrorPart(cause, None, None, f"{what}: {NO_BOUND} for a measure that is not estimated"))
             continue
         width = error.get(cause)
+        if predicted[measure.name].get("of") == RECORDS:
+            if cause == "straggler":
+                above, below = (None, None) if before is None else _widened(before, row, cell)
+                parts.append(ErrorPart(cause, above, below, f"{what}: they are bounded, and their values may be any"))
+            continue
         whose = " of the group with the widest interval" if spec.group_by else ""
         says = what + (f", as estimated{whose}" if width is not None else f": {NO_BOUND}")
         parts.append(ErrorPart(cause, width, width, says))

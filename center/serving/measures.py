@@ -20,6 +20,7 @@ from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, L
 from center.serving.computed import ALL_ROWS, ComputedValue, RowSelection
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
 from center.serving.own_error import OwnError
+from edgewater.model.early_synopses import DEFAULT_QUANTILES
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.measure import Measure
 from edgewater.synopses import (
@@ -53,7 +54,6 @@ from edgewater.synopses.named_questions import (
     top_items_question,
 )
 
-DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 MAX_ASKED = 100
 WHOLE = ("count", "integer_sum")
 

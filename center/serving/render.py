@@ -22,7 +22,6 @@ from center.serving.cells import NOT_FINITE, Cell, CellPart, IntervalPart, csv_t
 from center.serving.computed import row_intervals
 from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
 from center.serving.measures import (
-    DEFAULT_QUANTILES,
     NO_QUESTIONS,
     MeasureEvaluator,
     MeasureQuestions,
@@ -34,9 +33,11 @@ from center.serving.measures import (
     without_bounds,
 )
 from center.serving.own_error import OwnError, error_by_cause, with_own_errors
+from center.serving.predictions import RecordsOut, SynopsisAccuracy, add_expected, with_prediction
 from center.serving.totals import answer_totals
 from center.serving.withheld import GroupsWithheld, read_bounds, with_withheld
-from edgewater.model.accuracy import Accuracy, group_key, group_values
+from edgewater.model.accuracy import Accuracy
+from edgewater.model.early_synopses import DEFAULT_QUANTILES
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
@@ -51,8 +52,6 @@ from edgewater.synopses import (
 )
 from edgewater.synopses.key_table import KeyTable
 
-_UNSTATED = (None, None, None)
-_PREDICTION_ROUNDING = 2.0**-44
 _NOTHING = object()
 SUMMARY_GROUPS = 5
 
@@ -94,6 +93,7 @@ class AnswerRows:
     Attributes:
         withheld: what edges withhold of the rows.
         codes: int64 per row, the number of its group in the merged data; empty without merged data.
+        accuracy: the errors of the synopsis that the accuracy is about.
     """
 
     groups: dict[str, pa.Array]
@@ -101,6 +101,7 @@ class AnswerRows:
     length: int
     withheld: GroupsWithheld
     codes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    accuracy: SynopsisAccuracy | None = None
 
     def data(self) -> list[dict[str, Any]]:
         """The rows as JSON."""
@@ -228,6 +229,8 @@ def stated_quality(
     predicted = record.quality.get("prediction")
     quality["error"] = error_by_cause(quality["error"], own, next(iter(predicted)) if predicted else None)
     contract = with_own_errors(with_withheld(contract, whole.withheld), spec, own)
+    if whole.accuracy is not None:
+        contract = whole.accuracy.checked(contract)
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
     return quality, contract
@@ -279,7 +282,7 @@ def merged_data(record: AnswerRecord) -> GroupedAggregate | None:
     if record.synopsis is None:
         return None
     aggregate = GroupedAggregate.from_bytes(record.synopsis, are_distinct=True)  # the job has read or written them
-    _add_expected(aggregate, record.quality.get("prediction") or {})
+    add_expected(aggregate, record.quality.get("prediction") or {})
     return aggregate
 
 
@@ -306,6 +309,8 @@ def answer_rows(
     completeness = record.quality["completeness"]
     incomplete, doubtful = is_incomplete(completeness), may_count_twice(completeness)
     lacking = lacking_rows(completeness, groups, len(order)) if incomplete else np.zeros(0, bool)
+    out = RecordsOut.of(spec, predictions, groups, data.stacks)
+    accuracy = SynopsisAccuracy.of(spec)
 
     def widen(
         measure: Measure,
@@ -315,14 +320,21 @@ def answer_rows(
         rows: IntArray | None = None,
     ) -> Estimates:
         if predictions is not None:
-            predicted = with_prediction(estimates, measure, predictions, groups)
             # The estimate stands for records that edges will still count, and for no others.
             never = doubtful or completeness.get("after_final") or completeness.get("rejected")
+            if out is not None and out.measure == measure.name and not never:
+                widened = out.widen(stack, estimates, question, rows)
+                if accuracy is not None:
+                    accuracy.note(stack, estimates, widened, out.missing, rows)
+                return widened
+            predicted = with_prediction(estimates, measure, predictions, groups)
             return without_bounds(predicted) if never else predicted
         if doubtful:
             return without_bounds(estimates)
         widened = withheld.widen(measure, stack, estimates, question, groups=rows)
         if not incomplete:
+            if accuracy is not None and accuracy.measure == measure.name:
+                accuracy.note(stack, estimates, widened, withheld.missing_records(len(stack)), rows)
             return widened
         return widen_by_missing(widened, measure, lacking if rows is None else lacking[rows])
 
@@ -330,7 +342,8 @@ def answer_rows(
         confidence = function_confidence(spec, measure, data.groups_in_all, questions.confidence)
         stack = data.stacks[measure.name]
         own = new_error(isinstance(stack, SampleStack | RowSampleStack))
-        return MeasureEvaluator(measure, stack, questions, partial(widen, measure), confidence, own)
+        asked = questions if out is None else out.asked(measure, questions)
+        return MeasureEvaluator(measure, stack, asked, partial(widen, measure), confidence, own)
 
     needs_all = bool(questions.computed) or questions.selection.is_needed
     shown = [evaluator(m) for m in spec.measures if needs_all or includes(questions, m)]
@@ -338,7 +351,7 @@ def answer_rows(
     intervals = row_intervals({v.name: v.parts for v in values}) if needs_all else {}
     values += _computed_values(spec, questions, intervals)
     names = {m.name for m in spec.measures if includes(questions, m)} | {v.name for v in questions.computed}
-    rows = AnswerRows(groups, tuple(v for v in values if v.name in names), len(order), withheld, order)
+    rows = AnswerRows(groups, tuple(v for v in values if v.name in names), len(order), withheld, order, accuracy)
     if is_subset or not questions.selection.is_needed:
         return rows
     chosen = questions.selection.rows(groups, intervals, len(order))
@@ -424,45 +437,6 @@ def _positions(groups: Mapping[str, pa.Array], among: Mapping[str, pa.Array], ro
     result = np.full(len(table), -1)
     result[other_codes] = np.arange(among_rows)
     return result[codes]
-
-
-def with_prediction(
-    estimates: Estimates, measure: Measure, predictions: Mapping[str, Any], groups: Mapping[str, pa.Array]
-) -> Estimates:
-    """Replaces the data's estimate by the prediction. For measures without one, and groups with too few records, only
-    the bounds are replaced: they are unknown.
-
-    Args:
-        groups: the rows' key columns.
-    """
-    p = predictions.get(measure.name)
-    if p is None:
-        return without_bounds(estimates)
-    if "groups" not in p:
-        rows = [[p[name] for name in ("estimate", "lower", "upper")]] * len(estimates)
-    else:
-        keys = (group_key(values) for values in zip(*(c.to_pylist() for c in groups.values()), strict=True))
-        rows = [p["groups"].get(key, _UNSTATED) for key in keys]
-    columns = np.array([[math.nan if x is None else x for x in row] for row in rows], float).reshape(-1, 3).T
-    value = np.where(np.isnan(columns[0]), estimates.value, columns[0])
-    # Predictions are float64; of integers beyond 2^53 an interval may be narrower than their rounding.
-    margin = np.where(np.abs(value) >= 2.0**53, np.abs(value) * _PREDICTION_ROUNDING, 0.0)
-    columns = np.array([value, columns[1] - margin, columns[2] + margin])
-    # What has arrived decides that the value is NaN or infinite, whatever is still to come.
-    odd = estimates.odd
-    value, lower, upper = (np.where(odd, estimates.value, each) for each in (value, columns[1], columns[2]))
-    confidence = estimates.confidence if p["confidence"] is None else p["confidence"]
-    return Estimates(value, lower, upper, confidence, estimates.basis, present=odd | ~np.isnan(value))
-
-
-def _add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -> None:
-    """Adds rows for groups that have a prediction but no records yet, such as those of an unreachable edge."""
-    for p in predictions.values():
-        keys = [group_values(key) for key, (_, lower, _) in p.get("groups", {}).items() if lower is not None]
-        if keys:
-            types = [column.type for column in aggregate.rows()]
-            columns = [pa.array(list(c), t) for c, t in zip(zip(*keys, strict=True), types, strict=True)]
-            aggregate.encode(columns, len(keys))
 
 
 def sorted_groups(aggregate: GroupedAggregate, codes: IntArray) -> IntArray:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from center.ledger import WITHHELD, Violation, WithheldBound, with_violations
 from edgewater.model.measure import Measure
-from edgewater.model.query import ErrorBudget, QuerySpec
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, FloatArray, GroupedAggregate, IntArray, Question, Stack
 from edgewater.synopses.missing_records import with_missing_records
 
@@ -46,8 +46,8 @@ class EdgesWithheld:
         """Args: bounds: per measure of which anything is withheld."""
         # Each of these measures states a bound if a record is withheld. A sum does not: withheld zeros do not change
         # it.
-        stating = [bounds.get(m.name, NOTHING) for m in spec.measures if m.function.error is None or _counts(m)]
-        unknown = math.inf if bounds or (spec.budget is not None and spec.accuracy is None) else 0.0
+        stating = [bounds.get(m.name, NOTHING) for m in spec.measures if m.function.error is None or m.is_record_count]
+        unknown = math.inf if bounds or spec.may_withhold else 0.0
         records = max((bound.above for bound in stating), default=unknown)
         return cls(bounds, records, max((bound.above_share for bound in stating), default=unknown))
 
@@ -207,7 +207,7 @@ class GroupsWithheld:
         if budget is None or name not in self.edges.bounds:
             return
         limits, relative = dict(budget.limits), dict(budget.relative)
-        if name not in limits and name not in relative:
+        if name not in budget.measures:
             return
         known = ~np.isnan(widened.value)
         value = widened.value[known]
@@ -232,8 +232,7 @@ class GroupsWithheld:
             stated = f"by up to {width:g}" if math.isfinite(width) else "by an unknown amount"
             allowed = f"; the budget there is {limit:g}" if math.isfinite(limit) else ""
             result.append(Violation("error-budget", f"{name}: a value may be off {stated}{allowed}"))
-        named = _named(budget)
-        for name in sorted(self.without_bound - named):
+        for name in sorted(self.without_bound - budget.measures):
             message = f"{name}: edges withhold records, and nothing bounds their effect on a value"
             result.append(Violation(WITHHELD, message))
         return result
@@ -322,13 +321,4 @@ def _at_least_1(values: FloatArray) -> FloatArray:
 
 def record_count(spec: QuerySpec) -> Measure | None:
     """Returns the measure that counts all records of a group; None: the query has none."""
-    return next((m for m in spec.measures if _counts(m)), None)
-
-
-def _counts(measure: Measure) -> bool:
-    """Whether it is the number of all records of a group."""
-    return measure.function.name == "count" and measure.argument is None
-
-
-def _named(budget: ErrorBudget) -> set[str]:
-    return {name for name, _ in (*budget.limits, *budget.relative)}
+    return next((m for m in spec.measures if m.is_record_count), None)

@@ -83,7 +83,8 @@ class AccuracyMeasure:
         """Returns the monitor's input for records of which the `kept` ones are processed (None: all)."""
         if self.only_sampled and (kept is not None or self.kind == "sum"):
             return self._sampled_only(arguments, kept)
-        column = arguments.argument(self.measure)
+        # The records of a synopsis are counted, also those without a value.
+        column = None if self.kind == "records" else arguments.argument(self.measure)
         processed = arguments if kept is None else arguments.filter(kept)
         if column is None:
             return ObservedRecords(None, None, processed)

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge.cache import EMPTY_SELECTION, GroupHistory, GroupSelection, SliceEntries, max_entries_per_frame, withheld_of
+from edge.cache import (
+    EMPTY_SELECTION,
+    GroupHistory,
+    GroupSelection,
+    SliceEntries,
+    max_entries_per_frame,
+    primary_mask,
+    withheld_of,
+)
 from edge.core.arrival_reports import ArrivalMonitor
 from edge.core.close_barrier import close_barrier_ms, is_unreported
 from edge.core.drift import estimate_drift
@@ -325,7 +333,8 @@ class Shipper:
     def _take_due_arrivals(
         self, at: PullConditions, recorded: RecordedPull | None
     ) -> tuple[Arrivals | None, list[Partial]]:
-        """Takes, for a query with early answers, the due arrival report and all pending values of ended slices."""
+        """Takes, for a query with early answers, the due arrival report and the pending values of ended slices, except
+        what an error budget permits to withhold."""
         now_ms, monitor = min(at.now_ms, at.arrivals_before_ms), self._monitor
         if monitor is None or now_ms == MIN_TIME_MS:
             return None, []
@@ -337,7 +346,7 @@ class Shipper:
         partials, store = [], self._store
         for start in sorted(s for s in store.slices if at.watermark_ms < store.end(s) <= now_ms):
             slice_ = store.slices[start]
-            groups = np.flatnonzero(slice_.entries.has_pending)
+            groups = np.flatnonzero(primary_mask(slice_.entries, store.limits(start)))
             if recorded is not None:
                 groups = recorded.replace_selection(start, slice_, GroupSelection(groups, True)).groups
             if len(groups):

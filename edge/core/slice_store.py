@@ -44,7 +44,7 @@ class SliceStore:
         schedule: this edge's shares of the error budget, per slice.
         through_ms: event time up to which slices are closed.
         losses: what windows of the query may lack.
-        bounded_measures: all measures of a query with a budget: the withheld error of each is reported.
+        bounded_measures: all measures of a query whose edges may withhold: the withheld error of each is reported.
     """
 
     def __init__(
@@ -64,8 +64,7 @@ class SliceStore:
         self.windows = windows
         self.begin_ms, self.end_ms = windows.slices(self.spec.window)
         self.losses = QueryLosses(self.spec, max(since_ms, self.begin_ms))
-        may_withhold = self.spec.budget is not None and self.spec.accuracy is None
-        self.bounded_measures = tuple(m.name for m in self.spec.measures) if may_withhold else ()
+        self.bounded_measures = tuple(m.name for m in self.spec.measures) if self.spec.may_withhold else ()
         self._slice_bytes = SLICE_BYTES + MEASURE_BYTES * len(self.spec.measures)
         budget, per_window = self.spec.error_budget, self.spec.window.slices_per_window
         functions = {m.name: m.function for m in self.spec.measures}

@@ -206,5 +206,6 @@ def _recoded(cells: IntArray, codes: IntArray, groups: int) -> IntArray:
 def summed(codes: IntArray, weights: FloatArray) -> tuple[IntArray, FloatArray]:
     """Returns the distinct codes, ascending, and the sums of each row of weights per code."""
     distinct, inverse = np.unique(codes, return_inverse=True)
-    rows = [np.bincount(inverse, row, minlength=len(distinct)) for row in weights]
+    # Without codes, bincount returns integers.
+    rows = [np.bincount(inverse, row, minlength=len(distinct)).astype(np.float64) for row in weights]
     return distinct, np.stack(rows) if rows else weights

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from edgewater.arrivals.schedule import ReportSchedule
+from edgewater.model.early_synopses import EARLY_SYNOPSES, own_error, split_confidence, straggler_share
 from edgewater.model.errors import InvalidInput, InvalidQuery, did_you_mean
 from edgewater.model.quantities import duration_ms, format_duration, fraction, require_keys
 from edgewater.model.windows import SlidingWindow, Window
@@ -16,10 +17,14 @@ from edgewater.model.windows import SlidingWindow, Window
 if TYPE_CHECKING:
     from edgewater.model.measure import Measure
 
-MeasureKind = Literal["mean", "sum", "count"]
+MeasureKind = Literal["mean", "sum", "count", "records"]
+"""What is estimated before all records have arrived. ``records``: the measure is a synopsis, and the number of records
+that are out widens its intervals (`edgewater.model.early_synopses`)."""
 GroupScope = Literal["each", "all"]
 
 MEASURES: tuple[MeasureKind, ...] = ("mean", "sum", "count")
+COUNTS: tuple[MeasureKind, ...] = ("count", "records")
+"""The kinds for which records are counted, and values do not matter."""
 SCOPES: tuple[GroupScope, ...] = ("each", "all")
 
 KEYS = {
@@ -35,11 +40,16 @@ _MAX_VALUE = 1e150
 """The largest absolute value. The square of a value up to it does not overflow."""
 
 
-def check_measure(name: str, field: str = "measure", error: type[InvalidInput] = InvalidQuery) -> MeasureKind:
-    """Returns the name of a measure that can be answered before its stragglers have arrived.
+def check_measure(
+    name: str, field: str = "measure", error: type[InvalidInput] = InvalidQuery, also: Sequence[str] = ()
+) -> MeasureKind:
+    """Returns the name of a measure whose value can be estimated before its stragglers have arrived.
 
-    For quantiles, variances, extremes and functions, the needed sample sizes are known (`center.early`). But there is
-    no bound for how much the records that have not arrived would change the value.
+    For variances, extremes and functions, the needed sample sizes are known (`center.early`). But there is no bound for
+    how much the records that have not arrived would change the value.
+
+    Args:
+        also: other measures that the caller accepts.
 
     Raises:
         error: the measure cannot be answered early; the message lists the alternatives.
@@ -49,9 +59,8 @@ def check_measure(name: str, field: str = "measure", error: type[InvalidInput] =
             return known
     raise error(
         field, name,
-        "mean, sum or count; for a proportion, the mean of an expression that is 0 or 1; for a quantile, "
-        "exact_quantile, a function of a sample; for other measures a staleness budget, which answers on time from the "
-        "records that have arrived",
+        f"{', '.join((*MEASURES, *also))}; for a proportion, the mean of an expression that is 0 or 1; "
+        "for other measures a staleness budget, which answers on time from the records that have arrived",
         "there is no bound for how much stragglers would change its value",
     )  # fmt: skip
 
@@ -134,7 +143,8 @@ class Accuracy:
 
     Attributes:
         measure: name of the measure that the accuracy applies to.
-        kind: function of the measure; None for a function of a sample, which is not answered early.
+        kind: what is estimated before all records have arrived; None for a function of a sample, which is not answered
+            early.
         substream_ms: length f of a sub-stream, a divisor of the window's slices; None: the default length.
         scope: for a query with groups, whether the accuracy holds for each group or for all groups simultaneously;
             otherwise None.
@@ -181,13 +191,15 @@ class Accuracy:
             error,
             check_confidence(confidence, "accuracy.confidence"),
             measure.name,
-            None if sampled else check_measure(measure.function.name, "accuracy.measure"),
+            None if sampled else _kind(measure.function.name),
             None if substream is None else duration_ms(substream, "accuracy.substream", InvalidQuery, minimum_ms=1),
             _scope(fields.get("scope"), group_by),
             _range(fields.get("range"), measure),
             None if delays is None else duration_ms(delays, "accuracy.delays", InvalidQuery, minimum_ms=1),
         )
         report_schedule(window, result, 0)
+        if result.kind == "records":
+            _check_synopsis(result, measure, measures)
         return result
 
     def to_mapping(self) -> dict[str, object]:
@@ -218,9 +230,47 @@ class Accuracy:
         assert self.kind is not None
         return self.kind
 
+    def of_records(self, measure: Measure, withheld: float = 0.0) -> Accuracy:
+        """Returns the accuracy of the number of records, for an accuracy about a synopsis. Its error is what remains of
+        the error for records that are out.
+
+        Args:
+            measure: the synopsis.
+            withheld: the fraction of a group's records that edges may withhold.
+        """
+        share = straggler_share(measure, self.error, self.confidence, withheld)
+        return replace(self, error=share, confidence=split_confidence(measure, self.confidence)[0])
+
     @property
     def target(self) -> AccuracyTarget:
         return AccuracyTarget(self.error, self.confidence)
+
+
+def _kind(function: str) -> MeasureKind:
+    if function in EARLY_SYNOPSES:
+        return "records"
+    return check_measure(function, "accuracy.measure", also=EARLY_SYNOPSES)
+
+
+def _check_synopsis(accuracy: Accuracy, measure: Measure, measures: Sequence[Measure]) -> None:
+    """Raises InvalidQuery if an accuracy about a synopsis cannot be kept, or is not known to be kept."""
+    name, function = measure.name, measure.function.name
+    if straggler_share(measure, accuracy.error, accuracy.confidence) <= 0:
+        own = own_error(measure, split_confidence(measure, accuracy.confidence)[1])
+        if own >= accuracy.error:
+            accepted = f"an error above {100 * own:.3g}%, the error of {measure.to_text()} itself, or a larger synopsis"
+            raise InvalidQuery("accuracy.error", f"{100 * accuracy.error:.12g}%", accepted)
+        accepted = "a quantile between 0 and 1, both excluded"
+        raise InvalidQuery(f"measures.{name}", measure.to_text(), accepted, "any record that is out may move it")
+    if function == "distinct" and not any(m.is_record_count for m in measures):
+        raise InvalidQuery(
+            "measures", [m.name for m in measures], "a count() beside distinct, such as n: count()",
+            "the number of records in an early answer is not known without it",
+        )  # fmt: skip
+    if accuracy.scope == "all" and split_confidence(measure, accuracy.confidence)[1] < 1:
+        raise InvalidQuery(
+            "accuracy.scope", "all", "each", f"the intervals of {function} hold for each group by itself"
+        )
 
 
 def _percentage(value: object, field: str, example: str) -> float:

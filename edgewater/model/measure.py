@@ -103,6 +103,11 @@ class Measure:
         return any(function is not None and function.expensive for function in called)
 
     @property
+    def is_record_count(self) -> bool:
+        """Whether it is the number of all records of a group."""
+        return self.function.name == "count" and self.argument is None
+
+    @property
     def entry_bytes(self) -> int:
         """Approximate upper bound of the bytes that one group's state takes in a frame."""
         if self.function.sample is None or self.argument is None:

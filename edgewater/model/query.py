@@ -71,6 +71,15 @@ class ErrorBudget:
     limits: tuple[tuple[str, float], ...]
     relative: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def measures(self) -> frozenset[str]:
+        """The measures that have a limit."""
+        return frozenset(name for name, _ in (*self.limits, *self.relative))
+
+    def to_mapping(self) -> dict[str, float | str]:
+        """Returns the limits as a user writes them."""
+        return {**dict(self.limits), **{name: format_fraction(share) for name, share in self.relative}}
+
 
 RELATIVE_SAVES_REPEATS = (
     "of a group's own value withholds no group: each edge sends every group at least once per window, unless its "
@@ -249,8 +258,24 @@ class QuerySpec:
     @property
     def saves_bytes(self) -> bool:
         """Whether edges send the fewest bytes that a combined budget permits, instead of sending as early as they
-        can."""
-        return isinstance(self.budget, CombinedBudget)
+        can. Beside an accuracy, the staleness budget is about early answers, and the error budget about later ones."""
+        return isinstance(self.budget, CombinedBudget) and self.accuracy is None
+
+    @property
+    def may_withhold(self) -> bool:
+        """Whether edges may withhold values. Beside an accuracy, a staleness budget alone lets them withhold none."""
+        return self.budget is not None and (self.accuracy is None or self.error_budget is not None)
+
+    @property
+    def early_accuracy(self) -> Accuracy | None:
+        """The accuracy that early answers wait for. If the accuracy is about a synopsis, it is about the number of
+        records that are out."""
+        accuracy = self.accuracy
+        if accuracy is None or accuracy.kind != "records":
+            return accuracy
+        (measure,) = (m for m in self.measures if m.name == accuracy.measure)
+        budget = self.error_budget
+        return accuracy.of_records(measure, 0.0 if budget is None else dict(budget.relative)[measure.name])
 
     @property
     def notes(self) -> list[str]:
@@ -261,7 +286,7 @@ class QuerySpec:
         notes = [
             f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in budget.relative
         ]
-        named = {name for name, _ in (*budget.limits, *budget.relative)}
+        named = budget.measures
         for measure in self.measures:
             if not has_bounds(measure.function.name, measure.parameters):
                 at = f"budget.error.{measure.name}" if measure.name in named else f"measures.{measure.name}"
@@ -302,8 +327,7 @@ class QuerySpec:
         result["window"] = self.window.to_mapping()
         budget: dict[str, object] = {}
         if (error := self.error_budget) is not None:
-            percentages = {name: format_fraction(share) for name, share in error.relative}
-            budget["error"] = {**dict(error.limits), **percentages}
+            budget["error"] = error.to_mapping()
         if (staleness := self.staleness_budget) is not None:
             budget["staleness"] = format_duration(staleness.staleness_ms)
         if budget:
@@ -472,9 +496,6 @@ def _budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | N
 
 
 def _error_budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> ErrorBudget:
-    if accuracy is not None:
-        raise InvalidQuery("budget.error", value, "an accuracy, an error budget, or an accuracy with a staleness "
-                           "budget", "withheld values would add to the error of the accuracy")  # fmt: skip
     if not isinstance(value, Mapping) or not value:
         raise InvalidQuery("budget.error", value, "an amount per measure, such as {bytes: 1MB}")
     names = [m.name for m in measures]
@@ -491,7 +512,29 @@ def _error_budget(value: object, measures: tuple[Measure, ...], accuracy: Accura
             relative.append((str(name), share))
         else:
             raise InvalidQuery(at, amount, "a percentage from 0% to below 100%")
-    return ErrorBudget(tuple(sorted(limits)), tuple(sorted(relative)))
+    budget = ErrorBudget(tuple(sorted(limits)), tuple(sorted(relative)))
+    if accuracy is not None:
+        _check_beside(accuracy, budget, measures)
+    return budget
+
+
+def _check_beside(accuracy: Accuracy, budget: ErrorBudget, measures: tuple[Measure, ...]) -> None:
+    """Raises InvalidQuery if complete answers within the error budget would not keep the accuracy."""
+    name, limits = accuracy.measure, budget.to_mapping()
+    if accuracy.kind is None or accuracy.kind == "mean":
+        accepted = f"no error budget, or an accuracy about another measure than {name}"
+        reason = "nothing bounds how much withheld records would change its value"
+        raise InvalidQuery("budget.error", limits, accepted, reason)
+    share = dict(budget.relative).get(name)
+    if share is None or share > accuracy.error:
+        accepted = f"a percentage of at most {format_fraction(accuracy.error)}, which is accuracy.error"
+        reason = "edges withhold a record from all measures, and complete answers have to keep the accuracy, too"
+        raise InvalidQuery(f"budget.error.{name}", limits.get(name), accepted, reason)
+    (measure,) = (m for m in measures if m.name == name)
+    if accuracy.kind == "records" and (left := accuracy.of_records(measure, share).error) <= 0:
+        accepted = f"a percentage below {format_fraction(share + left)}"
+        reason = "the withheld records, the records that are out and the synopsis' own error share accuracy.error"
+        raise InvalidQuery(f"budget.error.{name}", limits[name], accepted, reason)
 
 
 def _amount(value: object, at: str) -> float:

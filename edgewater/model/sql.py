@@ -203,6 +203,8 @@ def _as_name(read: list[Token], number: int) -> Token:
 class _StatementParser(BoundedParser):
     """Parses one statement. `statement` is the result. `expected` is the syntax that an error names."""
 
+    FUNCTIONS = {name: build for name, build in BoundedParser.FUNCTIONS.items() if name != "QUANTILE"}
+    """Without SQL's `quantile`, which requires a second argument."""
     expected = STATEMENTS
     statement: Statement
 

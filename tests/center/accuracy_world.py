@@ -21,12 +21,14 @@ from center.ledger import (
     TimeAdvanced,
 )
 from center.ledger.early_answers import EarlyAnswerBook
+from center.results import AnswerRecord
+from center.serving import render
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
-from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
 from edgewater.wire import Frame, QueryRef
 
 REF = QueryRef("q", 1)
@@ -246,6 +248,42 @@ class World:
             selected &= group is None or site.group == group
             total, count = total + float(site.values[selected].sum()), count + float(selected.sum())
         return {"sum": total, "count": count, "mean": total / max(count, 1.0)}[kind]
+
+
+@dataclass(slots=True)
+class DataWorld(World):
+    """A world whose center also merges the values that edges send, and renders each answer when it is given.
+
+    Attributes:
+        stated: the JSON of each answer, in the order of `answers`.
+        value_bytes: size of the values that edges sent, before compression, without the statistics of arrivals.
+    """
+
+    merged: dict[int, GroupedAggregate] = field(default_factory=dict)
+    stated: list[dict[str, Any]] = field(default_factory=list)
+    value_bytes: int = 0
+
+    def _summary(self, number: int, name: str, frame: Frame) -> FrameSummary:
+        for partial in frame.unpack().partials:
+            start, values = partial.slice_start_ms, GroupedAggregate.from_bytes(partial.synopsis)
+            self.value_bytes += len(partial.synopsis)
+            known = self.merged.get(start)
+            self.merged[start] = values if known is None else known.merge_many([values])
+        return World._summary(self, number, name, frame)
+
+    def _center(self) -> None:
+        World._center(self)
+        self.stated += [render(self.record(e), self.query) for e in self.answers[len(self.stated) :]]
+
+    def record(self, emission: Emission) -> AnswerRecord:
+        """Returns the stored answer, with the values that the center has now."""
+        slices = range(emission.slices_from_ms, emission.slices_to_ms)
+        parts = [values.to_bytes() for start, values in sorted(self.merged.items()) if start in slices]
+        return AnswerRecord(
+            1, REF, emission.window_start_ms, emission.window_end_ms, emission.revision, emission.phase,
+            emission.answered_at_ms, 0, emission.quality.to_mapping(),
+            GroupedAggregate.merge_bytes(parts) if parts else None,
+        )  # fmt: skip
 
 
 def first_answers(answers: list[Emission], skip: int = 0) -> list[Emission]:

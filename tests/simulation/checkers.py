@@ -442,8 +442,8 @@ class _QueryCheck:
 
     def _stated_width(self, answer: Answer, measure: Measure, group: Group, cell: Any) -> None:
         """A met answer states no interval wider than its budget, and no value without bounds."""
-        limits = answer["contract"]["requested"].get("error")
-        if not answer["contract"]["met"] or not isinstance(limits, Mapping):
+        limits = self._limits(answer)
+        if not answer["contract"]["met"] or limits is None:
             return
         limit = limits.get(measure.name)
         if measure.function.error is None and limit is not None:
@@ -462,12 +462,21 @@ class _QueryCheck:
                     if abs(bound - estimate) > most * (1 + _ROUNDING):
                         self._say("too-wide", answer, shown)
 
+    def _limits(self, answer: Answer) -> Mapping[str, Any] | None:
+        """The error budget that the answer's contract is about; None: it is about none. Beside an accuracy, it is about
+        answers from the data, not about predictions."""
+        requested = answer["contract"]["requested"]
+        if self.spec.accuracy is not None:
+            is_predicted = answer["phase"] == "early" or "prediction" in answer["quality"]
+            return None if is_predicted else requested.get("error_budget")
+        limits = requested.get("error")
+        return limits if isinstance(limits, Mapping) else None
+
     def _within_budget(
         self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds
     ) -> None:
-        contract = answer["contract"]
-        limits = contract["requested"].get("error")
-        if not contract["met"] or not isinstance(limits, Mapping) or measure.name not in limits:
+        contract, limits = answer["contract"], self._limits(answer)
+        if not contract["met"] or limits is None or measure.name not in limits:
             return
         if measure.function.error is None or not bounds.is_one or bounds.low is None:
             return
@@ -481,6 +490,8 @@ class _QueryCheck:
             return  # nothing is said of it; its bounds are checked
         share = fraction(limit) if isinstance(limit, str) else None
         most = float(limit) if share is None else share * max(abs(float(bounds.low)), 1.0)
+        if self.spec.accuracy is not None and self.spec.accuracy.measure == measure.name:
+            most = min(most, self.spec.accuracy.error * max(abs(float(bounds.low)), 1.0))
         error = abs(Fraction(estimate) - bounds.low)
         if error > Fraction(most) * Fraction(1 + _ROUNDING) + Fraction(self._tolerance(bounds)):
             self._say("budget", answer, shown)
@@ -496,7 +507,7 @@ class _QueryCheck:
         estimate, lower, upper = cell["estimate"], cell["lower"], cell["upper"]
         true = float(bounds.low)
         if lower is not None and upper is not None:
-            held = lower <= true * (1 + _ROUNDING) and upper >= true * (1 - _ROUNDING)
+            held = lower <= true + _ROUNDING * abs(true) and upper >= true - _ROUNDING * abs(true)
             self.findings.outcomes.append(Outcome("interval of an early answer", accuracy.confidence, held))
         if contract["met"]:
             if estimate is None:
@@ -509,7 +520,9 @@ class _QueryCheck:
         self, answer: Answer, measure: Measure, group: Group, row: Answer | None, members: list[int],
         sure: list[bool], whole: bool,
     ) -> None:  # fmt: skip
-        if row is None or not all(sure) or not whole or self.truth.has_non_finite(measure, members):
+        accuracy = self.spec.accuracy
+        is_early = answer["phase"] == "early" and accuracy is not None and accuracy.measure == measure.name
+        if row is None or not all(sure) or not (whole or is_early) or self.truth.has_non_finite(measure, members):
             return
         contract = answer["contract"]
         asked = {str(dict(measure.parameters).get("q")): row[measure.name]}
@@ -519,7 +532,9 @@ class _QueryCheck:
                 continue
             shown = f"{measure.name} {key} of {group}: {cell}, the truth is {true}"
             held = cell["lower"] <= true[1] and cell["upper"] >= true[0]
-            if measure.function.name != "kll" and not held:
+            if is_early and answer["confidence"] < 1:
+                self.findings.outcomes.append(Outcome("interval of an early quantile", answer["confidence"], held))
+            elif measure.function.name != "kll" and not held:
                 self._say("interval", answer, shown)
             elif measure.function.name == "kll":
                 self.findings.outcomes.append(Outcome("interval of kll", answer["confidence"], held))

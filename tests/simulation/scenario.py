@@ -21,6 +21,8 @@ COMPUTED_KEYS = 0.25
 ONE_QUANTILE = 0.3
 COMBINED = 0.3
 """Of queries with an error budget, those that have a staleness budget too."""
+ONE_ERROR = 0.6
+"""Of queries with an accuracy about a sum or a count, those that have an error budget too."""
 GENEROUS = 0.4
 """Of queries with an error budget, those whose edges withhold nearly all groups."""
 CONSTANTS = 0.4
@@ -349,8 +351,19 @@ class _Draw:
             mapping["budget"] = {"staleness": rng.choice(("300ms", "1s", "3s"))}
         if "error" not in mapping.get("budget", {}) and "session" not in mapping["window"] and self.chance(0.25):
             target = next((m for m, text in measures.items() if text in ("count()", "sum(x)", "mean(x)")), None)
-            if target is not None:
+            counts = "count()" in chosen
+            synopsis = next((m for m, text in measures.items() if text in sketches[not counts :]), None)
+            # Drawn apart, so that the other draws of a seed stay.
+            if synopsis is not None and (target is None or random.Random(f"synopsis {name} {size_ms}").random() < 0.5):
+                mapping["accuracy"] = {"error": "20%", "measure": synopsis, "substream": "250ms"}
+            elif target is not None:
                 mapping["accuracy"] = {"error": rng.choice(("5%", "20%")), "measure": target, "substream": "250ms"}
+                # Drawn apart, so that the other draws of a seed stay.
+                withheld = random.Random(f"one error {name} {measures} {size_ms}")
+                if measures[target] != "mean(x)" and withheld.random() < ONE_ERROR:
+                    others = {m: withheld.choice((2.0, 1e6)) for m, f in measures.items() if f != measures[target]}
+                    share = withheld.choice((mapping["accuracy"]["error"], "2%"))
+                    mapping.setdefault("budget", {})["error"] = {**others, target: share}
         registered_s = 0.0 if self.chance(0.8) else rng.uniform(0, active_s)
         if registered_s and "accuracy" not in mapping and self.chance(0.5):
             mapping["since"] = "beginning"

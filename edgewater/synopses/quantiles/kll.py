@@ -86,7 +86,7 @@ DEFAULT_K = 200
 MIN_K, MAX_K = 8, 1 << 16
 _CHUNK = 1 << 15  # values that are sorted at a time: they fit into the L2 cache
 _REDUCTIONS: dict[str, Any] = {"n": np.sum, "nan": np.sum, "variance": np.sum, "min": np.min, "max": np.max}
-_WORST_ERROR_TIMES_K = 2.5
+WORST_ERROR_TIMES_K = 2.5
 _MAX_PENDING = 1 << 17  # buffered values of other sketches
 
 
@@ -515,9 +515,9 @@ class Kll(SingleSynopsis[KllStack]):
 
         The worst case is many small merges: V reaches 0.5·n²/k² and the error 1.8/k (measured; 2.5/k is assumed here).
         """
-        k = max(math.ceil(_WORST_ERROR_TIMES_K / check_fraction("epsilon", epsilon)), MIN_K)
+        k = max(math.ceil(WORST_ERROR_TIMES_K / check_fraction("epsilon", epsilon)), MIN_K)
         if k > MAX_K:
-            raise InvalidRequest("epsilon", epsilon, f"at least {_WORST_ERROR_TIMES_K / MAX_K:.5f}")
+            raise InvalidRequest("epsilon", epsilon, f"at least {WORST_ERROR_TIMES_K / MAX_K:.5f}")
         return cls(k, source=source, seed=seed)
 
     def rank_error(self, confidence: float = 0.95) -> float:

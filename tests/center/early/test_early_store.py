@@ -146,6 +146,40 @@ def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(
         assert row["total"]["lower"] == row["total"]["upper"] == pytest.approx(truth)
 
 
+def test_an_early_answer_of_a_synopsis_is_the_same_as_json_as_a_table_and_to_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracy = {"error": "10%", "measure": "users", "substream": "500ms"}
+    query = spec({"users": "distinct(x)", "n": "count()"}, group_by=["k"], accuracy=accuracy)
+    world = stored(tmp_path, query, shares=(1.0, 1.0))
+    world.run(8.0)
+    answer, record = shown(world, 5, 1), world.store.answer(REF, BEGIN_MS + 5_000, 1)
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    assert (answer["phase"], answer["contract"]["met"]) == ("early", True)
+    assert answer["confidence"] == pytest.approx(0.95)
+    assert answer["quality"]["error"]["straggler"]["users"] > 0 and answer["quality"]["error"]["sketch"]["users"] > 0
+    table = {row["k"]: row for row in to_table(record, query).to_pylist()}
+    found = RegisteredQuery(REF, query, 0, None)
+    windows = StoredWindows(world.store, found, SynopsisCache(1 << 20), lambda name: found)
+    monkeypatch.setattr(StoredWindows, "latest", lambda self, count: [windows._take(record)])
+
+    def ask(**line: Any) -> dict[str, Any]:
+        question = WindowQuestion.from_mapping({"latest": 1, "measure": "users", **line}, int)
+        (answered,) = Evaluator(windows, SynopsisCache(1 << 20)).answer(question)
+        return answered
+
+    assert len(answer["data"]) == 2
+    for row in answer["data"]:
+        cell, columns = row["users"], table[row["group"]["k"]]
+        truth = world.truth(BEGIN_MS + 5_000, "count", int(row["group"]["k"][1:]))  # all values differ
+        assert cell["lower"] <= truth <= cell["upper"]
+        assert [columns["users"], columns["users_lower"], columns["users_upper"]] == list(cell.values())
+        asked = ask(group=row["group"], confidence=0.975)
+        assert {name: asked[name] for name in cell} == cell and asked["confidence"] == pytest.approx(0.95)
+    merged = ask(**{"global": True})
+    assert merged["estimate"] > 0 and merged["lower"] is merged["upper"] is None
+
+
 def test_a_group_that_is_expected_and_has_not_come_has_a_row(world: Stored, tmp_path: Path) -> None:
     query = spec(group_by=["k"], accuracy={"error": "30%", "measure": "total", "substream": "500ms"})
     silent = stored(tmp_path, query, shares=(1.0, 1.0))

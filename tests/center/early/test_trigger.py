@@ -46,6 +46,20 @@ def test_constant_delays_are_corrected_at_the_windows_end():
     assert answer.estimate[0] == pytest.approx(SLOTS * 20, rel=0.01)
 
 
+def test_the_records_of_a_synopsis_wait_until_the_expected_records_are_within_the_error():
+    late = SLOTS // 10 * 20  # of the window's records, which arrive three slots after their event
+
+    def decide(measure, offset):
+        trigger = EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(error=0.05), measure)
+        steady(trigger, 20 * SLOTS + offset, lag=3)
+        return trigger.decide(20 * SLOTS, sampled(SLOTS * 20 - max(late - 20 * offset, 0)))
+
+    assert decide("count", 0).met
+    assert isinstance(decide("records", 0), Wait)
+    answer = decide("records", 2)
+    assert answer.met and answer.size[0] == pytest.approx(SLOTS * 20, rel=0.01)
+
+
 def test_a_window_without_arrivals_is_not_answered_with_zero():
     trigger = EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), "count")
     for _ in range(SLOTS):

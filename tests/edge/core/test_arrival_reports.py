@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +41,7 @@ SPEC = QuerySpec.from_mapping(
         "lateness": "5s",
     }
 )
+BUDGETED = QuerySpec.from_mapping({**SPEC.to_mapping(), "budget": {"error": {"total": "5%"}}})
 CLOCK = report_schedule(SPEC.window, SPEC.accuracy, SPEC.lateness_ms)
 
 
@@ -100,6 +102,30 @@ def test_stragglers_are_reported_in_later_slots_and_each_record_once() -> None:
     assert sum(s.events for body in bodies if body for s in told(body)) == 3
     points = [body.arrivals.through_ms for body in bodies if body and body.arrivals]
     assert points == sorted(set(points)) and points[0] == 1_000 and 1_500 in points
+
+
+def test_under_an_error_budget_a_report_repeats_no_group_that_has_hardly_changed() -> None:
+    edge = core(spec=BUDGETED)
+    come(edge, 990, (900, 100.0))
+    first = pull(edge, 1_000)
+    assert first is not None and len(first.partials) == 1, "the first value of a group is not withheld"
+    come(edge, 1_100, (950, 2.0))
+    small = pull(edge, 1_500)
+    assert small is not None and not small.partials and sum(s.events for s in told(small)) == 1
+    come(edge, 1_600, (960, 5.0))
+    large = pull(edge, 2_000)
+    assert large is not None
+    (partial,) = large.partials
+    assert GroupedAggregate.from_bytes(partial.synopsis).measures["total"].query(Sum()).value.tolist() == [7.0]
+    come(edge, 2_100, (970, 3.0))
+    pull(edge, 2_500)
+    come(edge, 12_000, (12_000, 1.0))
+    closed = pull(edge, 12_000)
+    assert closed is not None
+    (close,) = closed.closes
+    (withheld,) = close.withheld
+    assert (withheld.measure, withheld.largest_above, withheld.groups) == ("total", 3.0, 1)
+    assert withheld.above_share == pytest.approx(3 / 110)
 
 
 def test_a_slot_without_arrivals_is_reported() -> None:
@@ -327,7 +353,10 @@ def test_unsent_statistics_are_merged_by_group_while_the_link_is_down() -> None:
 
 
 @pytest.mark.slow
-def test_a_replay_gives_the_same_statistics_by_group_byte_for_byte(tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget", [{}, {"budget": {"error": {"total": "5%"}}}], ids=["exact", "budget"])
+def test_a_replay_gives_the_same_statistics_by_group_byte_for_byte(tmp_path: Path, budget: dict[str, Any]) -> None:
+    spec = QuerySpec.from_mapping({**GROUPED.to_mapping(), **budget})
+
     def make() -> EdgeCore:
         return EdgeCore({"s": StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000)}, source=3)
 
@@ -337,7 +366,7 @@ def test_a_replay_gives_the_same_statistics_by_group_byte_for_byte(tmp_path: Pat
     whole, dying = make(), durable()
     for core in (whole, dying):
         core.handle(SourcesOpened((("s", "f"),)))
-        core.handle(Configured(((REF, GROUPED),)))
+        core.handle(Configured(((REF, spec),)))
     rng = np.random.default_rng(5)
     for step in range(1, 41):
         now, count = 50 * step, int(rng.integers(1, 30))

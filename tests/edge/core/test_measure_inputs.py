@@ -20,3 +20,18 @@ def test_integers_beyond_2_to_53_are_observed_as_the_nearest_float() -> None:
 
     assert seen.values is not None
     assert seen.values.tolist() == [2.0**60, 3.0]
+
+
+def test_the_records_of_a_synopsis_are_counted_with_and_without_a_value() -> None:
+    spec = QuerySpec.from_mapping(
+        {
+            "name": "q", "from": "s", "measures": {"p50": "quantile(x, 0.5)"}, "window": {"tumbling": "1s"},
+            "accuracy": {"error": "5%"},
+        }
+    )  # fmt: skip
+    bound = spec.bind({"x": pa.int64()})
+    records = pa.record_batch({"x": pa.array([None, 3], pa.int64()), "event_time_ms": [0, 0]})
+
+    seen = AccuracyMeasure(bound).observed(MeasureArguments(bound, records), None)
+
+    assert seen.values is None and seen.population is None

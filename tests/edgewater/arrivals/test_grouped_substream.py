@@ -121,6 +121,20 @@ def test_a_restored_monitor_reports_the_same_bytes_and_a_snapshot_changes_nothin
     assert reports[0] == reports[1] == reports[2] and len(reports[0]) > 3
 
 
+def test_merged_statistics_of_a_count_which_has_no_values_are_read_back() -> None:
+    m, merged = monitor(), dict[int, GroupedSubstream]()
+    for born, arrival, group, _, _ in batches(2):
+        m.observe(born, arrival, keys_of(group))
+        for part in m.take():
+            if part.index in merged:
+                merged[part.index].merge(part)
+            merged.setdefault(part.index, part)
+    for part in merged.values():
+        read = GroupedSubstream.from_state(part.to_state(), GRID)
+        np.testing.assert_array_equal(read.arrivals(), part.arrivals())
+        assert read.arrival_counts()[:, 1:-2].sum() == 0
+
+
 def test_with_too_many_groups_only_the_number_of_events_is_reported() -> None:
     m = monitor()
     total = 0

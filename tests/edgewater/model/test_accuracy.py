@@ -52,7 +52,7 @@ def test_a_spec_with_an_accuracy_is_read_back_from_its_mapping(changes: dict[str
         ("accuracy.sample", {"accuracy": {**WELL, "sample": 1}}, "unknown key"),
         ("accuracy.measure", {"measures": {"b": "sum(x)", "n": "count()"}}, "the query has several"),
         ("accuracy.measure", {"accuracy": {**WELL, "measure": "c"}}, "unknown measure"),
-        ("accuracy.measure", {"measures": {"q": "quantiles(x)"}}, "staleness budget"),
+        ("accuracy.measure", {"measures": {"q": "var(x)"}}, "staleness budget"),
         ("accuracy.substream", {"accuracy": {**WELL, "substream": "700ms"}}, "a divisor of 3s"),
         ("accuracy.delays", {"accuracy": {**WELL, "delays": "soon"}}, "500ms"),
         ("accuracy", {"window": {"session": "30s"}}, "tumbling or sliding"),
@@ -65,7 +65,7 @@ def test_a_spec_with_an_accuracy_is_read_back_from_its_mapping(changes: dict[str
         ("accuracy.scope", {"accuracy": {**WELL, "scope": "some"}, "group_by": ["k"]}, "for all groups simultaneously"),
         ("accuracy.scope", {"accuracy": {**WELL, "scope": 1}, "group_by": ["k"]}, "each .the accuracy holds"),
         ("accuracy", {"window": {"session": "30s"}, "group_by": ["k"]}, "tumbling or sliding"),
-        ("budget.error", {"budget": {"error": {"b": 5}}}, "an accuracy with a staleness budget"),
+        ("budget.error.b", {"budget": {"error": {"b": 5}}}, "a percentage of at most 5.0%"),
     ],
 )
 def test_an_unsupported_accuracy_is_refused_with_what_is_accepted(

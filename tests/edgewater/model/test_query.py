@@ -254,8 +254,8 @@ def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
         ("budget.staleness", {"budget": {"staleness": "0s", "error": {"n": 1}}}, "at least 1 ms"),
         ("budget.error", {"budget": {"staleness": "2s", "error": {}}}, "an amount per measure"),
         ("budget.error.m", {"budget": {"staleness": "2s", "error": {"m": 1}}}, "unknown measure"),
-        ("budget.error", {"budget": {"staleness": "2s", "error": {"n": 1}}, "accuracy": {"error": "5%"}},
-         "withheld values would add"),
+        ("budget.error.n", {"budget": {"staleness": "2s", "error": {"n": 1}}, "accuracy": {"error": "5%"}},
+         "a percentage of at most 5.0%, which is accuracy.error"),
         ("budget", {"budget": "2s"}, "a mapping"),
         ("budget.bytes", {"budget": {"bytes": 5}}, "unknown key"),
         ("budget.staleness", {"budget": {"staleness": "0s"}}, "at least 1 ms"),
@@ -480,6 +480,42 @@ def test_another_since_is_refused(value: Any) -> None:
 def test_since_is_refused_where_it_could_not_be_right() -> None:
     accuracy = {"error": "5%", "confidence": "95%"}
     refused("since", "the times at which records arrived", since="beginning", accuracy=accuracy)
+
+
+ACCURATE = {"measures": {"total": "sum(bytes)", "n": "count()"}, "accuracy": {"error": "5%", "measure": "total"}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "field", "accepted"),
+    [
+        ({"total": "6%"}, "budget.error.total", "a percentage of at most 5.0%, which is accuracy.error"),
+        ({"total": 100}, "budget.error.total", "a percentage of at most 5.0%"),
+        ({"n": "1%"}, "budget.error.total", "a percentage of at most 5.0%"),
+    ],
+)
+def test_an_error_budget_that_would_not_keep_the_accuracy_is_refused(
+    limits: dict[str, Any], field: str, accepted: str
+) -> None:
+    refused(field, accepted, **ACCURATE, budget={"error": limits})
+
+
+@pytest.mark.parametrize("measure", ["mean(bytes)", "exact_quantile(bytes, 0.5)"])
+def test_an_error_budget_beside_an_accuracy_about_a_value_that_records_move_without_a_bound_is_refused(
+    measure: str,
+) -> None:
+    parts = {"measures": {"v": measure}, "accuracy": {"error": "5%"}, "budget": {"error": {"v": "1%"}}}
+    refused("budget.error", "no error budget, or an accuracy about another measure than v", **parts)
+
+
+@pytest.mark.parametrize("staleness", [{}, {"staleness": "2s"}])
+def test_an_error_budget_beside_an_accuracy_lets_edges_withhold_and_saves_no_early_answer(
+    staleness: dict[str, str],
+) -> None:
+    exact = spec(**ACCURATE, budget=staleness or None)
+    assert not exact.may_withhold and not exact.saves_bytes
+    both = spec(**ACCURATE, budget={"error": {"total": "5%", "n": 100}, **staleness})
+    assert both.may_withhold and not both.saves_bytes and QuerySpec.from_mapping(both.to_mapping()) == both
+    assert spec(budget={"error": {"n": 1}}).may_withhold and spec(budget={"staleness": "2s"}).may_withhold
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""Accuracies about synopses: what is refused, and how the error divides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgewater.model.early_synopses import own_error, split_confidence, straggler_share
+from edgewater.model.errors import InvalidQuery
+from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
+
+
+def spec(text: str, error: str = "5%", **parts: Any) -> QuerySpec:
+    measures = {"m": text, "n": "count()", **parts.pop("measures", {})}
+    accuracy = {"error": error, "measure": "m", **parts.pop("accuracy", {})}
+    given = {"name": "q", "from": "s", "measures": measures, "window": {"tumbling": "3s"}, "accuracy": accuracy}
+    return QuerySpec.from_mapping({**given, **parts})
+
+
+def refused(field: str, accepted: str, text: str, **parts: Any) -> None:
+    with pytest.raises(InvalidQuery, match=accepted) as caught:
+        spec(text, **parts)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("quantile(x, 0.5)", 0.05),
+        ("quantile(x, 0.99)", 0.0095),
+        ("quantile(x, 0.02)", 0.019),
+        ("quantiles(x)", 0.0095),
+        ("top_k(x, 10)", 0.04),
+        ("top_k(x, 10, capacity=1000)", 0.049),
+    ],
+)
+def test_the_error_less_the_certain_error_of_the_synopsis_remains_for_records_that_are_out(
+    text: str, share: float
+) -> None:
+    early = spec(text).early_accuracy
+    assert early is not None
+    assert early.error == pytest.approx(share) and early.confidence == 0.95
+
+
+@pytest.mark.parametrize(("text", "own"), [("distinct(x)", 0.0184), ("kll(x, k=800)", 0.0034)])
+def test_the_failures_of_a_synopsis_with_a_confidence_and_of_the_number_of_records_add_up(
+    text: str, own: float
+) -> None:
+    measure = Measure.parse("m", text)
+    records, synopsis = split_confidence(measure, 0.95)
+    assert (1 - records) + (1 - synopsis) == pytest.approx(0.05)
+    assert own_error(measure, synopsis) == pytest.approx(own, rel=0.03)
+    early = spec(text).early_accuracy
+    assert early is not None and early.confidence == pytest.approx(0.975)
+    assert early.error == pytest.approx(min(0.05 - own, 0.0095 if "kll" in text else 1), rel=0.01)
+
+
+def test_the_records_that_edges_may_withhold_leave_less_for_records_that_are_out() -> None:
+    early = spec("quantile(x, 0.5)", budget={"error": {"m": "2%"}}).early_accuracy
+    assert early is not None and early.error == pytest.approx(0.03)
+    assert straggler_share(Measure.parse("m", "quantile(x, 0.9)"), 0.5, 0.95, 0.02) == pytest.approx(0.075)
+    refused("budget.error.m", "a percentage below 4.0%", "top_k(x, 10)", budget={"error": {"m": "4.5%"}})
+    refused("budget.error.m", "a percentage of at most 5.0%", "top_k(x, 10)", budget={"error": {"m": 100}})
+
+
+def test_a_synopsis_that_cannot_keep_the_accuracy_is_refused() -> None:
+    refused("accuracy.error", "an error above 7.*of distinct.x, precision=10. itself", "distinct(x, precision=10)")
+    refused("accuracy.error", "an error above 10%", "top_k(x, 1)")
+    refused("measures.m", "a quantile between 0 and 1", "quantile(x, 1.0)")
+    refused("accuracy.measure", "mean, sum, count, quantile, quantiles, kll, distinct, top_k", "var(x)")
+
+
+def test_distinct_needs_a_count_beside_it_and_no_simultaneous_intervals() -> None:
+    refused("measures", "n: count", "distinct(x)", measures={"n": "sum(x)"})
+    scope: dict[str, Any] = {"accuracy": {"scope": "all"}, "group_by": ["k"]}
+    refused("accuracy.scope", "each", "distinct(x)", **scope)
+    assert spec("quantile(x, 0.5)", **scope).accuracy is not None
+
+
+def test_a_spec_with_an_accuracy_about_a_synopsis_is_read_back() -> None:
+    made = spec("quantile(x, 0.9)", budget={"error": {"m": "1%"}})
+    assert QuerySpec.from_mapping(made.to_mapping()) == made
