@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from edge.codecs import MessageDecoder
@@ -62,7 +61,6 @@ class _Assigned:
         queued_bytes: bytes of the messages in `arrived`. Both threads change it, under the topic's lock.
         at_end: whether the thread has found no further message.
         high: the offset after the newest message that the broker had at the newest fetch; negative: unknown.
-        read_again: the offset from which the end was read again, as no records of it had come; -1: none.
     """
 
     offset: int
@@ -72,7 +70,6 @@ class _Assigned:
     is_paused: bool = False
     at_end: bool = False
     high: int = -1
-    read_again: int = -1
 
     def give(self, arrived: _Arrived) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
@@ -109,7 +106,7 @@ class KafkaTopic:
         assigned = _Assigned(offset, asyncio.get_running_loop())
         with self._lock:
             self._assigned[partition] = assigned
-            self._requests.put(partial(self._begin, partition, assigned))
+            self._requests.put(lambda consumer: consumer.assign(partition, offset))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"kafka-{self.config.topic}", daemon=True)
                 self._thread.start()
@@ -120,7 +117,7 @@ class KafkaTopic:
         with self._lock:
             if self._assigned.get(partition) is assigned:
                 del self._assigned[partition]
-                self._requests.put(partial(self._end, partition))
+                self._requests.put(lambda consumer: consumer.unassign(partition))
 
     def taken(self, partition: int, assigned: _Assigned, size: int) -> None:
         """Called when the agent has taken a chunk of `size` bytes."""
@@ -128,7 +125,7 @@ class KafkaTopic:
             assigned.queued_bytes -= size
             if assigned.is_paused and assigned.queued_bytes <= self._most_queued() // 2:
                 assigned.is_paused = False
-                self._requests.put(partial(self._resume, partition))
+                self._requests.put(lambda consumer: consumer.resume(partition))
 
     def _most_queued(self) -> int:
         return max(LEAST_QUEUED_BYTES, MAX_QUEUED_BYTES // max(1, len(self._assigned)))
@@ -146,7 +143,7 @@ class KafkaTopic:
                         self._thread = None
                         return
                 self._look_for_partitions(consumer)
-                self._dispatch(consumer, consumer.client.consume(MAX_MESSAGES, POLL_S))
+                self._dispatch(consumer, consumer.consume(MAX_MESSAGES, POLL_S))
         except Exception as exc:  # the sources raise it on their loops
             with self._lock:
                 assigned, self._assigned, self._thread = self._assigned, {}, None
@@ -156,24 +153,6 @@ class KafkaTopic:
         finally:
             if consumer is not None:
                 consumer.close()
-
-    def _begin(self, partition: int, assigned: _Assigned, consumer: KafkaConsumer) -> None:
-        from confluent_kafka import TopicPartition
-
-        self._end(partition, consumer)
-        consumer.client.incremental_assign([TopicPartition(self.config.topic, partition, assigned.offset)])
-
-    def _end(self, partition: int, consumer: KafkaConsumer) -> None:
-        from confluent_kafka import TopicPartition
-
-        if any(each.partition == partition for each in consumer.client.assignment()):
-            consumer.client.incremental_unassign([TopicPartition(self.config.topic, partition)])
-
-    def _resume(self, partition: int, consumer: KafkaConsumer) -> None:
-        from confluent_kafka import TopicPartition
-
-        if any(each.partition == partition for each in consumer.client.assignment()):
-            consumer.client.resume([TopicPartition(self.config.topic, partition)])
 
     def _look_for_partitions(self, consumer: KafkaConsumer) -> None:
         """Looks for new partitions, and whether the brokers still answer after a connection has failed."""
@@ -190,7 +169,7 @@ class KafkaTopic:
             for partition, each in assigned.items():
                 # Whether it is still read to its end is unknown. The client says it again only after a new assignment.
                 each.at_end = False
-                self._begin(partition, each, consumer)
+                consumer.assign(partition, each.offset)
         partitions = consumer.partitions()
         self._looked_s = time.monotonic()  # only now: after a failure the next attempt must ask again
         for partition, each in assigned.items():
@@ -209,14 +188,14 @@ class KafkaTopic:
         from confluent_kafka import KafkaError
 
         by_partition: dict[int, list[Any]] = {}
-        at_end: dict[int, int] = {}
+        at_end: set[int] = set()
         for message in messages:
             error, partition = message.error(), message.partition()
             if error is None:
                 by_partition.setdefault(partition, []).append(message)
-                at_end.pop(partition, None)
+                at_end.discard(partition)
             elif error.code() == KafkaError._PARTITION_EOF:
-                at_end[partition] = message.offset()
+                at_end.add(partition)
             elif partition is None or partition < 0:
                 raise consumer.failed(error)
             else:
@@ -225,23 +204,9 @@ class KafkaTopic:
                 self._give(partition, _Arrived(failure=OffsetGone(failed.fault) if is_gone else failed))
         for partition, records in by_partition.items():
             self._give_records(consumer, partition, records)
-        for partition, end in at_end.items():
-            if not self._reads_again(consumer, partition, end) and (assigned := self._give(partition, _Arrived())):
+        for partition in at_end:
+            if assigned := self._give(partition, _Arrived()):
                 assigned.at_end = True
-
-    def _reads_again(self, consumer: KafkaConsumer, partition: int, end: int) -> bool:
-        """Returns whether the last offsets before the end are read again, as no records of them have come.
-
-        They may have none: control records of transactions, or what compaction has removed. But librdkafka 2.16 has
-        been seen to report the end without the record before it, on a busy machine. So they are read once more.
-        """
-        with self._lock:
-            assigned = self._assigned.get(partition)
-        if assigned is None or not 0 <= assigned.offset < end or assigned.read_again == assigned.offset:
-            return False
-        assigned.read_again = assigned.offset
-        self._begin(partition, assigned, consumer)
-        return True
 
     def _give(self, partition: int, arrived: _Arrived) -> _Assigned | None:
         """Gives something to a partition. Returns None if the partition is no longer read."""

@@ -187,6 +187,7 @@ class KafkaConsumer:
         self._cause: Any = None
         self._line = ""
         self._next: tuple[int, int] | None = None  # what `read` has assigned, and where it stands
+        self._polled: list[Any] = []  # messages that `_serve_callbacks` has taken from the client
         self._is_unreachable = False
         self.has_failed = False
         try:
@@ -202,6 +203,44 @@ class KafkaConsumer:
             self._is_unreachable = True
         else:
             self._cause = error
+
+    def _serve_callbacks(self) -> None:
+        """Lets the client call `_note`. The same call may return a message, which `consume` returns later."""
+        message = self.client.poll(0)
+        if message is not None:
+            self._polled.append(message)
+
+    def consume(self, most: int, timeout_s: float) -> list[Any]:
+        """Returns the next messages of the assigned partitions, and errors. Waits for at most `timeout_s`."""
+        messages, self._polled = self._polled[:most], self._polled[most:]
+        if len(messages) < most:
+            messages += self.client.consume(most - len(messages), 0 if messages else timeout_s)
+        return messages
+
+    def assign(self, partition: int, offset: int) -> None:
+        """Assigns a partition from an offset on, beside the partitions that are assigned already."""
+        from confluent_kafka import TopicPartition
+
+        self.unassign(partition)
+        self.client.incremental_assign([TopicPartition(self._config.topic, partition, offset)])
+
+    def unassign(self, partition: int) -> None:
+        """Ends an assignment, if there is one. No further message of the partition is returned."""
+        from confluent_kafka import TopicPartition
+
+        self._polled = [message for message in self._polled if message.partition() != partition]
+        if self._is_assigned(partition):
+            self.client.incremental_unassign([TopicPartition(self._config.topic, partition)])
+
+    def resume(self, partition: int) -> None:
+        """Fetches a paused partition again, if it is assigned."""
+        from confluent_kafka import TopicPartition
+
+        if self._is_assigned(partition):
+            self.client.resume([TopicPartition(self._config.topic, partition)])
+
+    def _is_assigned(self, partition: int) -> bool:
+        return any(each.partition == partition for each in self.client.assignment())
 
     def _note_line(self, line: str) -> None:
         self._line = line
@@ -221,7 +260,7 @@ class KafkaConsumer:
         try:
             yield
         except KafkaException as exc:
-            self.client.poll(0)  # calls `_note`
+            self._serve_callbacks()
             raise self.failed(exc.args[0]) from exc
 
     def partitions(self) -> dict[int, KafkaFailed | None]:
@@ -235,7 +274,7 @@ class KafkaConsumer:
                 topic = self.client.list_topics(self._config.topic, timeout=slice_s).topics[self._config.topic]
                 break
             except KafkaException as exc:
-                self.client.poll(0)  # calls `_note`
+                self._serve_callbacks()
                 passed_s = time.monotonic() - began_s
                 slice_s = min(2 * slice_s, REQUEST_S - passed_s)
                 if slice_s <= 0 or (self._is_unreachable and passed_s >= patience_s):
@@ -290,10 +329,11 @@ class KafkaConsumer:
 
         deadline_s = time.monotonic() + REQUEST_S
         if self._next != (partition, offset):
+            self._polled = []
             self.client.assign([TopicPartition(self._config.topic, partition, offset)])
         self._next, result = None, list[Any]()
         while True:
-            for message in self.client.consume(most - len(result), 0.1):
+            for message in self.consume(most - len(result), 0.1):
                 error, at = message.error(), message.offset()
                 if error is None and at is not None and at < until:
                     result.append(message)
