@@ -30,8 +30,7 @@ Statistics = SubstreamStatistics | GroupedSubstream
 
 NARROW_SHARE = 0.1
 """Part of the link, before compression, above which statistics of groups are not sent. Below half of it they are sent
-again.
-"""
+again."""
 RATE_WEIGHT = 0.25
 """Weight of the last report in the mean bytes per time."""
 READY_BYTES = 600

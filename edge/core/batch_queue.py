@@ -17,8 +17,7 @@ import pyarrow as pa
 
 JOINED_ROWS = 32_768
 """Maximum rows of batches that a query processes as one batch. Copying more rows costs more than fewer batches save
-(`docs/decisions/0012-scheduling.md`).
-"""
+(`docs/decisions/0012-scheduling.md`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from edgewater.wire import DroppedRecords, DropReason
 
 MAX_SLICES = 1_024
 """How many slices one frame names with their dropped records. Beyond it, late records are reported without their slice,
-and rejected records are reported per reason, with the range of their slices.
-"""
+and rejected records are reported per reason, with the range of their slices."""
 _REASONS = {reason.label: reason for reason in DropReason}
 
 _Place = tuple[int, int, DropReason]

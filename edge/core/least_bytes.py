@@ -33,8 +33,7 @@ EARLY_FRAME_BYTES = 200
 """Approximate size of a frame of an open slice, without entries, before compression."""
 EARLY_FRAME_SHARE = 1 / 2
 """The fraction of the early sends that one frame may have. Larger frames delay later frames; smaller frames are mostly
-overhead.
-"""
+overhead."""
 LEAST_EARLY_GROUPS = 16
 """The least number of groups in a frame of an open slice. A smaller frame is mostly overhead."""
 EARLY_MARGIN = 1.5
@@ -44,12 +43,10 @@ MIN_DRAIN_MS = 20
 """
 UNKNOWN_DRAIN_SHARE = 1 / 4
 """While only a lower bound of the bandwidth is known: sends that take less than this fraction of the slice's time wait
-for its close. The link is probably wide, and the entries would be sent twice.
-"""
+for its close. The link is probably wide, and the entries would be sent twice."""
 LATE_SHARE = 1 / 8
 """If the watermark is further behind the clock than this fraction of a slice, the source may be late. Without a
-staleness budget, nothing of an ended slice is then sent early, since most groups will change.
-"""
+staleness budget, nothing of an ended slice is then sent early, since most groups will change."""
 NEEDED_MARGIN = 1.1
 """A slice may need this many times the sends of earlier slices, or of the estimate from its first part."""
 LEAST_ELAPSED = 0.25

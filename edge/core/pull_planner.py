@@ -26,8 +26,7 @@ MAX_FRAME_BYTES = 256 << 10
 """The approximate maximum size of the partials of one frame, before compression."""
 BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0
 """A frame of closed slices may have this many bytes before compression, if the link carries it within this many
-seconds.
-"""
+seconds."""
 DRAIN_SAFETY = 2.0
 """A drain window lasts this many times as long as sending takes, because values change meanwhile."""
 EMPTY_PULL_WAIT_FRACTION = 0.02
@@ -35,8 +34,7 @@ EMPTY_PULL_WAIT_FRACTION = 0.02
 EMPTY_PULL_WAIT_MIN_MS = 20
 QUEUED_PULL_WAIT_MS = 250
 """The least wait while queries have queued records. A pull looks for early sends in all open slices, and with 60
-queries this takes as long as thousands of records.
-"""
+queries this takes as long as thousands of records."""
 REPORT_DROPS_MS = 1_000
 """Wall time until records that came too late are reported, if no other frame has reported them before."""
 

@@ -34,8 +34,7 @@ from edgewater.wire import FrameBody
 
 PLANNED_SHARE = 0.8
 """The fraction of the link's bytes that a staleness budget plans with. Sizes of entries are estimates, and heartbeats
-use the link, too.
-"""
+use the link, too."""
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""
 

@@ -31,8 +31,7 @@ LIVE_MS = 60_000
 """A source keeps up with the stream's clock if its newest record is at most this far behind the clock."""
 RECENT_RECORDS, LEAST_RECORDS = 64, 16
 """How many of a source's newest records decide whether a column has values: about the first number, at least the
-second.
-"""
+second."""
 
 
 @dataclass(frozen=True, slots=True)
