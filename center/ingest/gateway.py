@@ -97,7 +97,7 @@ class GatewayConfig:
         work_per_s: units of work (`edgewater.guard.frame_work`) that the frames of an edge may make per second, at this
             gateway. Frames beyond it are delayed.
         max_pending_bytes: bytes of frames not yet committed, over all sessions.
-        max_sessions: maximum number of edges that are connected at the same time. As many calls may wait for their Hello.
+        max_sessions: how many edges may be connected at the same time. As many calls may wait for their Hello.
         poll_ms: interval of polling the catalog. A new query reaches its edges within this time.
         reload_ms: interval of checking the files of credentials. A revoked credential ends its session within this
             time.
