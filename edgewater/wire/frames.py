@@ -359,10 +359,7 @@ class Frame:
         return cls(seq, query, plain, google_crc32c.value(plain), raw_bytes=len(plain)).compressed()
 
     def compressed(self) -> Frame:
-        """Returns the frame with a compressed body.
-
-        A frame is returned unchanged if it is not PLAIN, or not smaller compressed.
-        """
+        """Returns the frame with a compressed body, or unchanged if that is not smaller. The body must be PLAIN."""
         if self.raw_bytes < _LEAST_COMPRESSED_BYTES:
             return self
         zstd = pa.compress(self.body, codec="zstd", asbytes=True)
