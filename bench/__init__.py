@@ -1,1 +1,1 @@
-"""Every benchmark: what it runs, and a table of what came out. A benchmark is not a test."""
+"""Every benchmark: what it runs, and a table of its results. A benchmark is not a test."""

@@ -1,4 +1,4 @@
-"""``python -m bench.attack``: what honest edges and readers notice of an attacker.
+"""``python -m bench.attack``: the effects of an attacker on honest edges and readers.
 
 A center and two honest edges run on loopback, as real processes. Records are pushed to the edges, and each window of
 the query `honest` is timed from its end to its answer in the REST API. Half of the time an attacker works beside them:
@@ -74,7 +74,7 @@ def partial() -> Synopsis:
 
 
 def hostile_bodies() -> Iterator[FrameBody]:
-    """Yields bodies of the worst known kinds in turn, for ever, about the present."""
+    """Yields bodies of the worst known kinds in turn, endlessly, with event times of the present."""
     long_list, many, wide = partial(), partial(), partial()
     long_list.parts[0].parameters = "[" * 100_000
     many.records = (1 << 64) - 1
@@ -138,7 +138,7 @@ class Attacker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connect(self) -> None:
-        """Keeps the uplink: a session that the gateway ends is begun again."""
+        """Keeps the uplink: if the gateway ends a session, it begins a new one."""
         while True:
             with contextlib.suppress(Exception):
                 await self.edge.uplink.run()
@@ -157,7 +157,7 @@ class Attacker:
             body = next(bodies)
             self.edge.put_body("shared", body)
             self.sent["frames"] += 1
-            if self.sent["frames"] % 10 == 0:  # to a query that does not expect it
+            if self.sent["frames"] % 10 == 0:  # to a query that does not expect this edge
                 honest = replace(self.edge.queries["shared"], name="honest")
                 self.edge.queue.put_nowait(Frame.pack(self.edge.next_seq, honest, body))
                 self.edge.next_seq += 1
@@ -212,7 +212,7 @@ KINDS = {
 
 
 def _start(demo: Demo) -> list[int]:
-    """Starts the center, the queries and the edges. Returns the ports that the edges take pushes at."""
+    """Starts the center, the queries and the edges. Returns the ports at which the edges receive pushes."""
     demo.start_center()
     for spec in specs():
         demo.client.post("/v1/queries", json=spec).raise_for_status()
@@ -234,7 +234,7 @@ def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: f
     listener = LiveListener(demo.url)
     listener.start()
     begin_ms = (now_ms() // WINDOW_MS + 1) * WINDOW_MS
-    seconds = warm_up_s + phase_s * phases + 2  # the last window is closed by records after it
+    seconds = warm_up_s + phase_s * phases + 2  # records after the last window close it
     schedules = [PushSchedule.make(begin_ms, seconds, RATE, MEAN_DELAY_MS, seed) for seed in range(len(EDGES))]
     pushers = [pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
     for each in pushers:
@@ -306,7 +306,7 @@ def summarise(
         for name, attacked in (("without", False), ("with attacker", True))
         if waits[attacked]
     }
-    ratio = None  # a machine that is too busy answers no window of a short phase
+    ratio = None  # on a very busy machine, no window of a short phase is answered
     if len(quantiles) == 2:
         ratio = round(quantiles["with attacker"]["p99"] / quantiles["without"]["p99"], 2)
     return {

@@ -62,15 +62,15 @@ def _push(number: int) -> Chunk:
 
 
 async def _push_all(agent: Agent, is_over: Any) -> list[float]:
-    """Latencies in ms of pushes at a fixed rate; a late push counts from the time at which it was due."""
-    found: list[float] = []
+    """Returns latencies in ms of pushes at a fixed rate. The latency of a late push begins when it was due."""
+    latencies: list[float] = []
     due_s = time.monotonic()
     while not is_over():
         await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
-        await agent.accept(_push(len(found)), "log")
-        found.append(1000 * (time.monotonic() - due_s))
+        await agent.accept(_push(len(latencies)), "log")
+        latencies.append(1000 * (time.monotonic() - due_s))
         due_s += PUSH_EVERY_S
-    return found
+    return latencies
 
 
 async def _measure(directory: Path, rounds: int) -> dict[str, Any]:

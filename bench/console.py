@@ -60,7 +60,7 @@ def until(page: Any, expression: str, argument: Any = None) -> Any:
 
 
 def drawn_after_commit(chromium: Any, answers: int) -> list[float]:
-    """Milliseconds from commit to drawn, per answer."""
+    """Returns milliseconds from commit to drawn, per answer."""
     took = []
     with new_desk() as desk:
         desk.now = time.time_ns() // 1_000_000
@@ -75,7 +75,7 @@ def drawn_after_commit(chromium: Any, answers: int) -> list[float]:
                 "() => document.querySelector('[data-live=live]') && document.querySelector('.chart')?.dataset.drawn",
             )
             for hour in range(1, answers + 1):
-                time.sleep(0.15 + 0.05 * (hour % 5))  # not in step with the poll or the redraws
+                time.sleep(0.15 + 0.05 * (hour % 5))  # so that answers are not in step with the poll or the redraws
                 desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 5 + hour % 7, "AA": 2})
                 committed = time.time_ns() / 1e6
                 at = until(
@@ -90,7 +90,7 @@ def drawn_after_commit(chromium: Any, answers: int) -> list[float]:
 
 
 class Unveiled:
-    """A result store of which readers of streams see the answers up to `newest`."""
+    """A result store whose readers of streams see only the answers up to `newest`."""
 
     def __init__(self, results: ResultStore) -> None:
         self._results = results
@@ -108,7 +108,9 @@ class Unveiled:
 
 
 def renderer_share(chromium: Any, queries: int, groups: int, seconds: float) -> dict[str, float]:
-    """CPU of the browser's processes over wall time, with so many live queries; and the answers per second."""
+    """Returns CPU of the browser's processes over wall time, with this many live queries; and the answers per
+    second.
+    """
     flights = {f"C{i:03}": 1 + i % 3 for i in range(groups)}
     with new_desk() as desk:
         desk.connect("jfk")

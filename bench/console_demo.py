@@ -55,7 +55,7 @@ READY = {
     "closing": "() => document.querySelector('figure.closing g.phase-final')",
 }
 KEPT = [(name, 1280, "light") for name in PAGES] + [("query", 1280, "dark"), ("overview", 400, "light")]
-"""Pictures that the documents show."""
+"""Pictures that the documents show: (page, width in px, colour scheme)."""
 COLLECT = """async () => {
     const { live } = await import('/ui/api.js');
     const take = live.handlers.answer;
@@ -73,7 +73,7 @@ COLLECT = """async () => {
 
 @contextmanager
 def demo(directory: Path, seconds: float) -> Iterator[str]:
-    """The demo as a user starts it; the address of the console that it prints."""
+    """Starts the demo as a user does; yields the address of the console that it prints."""
     command = [sys.executable, "-m", "edgewater", "demo", "--stay", "--port", "0", "--seconds", str(seconds)]
     options = ["--directory", str(directory), "--report", str(directory / "report.json")]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -86,14 +86,15 @@ def demo(directory: Path, seconds: float) -> Iterator[str]:
                     break
             else:
                 raise RuntimeError("the demo ended: " + "".join(printed))
-            threading.Thread(target=process.stdout.read, daemon=True).start()  # what it prints is not waited for
+            # reads its output, so that the demo never waits for it
+            threading.Thread(target=process.stdout.read, daemon=True).start()
             yield found[1]
         finally:
             process.send_signal(signal.SIGTERM)
 
 
 class Commits(threading.Thread):
-    """Notes when each answer can be seen in the result store."""
+    """Notes when each answer becomes visible in the result store."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
@@ -113,7 +114,7 @@ class Commits(threading.Thread):
 
 
 def reached(url: str) -> str:
-    """The least watermark of the edges; '': one has none."""
+    """Returns the least watermark of the edges; '': an edge has none."""
     edges = httpx.get(f"{url}/v1/edges").json()["edges"]
     marks = ["9999" if s["ended"] else s["watermark"] or "" for e in edges for s in e["streams"]
              if s["name"] == "flights"]  # fmt: skip
@@ -126,14 +127,14 @@ def wait_for(url: str, watermark: str) -> None:
 
 
 def drawn_after_commit(chromium: Any, url: str, store: Path, end: str) -> list[float]:
-    """Milliseconds from commit to drawn, of the answers that came until the replay had reached `end`."""
+    """Returns milliseconds from commit to drawn, for the answers that came until the replay reached `end`."""
     commits = Commits(store)
     page = chromium.new_page(viewport={"width": 1280, "height": 800})
     wait_for(url, "2013-01-10")
     page.goto(url + MEASURED)
     until(page, "() => document.querySelector('[data-live=live]') && document.querySelector('.chart')?.dataset.drawn")
     commits.start()
-    time.sleep(1)  # answers that were there before have been seen
+    time.sleep(1)  # answers that were there before have been seen by then
     page.evaluate(COLLECT)
     wait_for(url, end)
     drawn = page.evaluate("() => window.drawn")
@@ -147,7 +148,7 @@ ALL = [(name, width, scheme) for name in PAGES for width in (1280, 400) for sche
 
 
 def take_pictures(chromium: Any, url: str, directory: Path, wanted: list[tuple[str, int, str]]) -> list[str]:
-    """Writes a picture of each wanted page, width and colour scheme; returns what is wrong with them."""
+    """Writes a picture of each wanted page, width and colour scheme. Returns what is wrong with the pages."""
     directory.mkdir(parents=True, exist_ok=True)
     problems = []
     for width in (1280, 400):
@@ -170,7 +171,7 @@ def take_pictures(chromium: Any, url: str, directory: Path, wanted: list[tuple[s
 
 
 def run(directory: Path, seconds: float, pictures: Path, wanted: list[tuple[str, int, str]]) -> dict[str, Any]:
-    """The figures and problems of one run of the demo."""
+    """Returns the figures and problems of one run of the demo."""
     with demo(directory, seconds) as url, browser() as chromium:
         drawn = drawn_after_commit(chromium, url, directory / "state" / "center" / "results.db", "2013-06-20")
         problems = take_pictures(chromium, url, pictures, wanted)

@@ -1,4 +1,4 @@
-"""Data sets of the benches, which are outside of the repository, and generated ones for `--smoke`."""
+"""Data sets of the benches, which are not in the repository, and generated data for `--smoke`."""
 
 from __future__ import annotations
 

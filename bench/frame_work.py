@@ -1,12 +1,12 @@
-"""``python -m bench.frame_work``: what the largest frames and answers cost the job, by kind.
+"""``python -m bench.frame_work``: the CPU that the largest frames and answers cost the job, by kind.
 
 One edge sends one frame that asks for far more than a frame may have. The gateway's check cuts it, and the job's reader
-and processor apply what is left, without a JVM: Spark only carries rows between the two. All queries wait for one
-transaction, so the greatest CPU time of one is what a frame can delay other queries' answers by. It is also given per
-unit of work, which is what bounds frames (`edgewater/guard/frame_work.py`).
+and processor apply the rest, without a JVM: Spark only carries rows between the two. All queries wait for one
+transaction. So the greatest CPU time of a transaction is the time by which a frame can delay other queries' answers. It
+is also given per unit of work, which limits frames (`edgewater/guard/frame_work.py`).
 
-The second table is about what has come before: an edge of a query that an editor may register has sent slices, and
-closes all of them at once. The greatest CPU time is that of any transaction until all of their windows are answered.
+The second table is about earlier frames: an edge of a query that an editor may register has sent slices, and closes all
+of them at once. The greatest CPU time is that of any transaction until all of their windows are answered.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ GOAL_S = 1.0
 
 @dataclass(frozen=True)
 class Collected:
-    """What `foreachBatch` passes, as far as the job uses it."""
+    """The argument of `foreachBatch`, as far as the job uses it."""
 
     rows: pa.Table
 
@@ -107,7 +107,7 @@ KINDS: dict[str, tuple[Mapping[str, str], Mapping[str, str], Callable[..., Frame
 }
 
 
-# measures, slices of a window, slices that are closed at once, groups of each
+# measures, slices of a window, slices that are closed at once, groups of each slice
 ANSWERS: dict[str, tuple[Mapping[str, str], int, int, int]] = {
     "tumbling, few groups": (ONE, 1, 500, 10),
     "tumbling, 20,000 groups": (ONE, 1, 100, 20_000),
@@ -141,7 +141,7 @@ class Center:
         self._seq, self._at = 0, self.reader.initialOffset()
 
     def send(self, body: FrameBody) -> tuple[Frame, CheckedFrame, float]:
-        """Sends a frame to the log; returns it, what the gateway keeps of it, and the CPU seconds of its check."""
+        """Sends a frame to the log. Returns it, the parts that the gateway keeps, and the CPU seconds of its check."""
         frame = Frame.pack(self._seq, self.ref, body)
         began_s = time.process_time()
         checked = FrameCheck(self.query, COLUMNS).check(frame, NOW_MS)
@@ -154,7 +154,7 @@ class Center:
         return frame, checked, check_s
 
     def run(self) -> list[float]:
-        """Applies all that was sent, and answers what is due; returns the CPU seconds of each transaction."""
+        """Applies all sent frames, and gives the answers that are due. Returns the CPU seconds of each transaction."""
         taken = []
         while (end := self.reader.latestOffset(self._at, ReadMaxBytes(1 << 30))) != self._at:
             began_s = time.process_time()
@@ -187,7 +187,7 @@ def cost(kind: str, directory: Path) -> dict[str, Any]:
 
 
 def answers_cost(kind: str, directory: Path) -> dict[str, Any]:
-    """Sends slices one by one, and then closes all of them; returns the windows' number and CPU seconds."""
+    """Sends slices one by one, and then closes all of them. Returns the number of windows and CPU seconds."""
     measures, every, slices, groups = ANSWERS[kind]
     window = {"tumbling": "1s"} if every == 1 else {"sliding": f"{every}s", "every": "1s"}
     center = Center(directory, spec(measures, window))

@@ -1,9 +1,10 @@
-"""`python -m bench.least_bytes [--smoke]`: bytes under combined budgets, beside error budgets alone.
+"""`python -m bench.least_bytes [--smoke]`: bytes under combined budgets, compared with error budgets alone.
 
 Four production `EdgeCore`s over simulated links, frames of real size, shares by a production `BudgetAllocator`. The
-generated trace has about 18,760 groups a window and edges of different rates; that of CRAN's downloads has 20,100 in
-windows of 6 hours. Bytes are compared with the zstd-compressed columns that the query needs, entries with the fewest
-that must be sent under equal shares and under the best constant ones. Writes bench/out/least-bytes.json.
+generated trace has about 18,760 groups a window and edges of different rates. The trace of CRAN's downloads has 20,100
+in windows of 6 hours. Bytes are compared with the zstd-compressed columns that the query needs. Entries are compared
+with the minimum that must be sent under equal shares and under the best constant shares. Writes
+bench/out/least-bytes.json.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ EDGES = 4
 WINDOW_MS = 600_000
 RECORDS, GROUPS = 180_000, 40_000
 FRAME_BYTES, ENTRY_BYTES = 400.0, 9.0
-"""About what a frame takes besides its entries, and an entry."""
+"""Approximate bytes of a frame in addition to its entries, and of an entry."""
 WIDTHS = (6, 6, 9, 10, 6, 8, 6, 6, 7, 7, 4, 6)
 STEPS = 60
 """Number of parts into which the best shares divide the budget."""
@@ -60,8 +61,10 @@ class LeastWorkload:
         return np.asarray(sums.reshape(-1, EDGES, groups), np.float64)
 
     def raw_bytes(self) -> int:
-        """Returns the bytes of the needed columns of all edges: zstd-compressed buffers of Arrow, times as differences
-        of successive records."""
+        """Returns the bytes of the needed columns of all edges: zstd-compressed buffers of Arrow.
+
+        Times are stored as differences of successive records.
+        """
         total = 0
         for part in self.trace.split(EDGES):
             steps = np.diff(part.times_ms, prepend=part.times_ms[0]).astype(np.int32)
@@ -112,7 +115,7 @@ def _placed(trace: Trace, home: np.ndarray) -> PlacedTrace:
 
 
 class Allocation:
-    """Shares by a production allocator: at each window's end, edges report and get what they are granted."""
+    """Shares by a production allocator: at each window's end, edges report and get their grants."""
 
     def __init__(self, limit: float, window_ms: int) -> None:
         self._allocator = BudgetAllocator({"value": limit}, {})
@@ -128,7 +131,7 @@ class Allocation:
                 pipeline = run.core.queries[run.ref]
                 meter.update(pipeline.shipper.drift, pipeline.through_ms)
                 version, last = pipeline.store.schedule.version, pipeline.store.schedule.last
-                shares = last.shares if version else {}  # the first ones are the simulator's
+                shares = last.shares if version else {}  # the first shares are the simulator's
                 report = BudgetReport(version, shares, last.from_ms, pipeline.shipper.entry_bytes, dict(meter.per_s))
                 assert self._allocator.handle(ShareReported(edge, report, now_ms)) == []
             self._allocator.handle(RebalanceEvent(now_ms, 1 << 50))
@@ -175,8 +178,10 @@ def measure(work: LeastWorkload, limit: float | None, staleness: float | None, b
 def compare(
     work: LeastWorkload, shares: Sequence[float], stalenesses: Sequence[float | None], parts: Sequence[int] = (40, 4)
 ) -> list[dict[str, Any]]:
-    """Returns the rows of a workload: error budgets as shares of the largest group, alone (None) and combined, on a
-    link that takes a fortieth of a window for what must be sent at equal shares, and on one that takes a quarter."""
+    """Returns the rows of a workload: error budgets as shares of the largest group, alone (None) and combined.
+
+    One link needs a fortieth of a window to send what must be sent at equal shares; another link needs a quarter.
+    """
     sums, raw = work.sums(), work.raw_bytes()
     groups = float(np.count_nonzero(sums.sum(axis=1), axis=1).mean())
     largest, windows, rows = float(sums.sum(axis=1).max()), len(sums), []

@@ -33,7 +33,7 @@ from tests.center.api.conftest import HOUR, T0, Desk
 
 SMALL_PER_S = 2.0
 VARIANTS = 10
-"""Different data of the large query; consecutive ones differ in one group of a hundred."""
+"""Number of different data sets of the large query. Consecutive ones differ in one group of a hundred."""
 STREAMS = {
     "small": "/v1/queries/small/live",
     "large": "/v1/queries/large/live",
@@ -140,15 +140,15 @@ def _until_served(url: str) -> None:
 
 def _write(writers: dict[str, Writer], rate: float, seconds: float) -> dict[tuple[str, int], float]:
     pace = {"large": 1 / rate, "small": 1 / SMALL_PER_S}
-    due, revision = dict.fromkeys(pace, 0.0), dict.fromkeys(pace, 1)
+    due_s, revision = dict.fromkeys(pace, 0.0), dict.fromkeys(pace, 1)
     committed = {}
     began = time.monotonic()
     while (now := time.monotonic() - began) < seconds:
-        name = min(due, key=lambda each: due[each])
-        time.sleep(max(0.0, due[name] - now))
+        name = min(due_s, key=lambda each: due_s[each])
+        time.sleep(max(0.0, due_s[name] - now))
         revision[name] += 1
         committed[name, revision[name]] = writers[name].write(revision[name])
-        due[name] += pace[name]
+        due_s[name] += pace[name]
     return committed
 
 

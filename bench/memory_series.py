@@ -1,9 +1,9 @@
 """Memory of a system's processes as a series, and whether it is flat.
 
 Each sample adds up the resident set (RSS) and the proportional set (PSS: pages that processes share count once) of all
-processes of a kind. Over the last two thirds of a run a line is fitted; the verdict is that of the RSS, since the PSS
-changes with other programs that share pages. The standard error takes account of samples that depend on the one before
-(effective number of samples of an AR(1) series: Bayley & Hammersley, 1946).
+processes of a kind. A line is fitted to the last two thirds of a run. The verdict is about the RSS, because the PSS
+changes with other programs that share pages. The standard error accounts for dependent samples (effective number of
+samples of an AR(1) series: Bayley & Hammersley, 1946).
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class Trend:
 
     @classmethod
     def of(cls, minutes: np.ndarray, values: np.ndarray) -> Trend:
-        """Args: `minutes`, `values`: float64 of shape (n,), ascending in time; n of at least 6."""
+        """Fits a trend.
+
+        Args:
+            minutes, values: float64 of shape (n,), ascending in time; n of at least 6.
+        """
         late = minutes >= minutes[0] + (minutes[-1] - minutes[0]) / 3
         x, y = minutes[late] - minutes[late].mean(), values[late]
         slope = float(x @ y / (x @ x))
@@ -85,7 +89,7 @@ class MemorySeries:
 
     Args:
         roots: returns the processes by name; their children belong to them.
-        kinds: parts of command lines by kind; a process that has none is of its root's name.
+        kinds: parts of command lines by kind. The kind of another process is its root's name.
         interval_s: between two samples.
     """
 
@@ -183,7 +187,7 @@ class MemorySeries:
 
 
 def java_heap(pid: int) -> int:
-    """Returns the heap of a JVM that its last collection left, bytes: survivors and the old generation; 0: unknown."""
+    """Returns the heap of a JVM after its last collection, bytes: survivors and the old generation; 0: unknown."""
     if shutil.which("jstat") is None:
         return 0
     done = subprocess.run(["jstat", "-gc", str(pid)], capture_output=True, text=True)
@@ -195,7 +199,7 @@ def java_heap(pid: int) -> int:
 
 
 def collected_heap_mib(pid: int) -> float | None:
-    """Collects all garbage of a JVM; returns its live heap in MiB, or None where no `jcmd` is installed."""
+    """Collects all garbage of a JVM. Returns its live heap in MiB, or None if no `jcmd` is installed."""
     if shutil.which("jcmd") is None:
         return None
     subprocess.run(["jcmd", str(pid), "GC.run"], capture_output=True, check=False)

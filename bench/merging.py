@@ -1,8 +1,8 @@
 """`python -m bench.merging [--smoke]`: merging the partials of a window, as one stack and one by one.
 
-Per row: CPU time of `GroupedAggregate.merge_bytes` per partial, and bytes of partials per second, of partials that are
-read as one stack of all their groups, and of the same ones read one after the other. Both give equal bytes, which is
-checked. Times are the minimum of several alternating runs in one process.
+Per row: CPU time of `GroupedAggregate.merge_bytes` per partial, and bytes of partials per second. The partials are read
+as one stack of all their groups, and one after the other. Both ways give equal bytes, which is checked. Times are the
+minimum of several alternating runs in one process.
 
 The last row is a roll-up: the windows of a day, one a minute, merged to one interval.
 """
@@ -40,7 +40,7 @@ MEASURES: dict[str, dict[str, str]] = {
 
 
 def partial(measures: dict[str, str], groups: int, seed: int) -> bytes:
-    """Returns what an edge ships: of sketches, ten records per group."""
+    """Returns the partial that an edge ships; for sketches, with ten records per group."""
     parsed = {name: Measure.parse(name, text) for name, text in measures.items()}
     rng = np.random.default_rng(seed)
     rows = groups if "n" in measures else 10 * groups

@@ -55,7 +55,7 @@ def figure(value: Any) -> str:
 
 
 def columns(rows: Sequence[Any], names: dict[str, str]) -> Cells:
-    """Returns the members `names` of each row, under the headings that `names` gives them."""
+    """Returns the members `names` of each row, under their headings."""
     return [list(names.values()), *([figure(row.get(name)) for name in names] for row in rows)]
 
 

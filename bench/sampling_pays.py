@@ -1,4 +1,4 @@
-"""CPU time that sampling saves for an expensive function: all records processed, against the sample that is needed.
+"""CPU time that sampling saves for an expensive function: all records processed, compared with the needed sample.
 
 A production `EdgeCore` reads package downloads (a week of CRAN's logs, in order) at a fixed rate, with delays. A
 production ledger computes the needed sampling rate after each window, and answers. Everything runs under a virtual
@@ -70,7 +70,7 @@ WINDOW_MS, DELAY_MS, DISORDER_MS, LATENCY_MS, BEGIN_MS = 3_000, 80.0, 2_000, 30,
 STEP_MS = (10, 70)
 """Range of the time between batches, which varies, so that batches are not aligned with windows."""
 WARM_UP = 3
-"""Windows at the start that are not evaluated, since the edge has no sampling rate yet."""
+"""Windows at the start that are not evaluated, because the edge has no sampling rate yet."""
 
 
 def likeness(names: pa.Array) -> pa.Array:

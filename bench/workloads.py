@@ -57,7 +57,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Records of a stream by edge, and what is asked of them.
+    """Records of a stream by edge, and the queries that read them.
 
     Attributes:
         stream: the stream's section of an edge's configuration, without sources.
@@ -71,14 +71,14 @@ class Workload:
 
 
 def _grouped(keys: dict[str, Any], value: Any, how: str) -> Groups:
-    """Groups a table by its keys; all of them are in the groups, in their order."""
+    """Groups a table by its keys. All keys are in the groups, in their order."""
     table = pa.table({**keys, "v": value}).group_by(list(keys)).aggregate([("v", how)])
     columns = [table.column(name).to_pylist() for name in keys]
     return dict(zip(zip(*columns, strict=True), table.column(f"v_{how}").to_pylist(), strict=True))
 
 
 def ysb(directory: Path, records: int) -> Workload:
-    """Views, clicks and purchases of 1,000 ads; a file says to which of 100 campaigns an ad belongs."""
+    """Views, clicks and purchases of 1,000 ads. A file maps each ad to one of 100 campaigns."""
     rng = np.random.default_rng(1)
     ads = [f"ad-{n:04}" for n in range(CAMPAIGNS * ADS)]
     campaign_of = np.arange(CAMPAIGNS * ADS) // ADS
@@ -129,7 +129,7 @@ def taxi(directory: Path, records: int) -> Workload:
         columns = ["lpep_pickup_datetime", "PULocationID", "fare_amount"]
         trips = pa.concat_tables([month.select(columns) for month in months], promote_options="permissive")
         times = trips.column("lpep_pickup_datetime").combine_chunks().cast(pa.timestamp("ms"))
-        # Local times: of the hour that clocks repeat, the first one.
+        # Local times: of an hour that clocks repeat, the first one.
         zoned = pc.assume_timezone(times, NEW_YORK, ambiguous="earliest", nonexistent="latest")
         at, order = _sorted(zoned.cast(pa.int64()).to_numpy())
         inside = (at >= T0) & (at < T0 + 91 * 86_400_000)

@@ -25,7 +25,8 @@ from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 
 OUT = Path("bench/out")
 BOUND = "bound"
-"""The part that compares the default policy on Zipf with the bound of all that do not know the future."""
+"""The part that compares the default policy on Zipf with a bound. The bound holds for every policy that does not know
+the future."""
 TRACES = ("zipf", "rhythm", "few", "cran", "flights")
 
 
@@ -80,14 +81,14 @@ def _run(
     processes: int,
     budgets: Mapping[str, Sequence[float]],
 ) -> None:
-    wanted = cells(parts, traces, size, budgets)
+    runs = cells(parts, traces, size, budgets)
     found: dict[Cell, Row] = {}
     OUT.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(processes) as pool, click.progressbar(length=len(wanted)) as bar:
-        for cell, row in zip(wanted, pool.map(measure, wanted), strict=True):
+    with ProcessPoolExecutor(processes) as pool, click.progressbar(length=len(runs)) as bar:
+        for cell, row in zip(runs, pool.map(measure, runs), strict=True):
             found[cell] = row
             bar.update(1)
-            # After each cell, so that an interrupted run keeps its results.
+            # Written after each cell, so that an interrupted run keeps its results.
             (OUT / "budgets.json").write_text(json.dumps(list(found.values())) + "\n")
     for part in parts:
         rows = _rows(part, traces, found)

@@ -3,14 +3,14 @@
 Records of a group are a Poisson process, values are lognormal, and the policy knows the rate of every group and the
 distribution of the values (`sim.budgets.trace.zipf`). At the end of a window each group whose pending sum exceeds the
 limit takes one more send. The link's sends are priced instead of limited: at a price μ(t) per send the groups are
-independent, and the best policy of each follows by dynamic programming over time and pending sum. The cost of these
-policies less the price of all sends of the link is at most the cost of any policy that keeps within the link
+independent, and the best policy of each follows by dynamic programming over time and pending sum. Take the cost of
+these policies less the price of all sends of the link. It is at most the cost of any policy that keeps within the link
 (Lagrangian relaxation: Whittle, "Restless bandits", J. Appl. Prob. 25A, 1988; Adelman and Mersereau, Operations
-Research 56, 2008), for any μ; the best μ is found by supergradients. Time has steps, at whose ends the policy knows
-all records of the step, which only lowers the bound. Pending sums are rounded to a grid at random; their means stay.
+Research 56, 2008), for any μ; the best μ is found by supergradients. Time has steps, at whose ends the policy knows all
+records of the step, which only lowers the bound. Pending sums are rounded to a grid at random; their means stay.
 
-The offline optimum knows when each group's last record comes. The bound shows how much of the distance to it no
-forecast can close.
+The offline optimum knows when each group's last record comes. The bound shows how much of the distance to the optimum
+no forecast can close.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sim.budgets.trace import ZIPF_EXPONENT
 
 RATE_CLASSES = 70
 LEVELS = 24
-"""Levels of a pending sum up to the limit; with a limit of 0 there is one, which any record exceeds."""
+"""Levels of a pending sum up to the limit. A limit of 0 has one level, which any record exceeds."""
 STEPS = 400
 FINEST = 1e-4
-"""The last step is this fraction of a window; steps grow in proportion to the time left."""
+"""The last step is this fraction of a window. Steps grow in proportion to the remaining time."""
 PRICES = 16
 """Number of times between which prices are interpolated."""
 ITERATIONS = 120
@@ -50,7 +50,7 @@ class Groups:
 
 
 def zipf_groups(records: int, groups: int) -> Groups:
-    """Returns the groups of `sim.budgets.trace.zipf`, in classes of about the same rate."""
+    """Returns the groups of `sim.budgets.trace.zipf`, in classes of about equal rates."""
     weights = np.arange(1, groups + 1) ** -ZIPF_EXPONENT
     rates = records * weights / weights.sum()
     borders = np.geomspace(rates[-1] * 0.999, rates[0] * 1.001, RATE_CLASSES + 1)
@@ -103,7 +103,7 @@ class Relaxation:
         self._moves = [_transitions(groups.rates, duration, values) for duration in durations]
         self._slots = slots * durations
         unit = np.eye(PRICES)
-        # Prices per step are linear in those at the knots, over the logarithm of the time left.
+        # Prices per step are linear between the knots, over the logarithm of the remaining time.
         self._basis = np.stack([np.interp(-np.log(left[:-1]), -np.log(knots), row) for row in unit], axis=1)
 
     def bound(self, prices: FloatArray) -> tuple[float, FloatArray]:
@@ -118,7 +118,8 @@ class Relaxation:
         cost[:, -1] = 1.0
         sent = np.zeros((len(self._moves), classes, levels), bool)
         for step in range(len(self._moves) - 1, -1, -1):
-            # Sends at the end of a step know its records and undo them: no policy gains more by sending within it.
+            # A send at the end of a step includes the step's records, so no policy gains more by sending within the
+            # step.
             if_sent = per_step[step] + cost[:, :1]
             sent[step] = if_sent < cost
             cost = np.einsum("cij,cj->ci", self._moves[step], np.minimum(if_sent, cost))

@@ -16,12 +16,13 @@ from sim.budgets.link import LinkModel
 from sim.budgets.outcome import truth_per_window
 
 BANDWIDTHS = {"low": 1.0, "medium": 3.0, "high": 10.0}
-"""Multiples of half of the updates that exact results need at the optimum, which is one per group and window."""
+"""Bandwidths as multiples of a base. The base is half of the updates that exact results need at the optimum, which is
+one per group and window."""
 BUDGETS = {"error": (0.0, 1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3), "staleness": (0.003, 0.01, 0.03, 0.1, 0.3)}
 QUICK = {"error": (0.0, 3e-5, 1e-4), "staleness": (0.01, 0.03)}
 SMOKE = {"error": (3e-5,), "staleness": (0.03,)}
 WARM_UP = 2
-"""Windows at the start that are excluded, as edges have no history."""
+"""Windows at the start that are excluded, because edges have no history yet."""
 UPDATE_BYTES = 32.0
 DEFAULT = SimulatedPolicy("caching")
 OPTIMAL = SimulatedPolicy("optimal")
@@ -121,11 +122,11 @@ def cells(
     parts: Sequence[str], traces: Sequence[str], size: BudgetsSize, budgets: Mapping[str, Sequence[float]]
 ) -> list[Cell]:
     """Returns the runs of all figures, each once; `budgets`: kind -> values."""
-    wanted: dict[Cell, None] = {}
+    runs: dict[Cell, None] = {}
     for part in parts:
         for trace in traces:
             for setting in settings_of(part, trace):
                 for budget in budgets[setting.kind]:
                     for policy in policies_of(part, setting):
-                        wanted[Cell(setting, budget, policy, size)] = None
-    return list(wanted)
+                        runs[Cell(setting, budget, policy, size)] = None
+    return list(runs)

@@ -1,6 +1,7 @@
 """Tables with the 95th percentile of every policy per budget, and the distance of the default from the optimum.
 
-Where the goal is missed, they say by how many sends of the link."""
+If the goal is missed, they state by how many sends of the link.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 Row = dict[str, Any]
 FRESH = 2e-3
-"""Staleness of the optimum, in windows, above which the goal is `GOAL` times it; below, a few sends decide."""
+"""Staleness of the optimum, in windows, above which the goal is `GOAL` times the optimum. Below, a few sends decide."""
 GOAL, GOAL_WHERE_FRESH = 1.5, 3.0
 
 

@@ -60,7 +60,7 @@ class Work:
 
 @cache
 def work(name: str, size: BudgetsSize) -> Work:
-    """A trace by name, made or read once per process."""
+    """Returns a trace by name, made or read once per process."""
     if name in GENERATED:
         groups = FEW if name == "few" else size.records * 2 // 5
         made = GENERATED[name](size.windows, ZIPF_WINDOW_MS, records=size.records, groups=groups, seed=size.seed)

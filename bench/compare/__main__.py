@@ -143,7 +143,10 @@ def _load(directory: Path, data: Path | None, windows: int, per_window: int, lat
 
 
 def _groups(ways: Sequence[Way]) -> list[list[Way]]:
-    """Returns the ways that share the machine: the scripts cost little, each other way runs alone."""
+    """Returns the groups of ways that run together.
+
+    Scripts share the machine, because they cost little; other ways run alone.
+    """
     scripts = [way for way in ways if way.kind == "script"]
     return ([scripts] if scripts else []) + [[way] for way in ways if way.kind != "script"]
 

@@ -1,4 +1,4 @@
-"""Edgewater as one of the ways: center, edges, the query, and what a client of the live stream sees."""
+"""Edgewater as one of the ways: center, edges, the query, and the answers that a client of the live stream gets."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """The process that carries the bytes of all links of a run: `python -m bench.compare.link_process`.
 
 It reads its configuration as one line of JSON from standard input, and prints one line when the links are up. Then each
-line of input is a command: `counts` prints the bytes of each link, `cut` and `mend` interrupt all links and end that.
+line of input is a command: `counts` prints the bytes of each link, `cut` interrupts all links, and `mend` ends that.
 
 - With the right to create network devices, each link is a pair of TUN devices, one of them in the network namespace of
   its site. The packets of the kernel's own TCP pass through this process, so bytes include the headers of TCP and IP.
-- Otherwise each link is a TCP relay on loopback. Bytes are those of the connection's payload.
+- Otherwise each link is a TCP relay on loopback. Bytes are then the connection's payload.
 """
 
 from __future__ import annotations
@@ -54,16 +54,13 @@ class Link:
 
 
 def command(line: str, links: list[Link]) -> None:
-    """Carries out one line of input."""
+    """Executes one line of input."""
     if line == "counts":
         print(json.dumps([link.counts() for link in links]), flush=True)
     elif line in ("cut", "mend"):
         for link in links:
             link.set_cut(line == "cut")
         print(json.dumps(line), flush=True)
-
-
-# TUN devices
 
 
 def ip(*words: str) -> None:
@@ -133,9 +130,6 @@ def forward(links: list[Link], routes: dict[int, tuple[Shaper, int]]) -> None:
             _, _, target, packet = heapq.heappop(under_way)
             with suppress(OSError):
                 os.write(target, packet)
-
-
-# Relays
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shaper: Shaper) -> None:

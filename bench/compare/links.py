@@ -1,4 +1,4 @@
-"""The links of a run, one for each site of each way, and what they carried."""
+"""The links of a run, one for each site of each way, and the bytes that they carried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from bench.compare.link_process import CENTER_ADDRESS
 
 MIN_QUEUE_BYTES = 16 << 10
 QUEUE_S = 0.5
-"""The queue before a link has the bytes of this time, but at least `MIN_QUEUE_BYTES`, as routers of small sites do."""
+"""The queue before a link holds the bytes of this time, and at least `MIN_QUEUE_BYTES`, as routers of small sites
+do.
+"""
 INSIDE = "EDGEWATER_COMPARE_NAMESPACE"
 """Set in the process that runs in the center's network namespace."""
 
@@ -66,7 +68,7 @@ class Links:
         return result
 
     def set_cut(self, is_cut: bool) -> None:
-        """Interrupts all links, or ends that."""
+        """Interrupts all links, or ends the interruption."""
         self._ask("cut" if is_cut else "mend")
 
     def _ask(self, line: str) -> Any:
@@ -93,7 +95,9 @@ def may_create_namespaces() -> bool:
 
 
 def enter_namespace(arguments: Sequence[str]) -> None:
-    """Runs this program again in a network namespace, if it may create one and is not in one; does not return then.
+    """Runs this program again in a network namespace, if it may create one and is not in one.
+
+    Then it does not return.
 
     The center's services then have the loopback addresses of that namespace, and disturb nothing on the machine.
     """

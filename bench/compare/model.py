@@ -1,4 +1,4 @@
-"""The same rows as a measured run, predicted by the simulator (`sim.wire`) on the same records and links."""
+"""The rows of a measured run, predicted by the simulator (`sim.wire`) on the same records and links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sim.wire.experiment import WireSettings, run
 HEADER = ("way", "KiB/s", "KB on the wire", "measured", "ratio", "p50 s", "measured", "p95 s", "measured", "ratio")
 UNLIMITED_BYTES_S = 1e12
 TOLERANCE = 0.15
-"""The goal: bytes and the 95th percentile differ from the measured ones by no more."""
+"""The goal: predicted bytes and 95th percentile differ from the measured ones by at most this share."""
 
 
 def read_trace(load: Workload) -> PlacedTrace:
@@ -45,7 +45,7 @@ def predict(way: Way, load: Workload, trace: PlacedTrace, link: LinkSettings, sp
     began_s = time.process_time()
     done = run(trace, trace.split(len(edges)), query, model, WireSettings(speed))
     seconds = done.staleness * load.window_ms / 1000 / speed
-    # At the deadline the center answers with what it has.
+    # At the deadline the center answers with the data that have arrived.
     seconds = seconds if way.deadline_s is None else np.minimum(seconds, way.deadline_s)
     return {
         "way": way.name,

@@ -1,4 +1,4 @@
-"""The processes of a run: how they are started, what they cost, and how they end."""
+"""The processes of a run: how they are started, the resources that they use, and how they end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Processes:
                 self.rss_bytes[role] = max(self.rss_bytes[role], size)
 
     def ended(self) -> list[str]:
-        """Returns the commands of processes that have ended although the run goes on."""
+        """Returns the commands of processes that have ended although the run continues."""
         every = (process for processes in self.by_role.values() for process in processes)
         return [str(process.args) for process in every if process.poll() is not None]
 

@@ -84,7 +84,7 @@ def run(ways: Sequence[Way], load: Workload, settings: RunSettings, directory: P
 
 
 def _follow(started: Sequence[_Running], load: Workload, settings: RunSettings, begin_s: float, running: Links) -> None:
-    """Waits until all ways are complete or the time is up; notes what each has cost when it is complete."""
+    """Waits until all ways are complete or the time is up. Notes the costs of each way when it is complete."""
     time.sleep(max(begin_s - time.time(), 0.0))  # noqa: TID251
     for each in started:
         each.cpu_before_s = each.processes.cpu_s("site"), each.processes.cpu_s("center")
@@ -134,8 +134,10 @@ def _row(each: _Running, load: Workload, settings: RunSettings, begin_s: float) 
 
 
 def _capacity_bytes(way: Way, rate_bytes_s: float | None, window_s: float) -> float | None:
-    """Returns what a link carries from the begin of a window to the deadline of the way; None: it has no limit of
-    either, or the way promises an error too."""
+    """Returns how many bytes a link carries from the begin of a window to the deadline of the way.
+
+    None: the link or the way has no limit, or the way promises an error too.
+    """
     if rate_bytes_s is None or way.deadline_s is None or way.error_share is not None:
         return None
     return rate_bytes_s * (window_s + way.deadline_s)

@@ -1,4 +1,4 @@
-"""What the answers of a way are worth: latency, error and kept promises, against the truth."""
+"""The figures of a way's answers, compared with the truth: latency, error and kept promises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.compare.workload import Workload
 DEADLINE_TOLERANCE_S = 0.05
 CONFIDENCE = 0.95
 SCRIPT_ENTRY_BYTES = 5.7
-"""Bytes that an entry of the exact script takes on the wire."""
+"""Bytes on the wire of an entry of the exact script."""
 Sums = Mapping[str, Sequence[float]]
 
 
@@ -54,7 +54,7 @@ def truth(load: Workload, way: Way) -> list[dict[str, tuple[int, int]]]:
 
 
 def largest_error(sums: Sums, true: Sums) -> float:
-    """Returns the largest error of a group's bytes; a group that is not in the answer counts as 0."""
+    """Returns the largest error of a group's bytes. A group that the answer lacks counts as 0."""
     keys = sums.keys() | true.keys()
     return max((abs((sums.get(key) or (0.0,))[0] - (true.get(key) or (0.0,))[0]) for key in keys), default=0.0)
 
@@ -109,8 +109,9 @@ def function_error(function: str, found: Sums, true: Mapping[str, float]) -> flo
 
 
 def _within_bounds(answer: WindowAnswer, true: Mapping[str, float], error: float) -> bool:
-    """Returns whether the bounds that are stated, with a confidence of 95 %, hold for as many groups; without bounds,
-    whether there is no error."""
+    """Returns whether the stated bounds hold for 95 % of the groups, which is their confidence. Without bounds: whether
+    there is no error.
+    """
     if answer.bounds is None:
         return error == 0.0
     inside = [low <= true.get(key, 0.0) <= high for key, (low, high) in answer.bounds.items()]
@@ -120,8 +121,8 @@ def _within_bounds(answer: WindowAnswer, true: Mapping[str, float], error: float
 def best_that_fits(load: Workload, capacity_bytes: float | None) -> float | None:
     """Returns the worst error, as in `row`, of the best answers that fit the links; None: the links have no limit.
 
-    Each site sends the groups with its largest sums, once each, as many as `capacity_bytes` hold. The best over
-    sites is not sought, so this is what a site without knowledge of the others can do.
+    Each site sends the groups with its largest sums, once each, as many as `capacity_bytes` hold. This is the best that
+    a site can do without the data of other sites.
 
     Args:
         capacity_bytes: of one link, from the begin of a window to its deadline.
@@ -139,7 +140,7 @@ def best_that_fits(load: Workload, capacity_bytes: float | None) -> float | None
 def _kept(
     way: Way, answers: Mapping[int, WindowAnswer], latency: Mapping[int, float], error: Mapping[int, float]
 ) -> int | None:
-    """Returns in how many windows the way kept its promise; None: it makes none."""
+    """Returns in how many windows the way kept its promise; None: it makes no promise."""
     if way.error_share is None and way.deadline_s is None:
         return None
     return sum(

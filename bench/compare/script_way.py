@@ -23,7 +23,7 @@ from sim.demo.run import free_port
 
 READY_S = 240.0
 QUIET_S = 2.0
-"""Flink's answers are complete when no row has come for this long after rows of the last window."""
+"""Flink's answers are complete if no row has come for this long after rows of the last window."""
 LOW_RATE_BYTES_S, HIGH_LEVEL, LOW_LEVEL = 8 << 10, 19, 6
 """Sites compress raw records with the high level on links of at most this rate."""
 
@@ -87,7 +87,7 @@ class ScriptWay:
 
     def _start_spark(self, words: list[str]) -> None:
         folders = [self.directory / f"records{site}" for site in range(len(self.load.files))]
-        for folder in folders:  # records of an earlier time, so that the first batch is over before the run begins
+        for folder in folders:  # earlier records, so that the first batch ends before the run begins
             folder.mkdir()
             (folder / "before.csv").write_text(f"{self.load.start_ms - 2 * self.load.window_ms},,,\n")
         words = [sys.executable, *words, str(self.answers_file), *map(str, folders)]
@@ -128,7 +128,7 @@ class ScriptWay:
         return len({answer.window for answer in self._given()}) >= self.load.windows
 
     def answers(self) -> dict[int, WindowAnswer]:
-        """Returns the answers by window; the last one of each."""
+        """Returns the last answer of each window."""
         if self.way.kind != "flink":
             return {answer.window: answer for answer in self._given()}
         result: dict[int, WindowAnswer] = {}
@@ -143,7 +143,7 @@ class ScriptWay:
         if not self.answers_file.exists():
             return
         for line in self.answers_file.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):  # the last one may not be written yet
+            if line.endswith("\n"):  # the last line may not be complete yet
                 answer = json.loads(line)
                 if 0 <= answer["window"] < self.load.windows:
                     yield WindowAnswer(answer["window"], answer["given_s"], answer["groups"])

@@ -11,7 +11,7 @@ class Shaper:
 
     Attributes:
         rate_bytes_s: the rate of the link; None: unlimited.
-        delay_s: the time that each packet takes besides waiting and sending.
+        delay_s: the time that each packet takes in addition to waiting and sending.
         queue_bytes: bytes that may wait before the link; a packet that does not fit is dropped.
         is_cut: whether the link is interrupted; packets that are offered meanwhile are dropped.
         passed_bytes: bytes that the link carried.

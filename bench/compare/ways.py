@@ -1,4 +1,4 @@
-"""The ways that are compared: what runs at each site and at the center, and what each way promises."""
+"""The compared ways: what runs at each site and at the center, and what each way promises."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Way:
 def _statements(path: Path) -> int:
     nodes = ast.walk(ast.parse(path.read_text()))
     skipped = (ast.Import, ast.ImportFrom)
-    return sum(isinstance(node, ast.stmt) and not isinstance(node, skipped) for node in nodes) - 1  # its docstring
+    # its docstring is not counted
+    return sum(isinstance(node, ast.stmt) and not isinstance(node, skipped) for node in nodes) - 1
 
 
 RAW, RAW_SAMPLE_10, RAW_SAMPLE_1 = (("raw_site.py", "{level}", rate) for rate in ("1", "0.1", "0.01"))

@@ -18,7 +18,7 @@ COLUMNS = {"package": "string", "country": "string", "size": "int64", "client": 
 
 @dataclass(frozen=True)
 class Workload:
-    """What all ways of a run get.
+    """The input and the truth of all ways of a run.
 
     Attributes:
         files: one per site, with the header `at_ms,package,country,size,client`.
@@ -86,7 +86,7 @@ def prepare(
     """Writes the files and computes the truth of the first windows.
 
     Args:
-        table: may have records of more windows; the largest group is sought in all of them, so that budgets do not
+        table: may have records of more windows. The largest group is the largest of all windows, so that budgets do not
             depend on the number of windows.
         late_share: the share of records that arrive up to half a window after their event time.
     """

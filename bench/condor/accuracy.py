@@ -34,11 +34,12 @@ _STEP = 10_000
 def table_2(
     spark: Any, path: Path, partitions: int, some: Callable[[Iterable[Any]], list[Any]]
 ) -> dict[str, dict[str, float]]:
-    """
+    """Returns the rows of the table: by query, figures by name.
+
     Args:
         path: of the rides, as Parquet files.
         partitions: of the distributed set-up.
-        some: returns the queries that run.
+        some: selects the queries that run.
     """
     rides, df = read_local(path), spark.read.parquet(str(path))
     result = {}

@@ -34,7 +34,7 @@ from edgewater.synopses import (
 T = TypeVar("T")
 REPEATS = 3
 WARM_UPS = 60
-"""Builds of few records before `cost` measures: the JVM compiles the code that plans and starts jobs meanwhile."""
+"""Builds of few records before `cost` measures. Meanwhile the JVM compiles the code that plans and starts jobs."""
 SYNOPSES: dict[str, tuple[Callable[[], Any], str]] = {
     "count-min": (lambda: CountMin(2048, 5), "key"),
     "hyperloglog": (lambda: HyperLogLog(14), "key"),
@@ -56,8 +56,8 @@ class CondorSize:
 
     Attributes:
         rows: records of each data set.
-        repeats: runs of which the median is reported; 0: one that nothing warms up.
-        cases: of each list of synopses, queries or data sets, the number of those that run: the last ones.
+        repeats: runs of which the median is reported; 0: one run without a warm-up.
+        cases: how many of each list of synopses, queries or data sets run: the last ones.
         concurrent: numbers of windows that overlap.
         partitions: partitions of the distributed set-up of table 2.
         made_rides: whether the rides of table 2 are generated.
@@ -73,13 +73,13 @@ class CondorSize:
     work: Literal["bulk", "micro_batches"] = "bulk"
 
     def some(self, cases: Iterable[T]) -> list[T]:
-        """Returns the cases that run."""
+        """Returns the selected cases."""
         return list(cases)[-self.cases :]
 
 
 SMOKE = CondorSize(
     10_000, repeats=0, cases=1, concurrent=(2,), partitions=2, made_rides=True, work="micro_batches"
-)  # each job runs once, which does not repay an optimising compiler
+)  # each job runs once, so an optimising compiler does not pay
 
 
 def session(cores: int, scratch: Path, work: Literal["bulk", "micro_batches"]) -> Any:
@@ -87,7 +87,9 @@ def session(cores: int, scratch: Path, work: Literal["bulk", "micro_batches"]) -
 
 
 def seconds(run: Callable[[], Any], repeats: int) -> float:
-    """Returns the median of several runs, after one that warms up workers and JVM; 0: of that first one."""
+    """Returns the median of several runs, after one run that warms up workers and JVM; with 0 repeats, the time of that
+    run.
+    """
     if repeats:
         run()
     taken = []
@@ -214,7 +216,7 @@ def scan(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, f
 
 
 def _alone(path: Path, synopsis: Any, column: str) -> tuple[bytes, int, int]:
-    """Returns what `build` returns, of one thread that reads two columns in pieces which stay in the cache."""
+    """Returns the result of `build` in one thread, which reads two columns in pieces that stay in the cache."""
     least, most = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     for file in sorted(path.glob("*.parquet")):
         with pq.ParquetFile(file) as opened:

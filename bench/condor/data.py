@@ -18,8 +18,10 @@ _FILES, _LEAST_IN_FILE = 8, 10_000
 
 
 def synthetic(directory: Path, rows: int, *, zipf: bool, late_share: float = 0.0, seed: int = 20_210_714) -> Path:
-    """`rows` records in files of equal size: ts (ms, ascending but for a share moved back by up to 10 s), key
-    (1 to 1000, uniform or Zipf 1.1), value (log-normal)."""
+    """Returns `rows` records in files of equal size: ts (ms), key (1 to 1000, uniform or Zipf 1.1), value (log-normal).
+
+    Times ascend, except for a share of records that is moved back by up to 10 s.
+    """
     name = f"{'zipf' if zipf else 'uniform'}-{rows}-{late_share:g}"
     path = directory / name
     if path.exists():
@@ -43,7 +45,8 @@ def synthetic(directory: Path, rows: int, *, zipf: bool, late_share: float = 0.0
 
 
 def taxi(directory: Path, rows: int, *, made: bool = False) -> Path:
-    """At least `rows` rides: the real ones (or `made` ones), and copies of them a quarter of a year later each.
+    """Returns at least `rows` rides: the real ones (or `made` ones), and copies of them, each a quarter of a year
+    later.
 
     A copy has the same zones and distances, so distinct counts stay and frequencies grow by whole factors.
     """

@@ -22,10 +22,11 @@ def compare(
     consume: Callable[[Any], None],
     some: Callable[[Iterable[Any]], list[Any]],
 ) -> dict[str, dict[str, float]]:
-    """
+    """Compares both, by sketch: seconds, bytes and relative errors.
+
     Args:
-        consume: runs a DataFrame from its source on: a second `collect` would find the first one's shuffle files.
-        some: returns the sketches that are compared.
+        consume: runs a DataFrame from its source on. A second `collect` would reuse the first one's shuffle files.
+        some: selects the sketches to compare.
     """
     from pyspark.sql import functions as F
 

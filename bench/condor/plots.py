@@ -1,4 +1,4 @@
-"""The figures of `bench.condor`: those of the paper's figures 10, 7b, 12 and 11, and COST."""
+"""The figures of `bench.condor`: the paper's figures 10, 7b, 12 and 11, and COST."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from sim.early_answers.summary import oracle_rate, summarise, table
 OUT = Path("bench/out")
 PARTS = ("goals", "robustness", "unsampled", "recorded", "sliding", "baselines")
 MANY_GROUPS = 4
-"""Factor by which studies with 100 groups have fewer windows, since each group has its own trigger."""
+"""Studies with 100 groups have this many times fewer windows, because each group has its own trigger."""
 
 
 def measure(part: str, study: Study, downloads: Path) -> Row:
@@ -75,7 +75,7 @@ def _recorded(study: Study, downloads: Path) -> Row:
 def _studies(windows: int, seed: int, quick: bool, smoke: bool) -> dict[str, list[Study]]:
     parts = {"goals": goal_rows(), "robustness": robustness_rows(), "baselines": baseline_rows()}
     parts |= {"recorded": recorded_rows(), "sliding": sliding_rows(), "unsampled": unsampled_rows()}
-    if smoke:  # one row of each part, and those of the figures
+    if smoke:  # one row of each part, and the rows of the figures
         parts = {name: studies[:1] for name, studies in parts.items() if name != "baselines"} | {
             "baselines": [s for s in parts["baselines"] if s.delays == "EG" and s.algorithm in ("edgewater", "k-slack")]
         }

@@ -1,8 +1,8 @@
 """The error of a function of a sample for which no formula is known: k-means, a regression, a user-defined function.
 
-Eq. 4 of the Aion paper for the mean of the values is no substitute: for k-means it keeps the inertia within 5 % in 98 %
-of windows, but the centroids in 88 % only. Here the function is evaluated on bootstrap resamples, and its error is the
-scatter of their values.
+Eq. 4 of the Aion paper, for the mean of the values, is no substitute. For k-means it keeps the inertia within 5 % in 98
+% of windows, but the centroids in only 88 %. Here the function is evaluated on bootstrap resamples, and its error is
+the scatter of their values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Statistic = Callable[[Any], Any]
 """Maps rows (NumPy array, axis 0) to a number or an array of numbers of a fixed shape."""
 
 Distance = Callable[[FloatArray, FloatArray], float]
-"""Distance of the value of a resample from that of the sample, relative to the latter."""
+"""Distance of the value of a resample from the value of the sample, relative to the latter."""
 
 
 def relative_distance(value: FloatArray, reference: FloatArray) -> float:
@@ -96,8 +96,8 @@ class FunctionSample:
     """The rows of a window that a function needs.
 
     Attributes:
-        size: number of rows, those with the lowest marks.
-        found: the function's value on them and its error.
+        size: number of rows: the rows with the lowest marks.
+        found: the function's value on these rows and its error.
         met: the error is within the target. False: all rows, or all rounds, were not enough.
     """
 

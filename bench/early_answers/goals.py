@@ -8,7 +8,8 @@ from typing import Any
 from center.early import RATE_MARGIN
 
 MOST_RATE = 1.1 * RATE_MARGIN
-"""Largest sampling rate relative to the oracle's. Edges sample with a margin, as they do not keep the other records."""
+"""Largest sampling rate relative to the oracle's. Edges sample with a margin, because they do not store the other
+records."""
 
 
 def least_coverage(confidence: float, trials: int) -> float:
@@ -21,13 +22,13 @@ def check_goals(result: dict[str, Any]) -> list[str]:
     missed = []
     for name in ("goals", "robustness", "unsampled", "recorded", "sliding"):
         for row in (r for r in result.get(name, []) if r["algorithm"] == "edgewater"):
-            what = " ".join(str(row.get(k)) for k in ("scenario", "delays", "measure", "values", "groups", "scope"))
+            case = " ".join(str(row.get(k)) for k in ("scenario", "delays", "measure", "values", "groups", "scope"))
             overlap = row["window_ms"] // (row.get("every_ms") or row["window_ms"])
             windows = row.get("windows_had", row["windows"]) // overlap
             if row["coverage"] < least_coverage(row["confidence"], windows):
-                missed.append(f"coverage {row['coverage']:.3f}: {what}")
+                missed.append(f"coverage {row['coverage']:.3f}: {case}")
             if row["sampling"] and row["oracle_rate"] and row["sampling_rate"] > MOST_RATE * row["oracle_rate"]:
-                missed.append(f"rate {row['sampling_rate'] / row['oracle_rate']:.2f} of the oracle's: {what}")
+                missed.append(f"rate {row['sampling_rate'] / row['oracle_rate']:.2f} of the oracle's: {case}")
     return missed + _against_baselines(result.get("baselines", []))
 
 

@@ -1,9 +1,10 @@
-"""CPU time of arrival statistics and sampling per event, compared with that of the core for the same batches.
+"""CPU time of arrival statistics and sampling per event, compared with the core's CPU time for the same batches.
 
 The batches are those of an edge at its limit of 500,000 events/s; statistics are taken at the report slots of windows
 of 3 s. The core runs alone, and after Arrow's NDJSON reader. At a sampling rate of 1 all values are summed, as for an
-unsampled sum or mean; at 0 none, as for a count. `accuracy_in_core` is the total additional time of an ungrouped sum
-with an accuracy. All variants run alternately on one core; each result is the minimum of several rounds, in CPU time.
+unsampled sum or mean. At 0 no values are summed, as for a count. `accuracy_in_core` is the total additional time of an
+ungrouped sum with an accuracy. All variants run alternately on one core; each result is the minimum of several rounds,
+in CPU time.
 
 `sent_bytes` compares what an edge sends with and without an error budget beside the accuracy.
 """

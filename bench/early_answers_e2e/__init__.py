@@ -1,1 +1,1 @@
-"""Early answers of real processes: latency, coverage and cost against answers that wait for stragglers."""
+"""Early answers of real processes: latency, coverage and cost, compared with answers that wait for stragglers."""

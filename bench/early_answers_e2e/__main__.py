@@ -37,7 +37,7 @@ from sim.demo.run import Demo, free_port
 WINDOW_MS = 3_000
 SETTLE_S = 3.0
 WARM_UP = 5
-"""Windows at the start that are not evaluated, since there is no history of arrivals."""
+"""Windows at the start that are not evaluated, because there is no history of arrivals yet."""
 ERROR = 0.05
 GOAL_P95_MS = 500
 QUERIES = ("aion", "fixed")

@@ -19,7 +19,7 @@ class MachineSnapshot:
     """A snapshot of the machine and of a tree of processes.
 
     Attributes:
-        stalled_us: time, since ever, during which some thread of the machine waited for a core.
+        stalled_us: time since boot during which some thread of the machine waited for a core.
         ran_ns, waited_ns: by thread of the tree, time on a core and time ready to run without one.
     """
 

@@ -26,7 +26,7 @@ FIRST_MS = 1_600_000_000_000
 
 
 def start(directory: Path) -> tuple[Demo, float]:
-    """Starts a new center; yields it and the seconds until it was ready."""
+    """Starts a new center. Yields it and the seconds until it was ready."""
     demo = Demo(directory, 1.0)
     began = time.perf_counter()
     demo.start_center()
@@ -107,7 +107,11 @@ class Load:
         listened: list[str] | None = None,
         edges: Sequence[str] = (EDGE,),
     ) -> None:
-        """Args: listened: the queries with a live stream; None: all."""
+        """Connects the edges and listens.
+
+        Args:
+            listened: the queries with a live stream; None: all.
+        """
         self.demo, self.names = demo, names
         self._listened = names if listened is None else listened
         self.edges = [SyntheticEdge(f"127.0.0.1:{demo.gateway_port}", edge) for edge in edges]
@@ -134,7 +138,7 @@ class Load:
         """Listens to live answers, restricted to one group, so that rendering does not dominate."""
         one_group, resume = {"group": "key:key-00000"}, dict[str, str]()
         async with httpx.AsyncClient(base_url=self.demo.url, timeout=None) as client:
-            while True:  # the API ends its streams when its database is away
+            while True:  # the API ends its streams when its database is unreachable
                 url = f"/v1/queries/{name}/live"
                 async with client.stream("GET", url, params=one_group, headers=resume) as stream:
                     if stream.status_code < 500:
@@ -152,7 +156,7 @@ class Load:
         await self._until(lambda: sent.keys() <= self.answered_at.keys())
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Raises the error of the uplink or the listener, or TimeoutError."""
+        """Waits for a condition. Raises the error of the uplink or the listener, or TimeoutError."""
         async with asyncio.timeout(300):
             while not condition():
                 for task in self._tasks:

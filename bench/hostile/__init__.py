@@ -1,1 +1,1 @@
-"""Fuzzers of what comes from outside. `python -m bench.hostile` runs them; `targets.register` adds one."""
+"""Fuzzers of input from outside. `python -m bench.hostile` runs them; `targets.register` adds a target."""

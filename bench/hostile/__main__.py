@@ -1,10 +1,10 @@
-"""`python -m bench.hostile [--seconds 60] [--seed 1] [--only partial/kll]`: fuzzes what comes from outside.
+"""`python -m bench.hostile [--seconds 60] [--seed 1] [--only partial/kll]`: fuzzes input from outside.
 
 Every target gets an equal part of the time. A mutant is made from an honest input, or from a mutant that the target
 accepted; each target has its own generator, so that `--only` repeats its mutants. Failures are: an error outside the
 tree of `edgewater.model.errors`, a warning (a number that is not one), a run that takes more CPU time than the target's
-seconds, and memory beyond its bound, which is measured for one mutant in `--measure`. The first failures of each target
-are written to `bench/out/hostile` as hex, and `--replay FILE` runs one again.
+seconds, and memory beyond its bound. Memory is measured for one mutant in `--measure`. The first failures of each
+target are written to `bench/out/hostile` as hex, and `--replay FILE` runs one again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from bench.hostile.targets import Target, all_targets
 OUT = Path("bench/out/hostile")
 MEMORY_BYTES = 3 << 30
 KEPT = 400  # accepted mutants per target
-_TRACING = 10  # times slower, at most, while memory is measured
-SHOWN = 5  # failures of one place in the code that are written
+_TRACING = 10  # factor by which measuring memory slows a run down, at most
+SHOWN = 5  # maximum failures of one place in the code that are written
 
 
 class Hung(Exception):
@@ -50,12 +50,12 @@ class Outcome:
     slowest_ms: float = 0.0
     slowest_bytes: int = 0
     peak_bytes: int = 0
-    peak_share: float = 0.0  # of the limit
+    peak_share: float = 0.0  # maximum share of the limit
     seconds: float = 0.0
 
 
 def fuzz(target: Target, seed: int, seconds: float, mutants: int | None, measure: int) -> Outcome:
-    """Runs mutants of a target for some time, or a number of them and of the inputs that they are made from."""
+    """Runs mutants of a target for some time, or a number of mutants, and the inputs that they are made from."""
     signal.signal(signal.SIGPROF, _on_alarm)
     rng = np.random.default_rng([seed, zlib.crc32(target.name.encode())])
     corpus = target.corpus()
@@ -93,7 +93,7 @@ def fuzz(target: Target, seed: int, seconds: float, mutants: int | None, measure
 
 
 def _run(target: Target, data: bytes, measured: bool, outcome: Outcome) -> bool:
-    """Runs one input; returns whether it was accepted. Raises what is a failure."""
+    """Runs one input. Returns whether it was accepted. Raises an exception for a failure."""
     signal.setitimer(signal.ITIMER_PROF, target.seconds * (_TRACING if measured else 1))
     if measured:
         tracemalloc.start()
@@ -175,7 +175,7 @@ def main(
     smoke: bool,
     replay: Path | None,
 ) -> None:
-    """Fuzzes what comes from outside, and ends with 1 if anything fails."""
+    """Fuzzes input from outside, and ends with 1 if anything fails."""
     targets = {n: t for n, t in all_targets().items() if not only or n.startswith(only)}
     if not targets:
         raise click.BadParameter(f"none of {', '.join(all_targets())}", param_hint="--only")

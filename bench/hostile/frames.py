@@ -91,7 +91,7 @@ def run_frame(data: bytes) -> None:
 
 
 def frame_limit(data: bytes) -> int:
-    """Returns what a body of the largest size takes twice: what a frame's few bytes decompress to is counted by it."""
+    """Returns twice the memory of a body of the largest size. A frame of few bytes may decompress to it."""
     return 3 * MAX_BODY_BYTES
 
 

@@ -1,7 +1,7 @@
-"""``python -m bench.hostile.live_clients``: what 1,500 live clients cost those who ask something else.
+"""``python -m bench.hostile.live_clients``: the effect of 1,500 live clients on other requests.
 
-A real API process serves one query, for which an answer is given every second. While that many clients take its live
-stream, `/v1/queries` is asked on a connection of its own, and each answer's way to the live clients is timed. With
+A real API process serves one query, for which an answer is given every second. While that many clients read its live
+stream, `/v1/queries` is requested on a separate connection, and each answer's way to the live clients is timed. With
 ``--other DIR`` the API of another checkout is measured in the same run.
 
     python -m bench.hostile.live_clients --clients 1500 --seconds 20 --other /tmp/before
@@ -81,7 +81,7 @@ class Job:
 
 
 class LiveClient(asyncio.Protocol):
-    """Takes a live stream; `seen` has the time at which the first client, and the last one, had each answer."""
+    """Reads a live stream; `seen` has the times at which the first client and the last client had each answer."""
 
     seen: dict[int, list[float]] = {}
     connected, served = 0, 0
@@ -107,7 +107,10 @@ class LiveClient(asyncio.Protocol):
 
 
 def take_streams(port: int, clients: int) -> None:
-    """The process of the live clients: until its input ends; then the times at which answers came, as JSON."""
+    """Runs the process of the live clients until its input ends.
+
+    Then it prints the times at which answers came, as JSON.
+    """
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -127,7 +130,7 @@ def take_streams(port: int, clients: int) -> None:
 
 @contextmanager
 def api(checkout: Path, data: Path) -> Iterator[tuple[int, psutil.Process]]:
-    """The API of a checkout as a process of its own."""
+    """Runs the API of a checkout as a separate process."""
     port = free_port()
     argv = [sys.executable, "-m", "edgewater", "center", "api", "--data-dir", str(data), "--log-level", "error"]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
@@ -148,7 +151,7 @@ def api(checkout: Path, data: Path) -> Iterator[tuple[int, psutil.Process]]:
 
 
 def ask(port: int, path: str) -> float:
-    """Seconds that a request takes, on a connection of its own."""
+    """Returns the seconds that a request takes, on a separate connection."""
     began = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:

@@ -71,7 +71,10 @@ def sealed(body: bytes) -> bytes:
 
 
 def mutated_synopsis(data: bytes, rng: Rng) -> bytes:
-    """Changes fields of a sealed synopsis, or of one that it contains; one in eight: the bytes of the message."""
+    """Changes fields of a sealed synopsis, or of a nested one.
+
+    In one of eight cases it changes the bytes of the message.
+    """
     try:
         message = codec.unseal(data)
     except SynopsisError:
@@ -87,7 +90,7 @@ def mutated_synopsis(data: bytes, rng: Rng) -> bytes:
         change(within, rng)
     try:
         return codec.seal(message)
-    except ValueError:  # more than protobuf writes
+    except ValueError:  # protobuf writes no such number
         return data
 
 
@@ -244,7 +247,7 @@ def _put(array: Array, values: np.ndarray[Any, Any]) -> None:
 
 
 def _change_length(message: Synopsis, rng: Rng) -> None:
-    """Changes the length of all arrays that have one length, as for more or fewer groups, or rows."""
+    """Changes the length of all arrays that have one length, as for another number of groups or rows."""
     arrays = [a for a in message.arrays if a.encoding == Array.FIXED and len(a.shape) == 1]
     if not arrays:
         return

@@ -65,7 +65,7 @@ def _arrow(compression: str | None) -> list[bytes]:
 
 
 def _mutated_text(data: bytes, rng: Rng) -> bytes:
-    """Changes bytes, or puts in what the format gives a meaning."""
+    """Changes bytes, or inserts characters with a meaning in the format."""
     if rng.random() < 0.5:
         return mutated_bytes(data, rng)
     at = int(rng.integers(len(data) + 1))

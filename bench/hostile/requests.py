@@ -1,4 +1,4 @@
-"""Targets: what people and programs send to the center's API: queries, expressions, and whole requests.
+"""Targets: input of people and programs to the center's API: queries, expressions, and whole requests.
 
 A request is the bytes of HTTP/1.1, which h11 reads as the server does, given to the real application over real stores.
 A response 5xx is a failure.
@@ -69,7 +69,7 @@ READS = (
 
 
 def mutated_text(data: bytes, rng: Rng) -> bytes:
-    """Inserts pieces, alone and often, repeats and removes parts; one in four: changes bytes."""
+    """Inserts pieces, once or often, repeats and removes parts. In one of four cases it changes bytes."""
     if rng.random() < 0.25:
         return mutated_bytes(data, rng)
     for _ in range(1 + int(rng.integers(3))):
@@ -90,7 +90,7 @@ def mutated_text(data: bytes, rng: Rng) -> bytes:
 
 @functools.cache
 def application() -> tuple[FastAPI, Catalog, asyncio.AbstractEventLoop]:
-    """The API over stores with a query that has an answer; they are removed with the process."""
+    """Returns the API over stores with a query that has an answer. The stores are removed with the process."""
     path = Path(tempfile.mkdtemp(prefix="edgewater-hostile-"))
     catalog, results = Catalog(f"sqlite:///{path}/catalog.db"), ResultStore(f"sqlite:///{path}/results.db")
     streams = [StreamRecord("flights", COLUMNS, LIVE)]
@@ -127,7 +127,10 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def send(data: bytes) -> int:
-    """The status of the response to a request. Raises h11.RemoteProtocolError, and AssertionError for a status 5xx."""
+    """Returns the status of the response to a request.
+
+    Raises h11.RemoteProtocolError, and AssertionError for a status 5xx.
+    """
     app, catalog, loop = application()
     parser = h11.Connection(h11.SERVER, 16 << 10)
     parser.receive_data(data)
@@ -174,7 +177,7 @@ async def _response(app: FastAPI, scope: dict[str, Any], body: bytes) -> int:
 
 
 def requests() -> list[bytes]:
-    """Honest requests: every route, and every kind of parameter."""
+    """Returns honest requests: every route, and every kind of parameter."""
     heads = [f"GET /v1/queries/n{path}" for path in READS]
     heads += [f"GET {path}" for path in ("/v1/queries", "/v1/edges", "/v1/edges/e", "/v1/alarms?limit=3", "/v1/live")]
     heads += [f"GET {path}" for path in ("/v1/quarantine", "/v1/quarantine/n@1/7", "/readyz", "/docs", "/openapi.json")]
@@ -192,7 +195,7 @@ def requests() -> list[bytes]:
 
 
 def mutated_request(data: bytes, rng: Rng) -> bytes:
-    """Changes the target, a header, or the body, whose length stays right."""
+    """Changes the target, a header, or the body. The stated length of the body stays right."""
     head, _, rest = data.partition(b"\r\n\r\n")
     if b"chunked" in head and rng.random() < 0.7:
         size, _, body = rest.partition(b"\r\n")
@@ -220,7 +223,7 @@ def parse(kind: str, data: bytes) -> None:
 
 
 def unlimited(_: bytes) -> None:
-    """The memory of a parser is not in proportion to its text; the process' limit is what bounds it."""
+    """Sets no limit: a parser's memory is not proportional to its text. The process' limit bounds it."""
 
 
 _QUERIES = [EXAMPLE_SPEC, SPEC, *({**SPEC, "where": e} for e in EXPRESSIONS)]

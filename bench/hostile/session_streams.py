@@ -75,7 +75,7 @@ def run_stream(data: bytes) -> None:
 
 
 def stream_limit(data: bytes) -> int:
-    """Returns what a message of the largest size takes: the buffer, its bytes, and the message that is read of them."""
+    """Returns the memory of a message of the largest size: the buffer, its bytes, and the parsed message."""
     return 4 * MAX_MESSAGE_BYTES + unpacker_bytes(WINDOW_LOG) + 8 * len(data)
 
 

@@ -1,6 +1,7 @@
-"""Targets: what edges state beside their partials, as the gateway checks it and as the ledger and the allocator use it.
+"""Targets: statements of edges beside their partials, as the gateway checks them and the ledger and the allocator use
+them.
 
-The invariant: a statement that cannot be true neither keeps a contract nor hides what another edge states.
+The invariant: a statement that cannot be true neither keeps a contract nor hides another edge's statement.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ OVER = SliceClose(
     NOW_MS, 9, 0,
     (Withheld("s", 1e6, 0.0, 1, rest=Rest(3, (1e6, 1e-11))), Withheld("m", 1e6, 0.0, 1, rest=Rest(1, (1e6,)))),
 )  # fmt: skip
-"""Honest, and more than the budget."""
+"""An honest amount that exceeds the budget."""
 
 
 def mutated_message(kind: type[Message], data: bytes, rng: Rng) -> bytes:
@@ -80,7 +81,7 @@ def _set_number(message: Any, rng: Rng) -> None:
                 held.append(value)
             else:
                 setattr(message, field.name, value)
-        except ValueError:  # beyond the type
+        except ValueError:  # beyond the range of the type
             setattr(message, field.name, -1 if field.type == FieldDescriptor.TYPE_INT64 else 0)
 
 
@@ -157,7 +158,7 @@ def run_report(data: bytes) -> None:
 
 
 def _own(allocator: BudgetAllocator) -> Any:
-    """Returns what an honest edge reports: the last grant, confirmed."""
+    """Returns an honest edge's report: the last grant, confirmed."""
     grant = allocator.grants().get(HONEST)
     _, honest = read_budget_report(HONEST, pb.FromEdge.FromString(honest_reports()[1]).budget_report)
     if grant is None:

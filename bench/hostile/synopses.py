@@ -1,7 +1,7 @@
 """Targets: partials of every function that a query may name, and every kind of synopsis that `from_bytes` reads.
 
-A partial goes the way of an edge's: the gateway's check, a merge with honest ones, answers, and the merged bytes, which
-have to be readable again; otherwise one partial would cost those of all edges.
+A partial is processed like an edge's partial: the gateway's check, a merge with honest partials, answers, and the
+merged bytes. These have to be readable again; otherwise one partial would make the partials of all edges unreadable.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def batch(rows: int, seed: int) -> pa.RecordBatch:
 
 
 def partial(spec: QuerySpec, rows: int, seed: int) -> bytes:
-    """Returns what an edge ships of records."""
+    """Returns the partial that an edge ships for records."""
     bound, records = spec.bind(COLUMNS), batch(rows, seed)
     stacks = {m.measure.name: m.measure.stack(m.argument.type if m.argument else None) for m in bound.measures}
     aggregate = GroupedAggregate(dict(zip(spec.group_by, bound.group_types, strict=True)), stacks)
@@ -112,8 +112,9 @@ def partial(spec: QuerySpec, rows: int, seed: int) -> bytes:
 
 @dataclass
 class Partials:
-    """The way of the partials of one function, of several queries. A mutant belongs to the query whose parameters it
-    has, or to the first."""
+    """The way of the partials of one function, of several queries. A mutant belongs to the query with the same
+    parameters, or to the first query.
+    """
 
     calls: tuple[str, ...]
     checks: list[PartialCheck] = field(default_factory=list)
@@ -137,7 +138,7 @@ class Partials:
         return self.checks[self.numbers.get(_header(data), 0)].check(data)
 
     def limit(self, data: bytes) -> int | None:
-        """Returns four times the decoded bytes, twice for the answers; None for what the check refuses."""
+        """Returns four times the decoded bytes, twice for the answers; None for bytes that the check refuses."""
         try:
             return 8 * self.check(data).state_bytes + (4 << 20)
         except SynopsisError:
@@ -149,7 +150,7 @@ class Partials:
         try:
             self.checks[number].check(data)
         except SynopsisError as exc:
-            # The job does not get it, but frames that are older than the check may have it.
+            # The job does not get it, but frames that are older than the check may contain it.
             error = exc
         _, one, few, many = self.honest[number]
         partials = [few, data, many, one]
@@ -177,7 +178,7 @@ class Partials:
 
 
 def _require_refused(partials: list[bytes]) -> None:
-    """Raises AssertionError if partials merge of which one is refused by itself."""
+    """Raises AssertionError if a merge accepts a partial that is refused by itself."""
     with suppress(SynopsisError):
         GroupedAggregate.merge_bytes(partials)
         raise AssertionError("merged with honest partials, what is refused by itself is accepted")
@@ -195,7 +196,7 @@ def evaluate(aggregate: GroupedAggregate) -> None:
 
 
 def answers(stack: Any) -> None:
-    """Asks everything that a stack answers."""
+    """Asks all questions that a stack answers."""
     for of in ("float64", "string"):
         try:
             Subject("mutant", lambda: stack, of).answers(stack)

@@ -1,4 +1,4 @@
-"""What is fuzzed: a `Target` has honest inputs, a mutator, and a run that returns or raises.
+"""The targets of the fuzzers. A `Target` has honest inputs, a mutator, and a run that returns or raises.
 
 A module that defines targets calls `register` for each and is listed in `MODULES`.
 """
@@ -35,11 +35,11 @@ class Target:
 
     Attributes:
         corpus: returns honest inputs. It is called once, before anything is measured.
-        run: processes an input as the product does. It may return, or raise one of `errors`; anything else is a
+        run: processes an input as the product does. It may return, or raise one of `errors`. Any other exception is a
             failure, and so is a warning.
         mutate: returns a changed input; the default changes bytes.
         errors: the errors that an input may raise.
-        limit: returns the bytes of memory that a run of an input may take; None: those of the process.
+        limit: returns the bytes of memory that a run of an input may take; None: the limit of the process.
         seconds: CPU time that a run may take.
     """
 

@@ -1,7 +1,7 @@
 """`python -m bench.scale`: all measurements of this package, as JSON and in bench/out/scale.json.
 
 All of them take about half an hour. With `--only` they can be made in pieces: the file keeps the rows of the other
-parts, and its headlines are of all that are there.
+parts, and its headlines use all rows of the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HEADLINES = {
     "edge_rss_mib": ("edge", edge_process.HEADLINE, "rss_mib"),
     "drivers_ratio": ("drivers", "ratio"),
 }
-"""What the document has at its top, and where it comes from; the whole of each part is under ``rows``."""
+"""The document's headlines, and the rows that they are taken from. The whole of each part is under ``rows``."""
 
 
 @click.command()
@@ -52,7 +52,10 @@ HEADLINES = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, and nothing else.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: a few frames each.")
 def main(only: tuple[str, ...], as_json: bool, smoke: bool) -> None:
-    """Measure what one center and one edge take. CPU seconds are by kind of process, the load generator's apart."""
+    """Measure the load that one center and one edge can take.
+
+    CPU seconds are by kind of process, without the load generator.
+    """
     file = OUT / ("smoke.json" if smoke else "scale.json")
     rows: dict[str, Any] = json.loads(file.read_text())["rows"] if only and file.exists() else {}
     OUT.mkdir(parents=True, exist_ok=True)
@@ -61,16 +64,16 @@ def main(only: tuple[str, ...], as_json: bool, smoke: bool) -> None:
         rows[part] = PARTS[part](smoke)
         click.echo(f"{part}: {json.dumps(rows[part])}", err=as_json)
         document = {name: _at(rows, path) for name, path in HEADLINES.items() if path[0] in rows} | {"rows": rows}
-        file.write_text(json.dumps(document, indent=2) + "\n")  # a later part may fail
+        file.write_text(json.dumps(document, indent=2) + "\n")  # written after each part, because a later part may fail
     if as_json:
         click.echo(json.dumps(document))
 
 
 def _at(rows: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    found: Any = rows
+    value: Any = rows
     for key in path:
-        found = found[key]
-    return found
+        value = value[key]
+    return value
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""What 10,000 edges and 1,000 queries cost the catalog and a gateway's plan, without a network: CPU, rows and bytes."""
+"""The cost of 10,000 edges and 1,000 queries for the catalog and a gateway's plan, without a network.
+
+CPU, rows and bytes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ EDGES, QUERIES = 10_000, 1_000
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """CPU of each part, in µs per edge, row or pair; every query expects every edge."""
+    """Returns the CPU of each part, in µs per edge, row or pair; every query expects every edge."""
     count, queries = (300, 5) if smoke else (EDGES, QUERIES)
     edges = [EdgeId(f"e{number:05}") for number in range(count)]
     stream = StreamRecord(STREAM, {"key": pa.string(), "value": pa.int64()}, LIVE)
@@ -71,7 +74,7 @@ def measure(smoke: bool) -> dict[str, Any]:
             "assignment_bytes_per_edge": plan().assignment(edges[0], BudgetSnapshot()).queries.message.ByteSize(),
         }
         catalog.close()
-        rows = count + 5 * count  # of edges, and their statuses; an incarnation is counted with its edge
+        rows = count + 5 * count  # of edges, and their statuses; the row of an incarnation counts with its edge
         return result | {"catalog_bytes_per_row": round(path.stat().st_size / rows)}
 
 

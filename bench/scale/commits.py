@@ -29,7 +29,7 @@ EDGE, STEP_MS = EdgeId("jfk"), 1000
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """µs of CPU per frame of each step, fsyncs and segments per commit; one commit a window."""
+    """Returns µs of CPU per frame of each step, fsyncs and segments per commit; one commit a window."""
     queries, windows = (20, 2) if smoke else (500, 6)
     with tempfile.TemporaryDirectory() as directory:
         return _measure(Path(directory), queries, windows)
@@ -56,7 +56,7 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
 
     partial, start = synopsis(1, 0), dict[str, int]()
     for window in range(windows + 1):
-        if window == 1:  # the first one warms up
+        if window == 1:  # the first window warms up
             used_s.clear()
         start_ms, seq = window * STEP_MS, window * queries
         closed = FrameBody(start_ms + STEP_MS, (Partial(start_ms, partial),), (SliceClose(start_ms, 1, 0),))

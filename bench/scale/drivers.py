@@ -1,6 +1,6 @@
 """One and two drivers apply the same prepared frames, each its partition of the queries, over one PostgreSQL.
 
-On two cores a second driver takes what the first one and the database need. So the kernel gives each driver with its
+On two cores a second driver competes with the first driver and the database. So the kernel gives each driver with its
 JVM and Python workers a share of a core (a quota of its control group), as on slow machines of their own.
 """
 
@@ -35,12 +35,12 @@ from tests.center.postgres import PostgresServer, find_binaries, serving
 
 QUERIES, WINDOWS = 12, 200
 SETTLED, ENDED = 0.4, 0.97
-"""The parts of the frames between which the rate is taken, and drivers have their share of a core."""
+"""The rate is measured between these fractions of the frames. In this time, drivers have their share of a core."""
 SHARE = 0.4
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """A row per number of drivers, and the ratio of their rates."""
+    """Returns a row per number of drivers, and the ratio of their rates."""
     require_java(os.environ)
     if not os.access(CPU_GROUPS, os.W_OK):
         return {"ratio": None, "not_measured": f"{CPU_GROUPS} cannot be written"}
@@ -74,7 +74,7 @@ def _apply(directory: Path, server: PostgresServer, drivers: int, windows: int) 
         end_s = time.monotonic() + WITHIN_S
 
         def applied() -> list[float]:
-            """The part of each partition's frames that is applied."""
+            """Returns the fraction of each partition's frames that is applied."""
             if time.monotonic() > end_s or any(job.poll() is not None for job in jobs):
                 raise RuntimeError((directory / "job-0.log").read_text()[-2_000:])
             time.sleep(0.02)
@@ -99,5 +99,5 @@ def _apply(directory: Path, server: PostgresServer, drivers: int, windows: int) 
 
 
 def _part(partition: QueryPartition) -> float:
-    """The part of the queries that is in a partition."""
+    """Returns the fraction of the queries that is in a partition."""
     return sum(f"x{number}@1" in partition for number in range(QUERIES)) / QUERIES

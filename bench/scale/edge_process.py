@@ -1,4 +1,4 @@
-"""What one edge costs by records per second: CPU time and memory of a real agent, with a real gateway and no job."""
+"""The cost of one edge by records per second: CPU time and memory of a real agent, with a real gateway and no job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ REST, HEADLINE = "at rest", "1000 records/s, replayed, exact"
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """Rows by input, rate and budget: percent of a core, MiB, and ms from a window's end until its last frame has come.
+    """Returns rows by input, rate and budget: percent of a core, MiB, and ms from a window's end until its last frame
+    arrived.
 
     Then an edge at rest, and the CPU time of commands.
     """
@@ -209,7 +210,7 @@ def _memory_mib(process: psutil.Process) -> dict[str, float]:
 
 
 def _cli_cpu_s(words: str) -> float:
-    """Returns the CPU seconds of a command, the least of three runs."""
+    """Returns the CPU seconds of a command, the minimum of three runs."""
     used = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

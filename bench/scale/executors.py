@@ -1,9 +1,9 @@
 """One and two executors of a Spark cluster merge the same prepared log: no gateway and no load generator runs.
 
-The cluster is Spark's standalone master with workers of one core each, all on this machine, and the driver runs on it
-too: on two cores the second executor competes with the driver. So there are two more rows in which the kernel gives
-each executor a share of a core (a quota of its control group), as on slow machines of their own, and the driver has
-the rest; and besides each rate there is the CPU of each part.
+The cluster is Spark's standalone master with workers of one core each, all on this machine. The driver runs on it too,
+so on two cores the second executor competes with the driver. Two more rows avoid this: the kernel gives each executor a
+share of a core (a quota of its control group), as on slow machines of their own, and the driver has the remaining CPU.
+Beside each rate there is the CPU of each part.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ from sim.demo.run import free_port
 
 PARTIALS, WINDOWS = 32, 600
 SETTLED = 0.7
-"""The part of the frames after which the rate is taken. Each JVM compiles until then, which is as much work again with
-each executor, and none of the frames'."""
+"""The fraction of the frames after which the rate is measured. Each JVM compiles until then. This is as much work again
+per executor, and not work of the frames."""
 WITHIN_S = 240.0
 DRIVER_MEMORY, EXECUTOR_MEMORY = "1g", "768m"
 SHARE = 0.3
-"""Of a core, in the rows with slow executors: two of them leave the driver more than it needs."""
+"""Share of a core of each executor, in the rows with slow executors. Two of them leave the driver more than it
+needs.
+"""
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")
-"""Where control groups (version 1) with a CPU quota are made; writing there needs root."""
+"""Directory of control groups (version 1) with a CPU quota. Writing there needs root."""
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """A row per number of executors, and the ratio of their rates."""
+    """Returns a row per number of executors, and the ratio of their rates."""
     require_java(os.environ)
     windows = 3 if smoke else WINDOWS
     with tempfile.TemporaryDirectory() as name:
@@ -74,12 +76,12 @@ def measure(smoke: bool) -> dict[str, Any]:
 
 
 def rate_ratio(one: dict[str, Any], two: dict[str, Any]) -> float | None:
-    """Of the rates of two executors and one; None if either merged all in one batch."""
+    """Returns the ratio of the rates of two executors and one; None if either merged all partials in one batch."""
     return round(two["partials_s"] / one["partials_s"], 2) if one["partials_s"] and two["partials_s"] else None
 
 
 async def prepare(directory: Path, catalog_url: str, windows: int, queries: int) -> int:
-    """Ships the frames of all windows of so many queries to a gateway; returns their number."""
+    """Ships the frames of all windows of these queries to a gateway. Returns their number."""
     catalog = Catalog(catalog_url)
     names = [f"x{i}" for i in range(queries)]
     for name in names:
@@ -130,11 +132,11 @@ def _merge(directory: Path, executors: int, frames: int, share: float | None) ->
 
         while (first := consumed()) < SETTLED * frames:
             pass
-        if share is not None:  # now, since a slow start of a JVM is not what is measured
+        if share is not None:  # set now, because the slow start of a JVM is not measured
             for worker in cluster:
                 stack.enter_context(limited(worker.pid, share))
             batch = first
-            while (first := consumed()) == batch < frames:  # the batch that began before
+            while (first := consumed()) == batch < frames:  # waits for the batch that began before
                 pass
         before, at_s = _cpu(job, cluster), time.perf_counter()
         while (last := consumed()) < frames:
@@ -144,9 +146,9 @@ def _merge(directory: Path, executors: int, frames: int, share: float | None) ->
 
 
 def rate_row(partials: int, seconds: float, cpu_s: Mapping[str, float]) -> dict[str, Any]:
-    """The rate of so many partials, and the CPU of each by kind of process."""
+    """Returns the rate of these partials, and the CPU of each by kind of process."""
     if not partials:
-        return {"partials_s": None, "partials": 0}  # all in one batch
+        return {"partials_s": None, "partials": 0}  # all partials were in one batch
     return {
         "partials_s": round(partials / seconds, 1),
         "partials": partials,
@@ -157,7 +159,7 @@ def rate_row(partials: int, seconds: float, cpu_s: Mapping[str, float]) -> dict[
 
 @contextlib.contextmanager
 def limited(root: int, share: float) -> Iterator[None]:
-    """Gives a process, all below it and all that they start this share of a core."""
+    """Gives a process, its descendants and all that they start this share of a core."""
     group = CPU_GROUPS / f"edgewater-bench-{root}"
     group.mkdir()
     try:
@@ -176,7 +178,7 @@ def limited(root: int, share: float) -> Iterator[None]:
 
 
 def spark_settings(master: str, executors: int) -> dict[str, Any]:
-    """The settings of a center whose job runs on the cluster."""
+    """Returns the settings of a center whose job runs on the cluster."""
     return {
         "master": master,
         "driver_memory": DRIVER_MEMORY,
@@ -193,7 +195,7 @@ def spark_settings(master: str, executors: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def standalone_cluster(directory: Path, executors: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """The URL of a master, and its workers, of a core each."""
+    """Yields the URL of a master, and its workers with one core each."""
     jars, port = Path(pyspark.__file__).parent / "jars", free_port()
     java = ["java", "-Xmx256m", "-cp", f"{jars}/*"]
     listen = ["--host", "127.0.0.1", "--port"]
@@ -247,7 +249,7 @@ def _await_line(log: Path, text: str) -> None:
 
 
 def cpu_of_tree(root: int) -> float:
-    """CPU seconds of a process and all below it."""
+    """Returns the CPU seconds of a process and its descendants."""
     total, process = 0.0, psutil.Process(root)
     for each in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
@@ -257,5 +259,5 @@ def cpu_of_tree(root: int) -> float:
 
 
 def _cpu(job: subprocess.Popen[bytes], cluster: list[subprocess.Popen[bytes]]) -> dict[str, float]:
-    """CPU seconds of the driver's processes, and of the executors', JVMs and Python workers."""
+    """Returns the CPU seconds of the driver's processes, and of the executors' JVMs and Python workers."""
     return {"driver": cpu_of_tree(job.pid), "executors": sum(cpu_of_tree(worker.pid) for worker in cluster)}

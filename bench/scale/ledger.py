@@ -1,4 +1,4 @@
-"""What a batch costs the ledger and its store when a query has many edges: CPU, and bytes of rows that it writes."""
+"""The cost of a batch for the ledger and its store when a query has many edges: CPU, and bytes of written rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPEC = {"name": "q", "from": "load", "measures": {"n": "count()"}, "window": {"t
 
 
 class Edges:
-    """A ledger with one query, of which each edge has closed a window."""
+    """A ledger with one query. Each edge has closed a window of it."""
 
     def __init__(self, count: int) -> None:
         self.ledger, self.count, self._position = Ledger(), count, 0
@@ -31,7 +31,7 @@ class Edges:
         self.batch(range(count), 0)
 
     def batch(self, edges: Iterable[int], window: int) -> int:
-        """Applies a frame of each edge, which closes a window; returns the bytes of the rows that change."""
+        """Applies a frame of each edge, which closes a window. Returns the bytes of the changed rows."""
         frames = []
         for number in edges:
             self._position += 1
@@ -45,8 +45,9 @@ class Edges:
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """By number of edges: batches of frames of 1 and of 32 edges, and of all, and what a takeover loads; then the same
-    with all edges in one row."""
+    """Returns, by number of edges, batches of frames of 1, 32 and all edges, and the load of a takeover. Then the same
+    with all edges in one row.
+    """
     counts = (100,) if smoke else (100, 1_000, 5_000)
     parts = {str(count): _measure(count) for count in counts}
     with patch.object(stored_state, "EDGES_PER_PART", 1 << 30):
@@ -69,7 +70,9 @@ def _measure(count: int) -> dict[str, Any]:
 
 
 def _statements() -> float:
-    """CPU of uniting what 20 edges withhold in the 60 slices of a sliding window, as each of its answers states it."""
+    """Returns the CPU of uniting the withheld values of 20 edges in the 60 slices of a sliding window, for each of its
+    answers.
+    """
     spec = QuerySpec.from_mapping(
         {**SPEC, "window": {"sliding": "60s", "every": "1s"}, "measures": {"n": "count()", "s": "sum(x)"}}
     )

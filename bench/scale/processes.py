@@ -1,4 +1,4 @@
-"""The processes of a center: which is which, and the CPU time that each has used."""
+"""The processes of a center: their kinds, and the CPU time that each has used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METERED = "gateway", "spark"
 
 
 def kind_of(process: psutil.Process) -> str:
-    """The part of a center that a process of its tree belongs to."""
+    """Returns the part of a center that a process of its tree belongs to."""
     command = process.cmdline()
     if command and "java" in command[0]:
         return "jvm"
@@ -30,7 +30,7 @@ def kind_of(process: psutil.Process) -> str:
 
 
 class CpuMeter:
-    """CPU seconds by kind of process since it was made. Processes that have ended in between are missing."""
+    """CPU seconds by kind of process since it was made. Processes that have ended meanwhile are missing."""
 
     def __init__(self, demo: Demo) -> None:
         self._center = psutil.Process(demo.processes["center"].pid)
@@ -48,7 +48,7 @@ class CpuMeter:
         return used
 
     def seconds(self) -> dict[str, float]:
-        """By kind, and ``wall``."""
+        """Returns the CPU seconds by kind, and ``wall``."""
         used: dict[str, float] = {}
         for (pid, kind), now_s in self._read().items():
             used[kind] = used.get(kind, 0.0) + now_s - self._before.get((pid, kind), 0.0)
@@ -58,7 +58,7 @@ class CpuMeter:
 
 
 def started(directory: Path, settings: dict[str, Any]) -> tuple[Demo, dict[str, float]]:
-    """A center with these settings that is ready, and the CPU seconds by process that its start has cost."""
+    """Starts a center with these settings. Returns it when it is ready, and the CPU seconds of its start by process."""
     demo, began_s = Demo(directory, 1.0, settings=settings), time.perf_counter()
     try:
         demo.start_center()
@@ -74,7 +74,7 @@ def started(directory: Path, settings: dict[str, Any]) -> tuple[Demo, dict[str, 
 
 
 def metered(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a center whose gateway and job serve their metrics, for `counters`."""
+    """Returns the settings of a center whose gateway and job serve their metrics, for `counters`."""
     served = dict(settings)
     for section in METERED:
         served[section] = {**served.get(section, {}), "metrics": f"127.0.0.1:{free_port()}"}
@@ -82,7 +82,7 @@ def metered(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def counters(demo: Demo) -> dict[str, float]:
-    """The metrics without labels of gateway and job, by name."""
+    """Returns the metrics without labels of gateway and job, by name."""
     found: dict[str, float] = {}
     for section in METERED:
         text = httpx.get(f"http://{demo.settings[section]['metrics']}/metrics").raise_for_status().text
@@ -92,11 +92,11 @@ def counters(demo: Demo) -> dict[str, float]:
 
 
 def job_readiness(demo: Demo) -> dict[str, Any]:
-    """What the API says about the job."""
+    """Returns the readiness of the job, as the API states it."""
     reply = httpx.get(f"{demo.url}/readyz").json()
     return dict(reply["components"].get("job", {}))
 
 
 def leading_driver(demo: Demo) -> int:
-    """The process that leads."""
+    """Returns the id of the process that leads."""
     return int(job_readiness(demo)["leader"].rpartition(":")[2])

@@ -27,7 +27,7 @@ START_MS = 1_700_000_000_000
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """Rows by number of queries and frames of a pull."""
+    """Returns rows by number of queries and frames of a pull."""
     counts, windows = ((5,), 1) if smoke else ((20, 100, 500), 3)
     return {
         f"{queries} queries, {frames} a pull": asyncio.run(_measure(queries, frames, windows))
@@ -55,7 +55,7 @@ async def _measure(queries: int, frames_per_pull: int, windows: int) -> dict[str
             now_ms += WINDOW_MS
             _ingest(durable, now_ms)
             durable.handle(TickEvent(now_ms))
-            if window == 1:  # the first one warms up
+            if window == 1:  # the first window warms up
                 used_s, took_s, taken, messages = 0.0, 0.0, 0, []
                 fsync.reset_mock()
             cpu_s, began_s, got = time.process_time(), time.perf_counter(), 0

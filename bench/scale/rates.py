@@ -17,17 +17,20 @@ from sim.demo.run import Demo
 LOAD = "load generator"
 WARM_UP_S = 20
 SETTINGS: dict[str, Any] = {"api": {"limits": {"changes": "1000/second"}}, "gateway": {"work": 100_000_000}}
-"""By default an edge gets 25,000 units of work a second, which are 1,316 of the small partials: with one edge the
-share is what would be measured."""
+"""By default an edge gets 25,000 units of work a second, which are 1,316 of the small partials. With one edge the bench
+would measure this share."""
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """The rows of one center: partials of 3.6 KB, 32 a window, in one frame and in frames of 32 edges; of 200 KB, one a
-    window and of 8 edges; all as fast as it accepts them; and windows that many queries close at the same time."""
+    """Returns the rows of one center, all as fast as it accepts frames.
+
+    They are: partials of 3.6 KB, 32 a window, in one frame and in frames of 32 edges; partials of 200 KB, one a window
+    and of 8 edges; and windows that many queries close at the same time.
+    """
     with tempfile.TemporaryDirectory() as directory:
         demo, start = started(Path(directory), metered(SETTINGS))
         try:
-            # A batch costs the JVM ten times as much while it loads and compiles its classes as it does later.
+            # While the JVM loads and compiles its classes, a batch costs ten times as much as later.
             asyncio.run(steady(demo, 20, 1 if smoke else WARM_UP_S))
             small = _flood(demo, GROUPS_4KB, 32, 10 if smoke else 1_000)
             large = _flood(demo, 10_000, 1, 10 if smoke else 400)
@@ -61,7 +64,7 @@ def _flood(
 
 
 def measure_closes(smoke: bool) -> dict[str, Any]:
-    """Windows that many queries close at the same time."""
+    """Measures windows that many queries close at the same time."""
     counts, windows = ((20,), 1) if smoke else ((100, 500), 5)
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -77,7 +80,7 @@ def measure_closes(smoke: bool) -> dict[str, Any]:
 
 
 def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of each number of several runs."""
+    """Returns the mean of each number of several runs."""
     means: dict[str, Any] = {}
     for key, value in runs[0].items():
         each = [run[key] for run in runs]
@@ -86,7 +89,7 @@ def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 async def _close(demo: Demo, count: int, windows: int) -> dict[str, Any]:
-    """CPU of a window's close by many queries of one edge: a small frame each, all at the same time."""
+    """Returns the CPU of a window's close by many queries of one edge: a small frame each, all at the same time."""
     names = [f"q{i}" for i in range(count)]
     async with Load(demo, names, listened=names[:1]) as load:
         payload = synopsis(1, 0)

@@ -1,9 +1,9 @@
 """Edges that only speak the protocol, as cheaply as Python can: many connections on one thread.
 
-A client of grpc.aio costs as much per message as the gateway that it is to load, so on a shared machine it measures
-itself. Here an edge is a socket, bytes that are prepared once, and the few frames of HTTP/2 that a gRPC call needs
-(RFC 9113); response headers are not decoded. The timing is a real edge's: full jitter between attempts, the wait that a
-gateway asks for, heartbeats at the interval that it asks for, and a session given up when it is silent.
+A client of grpc.aio costs as much per message as the gateway. On a shared machine such a load generator would measure
+itself. Here an edge is a socket, bytes that are prepared once, and the few frames of HTTP/2 that a gRPC call needs (RFC
+9113); response headers are not decoded. The timing is a real edge's: full jitter between attempts, the wait and the
+interval of heartbeats that a gateway requests, and the end of a silent session.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _literal(name: bytes, text: bytes) -> bytes:
-    """A header field that is not indexed; the name is its index in HPACK's static table, or its text."""
+    """Returns a header field that is not indexed; the name is its index in HPACK's static table, or its text."""
     return name + bytes([len(text)]) + text
 
 
@@ -62,7 +62,7 @@ _PREFACE = (
 
 
 def _message(message: pb.FromEdge) -> bytes:
-    """A gRPC message in one DATA frame."""
+    """Returns a gRPC message in one DATA frame."""
     body = message.SerializeToString()
     return _frame(_DATA, 0, 1, b"\0" + len(body).to_bytes(4, "big") + body)
 
@@ -94,7 +94,7 @@ class RawEdges:
     """The edges ``e0`` to ``e(count - 1)``, all of one stream.
 
     Attributes:
-        joined_at_s: when each of them got its queries last, by `time.perf_counter`; of those that have a session.
+        joined_at_s: for edges with a session, when they last got their queries, by `time.perf_counter`.
         acked_ms: how long each acknowledged frame took.
         echo_ms: how long each heartbeat's echo took, including the way back.
         refused: sessions that the gateway has asked to come later; lost: connections that ended otherwise.
@@ -155,7 +155,7 @@ class RawEdges:
                     self._drop(edge, None)
 
     def rest(self, seconds: float) -> None:
-        """Serves the edges for so long."""
+        """Serves the edges for this time."""
         end_s = time.perf_counter() + seconds
         self.run(lambda: time.perf_counter() >= end_s, seconds + 1)
 
@@ -170,12 +170,12 @@ class RawEdges:
             self._send_frame(edge, frame)
 
     def ship_at(self, at_s: float, number: int, make: Callable[[], pb.Frame]) -> None:
-        """Ships a frame at a moment of `time.perf_counter`, whatever becomes of the connection until then."""
+        """Ships a frame at a time of `time.perf_counter`, whatever happens to the connection until then."""
         self._order += 1
         heapq.heappush(self._timers, (at_s, self._order, lambda _: self.ship(number, make()), _Edge(number), None))
 
     def _after(self, seconds: float, act: Callable[[_Edge], None], edge: _Edge) -> None:
-        """Calls `act` then, unless the edge's connection is another one by then."""
+        """Calls `act` after a time, unless the edge has another connection by then."""
         self._order += 1
         heapq.heappush(self._timers, (time.perf_counter() + seconds, self._order, act, edge, edge.sock))
 
@@ -227,7 +227,7 @@ class RawEdges:
         self._retry(edge, asked_s)
 
     def _send(self, edge: _Edge, data: bytes) -> None:
-        """Sends bytes that flow control does not count, or has counted."""
+        """Sends bytes that flow control does not count, or has already counted."""
         waits = bool(edge.unsent)
         edge.unsent += data
         if not waits:
@@ -249,7 +249,7 @@ class RawEdges:
             self._poll.modify(edge.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if edge.writes else 0))
 
     def _send_message(self, edge: _Edge, data: bytes) -> None:
-        """Sends DATA, or keeps it until the gateway has room for it."""
+        """Sends DATA, or stores it until the gateway has room for it."""
         size = len(data) - _HEADER.size
         if edge.waiting or min(edge.window, edge.stream_window) < size:
             edge.waiting.append(data)
@@ -349,7 +349,7 @@ class RawEdges:
             self._on_queries(edge, body, message.queries)
 
     def _on_queries(self, edge: _Edge, body: bytes, queries: pb.Queries) -> None:
-        """The session is complete: the edge accepts every query, sends what is not acknowledged, and heartbeats."""
+        """Completes a session: the edge accepts every query, sends unacknowledged frames, and heartbeats."""
         if body not in self._statuses:
             self.refs = {q.name: QueryRef(q.name, q.version) for q in queries.queries}
             self._statuses.clear()

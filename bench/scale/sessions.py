@@ -1,4 +1,4 @@
-"""Very many sessions of one gateway, without a job, by edges that only speak the protocol."""
+"""Very many sessions of one gateway, without a job. Their edges only speak the protocol."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from sim.demo.run import free_port
 QUERIES = 20
 IDLE, ACTIVE, SECONDS = 10_000, 1_000, 30
 PREPARE_S = 2.0
-"""Until the first frame is shipped: the frames' times are 30,000 timers."""
+"""Time until the first frame is shipped: the times of the frames are 30,000 timers."""
 WITHIN_S = 300
 START_CPU_S = 1.5
-"""What a gateway without edges takes to start; imports for the most part."""
+"""CPU seconds of the start of a gateway without edges; imports for the most part."""
 US = 1e6
 
 
@@ -44,7 +44,10 @@ def register_queries(directory: str) -> None:
 
 
 def measure(smoke: bool, idle: int = IDLE, active: int = ACTIVE) -> dict[str, Any]:
-    """Idle sessions beside active ones that ship a frame of 3.6 KB a second; then the gateway is killed and started."""
+    """Measures idle sessions beside active ones that ship a frame of 3.6 KB a second.
+
+    Then the gateway is killed and started.
+    """
     idle, active, seconds = (40, 4, 1) if smoke else (idle, active, SECONDS)
     with tempfile.TemporaryDirectory() as directory:
         register_queries(directory)
@@ -65,7 +68,7 @@ class _Meter:
         return cpu_s(self._gateway), cpu_s(), self._edges.heartbeats, time.perf_counter()
 
     def read(self) -> Reading:
-        """Gateway, load generator, heartbeats, wall."""
+        """Returns gateway, load generator, heartbeats, wall."""
         gateway, load, beats, at_s = (now - then for now, then in zip(self._read(), self._before, strict=True))
         return gateway, load, int(beats), at_s
 
@@ -89,7 +92,8 @@ def _measure(directory: Path, idle: int, active: int, seconds: int) -> dict[str,
         edges.run(lambda: edges.all_joined, WITHIN_S)
         join, join_refused = meter.read(), edges.refused
         first_join_s = max(edges.joined_at_s.values()) - began_s
-        edges.rest(0 if count < 100 else 20)  # statuses are written; all have been asked for longer intervals
+        # until statuses are written and all edges have been asked for longer intervals
+        edges.rest(0 if count < 100 else 20)
 
         edges.echo_ms.clear()
         meter = _Meter(gateway.pid, edges)
@@ -170,7 +174,9 @@ def cpu_s(pid: int | None = None) -> float:
 
 
 def _ship(edges: RawEdges, active: int, seconds: int) -> list[float]:
-    """A frame per active session and second, spread over the second; the milliseconds until each was acknowledged."""
+    """Ships a frame per active session and second, spread over the second. Returns the milliseconds until each
+    acknowledgement.
+    """
     payload, last_ms = synopsis(170, 0), now_ms() // WINDOW_MS * WINDOW_MS
     edges.acked_ms.clear()
 
@@ -186,7 +192,7 @@ def _ship(edges: RawEdges, active: int, seconds: int) -> list[float]:
         made.CopyFrom(frames[second, query])
         return made
 
-    # Not from now on: what is due before the schedule is made would leave all at once.
+    # Times in the future: frames due before the schedule is complete would all be sent at once.
     at_s = time.perf_counter() + PREPARE_S
     for second in range(seconds):
         for number in range(active):

@@ -1,8 +1,7 @@
-"""A driver, gateway, executor or database that is killed, or a driver that is stalled until another has taken over:
-time until the next answer, and that none is wrong.
+"""Kills a driver, gateway, executor or database, or stalls a driver until another has taken over.
 
-An edge ships ten windows a second. The time runs from the signal until the live stream delivers the answer of a window
-that was shipped after it.
+It measures the time until the next answer, and checks that no answer is wrong. An edge ships ten windows a second. The
+time runs from the signal until the live stream delivers the answer of a window that was shipped after it.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ BEFORE_S, AFTER_S = 3.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What happens, and to what.
+    """A fault and its victim.
 
     Attributes:
-        victim: ``driver``: the one that leads; ``database``: it is killed, and its synchronous standby promoted;
+        victim: ``driver``: the leading driver; ``database``: it is killed, and its synchronous standby promoted;
             ``gateway``; ``executor``: one of two of a standalone cluster.
         standby: whether a second driver waits.
         fault: the signal; to a database always SIGKILL.
@@ -66,7 +65,7 @@ SMOKE = CASES[1]
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """One row per case."""
+    """Returns one row per case."""
     rows = {}
     binaries = find_binaries()
     for case in [SMOKE] if smoke else CASES:
@@ -94,7 +93,7 @@ def measure(smoke: bool) -> dict[str, Any]:
 
 
 def _signal(case: Case, demo: Demo) -> None:
-    """Sends the case's signal to the driver that leads, or to the gateway."""
+    """Sends the case's signal to the leading driver, or to the gateway."""
     if case.victim == "driver":
         os.kill(leading_driver(demo), case.fault)
         return
@@ -148,7 +147,7 @@ async def _send(load: Load, sent: dict[tuple[str, int], int]) -> None:
 
 
 def _answers(demo: Demo) -> Iterator[dict[str, Any]]:
-    """The newest answer of each window."""
+    """Yields the newest answer of each window."""
     cursor: str | None = None
     while True:
         params = {"limit": "200", **({"cursor": cursor} if cursor else {})}
@@ -159,6 +158,6 @@ def _answers(demo: Demo) -> Iterator[dict[str, Any]]:
 
 
 def _is_right(answer: dict[str, Any]) -> bool:
-    """Whether each group has its one record, and nothing is missing."""
+    """Returns whether each group has its one record, and nothing is missing."""
     counts = [row["n"]["estimate"] for row in answer["data"]]
     return counts == [1] * GROUPS and not answer["quality"]["completeness"]["missing"]

@@ -1,9 +1,9 @@
 """`python -m bench.scheduling [--smoke] [--only PART] [--json]`: policies on too little CPU, in bench/out/.
 
 Parts: latency, throughput and slowdown by load; nodes; caps of memory; the length of a cycle; how often the ingestion
-interval is right; the scheduler's own CPU; the center's admission, simulated and in
-a real center; what an edge's core costs per record; a real edge agent. Arrivals are
-simulated (`sim.scheduling.workload`), the scheduler is the production one.
+interval is right; the scheduler's own CPU; the center's admission, simulated and in a real center; the cost of an
+edge's core per record; a real edge agent. Arrivals are simulated (`sim.scheduling.workload`), the scheduler is the
+production one.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main(
 
 
 def _measured(wanted: Sequence[Cell], processes: int) -> Iterator[Row]:
-    """Overhead is measured alone: it is CPU of this process."""
+    """Measures overhead cells alone, because they measure the CPU of this process."""
     if processes == 1:
         yield from map(measure, wanted)
         return

@@ -1,8 +1,8 @@
 """The center's admission, with micro-batches of a simulated duration: by slack and round robin.
 
-200 queries, three edges. Each query's windows end every 10 s; edges send frames as they fill, and one that closes the
-window. A batch takes a fixed time and its bytes over the machine's rate. The latency of a window is from the arrival of
-the last edge's closing frame until the batch that has it is applied.
+200 queries, three edges. Each query's windows end every 10 s. Edges send frames as they fill, and one that closes the
+window. A batch takes a fixed time, and its bytes divided by the machine's rate. The latency of a window is from the
+arrival of the last edge's closing frame until its batch is applied.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def _run(
 def _frames(
     offset_ms: int, edges: int, seconds: int, size: float, rng: np.random.Generator
 ) -> tuple[list[PendingFrame], list[int]]:
-    """A query's frames by position, and the positions of those with which the last edge closes a window."""
+    """Returns a query's frames by position, and the positions of the frames with which the last edge closes a
+    window.
+    """
     arrivals: list[tuple[int, str, int]] = []
     for edge in range(edges):
         for window, end_ms in enumerate(range(offset_ms + STEP_MS, seconds * 1_000, STEP_MS)):

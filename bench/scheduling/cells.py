@@ -1,4 +1,4 @@
-"""The runs of the bench: which experiments each part has, and what is kept of each."""
+"""The runs of the bench: the experiments of each part, and the figures of each run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POINTS = 100
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of it runs.
+    """The size of a run.
 
     Attributes:
         seconds: simulated time per run.
@@ -152,7 +152,9 @@ _CLOCK_S = _clock_cost_s()
 
 
 def accuracy(seeds: int, epochs: int = EPOCHS) -> list[Row]:
-    """How often the next ingestion was inside the interval: ours, and the thesis' normal form in both variances."""
+    """Returns how often the next ingestion was inside the interval: ours, and the thesis' normal form in both
+    variances.
+    """
     rows: list[Row] = []
     for delays in DELAYS:
         for confidence in CONFIDENCES:
@@ -179,7 +181,10 @@ def accuracy(seeds: int, epochs: int = EPOCHS) -> list[Row]:
 def _normal(
     inside: dict[str, list[int]], delays: str, confidence: float, epochs: int, rng: np.random.Generator
 ) -> None:
-    """Each epoch has the delays of its records, and of its sweeping watermark, from the same distribution."""
+    """Counts hits of the normal form.
+
+    Delays of an epoch's records and of its sweeping watermark have the same distribution.
+    """
     count = min(epochs, 600)
     events = np.array([draw_delays(delays, count, rng) for _ in range(EVENTS_PER_EPOCH)]).T
     watermark = draw_delays(delays, count, rng)

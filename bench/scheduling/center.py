@@ -1,9 +1,9 @@
 """200 queries at one center that is short of CPU, by slack and round robin.
 
 The production reader, admission, ledger and stores, without a JVM. Time is virtual: it advances by the CPU time that
-batches take, so that what else the machine does has no part in it. First the capacity is measured, then CPU time is
+batches take, so that other work of the machine does not matter. First the capacity is measured, then CPU time is
 stretched so that the frames need a share of it. The latency is that of the frames that close a window, from their
-arrival until the batch that has them is applied.
+arrival until their batch is applied.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Center:
             spec, ref, edge = self._specs[send.query], self._refs[send.query], self._edges[send.edge]
             start_ms = BEGIN_MS + self.offsets_ms[send.query] + send.window * STEP_MS
             closes = (SliceClose(start_ms, PARTS, 0),) if send.part == PARTS - 1 else ()
-            # A frame of the next window may come before the one that closes this.
+            # A frame of the next window may arrive before the frame that closes this window.
             through_ms = start_ms + STEP_MS if closes else self._through_ms.get((send.query, send.edge), BEGIN_MS)
             self._through_ms[send.query, send.edge] = through_ms
             body = FrameBody(through_ms, (Partial(start_ms, self._partial),), closes)
@@ -174,14 +174,14 @@ def _partial(spec: QuerySpec, groups: int = 20) -> bytes:
 
 
 def _sends(offsets_ms: list[int], windows: int, rng: np.random.Generator) -> list[_Send]:
-    found = []
+    result = []
     for query, offset_ms in enumerate(offsets_ms):
         for edge in range(EDGES):
             for window in range(windows):
                 begin_ms = BEGIN_MS + offset_ms + window * STEP_MS
                 times = [*np.sort(rng.uniform(0, STEP_MS, PARTS - 1)), STEP_MS + rng.uniform(20, 200)]
-                found += [_Send(begin_ms + at, query, edge, window, part) for part, at in enumerate(times)]
-    return sorted(found)
+                result += [_Send(begin_ms + at, query, edge, window, part) for part, at in enumerate(times)]
+    return sorted(result)
 
 
 def center_rows(queries: int = 200, windows: int = 4, loads: Sequence[float] = LOADS) -> list[Row]:
@@ -209,7 +209,9 @@ def center_rows(queries: int = 200, windows: int = 4, loads: Sequence[float] = L
 
 
 def _run(policy: str, slowness: float, queries: int, windows: int) -> tuple[list[float], float, int]:
-    """Latencies, CPU seconds of the job, and frames. A CPU second counts as `slowness` seconds; 0: all come at once."""
+    """Returns latencies, CPU seconds of the job, and frames. A CPU second counts as `slowness` seconds; 0: all frames
+    come at once.
+    """
     with tempfile.TemporaryDirectory(prefix="edgewater-scheduling-") as directory:
         center = Center(Path(directory), queries, RoundRobin() if policy == "round robin" else None)
         center.slowness = slowness or 1.0
@@ -219,11 +221,11 @@ def _run(policy: str, slowness: float, queries: int, windows: int) -> tuple[list
         latencies: list[float] = []
         at, busy_s = 0, 0.0
         while at < len(sends) or len(latencies) < queries * EDGES * windows:
-            due = at
-            while due < len(sends) and sends[due].at_ms <= center.clock_ms:
-                due += 1
-            center.receive(sends[at:due])
-            at, before_ms = due, center.clock_ms
+            next_at = at
+            while next_at < len(sends) and sends[next_at].at_ms <= center.clock_ms:
+                next_at += 1
+            center.receive(sends[at:next_at])
+            at, before_ms = next_at, center.clock_ms
             latencies += center.batch()
             busy_s += (center.clock_ms - before_ms) / 1e3 / center.slowness
             if center.clock_ms == before_ms:

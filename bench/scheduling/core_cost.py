@@ -1,10 +1,12 @@
-"""What sixty queries cost the edge's core per record, by the size of a batch: CPU time, without sources and frames.
+"""The cost of sixty queries for the edge's core per record, by the size of a batch.
 
-Queries of the workloads `equal` and `staggered` (`bench.scheduling.edge`) have conditions and key columns in common;
-those of `apart` have a condition of their own each, so that nothing of a batch can be shared.
+CPU time, without sources and frames.
 
-What a second core would bring: the wall time of one thread with all queries by that of two threads with a core of half
-of the queries each, the best of the runs. Decoding is not part of it.
+Queries of the workloads `equal` and `staggered` (`bench.scheduling.edge`) have conditions and key columns in common.
+Each query of `apart` has its own condition, so that nothing of a batch can be shared.
+
+The gain of a second core is the wall time of one thread with all queries, divided by the wall time of two threads with
+half of the queries each. Both are the best of the runs. Decoding is not part of it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _START_MS = 1_800_000_000_000
 
 
 def core_rows(batch_rows: Sequence[int] = BATCH_ROWS, runs: int = RUNS, records: int = RECORDS) -> list[Row]:
-    """Returns a row per workload and size of batches: µs of CPU per record, and what a second core brings."""
+    """Returns a row per workload and size of batches: µs of CPU per record, and the gain of a second core."""
     rows = []
     for workload in WORKLOADS:
         queries = _apart() if workload == "apart" else specs(workload, QUERIES)

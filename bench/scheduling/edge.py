@@ -5,10 +5,10 @@ end one after the other, three kinds of queries; `mixed`: these kinds with windo
 `staggered`, but every tenth query costs many times as much.
 
 The agent runs as in production (file source, journal, worker), pinned to a core, in a process of its own. Frames are
-taken from its outbox and acknowledged at once, in the place of a link and a center. The load is what is offered by what
-the agent can process in the CPU time that it gets: the rate follows the share of the core that other processes leave.
-Latency is from a window's end until the frame that closes it is durable. Windows that are open at the end count with
-the time that they have waited.
+taken from its outbox and acknowledged at once, instead of a link and a center. The load is the offered work divided by
+the work that the agent can do in the CPU time that it gets: the rate follows the share of the core that other processes
+leave. Latency is from a window's end until the frame that closes it is durable. Windows that are open at the end count
+with the time that they have waited.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ WORKLOADS = {"equal": (4_000,), "staggered": (4_000,), "mixed": (2_000, 5_000, 1
 """The lengths of the windows in ms."""
 QUERIES, STEP_S = 60, 0.05
 UNJUDGED_MS = 2_000
-"""Windows that end later before the end of a run are left out."""
+"""Windows that end later than this before the end of a run are omitted."""
 WARM_UP_S, SETTLE_S = 6.0, 1.5
 WARM_UP_LOAD = 0.5
-"""The load at most until `SETTLE_S` before the end of the warm-up. Near its capacity an agent hardly makes up for what
-it left unread when it started, and that would decide the latencies."""
+"""Maximum load until `SETTLE_S` before the end of the warm-up. Near its capacity an agent hardly catches up with the
+input that it left unread at the start. That would decide the latencies."""
 SMOOTHING = 0.05
 """Weight of a step in the moving average of the core's share."""
 CAPACITY_RECORDS = 120_000
@@ -65,7 +65,7 @@ def edge_rows(
     workloads: Iterable[str] = WORKLOADS,
     runs: int = 1,
 ) -> list[Row]:
-    """Returns a row per workload, load and policy: the medians of so many runs, of the policies in turn.
+    """Returns a row per workload, load and policy: the medians of several runs, with the policies in turn.
 
     Args:
         calibration: number of records by which the agent's capacity is measured; 0: it is assumed.
@@ -98,13 +98,13 @@ def window_of(workload: str, i: int, queries: int) -> tuple[int, int]:
 
 
 def specs(workload: str, queries: int) -> tuple[tuple[QueryRef, QuerySpec], ...]:
-    """Returns the queries: cheap, filtered and expensive ones in turn; cheap ones alone if they are to be equal."""
+    """Returns the queries: cheap, filtered and expensive ones in turn; only cheap ones for the workload `equal`."""
     kinds: list[dict[str, Any]] = [
         {"group_by": ["k"], "measures": {"n": "count()", "s": "sum(v)"}},
         {"where": "v > 50", "group_by": ["country"], "measures": {"n": "count()", "most": "max(v)"}},
         {"group_by": ["country"], "measures": {"q": "quantiles(v)"}},
     ]
-    found = []
+    queries = []
     for i in range(queries):
         size_ms, offset_ms = window_of(workload, i, queries)
         kind = kinds[0 if workload == "equal" else i % len(kinds)]
@@ -112,8 +112,8 @@ def specs(workload: str, queries: int) -> tuple[tuple[QueryRef, QuerySpec], ...]
             kind = {"group_by": ["k"], "measures": {"q": "quantiles(v)", "u": "kll(v)", "d": "distinct(country)"}}
         window = {"tumbling": f"{size_ms}ms", "offset": f"{offset_ms}ms"}
         spec = QuerySpec.from_mapping({"name": f"q{i}", "from": "events", "window": window, **kind})
-        found.append((QueryRef(f"q{i}", 1), spec))
-    return tuple(found)
+        queries.append((QueryRef(f"q{i}", 1), spec))
+    return tuple(queries)
 
 
 def _cost_s(workload: str, queries: int, records: int) -> float:
@@ -137,16 +137,16 @@ def _measure(
         log.touch()
         agent = _Process(directory, policy, workload, queries)
         began_s = at_s = time.monotonic()
-        due, written, before, share = 0.0, 0, 0, agent.core_share()
+        due_records, written, before, share = 0.0, 0, 0, agent.core_share()
         while (now_s := time.monotonic()) - began_s < warm_up_s + seconds:
             share += SMOOTHING * (agent.core_share() - share)
             is_warm = now_s - began_s >= warm_up_s - SETTLE_S
-            due += (now_s - at_s) * (load if is_warm else min(load, WARM_UP_LOAD)) * share / cost_s
+            due_records += (now_s - at_s) * (load if is_warm else min(load, WARM_UP_LOAD)) * share / cost_s
             at_s = now_s
             before = written if now_s - began_s < warm_up_s else before
             with log.open("a") as file:
-                file.write(_lines(int(due), now_ms(), written))
-            written, due = written + int(due), due - int(due)
+                file.write(_lines(int(due_records), now_ms(), written))
+            written, due_records = written + int(due_records), due_records - int(due_records)
             time.sleep(STEP_S)
         first_ms = now_ms() - int(1000 * seconds)
         result = agent.stop()
@@ -188,7 +188,7 @@ class _Process:
     """The agent's process.
 
     Attributes:
-        status: what it has written last.
+        status: the status that it has written last.
         share: of its core, over its life.
     """
 
@@ -212,7 +212,7 @@ class _Process:
                 self.status = json.loads(path.read_text())
 
     def core_share(self) -> float:
-        """Returns the part of the time since the last call that the agent got of what it wanted."""
+        """Returns the CPU time that the agent got since the last call, as a part of the time that it wanted."""
         ran, waited = _times(self._process.pid)
         before = self._ran, self._waited
         self._ran, self._waited = ran, waited
@@ -276,7 +276,7 @@ async def _serve(agent: Agent, directory: Path) -> None:
         peak = max(peak, core.queued_bytes)
         for task in tasks:
             if task.done():
-                task.result()  # a loop of an agent ends by its error only
+                task.result()  # a loop of an agent ends only by an error
         await asyncio.sleep(0.1)
     result = {
         "closed": closed, "records": core.streams["events"].records, "queued_peak": peak,

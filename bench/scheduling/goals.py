@@ -14,7 +14,7 @@ POINT = 0.01
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """One line per goal that the rows can judge."""
+    """Returns one line per goal that the rows can judge."""
     return [*_tail(rows), *_overload(rows), *_memory(rows), *_accuracy(rows), *_overhead(rows)]
 
 

@@ -39,7 +39,7 @@ def _rms(errors: list[float]) -> float:
 
 
 def _distinct(merged: bool, trials: int) -> dict[str, Any]:
-    """Compares merged sketches, because the library uses the order-dependent HIP estimator for others."""
+    """Compares merged sketches, because for single sketches the library uses the order-dependent HIP estimator."""
     mine, theirs, sizes = [], [], (0, 0)
     for trial in range(trials):
         values = keys(np.random.default_rng(trial), N)
@@ -113,5 +113,5 @@ def _quantiles(trials: int) -> dict[str, Any]:
             truth = float(held[int(q * (N - 1))])
             mine.append(one.query(Quantile(q)).value / truth - 1)
             theirs.append((peer.get_quantile_value(q) or 0.0) / truth - 1)
-    bins = 8 * len(peer._store.bins)  # serialisation needs protobuf; counters as doubles instead
+    bins = 8 * len(peer._store.bins)  # serialisation needs protobuf, so counters count as doubles
     return _row("ddsketch 1 %", "relative, RMS", _rms(mine), _rms(theirs), len(one.to_bytes()), bins)

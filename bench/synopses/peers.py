@@ -162,4 +162,4 @@ PAIRS = (
                 lambda b: datasketches.var_opt_sketch.deserialize(b, _DOUBLES)), latencies),
     Pair("bloom 1 % of 1 M", lambda: BloomFilter.for_capacity(1_000_000, 0.01), None, keys),
 )  # fmt: skip
-"""The Python bindings of datasketches 5.2 have no Bloom filter, so there is no pair for it."""
+"""Without Bloom filters: the Python bindings of datasketches 5.2 have none."""

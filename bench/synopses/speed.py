@@ -76,7 +76,7 @@ def _row(pair: Pair, cores: int, ours: float, theirs: float) -> dict[str, Any]:
 
 
 def _rates(given: tuple[int, int, SpeedSize]) -> tuple[float, float]:
-    """Returns the updates per second of both on one core; runs alternate, so that conditions are equal."""
+    """Returns the updates per second of both on one core. Runs alternate, so that conditions are equal."""
     index, core, size = given
     os.sched_setaffinity(0, {core})
     pair = PAIRS[index]
@@ -93,13 +93,16 @@ def _rates(given: tuple[int, int, SpeedSize]) -> tuple[float, float]:
 
 
 def merging(size: SpeedSize) -> list[dict[str, Any]]:
-    """Rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each, objects in memory, and from the bytes
-    of each. Reading a synopsis checks a CRC32C and, unless it is dense, every array; the peers check neither."""
+    """Returns rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each, as objects and from their
+    bytes.
+
+    Reading a synopsis checks a CRC32C and, unless it is dense, every array. The peers check neither.
+    """
     rows = []
     for pair in PAIRS:
         if pair.theirs is None or pair.name in ("kll k=200, per item", "count-min 5x65536, Zipf",
                                                 "count-min 5x65536, all different"):  # fmt: skip
-            continue  # duplicates another pair, or needs gigabytes of counters
+            continue  # it duplicates another pair, or needs gigabytes of counters
         rng = np.random.default_rng(1)
         parts = [pair.values(rng, size.part) for _ in range(size.parts)]
         mine, theirs = [], []

@@ -1,6 +1,6 @@
 """`python -m bench.truth [--seed N] [--json] [--smoke] [--write]`: how often stated intervals contain the truth.
 
-Rows are kept in bench/out/truth.json, so that parts can be run one by one; `--write` renders all of them as the table
+Rows are stored in bench/out/truth.json, so that parts can be run one by one. `--write` renders all of them as the table
 of docs/coverage.md. The exit status is 1 if a coverage is below its band and no page lists it.
 """
 
@@ -75,7 +75,7 @@ def _kept() -> list[dict[str, Any]]:
 
 
 def _keep(new: list[dict[str, Any]]) -> None:
-    """Adds rows to the file, in place of those that were measured before."""
+    """Adds rows to the file. They replace rows of the same cells."""
     kept = {key(row): row for row in [*_kept(), *new]}
     OUT.parent.mkdir(parents=True, exist_ok=True)
     unfinished = OUT.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""Workloads of late records: delays, values, rates and outages that the formulas of early answers do not assume."""
+"""Workloads of late records: delays, values, rates and outages that differ from the assumptions of early answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.early_answers.workload import Events
 
 WINDOW_MS = 1_000
 SOURCES, RATE = 3, 600.0
-"""Edges, and records per second of each."""
+"""Number of edges, and records per second of each edge."""
 CELLS, OUTAGE_MS, OUT = 20, 1_500, 0.1
 """Cells of a mobile network; the length of an outage, and the part of the time that a cell is out."""
 POLL_MS = {"batches": 500, "polls of 100 ms": 100, "polls of 50 ms": 50}
@@ -55,10 +55,10 @@ class LateRecords:
     """A workload of `EarlyAnswerSimulation`. Windows can be generated in any order.
 
     Attributes:
-        event: what happens besides: "diurnal" (rates ×50 within a day of 100 windows), "outages" (of cells, whose
-            records are released together), those of `POLL_MS` (a reader that polls), "flips" (delays grow with the rank
-            of the value, in every second stretch of windows with that of its negative), "shifts" (delays ×3 in every
-            second stretch).
+        event: an additional event. "diurnal": rates ×50 within a day of 100 windows. "outages": of cells, whose records
+            are released together. Keys of `POLL_MS`: a reader that polls. "flips": delays grow with the rank of the
+            value, and in every second stretch of windows with the rank of its negative. "shifts": delays ×3 in every
+            second stretch.
     """
 
     delays: str

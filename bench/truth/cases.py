@@ -15,8 +15,8 @@ CONFIDENCES = (0.68, 0.95, 0.99)
 STATES = ("cold", "steady", "after a change")
 PATHS = ("estimator", "production cores", "processes")
 BAND = 0.999
-"""The probability that the coverage of intervals that hold exactly as often as stated is inside its band. Of a thousand
-such cells, chance puts one outside."""
+"""The band of a coverage: with this probability, intervals that hold exactly as often as stated are inside it. Of a
+thousand such cells, chance puts one outside."""
 
 State = Literal["cold", "steady", "after a change"]
 Path = Literal["estimator", "production cores", "processes"]
@@ -28,7 +28,7 @@ class Tally:
 
     Attributes:
         trials: answers.
-        stated: answers of which at least one bound is finite; of the others the product states nothing.
+        stated: answers with at least one finite bound. Without one, the product states nothing.
         held: stated intervals that contain the true value.
     """
 
@@ -52,7 +52,7 @@ class Tally:
 
 
 Tallies = dict[tuple[str, float], Tally]
-"""By measure and confidence; a confidence of 1.0 is that of a certain bound."""
+"""By measure and confidence; a confidence of 1.0 is a certain bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,11 @@ class Case:
 
 @lru_cache(maxsize=4096)
 def band(confidence: float, trials: int) -> tuple[float, float]:
-    """Returns the shares between which the share of intervals that hold is, with probability `BAND`, if each holds with
-    probability `confidence`: exact quantiles of the binomial distribution."""
+    """Returns the band of a share: two quantiles of the binomial distribution, which are exact.
+
+    If each interval holds with probability `confidence`, the share of intervals that hold is in the band with
+    probability `BAND`.
+    """
     if confidence >= 1 or not trials:
         return confidence, confidence
     tail, below, low, high = (1 - BAND) / 2, 0.0, None, trials
@@ -123,12 +126,12 @@ def rows(case: Case, tallies: Tallies) -> list[dict[str, Any]]:
 
 
 def is_below(row: Mapping[str, Any]) -> bool:
-    """Whether a row's coverage is below its band."""
+    """Returns whether a row's coverage is below its band."""
     return row["coverage"] is not None and row["coverage"] < row["band"][0] - 1e-12
 
 
 def is_fault(row: Mapping[str, Any]) -> bool:
-    """Whether a row's coverage is below its band and no page lists it."""
+    """Returns whether a row's coverage is below its band and no page lists it."""
     return is_below(row) and not row["listed"]
 
 

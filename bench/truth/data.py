@@ -1,4 +1,4 @@
-"""Populations of values: well-behaved, skewed and sparse ones."""
+"""Populations of values: well-behaved, skewed and sparse populations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _mostly_zero(share: float) -> Maker:
 
 
 def _one_outlier(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-    """The values of each row are uniform, but for one that is 10,000 times as large."""
+    """The values of each row are uniform, except one that is 10,000 times as large."""
     values = rng.uniform(0, 1, shape)
     values[..., 0] = 10_000.0
     return values
@@ -39,7 +39,9 @@ EDGES = "three edges"
 
 
 def three_edges(rng: np.random.Generator, shape: tuple[int, ...]) -> list[FloatArray]:
-    """Returns the values of three edges with as many records each and other data: positive, skewed, and mostly 0."""
+    """Returns the values of three edges with as many records each, but different data: positive, skewed, and mostly
+    0.
+    """
     rows, n = shape
     parts = (rows, n // 3)
     return [

@@ -20,7 +20,7 @@ ERROR, SUBSTREAM_MS = 0.05, 500
 COLD_WINDOWS, WARM_UP = 10, 10
 """Windows of each cold run, and windows before the steady state."""
 CHANGED_WINDOWS = 4
-"""Windows after a change that count as such."""
+"""Windows after a change that count as changed."""
 
 WEAK = "[early answers](explanation/early-answers.md#where-it-is-weak)"
 _MEASURES = [f"early {measure}{met}" for measure in ("count", "sum", "mean") for met in ("", ", met")]
@@ -37,7 +37,7 @@ class _Data:
         change_every: windows between changes; 0: none.
         rate: the part of the records that edges sample.
         delays_ms: declared delays.
-        watched: windows of which another query was asked before.
+        watched: number of windows for which another query was registered before.
         listed: the states whose coverage is below its band, as `WEAK` says.
     """
 
@@ -61,7 +61,7 @@ class _Data:
 
     @property
     def states(self) -> Iterator[tuple[State, Callable[..., Tallies]]]:
-        """The states that differ. Edges do not sample before a window has been answered; nor do delays shift."""
+        """Yields the states that differ. Before the first answer, edges do not sample and delays do not shift."""
         if self.rate == 1 and self.event != "shifts":
             yield "cold", _cold
         if not self.watched:

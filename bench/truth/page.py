@@ -27,8 +27,8 @@ def written(page: str, rows: Sequence[Row]) -> str:
 def render(rows: Sequence[Row]) -> str:
     """Returns Markdown: tables per path and state, with a line per measure and a column per population.
 
-    A population is what `data` says up to its first comma; of the cases of one population, a cell shows the one whose
-    coverage is least. Every case below its band has a line of its own.
+    A population is the text of `data` up to its first comma. Of the cases of one population, a cell shows the least
+    coverage. Every case below its band has its own line.
     """
     return "\n\n".join(_sections(rows).values())
 
@@ -71,7 +71,7 @@ def _population(row: Row) -> str:
 
 
 def _cell(rows: Sequence[Row]) -> str:
-    """Returns the least coverage, in percent, per confidence; a dash where nothing is stated."""
+    """Returns the least coverage, in percent, per confidence; a dash if no interval is stated."""
     shown = []
     for confidence in sorted({row["confidence"] for row in rows}):
         of = [row for row in rows if row["confidence"] == confidence and row["coverage"] is not None]

@@ -1,8 +1,8 @@
 """Early answers of real agents, gateway, Spark and REST at speed 1, on the records of `bench.truth.early_answers`.
 
-One run serves all cases of a seed: edges read a stream per kind of data, pushed over HTTP at the time of arrival, and
-the first answer to each window in `/v1/live` is counted if it is early. For the cold state, queries with conditions of
-their own, so that none knows what another has learnt, are registered one after the other.
+One run serves all cases of a seed. Edges read a stream per kind of data, pushed over HTTP at the time of arrival. The
+first answer to each window in `/v1/live` is counted if it is early. For the cold state, queries are registered one
+after the other. Each has its own condition, so that none uses another query's history.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sim.demo.run import Demo, free_port
 RATE = 200.0
 """Records per second, edge and stream."""
 STREAMS = {"exponential": ("exponential delays", "", 3_000), "flips": ("flipping correlation", "flips", 8_000)}
-"""By stream: the data, what happens besides (`LateRecords`), and disorder and lateness in ms."""
+"""By stream: the data, the additional event (`LateRecords`), and disorder and lateness in ms."""
 ASKED = (("count", 0.95), ("sum", 0.68), ("sum", 0.95), ("sum", 0.99), ("mean", 0.95))
 COLD = "cold"
 SETTLE_S = 3.0
@@ -50,7 +50,7 @@ def _tallies(stream: str, state: State, seed: int, trials: int) -> Tallies:
 
 @lru_cache(maxsize=1)
 def run(seed: int, windows: int) -> dict[tuple[str, State], Tallies]:
-    """Starts a center and edges, pushes records for so many windows, and counts the answers."""
+    """Starts a center and edges, pushes records for this many windows, and counts the answers."""
     directory = Path(tempfile.mkdtemp(prefix="edgewater-truth-"))
     system = Demo(directory, 0.0)
     try:
@@ -74,7 +74,7 @@ def spec(name: str, stream: str, measure: str, confidence: float, **parts: objec
 
 
 def schedules(stream: str, seed: int, windows: int, begin_ms: int) -> list[PushSchedule]:
-    """Returns what is pushed to each edge."""
+    """Returns the records that are pushed to each edge."""
     records = LateRecords("exponential", event=STREAMS[stream][1], windows=windows, seed=seed, rate=RATE)
     steps = [records.window(index) for index in range(windows)]
     source, born, arrival, value = (
@@ -169,7 +169,7 @@ def count(
     confidence: float,
     pushed: Schedules,
 ) -> None:
-    """Adds the first answers to windows of a query, where they are early."""
+    """Adds the first answers to windows of a query, if they are early."""
     interval = result.setdefault((f"early {measure}", confidence), Tally())
     met = result.setdefault((f"early {measure}, met", confidence), Tally())
     first = {start: revision for query, start, revision in sorted(seen, reverse=True) if query == name}

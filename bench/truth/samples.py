@@ -1,6 +1,6 @@
-"""Samples: every question that states an interval, on every population of `bench.truth.data`.
+"""Samples: every question with a stated interval, on every population of `bench.truth.data`.
 
-A trial is a group of one stack, so that thousands of trials are a few calls. Groups have other values and other tags.
+A trial is a group of one stack, so that thousands of trials are a few calls. Groups differ in their values and tags.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BERNOULLI = (20, 200)
 _LOADS = {64: (0.1, 0.5, 1.0, 2.0, 4.0, 8.0), 1000: (1.0, 4.0)}
 """Records since a time, as multiples of the slots of a biased reservoir, by its number of slots."""
 RECORDS = 5000
-_AT_A_TIME = 50  # groups
+_AT_A_TIME = 50  # number of groups
 _KNOWN = "known count"
 
 Truth = tuple[str, Question, FloatArray]
@@ -67,7 +67,7 @@ def cases() -> Iterator[Case]:
 def note(tallies: Tallies, measure: str, confidence: float, answer: Estimates, truth: FloatArray) -> None:
     """Counts an answer per group."""
     tally = tallies.setdefault((measure, confidence), Tally())
-    # Sums in another order are rounded otherwise.
+    # A sum in another order is rounded differently.
     slack = 1e-9 * np.abs(truth)
     low = np.where(np.isnan(answer.lower), -np.inf, answer.lower)
     high = np.where(np.isnan(answer.upper), np.inf, answer.upper)
@@ -94,7 +94,7 @@ def updated(stack: Any, parts: Sequence[FloatArray]) -> Any:
 
 
 def truths(values: FloatArray) -> Iterator[Truth]:
-    """Returns questions of a confidence that is filled in later, with the true answer per group."""
+    """Yields questions, whose confidence is set later, with the true answer per group."""
     held = np.sort(values, axis=1)
     n = values.shape[1]
     yield "mean", Mean(), values.mean(axis=1)

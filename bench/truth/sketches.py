@@ -75,12 +75,12 @@ def cases() -> Iterator[Case]:
 
 
 def _ask(tallies: Tallies, kind: str, query: Callable[[Question], Estimates], asked: Asked) -> None:
-    """Asks at every confidence, or once where the synopsis states its own."""
+    """Asks at every confidence. A synopsis with its own confidence is asked once."""
     for name, question, truth in asked:
         if "confidence" in type(question).__dataclass_fields__ and query(question).confidence < 1:
             for confidence in CONFIDENCES:
                 answer = query(replace(question, confidence=confidence))  # type: ignore[call-arg]
-                # A sketch with a confidence of its own gives the same answer to all.
+                # A sketch with its own confidence gives the same answer to all confidences.
                 note(tallies, f"{kind} {name}", round(answer.confidence, 4), answer, truth)
                 if answer.confidence != confidence:
                     break
@@ -140,7 +140,7 @@ def _numbers(data: str, seed: int, trials: int) -> Tallies:
 
 
 def _frequencies(data: str, seed: int, trials: int) -> Tallies:
-    """Asks one sketch at a time: groups of one stack would share the places of their items."""
+    """Asks one sketch at a time: groups of one stack would share the positions of their items."""
     rng, tallies = np.random.default_rng([seed, 8]), Tallies()
     for _ in range(trials):
         numbers, other = (_ITEMS[data](rng, (1, RECORDS)) for _ in range(2))
@@ -195,7 +195,7 @@ def _distinct(items: int, seed: int, trials: int) -> Tallies:
 
 
 def _wavelets(data: str, seed: int, trials: int) -> Tallies:
-    """Asks one signal at a time, of 50 questions."""
+    """Asks one signal at a time, with 50 questions."""
     rng, tallies = np.random.default_rng([seed, 10]), Tallies()
     for _ in range(max(trials // 50, 1)):
         parts = three_edges(rng, (1, RECORDS)) if data == EDGES else [NUMBERS[data](rng, (1, RECORDS))]

@@ -21,14 +21,14 @@ SPAN_MS = 7 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class WireWorkload:
-    """What each edge reads, and the bytes that shipping it raw would take.
+    """The input of each edge, and the bytes of shipping it raw.
 
     Attributes:
         records: of all edges.
         gzip_needed: the columns that the query needs, as gzip-compressed CSV, all edges.
         gzip_logged: the log as the mirror writes it, gzip-compressed, all edges.
-        largest: by window size in ms, the largest value that any group reaches in any window: the
-            largest possible error, of which budgets are shares.
+        largest: by window size in ms, the largest value that any group reaches in any window. This is the largest
+            possible error; budgets are shares of it.
     """
 
     files: list[Path]

@@ -1,7 +1,7 @@
-"""What a route requires of its caller. Each route states it; `unguarded` finds those that do not.
+"""What a route requires of its caller. Each route states it; `unguarded` finds routes that do not.
 
-A query that a caller may not read does not exist for it (404), so that names reveal nothing. One that it may read but
-not change is forbidden to it (403).
+If a caller may not read a query, it gets 404, so that names reveal nothing. If it may read the query but not change it,
+it gets 403.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Requires:
 
     Attributes:
         role: None: everyone passes.
-        scope: the role is needed on the query that the path names; on some query, where the endpoint looks at the
-            query itself; or on everything.
+        scope: what the role must cover: the query that the path names; some query, if the endpoint checks the query
+            itself; or all queries.
     """
 
     role: Role | None
@@ -57,7 +57,9 @@ class Requires:
 
 
 async def begin_edit(request: Request, query: str) -> None:
-    """Counts and records a request as a change of a query that its body names, as `EDITS` does before the body is read.
+    """Counts and records a request as a change of a query that its body names.
+
+    `EDITS` does so before the body is read.
 
     Raises HttpProblem: the caller has sent too many changes.
     """
@@ -68,7 +70,7 @@ async def begin_edit(request: Request, query: str) -> None:
 
 
 def require(request: Request, role: Role, query: str) -> None:
-    """Raises NotFound for a query that the caller may not read, HttpProblem where it lacks the role."""
+    """Raises NotFound if the caller may not read the query, HttpProblem if it lacks the role."""
     principal = caller(request)
     if principal.may(role, query):
         return
@@ -79,7 +81,7 @@ def require(request: Request, role: Role, query: str) -> None:
 
 
 def require_inputs(request: Request, spec: QuerySpec) -> None:
-    """Raises HttpProblem unless a grant of the caller names the query, and the stream and columns that it reads."""
+    """Raises HttpProblem unless a grant of the caller covers the query, and the stream and columns that it reads."""
     principal = caller(request)
     if not principal.may_register(spec.name, spec.stream, spec.columns):
         inputs = f"stream {spec.stream}" + (f" with columns {', '.join(spec.columns)}" if spec.columns else "")
@@ -91,15 +93,15 @@ def require_inputs(request: Request, spec: QuerySpec) -> None:
 
 
 async def require_still(request: Request) -> None:
-    """Raises Unauthenticated if the credential of a long request is no longer accepted, or grants something else."""
+    """Raises Unauthenticated if the credential of a long request is no longer accepted, or grants other rights."""
     center: Services = request.app.state.services
     if await center.authenticator.identify(request.headers.get("authorization")) != caller(request):
         raise Unauthenticated("the credential is no longer accepted")
 
 
 def _forbidden(principal: Principal, role: Role, query: str | None) -> HttpProblem:
-    what = "" if query is None else f" for {query}" if query else " for all queries"
-    return HttpProblem("forbidden", f"{principal.name} does not have the role {role}{what}")
+    scope = "" if query is None else f" for {query}" if query else " for all queries"
+    return HttpProblem("forbidden", f"{principal.name} does not have the role {role}{scope}")
 
 
 async def _turn(request: Request) -> AsyncIterator[None]:
@@ -109,7 +111,7 @@ async def _turn(request: Request) -> AsyncIterator[None]:
 
 
 def caller(request: Request) -> Principal:
-    """The principal that `Requires` has identified."""
+    """Returns the principal that `Requires` has identified."""
     principal: Principal = request.state.principal
     return principal
 
@@ -119,7 +121,8 @@ OPEN = Depends(Requires(None))
 """For everyone."""
 READS_QUERY = Depends(Requires("reader", "query"))
 IN_TURN = Depends(_turn, scope="function")
-"""For requests that read the stores, until the response is rendered; after what the route requires."""
+"""For requests that read the stores. The turn ends when the response is rendered. It follows the route's own
+requirement."""
 READS = Depends(Requires("reader"))
 READS_ALL = Depends(Requires("reader", "all"))
 EDITS = Depends(Requires("editor"))
@@ -128,7 +131,7 @@ ADMINISTERS = Depends(Requires("admin", "all"))
 
 
 def unguarded(router: APIRouter) -> Iterator[str]:
-    """The paths of routes that do not state what they require."""
+    """Yields the paths of routes that do not state what they require."""
     for route in router.routes:
         if not (isinstance(route, APIRoute) and any(isinstance(d.dependency, Requires) for d in route.dependencies)):
             yield str(getattr(route, "path", route))

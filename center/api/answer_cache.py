@@ -1,8 +1,8 @@
 """`AnswerRenderer`: answers as bytes, rendered once per selection of questions.
 
-The data of (query, window, revision) never change, so rendered bytes stay valid until records come after the final
-answer, which it then states; an LRU cache bounded by bytes holds them. Lists
-and live streams are joined from the same pieces.
+The data of (query, window, revision) never change. So rendered bytes stay valid until records come after the final
+answer, which then states their number. An LRU cache bounded by bytes stores them. Lists and live streams are joined
+from the same pieces.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ ENTRY_BYTES = 1024
 """Size of an entry besides its bytes: objects, key."""
 
 SLICE_ROWS = 200
-"""Rows of an answer that are encoded at once, in about 0.6 ms."""
+"""Rows of an answer that are encoded at a time, in about 0.6 ms."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of the answers in a range of window starts, as it was applied.
+    """A page of the answers in a range of window starts. The range is the one that was applied.
 
     Attributes:
         start, end: RFC 3339, inclusive and exclusive; None: open.
-        next_cursor: cursor of the next page; None: this is the last one.
+        next_cursor: cursor of the next page; None: this is the last page.
     """
 
     start: str | None
@@ -64,7 +64,7 @@ class AnswerRenderer:
 
     Args:
         cache_bytes: capacity of the cache.
-        on_lookup: called with each lookup's result: True for a hit.
+        on_lookup: called with each lookup's result: True if the answer was cached.
     """
 
     def __init__(self, cache_bytes: int, on_lookup: Callable[[bool], None] = lambda hit: None) -> None:
@@ -81,7 +81,7 @@ class AnswerRenderer:
         summary: bool = False,
         base: AnswerRecord | None = None,
     ) -> bytes:
-        """One answer as JSON without line breaks; `summary` and `base` as of `center.serving.render`."""
+        """Returns one answer as JSON without line breaks; `summary` and `base` as in `center.serving.render`."""
         based_on = None if base is None else base.revision
         key = (record.query, record.window_start_ms, record.revision, _late(record), questions, summary, based_on)
         with self._lock:
@@ -89,7 +89,7 @@ class AnswerRenderer:
         self._on_lookup(held is not None)
         if held is not None:
             return held
-        # Two threads may render the same answer at once: cheaper than to let all threads wait for the slowest.
+        # Two threads may render the same answer at once. A lock would let all threads wait for the slowest one.
         rendered = as_far_as_readable(
             lambda r: _answer_json(render(r, query.spec, questions, summary=summary, base=base)), record
         )
@@ -106,7 +106,7 @@ class AnswerRenderer:
         page: Page | None,
         form: str,
     ) -> bytes:
-        """Several answers of one query in one of `negotiation.ANSWER_FORMS`."""
+        """Returns several answers of one query in one of `negotiation.ANSWER_FORMS`."""
         if form == JSON:
             return _page_json(query, page, (self.answer(r, query, questions) for r in records))
         return self.table(records, query, questions, form)
@@ -119,7 +119,7 @@ class AnswerRenderer:
         page: Page,
         form: str,
     ) -> bytes:
-        """As `answers`, of answers that are stored nowhere and therefore not cached."""
+        """As `answers`, for answers that no store has. They are not cached."""
         if form == JSON:
             make = partial(render, spec=query.spec, questions=questions)
             return _page_json(query, page, (_answer_json(as_far_as_readable(make, r)) for r in records))
@@ -128,8 +128,10 @@ class AnswerRenderer:
     def table(
         self, records: Sequence[AnswerRecord], query: RegisteredQuery, questions: MeasureQuestions, form: str
     ) -> bytes:
-        """Answers as CSV or as an Arrow IPC stream, with what every row has to state: window, phase, revision, when it
-        was given, completeness, contract, and what edges withhold."""
+        """Returns answers as CSV or as an Arrow IPC stream.
+
+        Every row states its answer's window, phase, revision, time, completeness, contract, and withheld values.
+        """
         make = partial(to_stated_table, spec=query.spec, questions=questions)
         stated = [as_far_as_readable(make, record) for record in records]
         tables = [
@@ -160,23 +162,29 @@ def _page_json(query: RegisteredQuery, page: Page | None, answers: Iterable[byte
 def entity_tag(
     query: RegisteredQuery, records: Sequence[AnswerRecord], questions: MeasureQuestions, page: Page | None, form: str
 ) -> str:
-    """A strong entity tag: different bytes have different tags. It includes the version of the renderer."""
+    """Returns a strong entity tag: different bytes have different tags. It includes the version of the renderer."""
     identity = (
-        RELEASE, query.ref, [(r.answer_id, r.window_start_ms, r.revision, _late(r)) for r in records], questions, page,
+        RELEASE,
+        query.ref,
+        [(r.answer_id, r.window_start_ms, r.revision, _late(r)) for r in records],
+        questions,
+        page,
         form,
-    )  # fmt: skip
+    )
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
 
 
 def _late(record: AnswerRecord) -> tuple[int, int]:
-    """The part of an answer that may change: the numbers of records that have come, or were rejected, since it was
-    final."""
+    """Returns the numbers of records that came, or were rejected, after the answer was final.
+
+    Nothing else of it may change.
+    """
     records = record.quality["records"]
     return records["after_final"], records["rejected"]
 
 
 def _answer_json(answer: dict[str, Any]) -> bytes:
-    """An answer as JSON. Its rows are encoded in slices, since `json` lets no other thread run meanwhile."""
+    """Returns an answer as JSON. Its rows are encoded in slices, since `json` lets no other thread run meanwhile."""
     rows, slices = answer["data"], range(0, len(answer["data"]), SLICE_ROWS)
     before, after = to_json({**answer, "data": []}).split(b'"data":[]', 1)
     data = b",".join(to_json(rows[at : at + SLICE_ROWS])[1:-1] for at in slices)

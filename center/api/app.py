@@ -1,6 +1,6 @@
 """`create_app` builds the REST API over the center's stores.
 
-Any number of processes may serve it; none keeps state that another one needs.
+Any number of processes may serve it; none has state that another process needs.
 """
 
 from __future__ import annotations
@@ -74,12 +74,29 @@ Errors are `application/problem+json` (RFC 9457) with a stable `type`.
 ROUTERS = tuple(
     m.router
     for m in (
-        queries, sql, functions, answers, rollup, explain, evaluate, live, edges, streams, load, alarms, quarantine,
-        sinks, alerts, health, pages, console, prometheus,
+        queries,
+        sql,
+        functions,
+        answers,
+        rollup,
+        explain,
+        evaluate,
+        live,
+        edges,
+        streams,
+        load,
+        alarms,
+        quarantine,
+        sinks,
+        alerts,
+        health,
+        pages,
+        console,
+        prometheus,
     )
-)  # fmt: skip
+)
 REFRESH_S = 1.0
-"""How often changed credentials are looked for."""
+"""Interval at which changed credentials are read."""
 
 
 def create_app(
@@ -97,8 +114,8 @@ def create_app(
     Args:
         now_ms: wall clock.
         monotonic: monotonic clock in seconds, which paces live streams.
-        draw_seed: draws the seed of a new query's synopses. It must not be predictable: whoever knows it can choose
-            records that distort them.
+        draw_seed: draws the seed of a new query's synopses. The seed must not be predictable: with it, anybody could
+            choose records that distort the synopses.
     """
     services = _services(catalog, results, components, config, now_ms, monotonic, draw_seed)
     app = FastAPI(
@@ -111,7 +128,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.services = services
-    # The last one is the outermost.
+    # The middleware that is added last is the outermost.
     problems.install(app)
     app.add_middleware(
         PendingResponses, most_bytes=config.limits.response_bytes, on_refused=services.metrics.on_refused
@@ -148,13 +165,28 @@ def _services(
         results, progress, renderer, AnswerPoller(results.newest_answers), config.progress_ms / 1000, monotonic
     )
     return Services(
-        catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache_bytes),
-        SamplesCache(), CapacityLimiter(1), Authenticator(config, now_ms), Rates(limits, metrics.on_refused),
+        catalog,
+        results,
+        components,
+        now_ms,
+        renderer,
+        progress,
+        feed,
+        metrics,
+        SynopsisCache(config.cache_bytes),
+        SamplesCache(),
+        CapacityLimiter(1),
+        Authenticator(config, now_ms),
+        Rates(limits, metrics.on_refused),
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
         Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),
-        Turns(limits.reads_at_once, metrics.on_refused), limits, audit, draw_seed,
-        SqlGuard(), SinkStore(results.engine),
-    )  # fmt: skip
+        Turns(limits.reads_at_once, metrics.on_refused),
+        limits,
+        audit,
+        draw_seed,
+        SqlGuard(),
+        SinkStore(results.engine),
+    )
 
 
 def _misdirected(services: Services) -> Callable[[Scope, str], ASGIApp]:

@@ -1,9 +1,9 @@
 """The audit log: every change and every refused access as a line of JSON, written before the response is sent.
 
-Where `required` is set, a change also has a line before it is made, and is refused if that line cannot be written.
+If `required` is set, a change also has a line before it is made, and is refused if that line cannot be written.
 
 A line never contains a secret: neither headers, nor parameters, nor bodies are in it. Refused accesses are limited to
-`REFUSED_PER_MINUTE` lines, so that nobody fills the disk; the next line states how many were left out.
+`REFUSED_PER_MINUTE` lines, so that nobody fills the disk. The next line states how many lines were omitted.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ class AuditLog:
                 raise StorageError(f"the audit log cannot be written, so no change is made: {exc.strerror}") from exc
 
     def write(self, entry: Mapping[str, Any], *, is_refusal: bool) -> None:
-        """Writes a line; blocks. A failure is logged and counted, since what it states has happened already."""
+        """Writes a line; blocks.
+
+        A failure is logged and counted. It is not raised, because the event has happened already.
+        """
         now_ms = self._now_ms()
         with self._lock:
             if is_refusal and not self._has_room(now_ms // 60_000):
@@ -109,7 +112,7 @@ class AuditLog:
                 log.info("%s", text.rstrip())
             return
         data = text.encode()
-        # Not blocking: opening a named pipe that nobody reads would wait for ever.
+        # Not blocking: opening a named pipe that nobody reads would wait forever.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(self._path, flags, 0o600)
         try:
@@ -133,8 +136,8 @@ async def begin_change(request: Request, audit: AuditLog) -> None:
 class AuditMiddleware:
     """Middleware: gives each request an id, and writes the audit log.
 
-    An endpoint states in `request.state` who the `principal` is, whether the request `is_change`, the `target` if the
-    path does not name it, and why it `refused` what it answers with 404.
+    An endpoint sets in `request.state` the `principal`, whether the request `is_change`, the `target` if the path does
+    not name it, and why it `refused` a request that it answers with 404.
     """
 
     def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
@@ -145,8 +148,8 @@ class AuditMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        header = Headers(scope=scope).get("x-request-id", "")
+        request_id = header if REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
 

@@ -1,4 +1,4 @@
-"""`Authenticator`: which principal a bearer token belongs to: a static token, or a JWT that the issuer has signed."""
+"""`Authenticator`: finds the principal of a bearer token. The token is static, or a JWT that the issuer has signed."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from edgewater.runtime.configuration import file_signature
 
 NO_END_MS = 1 << 62
 VERIFIED = 1024
-"""JWTs that are remembered, so that their signature is not verified again."""
+"""Maximum number of JWTs in the cache, whose signatures are not verified again."""
 TRUSTED_MS = 60_000
-"""How long a verified JWT is believed before it is verified again, with the keys of then."""
+"""How long a verified JWT is accepted before it is verified again, with the issuer's keys at that time."""
 KEYS_S = 900.0
-"""How long the issuer's keys are used before they are fetched again, so that a withdrawn key ends."""
+"""How long the issuer's keys are used before they are fetched again. A withdrawn key is then no longer used."""
 FETCH_TIMEOUT_S = 3.0
 FETCH_PAUSE_S = 5.0
-"""Time between a failed fetch and the next: an issuer out of reach must not cost each request the time-out."""
+"""Time between a failed fetch and the next fetch. With an unreachable issuer, not every request must wait for the
+time-out."""
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_SUBJECT = 255
 """Characters of a subject (OpenID Connect Core, section 2)."""
 OIDC_PREFIX = "oidc:"
-"""Begins the names of principals that a JWT has, and of no others: limits and the audit log go by name."""
+"""Names of principals of JWTs begin with this, and no other names. Limits and the audit log use names."""
 
 log = logging.getLogger(__name__)
 
 
 class Authenticator:
-    """Knows the credentials of an API. Static tokens are stored and compared as digests: timing reveals nothing.
+    """Checks the credentials of an API. Static tokens are stored and compared as digests: timing reveals nothing.
 
     Args:
         now_ms: wall clock, for the expiry of static tokens.
@@ -51,7 +52,7 @@ class Authenticator:
         InvalidConfig: the tokens' file cannot be used, or two principals share a token.
 
     Attributes:
-        problem: why the changed tokens' file is not in use; None: it is.
+        problem: why the changed tokens' file is not in use; None: it is in use.
     """
 
     def __init__(self, config: ApiSection, now_ms: Callable[[], int]) -> None:
@@ -65,16 +66,21 @@ class Authenticator:
         self.problem: str | None = None
 
     async def identify(self, authorization: str | None) -> Principal:
-        """The principal of an ``Authorization`` header. Raises Unauthenticated, and StorageError without the keys."""
+        """Returns the principal of an ``Authorization`` header.
+
+        Raises:
+            Unauthenticated: the token is missing, unknown or not valid now.
+            StorageError: the issuer's keys cannot be fetched.
+        """
         if not self._config.authenticates:
             return ANYONE
         token = bearer_token(authorization)
         if token is None:
             raise Unauthenticated("a bearer token is required: Authorization: Bearer <token>")
         digest, now_ms = token_digest(token), self._now_ms()
-        known = self._static.get(digest)
-        if known is not None:
-            principal, end_ms = known
+        entry = self._static.get(digest)
+        if entry is not None:
+            principal, end_ms = entry
             if now_ms >= end_ms:
                 raise Unauthenticated(f"the token of {principal.name} was accepted until {rfc3339(end_ms)}")
             return principal
@@ -83,13 +89,14 @@ class Authenticator:
         remembered = self._verified.get(digest)
         if remembered is not None and now_ms < remembered[1]:
             return remembered[0]
-        # In a worker: RSA, and now and then the issuer's keys. Two at most wait for the issuer, the others for them.
+        # In a worker, for RSA and for fetching the issuer's keys. At most two requests wait for the issuer; others wait
+        # for these.
         principal, end_ms = await run_sync(self._jwts.verify, token, limiter=self._verifying)
         self._verified[digest] = principal, min(end_ms, now_ms + TRUSTED_MS)
         return principal
 
     def refresh(self) -> bool:
-        """Reads the tokens' file if it has changed; one that cannot be used changes nothing. Blocks."""
+        """Reads the tokens' file if it has changed. If it cannot be used, nothing changes. Blocks."""
         signature = file_signature(self._config.tokens_file)
         if signature == self._signature:
             return False
@@ -130,10 +137,12 @@ def _digest(entry: PrincipalEntry) -> bytes:
 
 
 class _Keys(jwt.PyJWKClient):  # type: ignore[misc]  # not typed where it is not installed
-    """The issuer's keys. The base class asks for an unknown one at most every 30 s, this one pauses after a failure.
+    """The issuer's keys.
+
+    The base class fetches an unknown key at most every 30 s. This class pauses after a failure.
 
     Args:
-        locate: returns the keys' URL; may ask the issuer for it.
+        locate: returns the keys' URL; may request it from the issuer.
     """
 
     def __init__(self, issuer: str, locate: Callable[[], str]) -> None:
@@ -162,10 +171,10 @@ class _JwtVerifier:
         self._keys = _Keys(config.issuer, self._locate)
 
     def verify(self, token: str) -> tuple[Principal, int]:
-        """The principal, and the wall time in ms until which it may be remembered.
+        """Returns the principal, and the wall time in ms until which the result may be cached.
 
         Raises:
-            Unauthenticated: the token is not one of the issuer for this audience, not valid now, or grants nothing.
+            Unauthenticated: the token is not of the issuer for this audience, not valid now, or grants nothing.
             StorageError: the issuer's keys cannot be fetched.
         """
         config = self._config
@@ -210,7 +219,7 @@ class _JwtVerifier:
 
 
 def _values(claims: Mapping[str, Any], path: str) -> list[str]:
-    """The values of a claim: a list, or a text of values with spaces between them."""
+    """Returns the values of a claim. It is a list, or a text of values with spaces between them."""
     value: Any = claims
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

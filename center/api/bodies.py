@@ -1,4 +1,4 @@
-"""Bodies of requests: how long they may be and take to arrive, and how they are read."""
+"""Bodies of requests: limits of their length and time, and reading."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from edgewater.runtime.plain_yaml import load_yaml
 
 MAX_BODY_BYTES = 64 << 10
 CLOSE = {"Connection": "close"}
-"""The rest of the body is not read."""
+"""Closes the connection, because the rest of the body is not read."""
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 READ_TYPES = ("application/json", *YAML_TYPES)
 
 
 async def read_body(request: Request, timeout_s: float) -> bytes:
-    """Raises HttpProblem for a body that is too long or too slow."""
+    """Returns the body. Raises HttpProblem if it is too long or too slow."""
     body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
@@ -37,12 +37,20 @@ async def read_body(request: Request, timeout_s: float) -> bytes:
 
 
 async def read_typed_body(request: Request, timeout_s: float) -> tuple[bytes, str]:
-    """Returns the body and its Content-Type; empty: it has none. Raises HttpProblem as `read_body`."""
+    """Returns the body and its Content-Type; empty: there is none. Raises HttpProblem as `read_body`."""
     return await read_body(request, timeout_s), request.headers.get("content-type", "")
 
 
 def read_document(body: bytes, content_type: str, what: str, types: Sequence[str] = READ_TYPES) -> object:
-    """The content of a JSON or YAML body. Raises InvalidQuery, which names `what` it should be, and HttpProblem."""
+    """Returns the content of a JSON or YAML body.
+
+    Args:
+        what: what the body should be, for messages.
+
+    Raises:
+        InvalidQuery: the body is no valid document.
+        HttpProblem: its Content-Type is not accepted.
+    """
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type not in types:
         accepted = ", ".join(types)
@@ -52,9 +60,9 @@ def read_document(body: bytes, content_type: str, what: str, types: Sequence[str
             {"Accept-Post": accepted},
         )
     try:
-        given = _json_or_yaml(body.decode(), media_type)
-        repr(given)  # fails here for values that an error message could not name
-        return given
+        content = _json_or_yaml(body.decode(), media_type)
+        repr(content)  # fails here for values that an error message could not quote
+        return content
     except (ValueError, yaml.YAMLError, RecursionError) as exc:
         shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
         raise InvalidQuery("", shown, f"{what} as {kind}", str(exc).replace("\n", " ")) from exc

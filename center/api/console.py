@@ -1,6 +1,6 @@
 """The console at `/ui`: its files, as the wheel has them, and one page for all of its addresses.
 
-The files hold no data and need no credentials; the page asks the REST API with those of its user.
+The files contain no data and need no credentials. The page calls the REST API with its user's credentials.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUTES = ("", "queries", "edges", "budget", "new", "edit", "dashboard")
 
 @dataclass(frozen=True, slots=True)
 class ConsoleFile:
-    """A file as it is sent."""
+    """A file in the form that is sent."""
 
     body: bytes
     media_type: str
@@ -36,7 +36,7 @@ class ConsoleFile:
 @cache
 def console_files() -> dict[str, ConsoleFile]:
     """The files by path below `/ui/`."""
-    found: dict[str, ConsoleFile] = {}
+    by_path: dict[str, ConsoleFile] = {}
 
     def read(folder: Traversable, prefix: str) -> None:
         for entry in folder.iterdir():
@@ -45,10 +45,10 @@ def console_files() -> dict[str, ConsoleFile]:
             elif (kind := TYPES.get(entry.name.rpartition(".")[2])) is not None:
                 body = entry.read_bytes()
                 digest = hashlib.sha256(body).hexdigest()[:32]
-                found[prefix + entry.name] = ConsoleFile(body, f"{kind}; charset=utf-8", f'"{digest}"')
+                by_path[prefix + entry.name] = ConsoleFile(body, f"{kind}; charset=utf-8", f'"{digest}"')
 
     read(files("center.api") / "ui", "")
-    return found
+    return by_path
 
 
 router = APIRouter(include_in_schema=False, dependencies=[OPEN])

@@ -22,7 +22,7 @@ FRESH_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class CatalogView:
-    """The live queries and all edges, read in one go."""
+    """The live queries and all edges, read at one time."""
 
     queries: tuple[RegisteredQuery, ...]
     edges: tuple[EdgeRecord, ...]
@@ -38,7 +38,7 @@ class EdgeProgress:
         self._lock = threading.Lock()
 
     def view(self, *, refresh: bool = False) -> CatalogView:
-        """The shared view, at most `fresh_s` old, or a new one with `refresh`."""
+        """Returns the shared view, at most `fresh_s` old; with `refresh`, a new view."""
         with self._lock:
             view = None if refresh else self._cache.get(None)
             if view is None:
@@ -47,7 +47,7 @@ class EdgeProgress:
             return view
 
     def event_data(self, query: RegisteredQuery | None, reads: Callable[[str], bool]) -> dict[str, Any]:
-        """The data of a `progress` event of one query, or of all whose names are read.
+        """Returns the data of a `progress` event of one query; with None, of all queries whose names `reads` accepts.
 
         Raises:
             NotFound: the query was deleted or replaced.
@@ -64,18 +64,18 @@ class EdgeProgress:
         for each in view.queries:
             first.setdefault(each.ref.name, each.ref.version)
         progress = [query_progress(q, view.edges, now_ms) for q in queries]
-        for stated in progress:
-            stated["first_version"] = min(first.get(stated["query"], stated["version"]), stated["version"])
+        for item in progress:
+            item["first_version"] = min(first.get(item["query"], item["version"]), item["version"])
         return {"time": rfc3339(now_ms), "queries": progress}
 
     def newer(self, query: RegisteredQuery) -> RegisteredQuery | None:
-        """Returns the newest version of a query if that is another one."""
+        """Returns the newest version of a query if the query given is an older version."""
         newest = [q for q in self.view().queries if q.ref.name == query.ref.name][-1:]
         return newest[0] if newest and newest[0].ref.version > query.ref.version else None
 
 
 def query_progress(query: RegisteredQuery, edges: tuple[EdgeRecord, ...], now_ms: int) -> dict[str, Any]:
-    """A query's expected edges, each with its progress in the stream."""
+    """Returns a query's expected edges, each with its progress in the stream."""
     known = {e.edge: e for e in edges}
     expected = expected_edges(query.spec, edges)
     return {
@@ -89,14 +89,14 @@ EdgeState = Literal["up", "unreachable", "retired"]
 
 
 def edge_state(record: EdgeRecord, now_ms: int) -> EdgeState:
-    """Connectivity only: an edge without events is up too, which its watermarks show."""
+    """Returns the connectivity only. An edge without events is up too; its watermarks show that it has none."""
     if record.retired:
         return "retired"
     return "up" if record.reachable(now_ms) else "unreachable"
 
 
 def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: int) -> dict[str, Any]:
-    """One edge's progress in a stream."""
+    """Returns one edge's progress in a stream."""
     if record is None:
         return {"edge": edge, "state": "never_connected", "watermark": None, "ended": False, "last_seen": None}
     return {
@@ -108,6 +108,6 @@ def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: 
 
 
 def watermark(millis: int | None) -> dict[str, Any]:
-    """A stream's watermark; null before the first one and after the stream's end."""
+    """Returns a stream's watermark; null before the first watermark and after the stream's end."""
     ended = millis is not None and millis >= MAX_TIME_MS
     return {"watermark": None if millis is None or ended else rfc3339(millis), "ended": ended}

@@ -1,8 +1,8 @@
 """Answers a stream of questions while it is received, in bounded memory.
 
-The event loop only passes the body's chunks on: splitting and parsing are a worker's. Lines are answered in their
-order, a few at a time; the next chunk of the body is received meanwhile. A client that does not read its answers
-suspends the evaluation, and one that disconnects ends it.
+The event loop only passes the body's chunks on; a worker splits and parses them. Lines are answered in their order, a
+few at a time, and the next chunk is received meanwhile. If a client does not read its answers, the evaluation waits. If
+it disconnects, the evaluation ends.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NDJSON = "application/x-ndjson"
 READ_TYPES = (NDJSON, "application/ndjson", "application/jsonl", "application/json-lines")
 MAX_LINE_BYTES = 64 << 10
 BATCH_BYTES = 64 << 10
-"""Bytes of answers per send; a disconnected client is noticed in between."""
+"""Bytes of answers per send. A disconnected client is noticed between two sends."""
 _WAITING = 2
 """Chunks of the body that may wait for evaluation."""
 
 Part = tuple[bytes, bool]
-"""A chunk of the body, and whether it is the last one."""
+"""A chunk of the body, and whether it is the last chunk."""
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class LineSplitter:
     _dropping: bool = False
 
     def feed(self, part: bytes, *, ends: bool = False) -> Iterator[bytes | OversizedLine]:
-        """Yields the lines that this chunk completes; with `ends`, the last one needs no line break."""
+        """Yields the lines that this chunk completes. With `ends`, the last line needs no line break."""
         for piece in _split(part):
             if not self._dropping:
                 self._rest += piece
@@ -97,8 +97,8 @@ class LineEvaluator:
         """Yields the answers to the lines that a chunk of the body completes, in chunks of about `BATCH_BYTES`; blocks.
 
         Args:
-            part: chunks are passed in their order.
-            ends: whether it is the last one.
+            part: the next chunk of the body.
+            ends: whether it is the last chunk.
         """
         held = bytearray()
         try:
@@ -124,7 +124,7 @@ class LineEvaluator:
         except EdgewaterError as exc:
             yield _line({"id": named, "error": problem_of(exc, self.path)})
         except Exception:
-            # Status 200 is sent already: an internal error fails this line only.
+            # Status 200 is already sent, so an internal error fails only this line.
             log.exception("%s: %r", self.path, text)
             yield _line({"id": named, "error": problem_of(EdgewaterError(INTERNAL_ERROR), self.path)})
 
@@ -132,13 +132,13 @@ class LineEvaluator:
 class DuplexResponse(Response):
     """Sends the answers to the lines of the body while it receives the body.
 
-    Starlette's streaming response detects disconnects by reading the messages that this class reads as the body, so it
+    Starlette's streaming response detects disconnects by reading the messages that this class reads as the body. So it
     cannot be used here.
 
     Args:
-        answers: called with each chunk of the body, and whether it is the last one.
+        answers: called with each chunk of the body, and whether it is the last chunk.
         require_allowed: called before each chunk is answered; raises EdgewaterError to end the stream.
-        idle_s: time without a chunk after which the stream is ended.
+        idle_s: time without a chunk after which the stream ends.
     """
 
     media_type = NDJSON

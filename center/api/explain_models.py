@@ -17,7 +17,7 @@ class ErrorPart(BaseModel):
     """The part of an interval that one cause makes."""
 
     cause: Literal["sketch", "sampling", "withheld", "straggler", "missing"]
-    above: float | None = Field(description="How far the true value may lie above the estimate. Null: unknown.")
+    above: float | None = Field(description="How far the true value may be above the estimate. Null: unknown.")
     below: float | None
     known: bool = Field(description="Both are known.")
     says: str
@@ -67,16 +67,16 @@ class Explanation(BaseModel):
     revision: int
     given_at: Rfc3339
     measure: str
-    value: str = Field(description="Which of the measure's values, such as `quantiles 0.5`; empty: it has one.")
+    value: str = Field(description="Which value of the measure, such as `quantiles 0.5`; empty: it has one value.")
     group: dict[str, Any]
-    groups: int = Field(description="Groups selected; the one with the widest interval is explained.")
+    groups: int = Field(description="Selected groups. The group with the widest interval is explained.")
     estimate: float | int | None
     lower: float | int | None
     upper: float | int | None
     confidence: float | None
     parts: list[ErrorPart]
     edges: list[ExplainedEdge]
-    revisions: list[ExplainedRevision] = Field(description="The last ones, ascending.")
+    revisions: list[ExplainedRevision] = Field(description="The last revisions, ascending.")
     contract: dict[str, Any]
     coverage: float | None = Field(
         description="Fraction of recent final windows whose first interval contained the true value. Null: unknown."
@@ -100,19 +100,19 @@ class CompletenessMatrix(BaseModel):
 
 class PendingGrant(BaseModel):
     shares: dict[str, float]
-    from_: Rfc3339 | None = Field(alias="from", description="First slice that it is for. Null: all.")
+    from_: Rfc3339 | None = Field(alias="from", description="First slice to which it applies. Null: all slices.")
 
 
 class EdgeBudget(BaseModel):
     """An edge's part of a query's error budget, per measure."""
 
     edge: str
-    granted: dict[str, float] | None = Field(description="The last grant. Null: none yet.")
+    granted: dict[str, float] | None = Field(description="The last granted share. Null: none yet.")
     in_force: dict[str, float] | None = Field(
         description="The most that it may withhold of a new slice, without what is pending. Null: unknown."
     )
-    pending: PendingGrant | None = Field(description="A grant that it has not confirmed; it counts besides.")
-    from_: Rfc3339 | None = Field(alias="from", description="First slice that `in_force` is for. Null: all.")
+    pending: PendingGrant | None = Field(description="A granted, unconfirmed share. It counts in addition.")
+    from_: Rfc3339 | None = Field(alias="from", description="First slice of `in_force`. Null: all slices.")
     heard_at: Rfc3339 | None = Field(description="Of its last report.")
     withheld_last: dict[str, Sides] | None = Field(
         description="What it withholds of the last window that has an answer. Null: unknown."
@@ -151,7 +151,7 @@ class DryRun(BaseModel):
     spec: dict[str, Any] = Field(description="In canonical form.")
     sql: str = Field(description="The same query in SQL, without its seed.")
     columns: list[Column] = Field(description="Of the table of its answers, which SELECT reads.")
-    registered: bool = Field(description="The same query is registered already.")
+    registered: bool = Field(description="Whether the same query is already registered.")
     begins: str | None = Field(description="The border: the query has the windows that start from then on. Null: all.")
     until: str | None = Field(description="The query has the windows that start before. Null: it has no end.")
     refused: str | None = Field(description="Why the registration would be refused: what an edge serves does not fit.")

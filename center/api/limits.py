@@ -1,4 +1,6 @@
-"""Limits of what clients cost: rates per principal, open streams, and responses that nobody takes."""
+"""Limits of the resources that clients use: rates per principal, open streams, and responses that clients do not
+read.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,15 @@ OnRefused = Callable[[str], None]
 """Called with the reason of each refusal."""
 RETRY_AFTER = {"Retry-After": "5"}
 MAX_WAITING = 256
-"""Requests of one principal that read or wait for their turn."""
+"""How many requests of one principal may read or wait for their turn."""
 PART_BYTES = 64 << 10
-"""Responses are passed to the transport in such parts, so that a slow client holds one of them twice."""
+"""Responses are passed to the transport in parts of this size. For a slow client, only two parts are in memory."""
 MAX_PARAMETERS = 1_000
-"""The most parameters in a query string; FastAPI validates them on the event loop."""
+"""Maximum number of parameters in a query string; FastAPI validates them on the event loop."""
 
 
 class Rates:
-    """The requests that a principal may send per unit of time, counted by each API process for itself."""
+    """The rates of requests that a principal may send. Each API process counts for itself."""
 
     def __init__(self, config: ApiLimitsSection, on_refused: OnRefused) -> None:
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
@@ -62,7 +64,7 @@ class Rates:
 
 
 class Slots:
-    """A number of streams that may be open at once, and a number of them per principal."""
+    """Limits how many streams may be open at once, in total and per principal."""
 
     def __init__(self, name: str, most: int, most_per_principal: int, on_refused: OnRefused) -> None:
         self._name = name
@@ -72,7 +74,9 @@ class Slots:
 
     @contextlib.contextmanager
     def held(self, principal: Principal) -> Iterator[None]:
-        """Holds a slot while entered. Raises HttpProblem: too-many-requests for a principal, unavailable for all."""
+        """Holds a slot while entered. Raises HttpProblem: too-many-requests if the principal has too many streams,
+        unavailable if all slots are used.
+        """
         if principal is not ANYONE and self._held[principal.name] >= self._most_per_principal:
             self._on_refused(f"{self._name}-per-principal")
             most = self._most_per_principal
@@ -91,9 +95,9 @@ class Slots:
 
 
 class Turns:
-    """Lets a number of requests of each principal read at the same time; the others wait for their turn.
+    """Limits how many requests of each principal read at the same time. Further requests wait for their turn.
 
-    So one principal does not take all of the threads that read and render.
+    So one principal does not use all of the threads that read and render.
     """
 
     def __init__(self, most_per_principal: int, on_refused: OnRefused) -> None:
@@ -122,7 +126,7 @@ class Turns:
 
 
 class InSlot(Response):
-    """Another response, which holds a slot while it is sent."""
+    """A response that wraps another one, and holds a slot while it is sent."""
 
     def __init__(self, inner: Response, slots: Slots, principal: Principal) -> None:
         super().__init__()
@@ -134,9 +138,9 @@ class InSlot(Response):
 
 
 class PendingResponses:
-    """Middleware: bounds the bytes of all large responses that clients have not taken.
+    """Middleware: limits the bytes of all large responses that clients have not read.
 
-    The server closes the connection of a client that takes no part of its response for long.
+    The server closes the connection of a client that reads no part of its response for long.
     """
 
     def __init__(self, app: ASGIApp, most_bytes: int, on_refused: OnRefused) -> None:
@@ -172,7 +176,7 @@ class PendingResponses:
 
 
 class _Sending:
-    """Passes the messages of one response on: a large body in parts, or a problem in its place."""
+    """Passes the messages of one response on: a large body in parts, or a problem instead of it."""
 
     def __init__(self, pending: PendingResponses, scope: Scope, receive: Receive, send: Send) -> None:
         self._pending = pending
@@ -187,7 +191,7 @@ class _Sending:
             message["type"] == "http.response.start"
             and int(Headers(scope=message).get("content-length", 0)) > PART_BYTES
         ):
-            self._start = message  # whether there is room for the body is known when it comes
+            self._start = message  # sent later: only the body shows whether there is room for it
             return
         body = message.get("body", b"")
         if message["type"] != "http.response.body" or len(body) <= PART_BYTES:
@@ -215,5 +219,5 @@ class _Sending:
 
 
 def client_of(request: Request) -> str:
-    """The remote address, for the audit log."""
+    """Returns the remote address, for the audit log."""
     return request.client.host if request.client else "unknown"

@@ -1,13 +1,13 @@
 """Live answers as server-sent events.
 
-The result store is the queue. A stream holds only the id of the last answer it sent, and with `changes` the revisions
-of some windows. After each event that its client takes, it reads the newest revision of each window that has changed,
-and renders only the groups that the client asked for. A slow client therefore needs no more memory than a fast one, and
-a client that reconnects with `Last-Event-ID` continues at any API process.
+The result store is the queue. A stream stores only the id of the last answer that it sent, and with `changes` the
+revisions of some windows. After each event that its client reads, it reads the newest revision of each changed window,
+and renders only the groups that the client asked for. So a slow client needs no more memory than a fast one. A client
+that reconnects with `Last-Event-ID` continues at any API process.
 
-Clients that ask the same and have the same answers share one read, one rendering and one encoding, and are served
-`AT_ONCE` at a time, so that other requests come in between. Streams whose events are large are rendered one after the
-other, so that they do not delay the streams whose events are small.
+If clients ask the same questions and have the same answers, they share one read, one rendering and one encoding. They
+are served `AT_ONCE` at a time, so that other requests run in between. Streams with large events are rendered one after
+the other, so that they do not delay streams with small events.
 
 Events: ``answer`` (event id: answer id), ``progress`` (at a fixed pace, also without data, so that silence is
 unambiguous), ``gap`` (answers were skipped; the newest follow).
@@ -38,24 +38,26 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.wire import QueryRef
 
 PAGE = 100
-"""Answers that a stream considers at once; bounds its memory."""
+"""Answers that a stream reads at a time. It limits the stream's memory."""
 MAX_PAGES = 10
-"""Full pages in a row after which a client is too far behind and gets a `gap` and the newest answers."""
+"""Full pages in a row after which a client is too far behind. It then gets a `gap` and the newest answers."""
 POLL_S = 0.03
-"""Adds half of itself to every answer's age. A poll is an indexed read of 0.2 ms, and runs only while clients wait."""
+"""Half of this is added to every answer's age. A poll is an indexed read of 0.2 ms, and runs only while clients
+wait.
+"""
 
 AT_ONCE = 8
 """Clients that are woken per turn of the event loop: each takes about 0.2 ms of it."""
 MAX_POLLED = 10_000
-"""Queries whose newest answers are known apart."""
+"""Maximum number of queries whose newest answers are stored one by one."""
 READERS = 8
 """Threads that read and render for streams whose events are small."""
 LARGE_BYTES = 256 << 10
-"""A stream whose last events had more bytes than this is rendered in turn with others like it."""
+"""A stream whose last events had more bytes than this is rendered in turn with other such streams."""
 WINDOWS = 32
-"""Windows of a stream for which it knows the revision that its client has."""
+"""Number of windows of a stream whose revision at the client is stored."""
 SHARED_BYTES = 16 << 20
-"""Bytes of the results of shared reads that are kept for clients that ask a moment later."""
+"""Bytes of the results of shared reads that are cached for clients that ask a moment later."""
 
 log = logging.getLogger(__name__)
 
@@ -84,19 +86,22 @@ class AnswerPoller:
         self._wanted = asyncio.Event()
         self._waiting: dict[asyncio.Future[None], QueryRef | None] = {}
         self._by_query: dict[QueryRef, int] = {}
-        # Any query may have an answer up to this one.
+        # Queries without an entry may have answers up to this id.
         self._floor = 0
-        # Requests may use all other threads.
+        # A thread of its own: requests may use all other threads.
         self._thread = CapacityLimiter(1)
         self.newest = 0
         self.ended = False
 
     def newest_of(self, query: QueryRef | None) -> int:
-        """An id from which on a query (None: any query) has no newer answer."""
+        """Returns an id such that a query (None: any query) has no newer answer."""
         return self.newest if query is None else max(self._floor, self._by_query.get(query, 0))
 
     def end(self) -> None:
-        """Ends all streams: the process stops, and their clients continue at another one, or when it is back."""
+        """Ends all streams, because the process stops.
+
+        Their clients continue at another process, or after the restart.
+        """
         self.ended = True
         for waiter in self._waiting:
             if not waiter.done():
@@ -115,7 +120,7 @@ class AnswerPoller:
             await asyncio.sleep(self._poll_s)
 
     async def _notify(self, found: NewestAnswers) -> None:
-        # The first poll does not read what there was before it, and a store that was replaced begins again.
+        # The first poll does not read older answers. If the store was replaced, polling begins again.
         is_known = found.by_query is not None and 0 < self.newest < found.answer_id
         self.newest = found.answer_id
         if not is_known or len(self._by_query) > MAX_POLLED:
@@ -128,8 +133,7 @@ class AnswerPoller:
         )
 
     async def wait(self, seen: int, timeout_s: float, query: QueryRef | None = None) -> None:
-        """Returns when there may be an answer of the query newer than `seen`, when the process stops, or after
-        `timeout_s`."""
+        """Returns when the query may have an answer newer than `seen`, when the process stops, or after `timeout_s`."""
         if self.newest_of(query) > seen or self.ended:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -146,7 +150,7 @@ class AnswerPoller:
 
 
 class SharedReads:
-    """Runs a blocking read once for all who want its result at the same time."""
+    """Runs a blocking read once for all callers that need its result at the same time."""
 
     def __init__(self) -> None:
         self._results: LRUCache[Hashable, Any] = LRUCache(SHARED_BYTES, getsizeof=lambda r: 1024 + len(r[0]))
@@ -154,7 +158,9 @@ class SharedReads:
         self._waking: set[asyncio.Task[None]] = set()
 
     async def read(self, key: Hashable, read: Callable[[], Any], limiter: CapacityLimiter | None = None) -> Any:
-        """The result of `read`, a function of `key` that begins with its bytes. What it raises is raised for all.
+        """Returns the result of `read`, a tuple that begins with bytes and depends only on `key`.
+
+        Its exception is raised for all.
 
         Args:
             limiter: limits the number of threads that read; None: the limit of all requests applies.
@@ -172,7 +178,7 @@ class SharedReads:
     async def _run(self, key: Hashable, read: Callable[[], Any], limiter: CapacityLimiter | None) -> Any:
         try:
             result = await run_sync(read, limiter=limiter)
-            with contextlib.suppress(ValueError):  # larger than all that is kept
+            with contextlib.suppress(ValueError):  # larger than the whole cache
                 self._results[key] = result
             return result
         finally:
@@ -205,10 +211,10 @@ class LiveFeed:
     """The services that all streams of a process share.
 
     Attributes:
-        pace_s: time between `progress` events, and half the time for which one is shared.
+        pace_s: time between `progress` events. One event is shared for half of this time.
         monotonic: monotonic clock in seconds.
-        readers: limits the threads of streams whose events are small.
-        large: lets one stream whose events are large be rendered at a time.
+        readers: limits the threads of streams with small events.
+        large: lets one stream with large events be rendered at a time.
     """
 
     results: ResultStore
@@ -229,9 +235,9 @@ class LiveStream:
     Attributes:
         names: of several, only these; (): all.
         summary: answers have only the groups with the widest intervals.
-        changes: answers to windows that the client has in an earlier revision have only the groups that differ.
-        min_phase: answers that have not reached it are left out.
-        reader: answers of queries that it may not read are left out.
+        changes: if the client has an earlier revision of a window, the answer has only the groups that differ.
+        min_phase: the stream omits answers that have not reached this phase.
+        reader: the stream omits answers of queries that this principal may not read.
         require_allowed: called from time to time; raises EdgewaterError to end the stream.
         after: id of the last answer that the client has; None: a new client.
     """
@@ -253,7 +259,7 @@ class LiveStream:
     _is_large: bool = field(default=False, init=False)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Encoded events. Begins with the latest answers for a new client.
+        """Yields encoded events. Begins with the latest answers for a new client.
 
         Ends when the query is deleted, and when the process stops.
         """
@@ -278,12 +284,12 @@ class LiveStream:
 
     @property
     def _asked(self) -> Hashable:
-        """What the stream's events are a function of, besides the answers that its client has."""
+        """Returns a key of the stream's questions. The events depend on it and on the answers that the client has."""
         which = self.query and self.query.ref, self.names, self.questions, self.summary, self.changes, self.min_phase
         return *which, self.reader.grants
 
     def _moment(self) -> int:
-        """A number that changes twice per pace."""
+        """Returns a number that changes twice per pace."""
         return int(self.feed.monotonic() / self.feed.pace_s * 2)
 
     async def _first(self) -> bytes:
@@ -312,7 +318,7 @@ class LiveStream:
         return bytes(data)
 
     def _following(self) -> RegisteredQuery | None:
-        """Returns the newer version of the query to which the stream goes over: it has an answer.
+        """Returns the newer version of the query with which the stream continues, if it has an answer.
 
         Raises InvalidRequest: the stream's questions do not fit the newer version.
         """
@@ -326,7 +332,10 @@ class LiveStream:
         return newer
 
     async def _next(self) -> bytes:
-        """The newer answers: shared with all who have the same ones, unless the client is a full page behind."""
+        """Returns the newer answers, shared by all clients with the same answers.
+
+        A client that is a full page behind reads alone.
+        """
         newest = self.feed.changes.newest
         if self._full_pages:
             return _encoded(await run_sync(self._newer, newest, limiter=self._lane))
@@ -339,7 +348,7 @@ class LiveStream:
         return await self._shared(("next", self._asked, self._sent, has, self.feed.changes.newest_of(self._ref)), read)
 
     async def _shared(self, key: Hashable, read: Callable[[], tuple[bytes, LiveStream]]) -> bytes:
-        """The events of a read that streams share, which leaves this stream as its own read would have."""
+        """Returns the events of a shared read. The stream's state becomes the same as after a read of its own."""
         data, like = await self.feed.shared.read(key, read, self._lane)
         self._sent, self._full_pages, self._client_has = like._sent, like._full_pages, dict(like._client_has)
         self._is_large = len(data) > LARGE_BYTES
@@ -350,17 +359,23 @@ class LiveStream:
         return self.feed.large if self._is_large else self.feed.readers
 
     def _like(self, at: LiveStream | None = None) -> LiveStream:
-        """A stream that asks the same, from the beginning or from where another one is."""
+        """Returns a stream with the same questions, from the beginning or from the position of the stream `at`."""
         like = LiveStream(
-            self.feed, self.query, self.questions, self.reader, names=self.names, summary=self.summary,
-            changes=self.changes, min_phase=self.min_phase,
-        )  # fmt: skip
+            self.feed,
+            self.query,
+            self.questions,
+            self.reader,
+            names=self.names,
+            summary=self.summary,
+            changes=self.changes,
+            min_phase=self.min_phase,
+        )
         if at is not None:
             like._sent, like._client_has = at._sent, dict(at._client_has)
         return like
 
     def _reads(self, name: str) -> bool:
-        """Whether a query is one of the stream's, and its reader may read it."""
+        """Returns whether a query is one of the stream's, and its reader may read it."""
         return (not self.names or name in self.names) and self.reader.may("reader", name)
 
     def _begin(self) -> list[Event]:
@@ -376,7 +391,7 @@ class LiveStream:
         ]
 
     def _newer(self, newest: int) -> list[Event]:
-        """The next page of newer answers: the newest revision of each window in it.
+        """Returns the next page of newer answers: the newest revision of each window in it.
 
         Args:
             newest: an id of an answer that was visible before; later answers belong to the next page.
@@ -391,9 +406,9 @@ class LiveStream:
         return self._events_of(records, changes.skipped)
 
     def _latest(self, through: int) -> list[Event]:
-        """The latest window of each query; the stream continues after `through`."""
+        """Returns the latest window of each query. The stream continues after `through`."""
         self._sent = through
-        # Read the queries after the id: an answer up to it may belong to a query younger than the shared view.
+        # Read the queries after the id: an answer up to it may belong to a query that the shared view lacks.
         queries = [self.query] if self.query else self.feed.progress.view(refresh=True).queries
         readable = (q for q in queries if self._reads(q.ref.name))
         latest: dict[str, AnswerRecord] = {}
@@ -404,24 +419,25 @@ class LiveStream:
         return self._events_of(sorted(latest.values(), key=lambda r: r.answer_id))
 
     def _events_of(self, records: Sequence[AnswerRecord], skipped: Mapping[int, int] | None = None) -> list[Event]:
-        """The events of answers that the client may read and asked for.
+        """Returns the events of answers that the client may read and asked for.
 
         Args:
-            skipped: per answer id, the number of revisions before it that the client does not get.
+            skipped: per answer id, the number of earlier revisions that the client does not get.
         """
         if self.query is not None:
             queries = {self.query.ref: self.query}
         else:
             queries = {q.ref: q for q in self.feed.progress.view().queries}
             if any(record.query not in queries for record in records):
-                # The query is younger than the view, or deleted: answers of deleted queries are skipped.
+                # The shared view may be older than the query, or the query is deleted. Answers of deleted queries are
+                # skipped.
                 queries = {q.ref: q for q in self.feed.progress.view(refresh=True).queries}
-        wanted = (
+        selected = (
             record
             for record in records
             if record.query in queries and record.phase.rank >= self.min_phase.rank and self._reads(record.query.name)
         )
-        return [self._answer(r, queries[r.query], 0 if skipped is None else skipped[r.answer_id]) for r in wanted]
+        return [self._answer(r, queries[r.query], 0 if skipped is None else skipped[r.answer_id]) for r in selected]
 
     def _answer(self, record: AnswerRecord, query: RegisteredQuery, skipped: int) -> Event:
         base = self._base(record) if self.changes else None
@@ -431,7 +447,10 @@ class LiveStream:
         return Event("answer", data, str(record.answer_id))
 
     def _base(self, record: AnswerRecord) -> AnswerRecord | None:
-        """The revision of the answer's window that the client has, and from now on has in this revision."""
+        """Returns the revision of the answer's window that the client has.
+
+        From now on the client has this answer's revision.
+        """
         window = record.query, record.window_start_ms
         revision = self._client_has.pop(window, None)
         if record.phase is not Phase.FINAL:
@@ -442,7 +461,7 @@ class LiveStream:
             return None
         try:
             return self.feed.results.answer(*window, revision)
-        except NotFound:  # it was trimmed
+        except NotFound:  # the revision was trimmed
             return None
 
 

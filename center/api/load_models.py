@@ -1,4 +1,4 @@
-"""How the queries stand at the center."""
+"""How long queries can wait, and what they cost, at the center and at the edges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgewater.model.windows import window_ends
 
 
 class EdgeLoad(BaseModel):
-    """How a query stands at an edge that schedules its queries, as of the edge's last report."""
+    """The load of a query at an edge that schedules its queries, by the edge's last report."""
 
     edge: str
     age_ms: int = Field(description="Since the report. An edge repeats only what has changed.")
@@ -42,7 +42,7 @@ class EdgeLoad(BaseModel):
 
 
 class QueryLoad(BaseModel):
-    """How a query stands."""
+    """The load of a query."""
 
     query: str
     version: int
@@ -95,7 +95,7 @@ class Load(BaseModel):
 def _expected_ms(
     query: RegisteredQuery, edges: Sequence[EdgeRecord], delays: Sequence[QueryDelayRecord], now_ms: int
 ) -> float | None:
-    """When the first edge is expected to close the next window, wall time; None if no edge will."""
+    """Returns the wall time at which the first edge is expected to close the next window; None if no edge will."""
     ends = window_ends(query.spec.window)
     if ends is None:
         return None

@@ -40,9 +40,11 @@ class ApiMetrics:
             registry=self.registry,
         )
         self.refused = Counter(
-            "edgewater_api_refused", "Requests refused, and connections closed, because of a limit.", ["reason"],
+            "edgewater_api_refused",
+            "Requests refused, and connections closed, because of a limit.",
+            ["reason"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.audit_failures = Counter(
             "edgewater_api_audit_failures", "Lines of the audit log that could not be written.", registry=self.registry
         )
@@ -51,9 +53,11 @@ class ApiMetrics:
         )
         self.live_clients = Gauge("edgewater_api_live_clients", "Open live streams.", registry=self.registry)
         self.renderings = Counter(
-            "edgewater_api_renderings", "Answers given, by whether they were rendered already.", ["cached"],
+            "edgewater_api_renderings",
+            "Answers given, by whether they were rendered already.",
+            ["cached"],
             registry=self.registry,
-        )  # fmt: skip
+        )
 
     def on_refused(self, reason: str) -> None:
         self.refused.labels(reason).inc()

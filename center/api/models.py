@@ -1,6 +1,6 @@
 """The API's JSON as pydantic models, for OpenAPI and for most endpoints.
 
-Answers are rendered as bytes by `center/serving/render.py`; `Answer` describes them, and tests compare the two.
+`center/serving/render.py` renders answers as bytes. `Answer` describes these bytes, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -117,17 +117,19 @@ class Query(BaseModel):
     """A registered query."""
 
     name: str
-    version: int = Field(description="Each change makes another version. No version is given twice.")
+    version: int = Field(description="Each change makes another version. A number is never used again.")
     spec: dict[str, Any] = Field(examples=[EXAMPLE_SPEC], description="In canonical form, without the seed.")
     registered_at: Rfc3339
     begins: Rfc3339 | None = Field(
-        default=None, description="The border to the version before: this one has the windows that start from then on."
+        default=None,
+        description="The border to the previous version: this one has the windows that start at it or later.",
     )
     until: Rfc3339 | None = Field(
-        default=None, description="It has the windows that start before: a later version follows, or the query ends."
+        default=None,
+        description="Its windows start before this time: a later version follows, or the query ends.",
     )
     ended_at: Rfc3339 | None = Field(
-        default=None, description="When all its windows were final, and edges forgot it; null: edges answer it."
+        default=None, description="When all its windows were final, and edges removed it; null: edges answer it."
     )
 
     @classmethod
@@ -223,7 +225,7 @@ class QueryDetail(Query):
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
     after_final: int = Field(description="Accepted records that came for final windows, over all edges.")
     rejected: int = Field(description="Records that sources rejected, over all edges.")
-    versions: list[QueryVersion] = Field(description="All that have, or may have, answers; ascending.")
+    versions: list[QueryVersion] = Field(description="All versions that have, or may have, answers; ascending.")
     alarms: list[Alarm] = Field(description="The latest alarms about this query, the latest first.")
 
 
@@ -289,7 +291,7 @@ class StreamColumns(BaseModel):
     )
     columns: list[DescribedColumn]
     differing: list[str] = Field(description="Why edges that are known are refused now, or differ from the others.")
-    edges: list[str] = Field(description="That serve it, without retired ones.")
+    edges: list[str] = Field(description="Edges that serve it, without retired edges.")
     records: int = Field(description="Accepted by these since their incarnations began.")
     watermark: Rfc3339 | None = Field(
         description="The least of these edges: before it, none expects more records. Null: one has none yet, or all"
@@ -381,7 +383,7 @@ class Stream(BaseModel):
 
 
 class Edge(BaseModel):
-    """An edge as of its last Hello and heartbeat."""
+    """An edge, as its last Hello and heartbeat describe it."""
 
     edge: str
     state: EdgeState = Field(description="`up` even if it has no events.")

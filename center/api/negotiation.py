@@ -16,10 +16,10 @@ FORMATS = {"json": JSON, "csv": CSV, "arrow": ARROW}
 
 
 def negotiate(accept: str | None, forms: Sequence[str] = ANSWER_FORMS) -> str:
-    """Selects the form that an ``Accept`` header prefers; on a tie, the first.
+    """Returns the form that an ``Accept`` header prefers; of equally preferred forms, the first one in `forms`.
 
     Raises:
-        HttpProblem: not-acceptable, if it accepts none.
+        HttpProblem: not-acceptable, if the header accepts none of the forms.
     """
     if not accept or not accept.strip():
         return forms[0]
@@ -44,7 +44,7 @@ def _media_range(part: str) -> tuple[str, float]:
 
 
 def _quality(form: str, ranges: Sequence[tuple[str, float]]) -> float:
-    """The quality value of the most specific range that includes the form."""
+    """Returns the quality value of the most specific range that includes the form."""
     by_specificity = (form, form.partition("/")[0] + "/*", "*/*")
     for candidate in by_specificity:
         for media_type, quality in ranges:
@@ -54,7 +54,7 @@ def _quality(form: str, ranges: Sequence[tuple[str, float]]) -> float:
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:
-    """Whether an ``If-None-Match`` header names this entity tag (weak comparison)."""
+    """Returns whether an ``If-None-Match`` header names this entity tag (weak comparison)."""
     if if_none_match is None:
         return False
     tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]

@@ -20,13 +20,13 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def problems(*statuses: int) -> Responses:
-    """The `responses` of an endpoint that can fail with these statuses."""
+    """Returns the `responses` of an endpoint that can fail with these statuses."""
     schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}
     return {s: {"description": _TITLES[s], "content": {MEDIA_TYPE: {"schema": schema}}} for s in statuses}
 
 
 def answers(model: type[Any], *statuses: int) -> Responses:
-    """The `responses` of an endpoint that returns answers, by ``Accept``."""
+    """Returns the `responses` of an endpoint that returns answers, by ``Accept``."""
     ok = {
         "model": model,
         "description": "By `format` or `Accept`: JSON, CSV (a row per group), or an Arrow IPC stream whose schema"

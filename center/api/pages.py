@@ -1,4 +1,4 @@
-"""What browsers need: security headers on every response, and the API's documentation without another origin."""
+"""Pages for browsers: security headers on every response, and the API's documentation from the same origin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from center.api.access import OPEN
 from center.api.problems import HttpProblem
 
 PAGES = ("/docs", "/ui")
-"""Paths of pages; everything else is data, which no browser has a reason to run or show in a frame."""
+"""Paths of pages. All other responses are data, which browsers must neither run nor show in a frame."""
 PAGE_POLICY = (
     "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
@@ -37,7 +37,7 @@ DOCS = """<!DOCTYPE html>
 </body>
 </html>
 """
-# A file of its own: the policy allows no script in the page.
+# In a separate file, because the policy allows no script in the page.
 START = """SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", deepLinking: true, docExpansion: "list"});
 """
 

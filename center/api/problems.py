@@ -1,7 +1,7 @@
 """Errors as RFC 9457 problem details: ``application/problem+json`` with stable `type` URIs.
 
-The only mapping of the codes of `edgewater/model/errors.py` to HTTP. FastAPI's validation errors, unknown paths and
-methods, and internal errors have the same form.
+This is the only mapping of the codes of `edgewater/model/errors.py` to HTTP. FastAPI's validation errors, unknown paths
+and methods, and internal errors have the same form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgewater.runtime.configuration import as_phrase
 from edgewater.runtime.problems import problem, problem_body
 
 MAX_ERRORS = 20
-"""The most errors of a request that a problem lists."""
+"""Maximum number of errors that a problem lists for one request."""
 INTERNAL_ERROR = "internal error; see the center's log"
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def problem_response(
     extra: Mapping[str, object] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The response for a code.
+    """Returns the response for a code.
 
     Args:
         instance: the request's path.
@@ -117,13 +117,13 @@ def _type(code: str) -> ProblemType:
 
 
 def problem_of(exc: EdgewaterError, instance: str) -> dict[str, Any]:
-    """An error as problem details, for a line of a stream whose status was sent already."""
+    """Returns an error as problem details, for a line of a stream whose status was already sent."""
     kind, members = _type(exc.code), {"instance": instance, **_members(exc)}
     return problem_body(kind.status, exc.code, exc.message, title=kind.title, members=members)
 
 
 def _members(exc: EdgewaterError) -> dict[str, object]:
-    """The extension members of an error's problem."""
+    """Returns the extension members of an error's problem."""
     if not isinstance(exc, InvalidInput):
         return {}
     members: dict[str, object] = {"field": exc.field, "value": _shown(exc.value), "accepted": exc.accepted}
@@ -131,7 +131,9 @@ def _members(exc: EdgewaterError) -> dict[str, object]:
 
 
 def _shown(value: object) -> object:
-    """A value for a problem's `value` member: itself if it is small JSON, else the beginning of its text."""
+    """Returns a value for a problem's `value` member: the value itself if it is small JSON, else the beginning of its
+    text.
+    """
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -156,14 +158,14 @@ def _edgewater_error(request: Request, exc: Exception) -> Response:
 
 def _validation_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
-    found = [_invalid_request(e) for e in exc.errors()[:MAX_ERRORS]]
-    errors = [_members(e) for e in found]
+    requests = [_invalid_request(e) for e in exc.errors()[:MAX_ERRORS]]
+    errors = [_members(e) for e in requests]
     extra = {**errors[0], "errors": errors if errors[1:] else None}
-    return problem_response("invalid-request", found[0].message, instance=request.url.path, extra=extra)
+    return problem_response("invalid-request", requests[0].message, instance=request.url.path, extra=extra)
 
 
 def _invalid_request(error: Mapping[str, Any]) -> InvalidRequest:
-    # The first element of a location names the place: query, path or body.
+    # The first element of a location is query, path or body.
     field = ".".join(str(part) for part in error["loc"][1:])
     if error["type"] == "extra_forbidden":
         return InvalidRequest(field, error["input"], "a parameter of this endpoint, see /docs", "no such parameter")
@@ -195,7 +197,10 @@ def _fault(request: Request, exc: Exception) -> Response:
 
 
 class FaultMiddleware:
-    """Middleware: answers internal errors inside the others, which add headers, counters and audit lines."""
+    """Middleware: answers internal errors.
+
+    It is inside the other middleware, which adds headers, counters and audit lines.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -217,7 +222,10 @@ class FaultMiddleware:
 
 
 def install(app: FastAPI) -> None:
-    """Installs handlers that turn every error of an app into problem details. Other middleware is added after it."""
+    """Installs handlers that turn every error of an app into problem details.
+
+    Called before other middleware is added.
+    """
     app.add_middleware(FaultMiddleware)
     app.add_exception_handler(EdgewaterError, _edgewater_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -1,4 +1,4 @@
-"""Query-string parameters that select and question answers: groups, measures, quantiles, confidence, and so on.
+"""Query-string parameters that select and question answers: groups, measures, quantiles, confidence, and others.
 
 They are checked against the query's spec (`QuestionParams.questions`), and hashable for the cache of answers.
 """
@@ -124,7 +124,7 @@ class QuestionParams(BaseModel):
     ] = None
 
     def questions(self, spec: QuerySpec) -> MeasureQuestions:
-        """The parameters checked against a query, without duplicates. Raises InvalidRequest."""
+        """Returns the parameters, checked against a query, without duplicates. Raises InvalidRequest."""
         questions = MeasureQuestions(
             groups=_groups(self.group, spec),
             measures=_measures(self.measure, spec),
@@ -161,7 +161,7 @@ class AnswerParams(QuestionParams):
     ] = None
 
     def form(self, accept: str | None) -> str:
-        """The requested form. Raises HttpProblem if `accept` includes none."""
+        """Returns the requested form. Raises HttpProblem if `accept` includes none."""
         return negotiate(accept) if self.format is None else FORMATS[self.format]
 
 
@@ -173,14 +173,14 @@ def _computed(texts: list[str], spec: QuerySpec) -> tuple[ComputedValue, ...]:
 
 
 def _groups(texts: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    wanted: dict[str, list[str]] = {}
+    by_column: dict[str, list[str]] = {}
     for text in texts:
         column, colon, value = text.partition(":")
         if not colon or column not in spec.group_by:
             columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
             raise InvalidRequest("group", text, f"column:value with one of the columns {columns}")
-        wanted.setdefault(column, []).append(value)
-    return tuple((column, tuple(dict.fromkeys(values))) for column, values in sorted(wanted.items()))
+        by_column.setdefault(column, []).append(value)
+    return tuple((column, tuple(dict.fromkeys(values))) for column, values in sorted(by_column.items()))
 
 
 def _measures(texts: list[str], spec: QuerySpec) -> tuple[str, ...]:

@@ -17,16 +17,16 @@ from edgewater.runtime.configuration import file_signature
 from edgewater.runtime.connections import ConnectionLimits, GuardedServer, guarded
 
 GRACE_S = 5
-"""How long open requests may take once the API is told to stop."""
+"""How long open requests may take when the API is told to stop."""
 DRAIN_S = 2.0
-"""How long clients that ask more often than this may take to leave, before idle connections are closed."""
+"""How long active clients may take to leave before idle connections are closed."""
 RELOAD_S = 10.0
 
 log = logging.getLogger(__name__)
 
 
 def server_config(app: ASGIApp, config: ApiSection, on_closed: Callable[[str], None]) -> uvicorn.Config:
-    """The configuration of the API's server. Raises InvalidConfig for a certificate or key that cannot be used."""
+    """Returns the configuration of the API's server. Raises InvalidConfig if a certificate or key cannot be used."""
     options = dict[str, Any]()
     if config.tls is not None:
         context = _context(config.tls)
@@ -77,18 +77,18 @@ class ApiServer(GuardedServer):
         """Lets handshakes use a changed certificate, until cancelled."""
         context = self.config.ssl
         assert context is not None
-        seen = await asyncio.to_thread(_signatures, tls)
+        signatures = await asyncio.to_thread(_signatures, tls)
         while True:
             await asyncio.sleep(self._reload_s)
-            if (now := await asyncio.to_thread(_signatures, tls)) == seen:
+            if (now := await asyncio.to_thread(_signatures, tls)) == signatures:
                 continue
             try:
-                await asyncio.to_thread(_context, tls)  # half a renewal must not take the place of a pair that fits
+                await asyncio.to_thread(_context, tls)  # half a renewal must not replace a pair that fits
                 await asyncio.to_thread(load_certificate, context, tls.cert, tls.key, "api.tls.cert")
             except InvalidConfig as exc:
                 log.error("the changed certificate cannot be used, and the previous one stays in use: %s", exc.message)
                 continue
-            seen = now
+            signatures = now
             log.info("%s has been read again", tls.cert)
 
 

@@ -1,4 +1,4 @@
-"""`Services`: what every endpoint uses, created once per process by `create_app`."""
+"""`Services`: the objects that every endpoint uses, created once per process by `create_app`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Services:
 
     Attributes:
         now_ms: wall clock.
-        parsing: lets one query at a time be parsed.
+        parsing: limits parsing to one query at a time.
         draw_seed: draws the seed of a new query, a number from 0 to 2^64 - 1.
     """
 

@@ -1,4 +1,4 @@
-"""Runs one SELECT on DuckDB in a process of its own, with little memory and without files; see `center.api.sql_guard`.
+"""Runs one SELECT on DuckDB in a separate process, with little memory and without files; see `center.api.sql_guard`.
 
 The process is started by the path of this file, so that it imports nothing of the center. It reads one request from its
 standard input and writes one reply to its standard output: JSON in a line, and tables as Arrow IPC streams.
@@ -18,22 +18,26 @@ MEMORY_BYTES = 512 << 20
 MAX_RESULT_ROWS = 100_000
 MAX_RESULT_BYTES = 64 << 20
 SETTINGS = (
-    "enable_external_access = false", "autoinstall_known_extensions = false", "autoload_known_extensions = false",
-    "allow_community_extensions = false", "python_enable_replacements = false", "TimeZone = 'UTC'",
+    "enable_external_access = false",
+    "autoinstall_known_extensions = false",
+    "autoload_known_extensions = false",
+    "allow_community_extensions = false",
+    "python_enable_replacements = false",
+    "TimeZone = 'UTC'",
     "lock_configuration = true",
-)  # fmt: skip
+)
 
 
 def limit_memory() -> None:
-    """Lets the process take `MEMORY_BYTES` besides what it has, open no more files and write none."""
+    """Limits the process: `MEMORY_BYTES` in addition to its present memory, no further open files, no writing."""
     with open("/proc/self/statm") as statm:  # noqa: PTH123  # a path for one file
         used = int(statm.read().split()[0]) * resource.getpagesize()
-    for kind, most in (
+    for kind, limit in (
         (resource.RLIMIT_AS, used + MEMORY_BYTES),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (most, most))
+        resource.setrlimit(kind, (limit, limit))
 
 
 def answer(connection: duckdb.DuckDBPyConnection) -> tuple[dict[str, str], pa.Table | None]:
@@ -57,7 +61,7 @@ def main() -> None:
     connection = duckdb.connect(":memory:", config={"threads": 1})
     for setting in SETTINGS:
         connection.execute(f"SET {setting}")
-    connection.sql("SELECT 1").to_arrow_table()  # loads what the first statement needs
+    connection.sql("SELECT 1").to_arrow_table()  # loads the code that the first statement needs
     limit_memory()
     out = sys.stdout.buffer
     out.write(READY)

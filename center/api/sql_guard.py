@@ -1,8 +1,8 @@
 """`SqlGuard`: runs SELECTs on DuckDB in child processes that are bounded in memory and time.
 
 DuckDB's own limits do not suffice: in the process of the API, ``repeat('x', 1e9)`` took 2 GiB in spite of its
-`memory_limit`, and ignored an interrupt for 30 s. A child runs one statement, so that nothing of it is left for the
-next one.
+`memory_limit`, and ignored an interrupt for 30 s. A child runs one statement, so that it leaves no effects for the next
+statement.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from edgewater.model.errors import InvalidQuery, StorageError
 
 TIMEOUT_S = 3.0
 START_S = 30.0
-"""A child that is not ready within this time is given up."""
+"""Time after which a child that is not ready is killed."""
 MAX_CHILDREN = 2
 """Statements that run at the same time; others wait."""
 MAX_BYTES = 128 << 20
-"""Bytes of all tables of a statement."""
+"""Maximum bytes of all tables of a statement."""
 _CHILD = Path(__file__).with_name("sql_child.py")
 _ACCEPTED = {
     "memory": "a statement that needs at most 512 MiB of memory",
@@ -42,7 +42,7 @@ _ACCEPTED = {
 
 
 class SqlGuard:
-    """Runs SELECTs. Thread-safe. After the first one, a spare child is kept ready, which takes about 110 MB.
+    """Runs SELECTs. Thread-safe. After the first SELECT, a spare child is always ready, which takes about 110 MB.
 
     Args:
         timeout_s: time that a statement may take.
@@ -60,14 +60,14 @@ class SqlGuard:
         self._finalizer()
 
     def run(self, text: str, tables: Mapping[str, pa.Table]) -> pa.Table:
-        """Returns the rows of a SELECT; blocks for the time of the statement at most.
+        """Returns the rows of a SELECT. Blocks for the time of the statement at most.
 
         Args:
             text: a SELECT that `check_select` has passed.
-            tables: what it may read, by name.
+            tables: the tables that it may read, by name.
 
         Raises:
-            InvalidQuery: it fails, or needs more time, memory or rows than it may.
+            InvalidQuery: it fails, or needs more time, memory or rows than allowed.
             HttpProblem: DuckDB is not installed.
         """
         if find_spec("duckdb") is None:
@@ -102,27 +102,32 @@ class SqlGuard:
         return json.loads(line), body
 
     def _take(self) -> subprocess.Popen[bytes]:
-        """Returns a child, and starts the next spare one."""
+        """Returns a child, and starts the next spare child."""
         with self._lock:
             child = self._spares.pop() if self._spares else None
             if child is not None and child.poll() is not None:
                 _end(child)
                 child = None
-            taken = _start() if child is None else child
+            ready = _start() if child is None else child
             self._spares.append(_start())
-            return taken
+            return ready
 
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-I", str(_CHILD)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-        env={"PATH": os.defpath}, cwd="/", start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        env={"PATH": os.defpath},
+        cwd="/",
+        start_new_session=True,
+    )
 
 
 def _await_ready(child: subprocess.Popen[bytes]) -> None:
-    """Returns when a child can take a statement. Raises StorageError if it cannot be started."""
+    """Returns when a child is ready for a statement. Raises StorageError if it cannot be started."""
     assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], START_S)
     if not readable or child.stdout.read(1) != b"+":

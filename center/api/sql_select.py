@@ -30,9 +30,9 @@ _NODES = (
     exp.Week, exp.Day, exp.Hour, exp.Minute, exp.Second, exp.DayOfWeek, exp.DayOfYear, exp.TimeToStr, exp.UnixToTime,
     exp.CurrentTimestamp, exp.Unnest, exp.Explode,
 )  # fmt: skip
-"""The functions that a SELECT may call, as sqlglot names them. None reads anything but its arguments."""
+"""The functions that a SELECT may call, as sqlglot names them. They read only their arguments."""
 _NAMES = ("now", "epoch_ms", "list_sum", "list_avg", "list_max", "list_min", "last", "bool_and", "bool_or")
-"""The functions that sqlglot does not know."""
+"""Functions that a SELECT may call and that sqlglot has no class for."""
 _BOUNDS = {exp.GTE: ("start", 0), exp.GT: ("start", 0), exp.LT: ("end", 1), exp.LTE: ("end", 1)}
 
 
@@ -60,7 +60,8 @@ def check_select(text: str) -> CheckedSelect:
     """Returns the SELECT of a text.
 
     Raises:
-        InvalidQuery: it is no single SELECT, or calls a function that is not on the list, or reads what is no query.
+        InvalidQuery: it is no single SELECT, calls a function that is not on the list, or reads a table that is no
+            query.
     """
     tree = _parsed(text)
     if not isinstance(tree, exp.Query) or isinstance(tree, exp.Values | exp.Pivot):
@@ -111,13 +112,15 @@ def _check_node(node: exp.Expression) -> None:
         if not allowed:
             known = sorted({*(n for kind in _NODES for n in kind.sql_names()), *map(str.upper, _NAMES)})
             raise InvalidQuery(
-                "sql", node.sql(dialect="duckdb"), f"functions of this list: {', '.join(known)}",
+                "sql",
+                node.sql(dialect="duckdb"),
+                f"functions of this list: {', '.join(known)}",
                 f"the function {name} is not on the list{did_you_mean(name, map(str.lower, known))}",
-            )  # fmt: skip
+            )
 
 
 def _window_bounds(tree: exp.Expression) -> dict[str, int]:
-    """Returns the bounds of window_start that WHERE states, so that no other windows are read."""
+    """Returns the bounds of window_start that WHERE states, so that only these windows are read."""
     bounds: dict[str, int] = {}
     where, source = tree.args.get("where"), tree.args.get("from_")
     reads_query = isinstance(tree, exp.Select) and source is not None and isinstance(source.this, exp.Table)
@@ -135,7 +138,7 @@ def _window_bounds(tree: exp.Expression) -> dict[str, int]:
 
 
 def _time_ms(node: exp.Expression) -> int | None:
-    """Returns the time of a literal in ms; None: it is no literal that Python reads as DuckDB does."""
+    """Returns the time of a literal in ms; None: it is no literal, or DuckDB might read it differently from Python."""
     literal = node.this if isinstance(node, exp.Cast) else node
     if not isinstance(literal, exp.Literal) or not literal.is_string:
         return None

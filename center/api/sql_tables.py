@@ -1,4 +1,4 @@
-"""Tables of answers for SQL: what `SELECT … FROM query` reads, and the replies that are tables."""
+"""Tables of answers for SQL: the tables that `SELECT … FROM query` reads, and the replies that are tables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from edgewater.model.streams import type_name
 from edgewater.model.timestamps import rfc3339
 
 MAX_ROWS = 200_000
-"""The most rows of all tables that a SELECT reads, together."""
+"""Maximum number of rows of all tables that a SELECT reads."""
 CHUNK = 100
-"""Windows that are read at once."""
+"""Windows that are read at a time."""
 CHUNK_BYTES = 4 << 20
 
 

@@ -12,7 +12,7 @@ from edgewater.model.timestamps import rfc3339
 
 
 def versions_of(center: Services, name: str, version: int | None) -> list[RegisteredQuery]:
-    """Returns the versions of a query that have, or may have, answers, or the version that is asked for.
+    """Returns the versions of a query that have, or may have, answers; with `version`, only that version.
 
     Raises:
         NotFound: the query, or its version, is not known.
@@ -44,7 +44,9 @@ def clipped(query: RegisteredQuery, start_ms: int | None, end_ms: int | None) ->
 def only_version(
     versions: Sequence[RegisteredQuery], start_ms: int | None, end_ms: int | None
 ) -> tuple[RegisteredQuery, int | None, int | None]:
-    """Returns the version whose windows a range has, and the range; an open range begins with the newest version.
+    """Returns the version that has the windows of a range, and the range.
+
+    An open range begins with the newest version.
 
     Raises:
         InvalidRequest: the range has windows of several versions, which do not merge.

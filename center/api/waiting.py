@@ -20,7 +20,7 @@ NAMED_EDGES = 3
 EdgeCause = Literal[
     "never_connected", "retired", "unreachable", "unconfirmed", "refused", "no_records", "ended", "open"
 ]
-"""What a query waits for at an edge; `ended` and `open` (the next window has not ended there) are not problems."""
+"""What a query waits for at an edge. `ended` and `open` (the next window has not ended there) are no problems."""
 
 WaitState = Literal[
     "answered", "waiting", "refused", "no_edges", "no_records", "merging", "paused", "quarantined", "center_not_ready"
@@ -58,7 +58,7 @@ class EdgeWait:
 
     Attributes:
         text: a sentence without its full stop.
-        since_ms: wall time since which it is so; None: unknown.
+        since_ms: wall time since which it waits; None: unknown.
     """
 
     edge: EdgeId
@@ -68,19 +68,19 @@ class EdgeWait:
 
     @property
     def holds_back(self) -> bool:
-        """Whether windows cannot be complete because of it."""
+        """Whether windows cannot be complete because of this edge."""
         return self.cause not in ("ended", "open")
 
 
 @dataclass(frozen=True, slots=True)
 class QueryWait:
-    """Why a query has no answer, or no newer one.
+    """Why a query has no answer, or no newer answer.
 
     Attributes:
         remedy: what a user can do; empty: nothing is wrong.
-        since_ms: wall time since which it is so; None: unknown.
-        edges: of each expected edge.
-        budget: what the error budget saves, if that is nothing.
+        since_ms: wall time since which it waits; None: unknown.
+        edges: what it waits for at each expected edge.
+        budget: why the error budget saves nothing; empty: it saves bytes, or there is none.
     """
 
     state: WaitState
@@ -106,10 +106,10 @@ def explain(
     """Explains what a query waits for.
 
     Args:
-        answered: whether a window of it has an answer.
-        withheld: whether edges withheld anything of the last one.
+        answered: whether one of its windows has an answer.
+        withheld: whether edges withheld anything of the last such window.
         unmerged: number of its frames that the job has not merged yet.
-        set_aside: state and reason of a query that is set aside; None: it is not.
+        set_aside: state and reason of a query that is set aside; None: it is not set aside.
         not_ready: components that are not ready, with the reason.
     """
     known = {e.edge: e for e in edges}
@@ -130,8 +130,8 @@ def explain(
         return result("center_not_ready", "; ".join(not_ready))
     if not expected:
         served = sorted({s.name for e in edges if not e.retired for s in e.streams})
-        others = f"; the edges serve {', '.join(served)}" if served else "; no edge has connected"
-        return result("no_edges", f"no edge serves stream {query.spec.stream}{others}", since_ms=query.registered_at_ms)
+        hint = f"; the edges serve {', '.join(served)}" if served else "; no edge has connected"
+        return result("no_edges", f"no edge serves stream {query.spec.stream}{hint}", since_ms=query.registered_at_ms)
     if blocking and all(w.cause == "refused" for w in waits):
         return result("refused", _joined(blocking), since_ms=query.registered_at_ms)
     if blocking:

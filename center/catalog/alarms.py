@@ -16,13 +16,13 @@ from center.catalog.transactions import Transactions
 from edgewater.model.streams import EdgeId
 
 MAX_MESSAGES = 20
-"""The most alarms of one kind, edge and query that differ only in their messages."""
+"""Maximum number of alarms of one kind, edge and query that differ only in their messages."""
 MAX_OF_EDGE = 100
-"""The most alarms of one kind about one edge, over all queries."""
+"""Maximum number of alarms of one kind about one edge, over all queries."""
 MAX_OF_CENTER = 2_000
-"""The most alarms of one kind that are about no edge, over all queries."""
+"""Maximum number of alarms of one kind that are about no edge, over all queries."""
 MAX_LISTED = 1_000
-"""The most alarms that one call reads."""
+"""Maximum number of alarms that one call reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class Alarms:
 def add_alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:
     """Adds an alarm within a transaction, or counts it if it is a repetition.
 
-    Beyond `MAX_MESSAGES`, the message replaces the message of the least recent alarm, and the count of that alarm goes
-    on. Beyond `MAX_OF_EDGE`, the alarm replaces the least recent alarm of the query with the most alarms.
+    Beyond `MAX_MESSAGES`, the message replaces the message of the least recent alarm, whose count continues. Beyond
+    `MAX_OF_EDGE`, the alarm replaces the least recent alarm of the query with the most alarms.
     """
     c = t.alarms.c
     of_edge = (c.kind == kind) & (c.edge == edge)
@@ -108,7 +108,7 @@ def add_alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now
     if sum(counts.values()) < (MAX_OF_EDGE if edge else MAX_OF_CENTER):
         connection.execute(insert(t.alarms).values(kind=kind, **values))
         return
-    most = max(counts.values())
-    of_largest = of_edge & c.query.in_([other for other, count in counts.items() if count == most])
+    largest = max(counts.values())
+    of_largest = of_edge & c.query.in_([other for other, count in counts.items() if count == largest])
     oldest = select(c.id).where(of_largest).order_by(c.last_at_ms, c.id).limit(1).scalar_subquery()
     connection.execute(update(t.alarms).where(c.id == oldest).values(**values))

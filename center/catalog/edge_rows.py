@@ -19,18 +19,18 @@ from edgewater.model.streams import COLUMN_TYPES, Delivery, EdgeId, StreamClock,
 
 MAX_EDGES = 100_000
 MAX_INCARNATIONS = 500
-"""The most incarnations of one edge that the catalog remembers."""
+"""Maximum number of incarnations of one edge that the catalog remembers."""
 REMEMBER_MS = 86_400_000
 NO_PROGRESS: dict[str, Any] = {"watermarks": {}, "records": {}, "drops": {}, "rejected": {}, "null_columns": {}}
 """Progress of an incarnation that has not sent a heartbeat yet."""
 Refusal = tuple[str, ProtocolError]
 """The kind of an alarm, and the error that has the message of the alarm."""
 MAX_NAMED = 500
-"""The most edges that one SQL statement names. With more edges, it takes less time to read all edges."""
+"""Maximum number of edges in one SQL statement. With more edges, it takes less time to read all edges."""
 FIRST_SEQ = 1
 """The first frame of an incarnation."""
 MAX_FORMER_STREAMS = 64
-"""The most former streams of one edge that the catalog remembers after the edge has stopped serving them."""
+"""Maximum number of former streams of one edge that the catalog remembers after the edge has stopped serving them."""
 
 
 def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def incarnation_in_use(connection: Connection, edge: EdgeId) -> str | None:
 
 
 def record_lost_state(connection: Connection, edge: EdgeId, now_ms: int) -> None:
-    """Records that the edge lost its state: nobody can say which records it had accepted until now and not shipped."""
+    """Records that the edge lost its state: it is unknown which records it had accepted and not shipped."""
     row = t.lost_states.c.edge == edge
     if connection.execute(update(t.lost_states).where(row).values(lost_at_ms=now_ms)).rowcount == 0:
         connection.execute(insert(t.lost_states).values(edge=edge, lost_at_ms=now_ms))

@@ -62,9 +62,17 @@ class Edges:
             LimitExceeded: see `edge_rows.forget_incarnations`; also adds an alarm.
         """
         start = SessionStart(
-            edge, incarnation, labels, streams, oldest_seq, next_seq, now_ms, session, access,
+            edge,
+            incarnation,
+            labels,
+            streams,
+            oldest_seq,
+            next_seq,
+            now_ms,
+            session,
+            access,
             state=state or StateDigest(),
-        )  # fmt: skip
+        )
         (outcome,) = self.begin_sessions([start])
         if isinstance(outcome, EdgewaterError):
             raise outcome

@@ -17,7 +17,7 @@ from edgewater.model.streams import EdgeId
 
 EQUAL_INPUTS = "equal-inputs"
 MAX_PAIRS = 5
-"""The most alarms that one report raises; each names a pair of sources."""
+"""Maximum number of alarms that one report raises; each names a pair of sources."""
 
 
 def write_inputs(connection: Connection, inputs: Mapping[EdgeId, Sequence[InputRecord]], now_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""Frames and queries that the job sets aside, so that all other queries go on.
+"""Frames and queries that the job sets aside, so that it continues with all other queries.
 
 A quarantined frame could not be applied. The job applies it as a stated loss. Its bytes stay in the frame log, in a
 separate segment, which retention does not remove. A retry gives the frame the query's next position, at which the job
@@ -28,7 +28,8 @@ from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 MAX_PER_EDGE = 100
-"""The most quarantined frames of one query and edge. With more, the oldest one is dropped, to limit the disk space."""
+"""Maximum number of quarantined frames of one query and edge. Beyond it, the oldest frame is dropped, to limit the disk
+space."""
 MAX_REASON = 2_000
 FORGET_MS = 3_600_000
 """If this time has passed since the job last died at a query, the count of deaths begins anew."""
@@ -52,9 +53,10 @@ class QuarantinedFrame:
 class SetAside(StrEnum):
     """The state of a query that the job has set aside.
 
-    The job applies no frames of the query and gives no answers to it. The frames stay in the log, and the other queries
-    go on. `PAUSED`: its frames cannot be applied; the job tries them again when a driver begins to lead, or when an
-    operator retries the query. `QUARANTINED`: the job died of the query; it stays so until an operator retries it.
+    The job applies no frames of the query and gives no answers to it. Its frames stay in the log, and other queries
+    continue. `PAUSED`: its frames cannot be applied. The job tries them again when a driver begins to lead, or when an
+    operator retries the query. `QUARANTINED`: the job died while it worked on the query. It stays quarantined until an
+    operator retries it.
     """
 
     PAUSED = "paused"
@@ -194,7 +196,7 @@ class Quarantine:
                 connection.execute(update(t.set_aside_queries).where(paused).values(state=""))
 
     def retry_query(self, name: str) -> None:
-        """Lets the job try a query again that is set aside. Raises NotFound."""
+        """Lets the job retry a query that is set aside. Raises NotFound."""
         c = t.set_aside_queries.c
         with self._transactions.write() as connection:
             if connection.execute(delete(t.set_aside_queries).where(c.name == name, c.state != "")).rowcount == 0:

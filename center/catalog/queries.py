@@ -164,7 +164,7 @@ class Queries:
                 increment_version(connection)
 
     def expire(self, before_ms: int, now_ms: int) -> None:
-        """Deletes the versions that ended before a wall time, unless an earlier version of the query is left.
+        """Deletes the versions that ended before a wall time, unless an earlier version of the query still exists.
 
         Called when their answers are too old to be kept.
         """

@@ -24,10 +24,10 @@ from edgewater.wire import QueryRef
 log = logging.getLogger(__name__)
 
 MAX_QUERIES = 10_000
-"""The most versions of queries that are not deleted, or were deleted less than `FORGET_AFTER_MS` ago, or still have
-frames."""
+"""Maximum number of versions of queries that are not deleted, or were deleted less than `FORGET_AFTER_MS` ago, or still
+have frames."""
 MAX_VERSIONS = 1_000
-"""The most versions of one query that are not deleted."""
+"""Maximum number of versions of one query that are not deleted."""
 FORGET_AFTER_MS = 86_400_000
 """Time after which the rows of a deleted query may be removed: by then the job has dropped the query's state."""
 FORGOTTEN = "forgotten"

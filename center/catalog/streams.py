@@ -19,7 +19,7 @@ from edgewater.model.errors import Conflict, InvalidQuery, NotFound, ProtocolErr
 from edgewater.model.streams import COLUMN_TYPES, EdgeId, type_name
 
 _SHOWN = 20
-"""The most columns that a message names."""
+"""Maximum number of columns that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class DeclaredStream:
             right = self.columns.get(column)
             if right is not None and COLUMN_TYPES[right.type] == kind:
                 continue
-            what = f"column {self.name}.{column} is {type_name(kind)} at edge {edge}"
+            found = f"column {self.name}.{column} is {type_name(kind)} at edge {edge}"
             if right is None:
                 names = ", ".join(list(self.columns)[:_SHOWN]) + (", …" if len(self.columns) > _SHOWN else "")
-                return f"{what}; expected only the columns {names}, {self._where}"
-            return f"{what}; expected {right.type}, {self._where}"
+                return f"{found}; expected only the columns {names}, {self._where}"
+            return f"{found}; expected {right.type}, {self._where}"
         return ""
 
     @property

@@ -52,7 +52,7 @@ third."""
 THREAD_BYTES = 64 << 10
 """A larger message is decompressed in a thread. To decompress and parse a message of this size takes about 1 ms."""
 MAX_NAMED = 5
-"""The most sources or columns that an alarm names."""
+"""Maximum number of sources or columns that an alarm names."""
 NOT_EXPECTED = "not-expected"
 """The reason of a refusal: the edge does not contribute to the frame's query."""
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class ConflatingQueue:
         self._changed.set()
 
     def close(self) -> None:
-        """Ends the iteration once all pending messages have been taken."""
+        """Ends the iteration after all pending messages have been taken."""
         self._closed = True
         self._changed.set()
 
@@ -245,7 +245,7 @@ class GatewaySession:
             self._frames.close()
 
     async def _first(self, *tasks: asyncio.Future[Any]) -> None:
-        """Waits until one of the tasks ends or `fail` is called, and raises the error of either."""
+        """Waits until one of the tasks ends or `fail` is called, and raises its error."""
         done, _ = await asyncio.wait((self._failed, *tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in (self._failed, *tasks):
             if task in done:
@@ -382,9 +382,18 @@ class GatewaySession:
         stored = StoredFrame(frame.query, self.edge, self.hello.incarnation, frame.seq, checked.partials)
         redelivered = frame.seq <= self._durable
         received = ReceivedFrame(
-            stored, checked.facts, frame.crc32c, frame.wire_bytes, size, received_at_ms, redelivered, checked.work,
-            checked.through_ms, self, self.hello.state.run,
-        )  # fmt: skip
+            stored,
+            checked.facts,
+            frame.crc32c,
+            frame.wire_bytes,
+            size,
+            received_at_ms,
+            redelivered,
+            checked.work,
+            checked.through_ms,
+            self,
+            self.hello.state.run,
+        )
         # The partials are copies, so the body need not stay in memory until they are durable.
         sent = replace(frame, body=b"", shipped_bytes=frame.wire_bytes)
         indexed = partial(self._on_indexed, sent, received_at_ms, checked.reason, checked.message)
@@ -503,7 +512,7 @@ class GatewaySession:
     def _on_budget_report(self, message: pb.BudgetReport) -> None:
         ref, report = read_budget_report(self.edge, message)
         if ref not in self._queries:
-            return  # as for statuses
+            return  # ignored, as a status of this query would be
         self._budget_sync.on_report(self.edge, ref, report)
         for budget in self._assignment.budgets if self._assignment is not None else ():
             if (budget.query, budget.query_version) == (ref.name, ref.version) and budget.version > report.version:

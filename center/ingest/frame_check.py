@@ -35,9 +35,9 @@ from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import loss_from_wire, parse_body
 
 MAX_STATEMENTS = 4_096
-"""The most counts of dropped records in a frame, and the most sub-streams."""
+"""Maximum number of counts of dropped records in a frame, and maximum number of sub-streams."""
 MAX_LOSSES = 512
-"""The most losses that a frame states; further losses are united. An edge has a few losses per source."""
+"""Maximum number of losses that a frame states; further losses are united. An edge has a few losses per source."""
 OPEN_WINDOWS = "open-windows"
 """The reason of a refusal: see `center.ingest.open_windows`."""
 TOO_MANY_OPEN = (
@@ -160,8 +160,9 @@ class FrameCheck:
         unusable, reported = self._read_arrivals(body, latest_ms)
         wrong, open_slices = self._wrong_slices(body, reported, latest_ms, work, too_open)
         checks: tuple[tuple[Any, Callable[[Any], str]], ...] = (
-            (body.partials, self._fault_of_partial), (body.closes, self._fault_of_close)
-        )  # fmt: skip
+            (body.partials, self._fault_of_partial),
+            (body.closes, self._fault_of_close),
+        )
         for items, fault_of in checks:
             kept = []
             for item in items:
@@ -220,7 +221,7 @@ class FrameCheck:
     def _fault_of_partial(self, partial: pb.Partial) -> str:
         try:
             self._partials.check(partial.synopsis)
-        except Exception as exc:  # bytes from outside may trigger any fault in the decoders
+        except Exception as exc:  # foreign bytes may trigger any fault in the decoders
             return named(exc)
         return ""
 

@@ -35,7 +35,8 @@ from edgewater.wire import Frame, QueryRef
 
 THREADS = 2
 TURN_BYTES = 256 << 10
-"""The most bytes of one turn before compression, or one frame. They take a few milliseconds."""
+"""Limit of the bytes of one turn before compression. A larger frame has a turn of its own. A turn takes a few
+milliseconds."""
 LOOP_BYTES = 4 << 10
 """The largest frame that the event loop checks, compressed or not. At worst, with 2,048 closes, the check takes 5 ms,
 and the frame uses up 0.3 s of the edge's share."""
@@ -89,8 +90,8 @@ class FrameValidator:
         stream = None if spec is None else _stream(plan, hello, spec.stream)
         if spec is None or stream is None:
             frame.plain_body()
-            return CheckedFrame.lost()  # the group commit discards or refuses it
-        # The types are the types of the stream at all edges. The first edge, or a lying edge, must not decide them.
+            return CheckedFrame.lost()  # the group commit discards or refuses the frame
+        # The types are the types of the stream at all edges. Neither the first edge nor a lying edge may decide them.
         columns = plan.columns.get(spec.stream, {})
         if plan.is_retired(hello.edge) or hello.edge not in plan.edges:
             columns = {**stream.columns, **columns}

@@ -76,7 +76,9 @@ SLOWEST_HEARTBEAT_MS = 20_000
 """The longest interval of heartbeats that an edge accepts."""
 _ENVELOPE_BYTES = 64 << 10
 MAX_AHEAD_BYTES = 16 << 20
-"""The most bytes of one edge that have arrived and that the gateway has not read. They are in the memory of gRPC."""
+"""Limit of the bytes of one edge that have arrived and that the gateway has not read. They are in the memory of
+gRPC.
+"""
 log = logging.getLogger(__name__)
 
 
@@ -95,7 +97,7 @@ class GatewayConfig:
         work_per_s: units of work (`edgewater.guard.frame_work`) that the frames of an edge may make per second, at this
             gateway. Frames beyond it are delayed.
         max_pending_bytes: bytes of frames not yet committed, over all sessions.
-        max_sessions: the most edges that are connected at the same time. As many calls may wait for their Hello.
+        max_sessions: how many edges may be connected at the same time. As many calls may wait for their Hello.
         poll_ms: interval of polling the catalog. A new query reaches its edges within this time.
         reload_ms: interval of checking the files of credentials. A revoked credential ends its session within this
             time.
@@ -499,7 +501,7 @@ class Gateway:
                     if session.opened:
                         self._assign(session)
                     if number % ASSIGNED_AT_ONCE == ASSIGNED_AT_ONCE - 1:
-                        await asyncio.sleep(0)  # heartbeats and acknowledgements go on
+                        await asyncio.sleep(0)  # heartbeats and acknowledgements continue
                 self._unsent = False
 
     def _assign(self, session: GatewaySession) -> None:

@@ -18,7 +18,7 @@ from edgewater.model.errors import EdgewaterError
 from edgewater.model.streams import EdgeId
 
 HELLOS_AT_ONCE = 128
-"""The most Hellos of one transaction. Each takes 100 µs of CPU."""
+"""Maximum number of Hellos of one transaction. Each takes 100 µs of CPU."""
 MAX_WAIT_S = 2.0
 """How long a Hello waits for its turn. An edge gives a session up after 5 s without a message."""
 LATEST_RETRY_S = 60.0

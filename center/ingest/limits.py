@@ -10,23 +10,25 @@ from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, unp
 
 HELLO_BYTES = 1 << 20
 CONTROL_BYTES = 128 << 10
-"""The largest size of a message that is neither a Hello nor a frame."""
+"""Maximum size of a message that is neither a Hello nor a frame."""
 WINDOW_MS = 10_000
 MESSAGES = 1_000
-"""The most messages of a session without frames, per `WINDOW_MS`. An edge sends about one heartbeat a second."""
+"""Maximum number of messages of a session without frames, per `WINDOW_MS`. An edge sends about one heartbeat a
+second.
+"""
 MESSAGES_PER_QUERY = 20
 """Further messages that are allowed for each assigned query, for statuses and budget reports."""
 LOGGED_REFUSALS = 200
-"""The most lines of the log about refused and ended sessions, per `WINDOW_MS`. Metrics count all of them."""
+"""Maximum number of lines of the log about refused and ended sessions, per `WINDOW_MS`. Metrics count all of them."""
 HELLOS = 400
-"""The most sessions of one edge that begin per `WINDOW_MS`. Each is a transaction of the catalog."""
+"""Maximum number of sessions of one edge that begin per `WINDOW_MS`. Each is a transaction of the catalog."""
 CALLS_AWAITING_HELLO = 8
-"""The most calls of one identity that have not sent a Hello."""
+"""Maximum number of calls of one identity that have not sent a Hello."""
 SPARE_CONNECTIONS = 16
 """Connections in addition to twice the number of sessions. An edge may connect again before its old connection is
 closed."""
 STREAMS_PER_CONNECTION = 16
-"""The most calls on one connection. An edge makes one call."""
+"""Maximum number of calls on one connection. An edge makes one call."""
 
 
 SESSIONS_SHARE = 64

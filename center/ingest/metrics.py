@@ -20,18 +20,22 @@ class GatewayMetrics:
             f"{name}_limited", "Sessions refused or ended by a limit, by limit.", ["limit"], registry=self.registry
         )
         self.refused = Counter(
-            f"{name}_refused_frames", "Frames refused in whole or in part, by reason.", ["reason"],
+            f"{name}_refused_frames",
+            "Frames refused in whole or in part, by reason.",
+            ["reason"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.delayed_seconds = Counter(
-            f"{name}_delayed_seconds", "Seconds for which frames waited for their edge's share of the center's work.",
+            f"{name}_delayed_seconds",
+            "Seconds for which frames waited for their edge's share of the center's work.",
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.bytes = Counter(f"{name}_wire_bytes", "Bytes of frames received, compressed.", registry=self.registry)
         self.decompression = Gauge(
-            f"{name}_decompression_bytes", "Memory reserved for the compressed streams of sessions.",
+            f"{name}_decompression_bytes",
+            "Memory reserved for the compressed streams of sessions.",
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.pending = Gauge(f"{name}_pending_bytes", "Bytes of frames not yet committed.", registry=self.registry)
         self.commits = Counter(f"{name}_commits", "Group commits.", registry=self.registry)
         self.commit_seconds = Histogram(

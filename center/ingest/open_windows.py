@@ -17,7 +17,7 @@ from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SlicedWindow, SlidingWindow
 
 MAX_STEPS = 1_024
-"""The most closed slices for which the closing frame is remembered, to judge frames that are sent again."""
+"""Maximum number of closed slices whose closing frame is remembered, to judge frames that are sent again."""
 
 
 @dataclass(slots=True)

@@ -38,11 +38,11 @@ _V = TypeVar("_V")
 log = logging.getLogger(__name__)
 
 MAX_STATUSES = 2_000
-"""The most statuses in one write, which takes 45 ms of CPU."""
+"""Maximum number of statuses in one write, which takes 45 ms of CPU."""
 MAX_INPUTS = 20
-"""The most reports of files in one write, of 64 rows each."""
+"""Maximum number of reports of files in one write, of 64 rows each."""
 MAX_HEARTBEATS = 1_000
-"""The most heartbeats in one write, which takes 15 ms."""
+"""Maximum number of heartbeats in one write, which takes 15 ms."""
 
 
 @dataclass(slots=True)
@@ -188,14 +188,14 @@ class StatusWriter:
             taken.inputs.clear()
         self._catalog.edges.end_sessions(taken.ends)
         taken.ends.clear()
-        due = not 0 <= now_ms - self._sign_at_ms < SIGN_OF_LIFE_MS  # also if the clock was set back
-        if changed or (self._heard and due):
+        is_sign_due = not 0 <= now_ms - self._sign_at_ms < SIGN_OF_LIFE_MS  # also if the clock was set back
+        if changed or (self._heard and is_sign_due):
             self._catalog.edges.record_silence(self.gateway, changed, silence_ms=silence_ms, now_ms=now_ms)
             self._sign_at_ms = now_ms
 
 
 def _take(pending: dict[_K, _V], most: int) -> dict[_K, _V]:
-    """Removes and returns the first entries, at most `most`."""
+    """Removes and returns the first entries, at most `most` entries."""
     taken = dict(islice(pending.items(), most))
     for key in taken:
         del pending[key]

@@ -43,16 +43,16 @@ MAX_LABELS = 64
 MAX_STREAMS = 256
 MAX_COLUMNS = 1_024
 MAX_ALL_COLUMNS = 8_192
-"""The most columns of all streams of an edge. Each read of the edges from the catalog reads the columns, which takes 10
-µs per column."""
+"""Maximum number of columns of all streams of an edge. Each read of the edges from the catalog reads the columns, which
+takes 10 µs per column."""
 MAX_STATEMENTS = 128
-"""The most statements of a stream about rejected records, and about columns without values."""
+"""Maximum number of statements of a stream about rejected records, and about columns without values."""
 MAX_RUNS = 64
 MAX_DIGESTS = 64
 MAX_TEXT = 256
 MAX_SOURCE = 255
 MAX_FINGERPRINTS = 64
-"""The most fingerprints of files that the catalog stores for an edge."""
+"""Maximum number of fingerprints of files that the catalog stores for an edge."""
 MAX_FINGERPRINT = 1 << 62
 MAX_CONSTANT_JSON = 12 * MAX_CONSTANT + 2
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
@@ -226,7 +226,7 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int, incarnation
 
 
 def read_inputs(message: pb.Heartbeat) -> tuple[InputRecord, ...]:
-    """Returns the files that an edge reads, at most `MAX_FINGERPRINTS`. Invalid reports are left out."""
+    """Returns the files that an edge reads, at most `MAX_FINGERPRINTS`. Invalid reports are omitted."""
     left, found = MAX_FINGERPRINTS, dict[tuple[str, str], InputRecord]()
     for each in message.inputs:
         fingerprints = tuple(sorted({f for f in each.fingerprints[:left] if f < MAX_FINGERPRINT}))

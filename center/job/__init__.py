@@ -1,6 +1,5 @@
 """The job: a Spark stream over the frame log that merges frames, drives the ledger and writes answers.
 
-Started by `center.ops`; edges and clients never reach it. Nothing is imported here: Spark's Python workers load
-modules of this package and must not import SQLAlchemy, gRPC or FastAPI. Use full module paths, such as
-`center.job.job`.
+`center.ops` starts it; edges and clients never reach it. Nothing is imported here: Spark's Python workers load modules
+of this package and must not import SQLAlchemy, gRPC or FastAPI. Use full module paths, such as `center.job.job`.
 """

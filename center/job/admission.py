@@ -1,8 +1,8 @@
 """Admission: how far each query advances in the next micro-batch. Pure.
 
 A micro-batch is one Spark job for all queries, so a query with a long backlog would delay all others. So admission is
-bounded. As long as everything that is pending fits, all of it is admitted. If not, the center is short of CPU, and
-queries are admitted by their slack (`LeastSlack`).
+bounded. If all pending frames fit, all of them are admitted. Otherwise the center is short of CPU, and queries are
+admitted by their slack (`LeastSlack`).
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from edgewater.guard.frame_work import BYTES_PER_UNIT, MAX_FRAME_WORK
 from edgewater.scheduling import PATIENCE, IngestionHistory
 
 BATCH_S = 2.0
-"""What a batch takes at most: twice the planned time. In smaller ones the fixed costs weigh more."""
+"""Maximum duration of a batch: twice the planned time. In smaller batches the fixed costs weigh more."""
 LEAST_SHARE = 1 / 16
-"""The smallest batch, as a share of the configured bytes: in a smaller one the fixed costs would dominate."""
+"""The smallest batch, as a share of the configured bytes. In smaller batches the fixed costs would dominate."""
 WEIGHT = 0.3
 """Weight of the last full batch in the measured rate."""
 FLOOR_MS = 10_000
-"""A query whose oldest frame has waited longer than the newest one of all comes first, whatever its slack …"""
+"""A query comes first, whatever its slack, if its oldest frame has waited for this long. The time is compared with the
+newest frame of all queries."""
 FLOOR_SHARE = 1 / 4
-"""… in up to this share of a batch."""
+"""The share of a batch that such queries may use."""
 KEPT_STEPS = 3
-"""An edge whose last frame is so many window ends old is not expected any more."""
+"""An edge is no longer expected if its last frame is older than this many window ends."""
 
 
 class PendingFrame(NamedTuple):
     """A frame that has not been admitted.
 
     Attributes:
-        size: its bytes; a frame that makes more work than bytes of its number do counts as more
+        size: its bytes, or the bytes that make as much work as the frame, if they are more
             (`edgewater.guard.frame_work`).
-        received_at_ms: at the gateway; `edge`: of which edge.
+        edge: the edge that sent it.
+        received_at_ms: wall time of its arrival at the gateway.
         through_ms: event time up to which its edge has answered the query with it.
     """
 
@@ -49,15 +51,15 @@ class PendingFrame(NamedTuple):
 
 
 PendingFrames = Callable[[str, int, int], Sequence[PendingFrame]]
-"""(query key, after, through) -> the frames between, ascending."""
+"""(query key, after, through) -> the frames with positions in (after, through], ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """Limits of one micro-batch: per query, and in total. By default a batch takes 0.9 s, and a query's part 0.3 s.
 
-    The first frame of a batch is admitted whatever its size; otherwise a frame beyond the limit would block its query
-    for ever.
+    The first frame of a batch is admitted whatever its size. Otherwise a frame beyond the limit would block its query
+    forever.
     """
 
     frames_per_query: int = 512
@@ -72,14 +74,16 @@ class AdmissionPolicy(Protocol):
     def admit(
         self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
     ) -> dict[str, int]:
-        """The new end position of each query that advances: above its `start` (0 if it has none), at most its `last`.
+        """Returns the new end position of each query that advances.
 
-        Empty only if no query has pending frames.
+        It is above `start` (0 if absent), and at most `last`.
+
+        The result is empty only if no query has pending frames.
         """
 
 
 class RoundRobin:
-    """Admits one frame per query in turn until none is left or a limit is reached.
+    """Admits one frame per query in turn, until no frame remains or a limit is reached.
 
     The first query changes with each batch, so that no query is preferred under tight limits.
     """
@@ -94,7 +98,7 @@ class RoundRobin:
         pending = pending[: limits.frames]
         if not pending:
             return {}
-        # A query's frames beyond its even share are not fetched: they could hardly be admitted.
+        # Frames beyond a query's even share are not fetched, because they can hardly be admitted.
         share = max(1, min(limits.frames_per_query, limits.frames // len(pending)))
         ends: dict[str, int] = {}
         queues: dict[str, deque[PendingFrame]] = {}
@@ -103,7 +107,7 @@ class RoundRobin:
             through = min(last[key], after + share)
             queues[key] = deque(frames(key, after, through))
             if not queues[key]:
-                ends[key] = through  # retention has dropped them, so they were applied
+                ends[key] = through  # retention has dropped these frames, so they were applied
         return ends | _take_in_turn(queues, limits)
 
     def _in_turn(self, keys: list[str]) -> list[str]:
@@ -124,7 +128,7 @@ def _take_in_turn(queues: Mapping[str, deque[PendingFrame]], limits: BatchLimits
         position, size, *_ = queues[key][0]
         above_share = taken[key] > 0 and taken[key] + size > limits.bytes_per_query
         if ends and (size > bytes_left or above_share):
-            continue  # the rest of this query is left for the next batch
+            continue  # the next batch takes this query's remaining frames
         queues[key].popleft()
         ends[key] = position
         taken[key] += size
@@ -136,7 +140,7 @@ def _take_in_turn(queues: Mapping[str, deque[PendingFrame]], limits: BatchLimits
 
 
 class _Windows:
-    """A query's window ends, as far as its admitted frames tell."""
+    """A query's window ends, derived from its admitted frames."""
 
     def __init__(self, step_ms: int, offset_ms: int, delays_ms: Mapping[str, float]) -> None:
         self._step_ms, self._offset_ms, self._delays_ms = step_ms, offset_ms, delays_ms
@@ -145,17 +149,20 @@ class _Windows:
         self._history = IngestionHistory()
 
     def closed_by(self, frame: PendingFrame) -> bool:
-        """Whether a frame is the first of its edge that answers up to a window's end, so that it closes the window."""
+        """Returns whether a frame closes a window: it is the first frame of its edge that answers up to a window's
+        end.
+        """
         return frame.edge not in self._swept or self._steps(frame.through_ms) > self._swept[frame.edge]
 
     def _steps(self, time_ms: int) -> int:
         return (time_ms - self._offset_ms) // self._step_ms
 
     def expected_ms(self, now_ms: int) -> float:
-        """When the first of the edges is expected to close its window."""
-        if not len(self._history):  # what the edges report, until delays have been seen here
-            return min((max(end + self._delays_ms.get(edge, 0.0), now_ms) for edge, end in self._ends.items()),
-                       default=now_ms)  # fmt: skip
+        """Returns the wall time at which the first edge is expected to close its window."""
+        if not len(self._history):  # until the first delays are measured here, the edges' reported delays
+            return min(
+                (max(end + self._delays_ms.get(edge, 0.0), now_ms) for edge, end in self._ends.items()), default=now_ms
+            )
         return min(
             (end_ms + self._history.expected_delay_ms(now_ms - end_ms) for end_ms in set(self._ends.values())),
             default=now_ms,
@@ -170,7 +177,7 @@ class _Windows:
             self._swept[frame.edge] = self._steps(frame.through_ms)
             self._ends[frame.edge] = self._offset_ms + (self._steps(frame.received_at_ms) + 1) * self._step_ms
         newest_ms = max(self._ends.values(), default=0)
-        # An edge that sends no more is not awaited for ever.
+        # An edge that no longer sends is not awaited forever.
         self._ends = {edge: end for edge, end in self._ends.items() if end > newest_ms - KEPT_STEPS * self._step_ms}
         self._swept = {edge: steps for edge, steps in self._swept.items() if edge in self._ends}
 
@@ -184,21 +191,22 @@ class _Admitted(NamedTuple):
 
 
 class LeastSlack:
-    """Admits everything that fits, as `RoundRobin` does; otherwise queries in the order of their slack.
+    """Admits all frames if they fit, as `RoundRobin` does. Otherwise admits queries in the order of their slack.
 
-    The first frame of an edge that answers up to a window's end closes the window there, and the answer needs it: it is
-    the query's sweeping watermark. Queries that have such a frame pending are due, and come first, in the order of its
-    arrival plus `PATIENCE` times the work of the backlog. Then come those that expect one, by expected slack. A query
-    whose frames have waited for `FLOOR_MS` comes before all.
+    The first frame of an edge that answers up to a window's end closes the window at this edge. The answer needs it: it
+    is the query's sweeping watermark. Queries with such a pending frame are due, and come first. Their order is the
+    arrival of this frame plus `PATIENCE` times the work of the backlog. Queries that expect such a frame follow, by
+    expected slack. A query whose frames have waited for `FLOOR_MS` comes before all others.
 
-    The time is that of the frames: now is when the newest pending one was received. So admission depends on no clock
-    but the one that measures how long full batches take, from which the size of a batch is reduced on a slow machine.
+    The time is the time of the frames: the arrival of the newest pending frame counts as now. So admission uses only
+    one clock, which measures how long full batches take. On a slow machine, batches become smaller by this measurement.
 
     Args:
-        step_ms: distance of a query's window ends by its key, and their offset; None if it is not known.
+        step_ms: by query key, the distance of a query's window ends and their offset; None if it is not known.
         seconds: a monotonic clock.
-        delays_ms: by edge, the mean delay of the watermarks that sweep a query's windows, of edges that report it.
-        plans_ahead: whether a batch is admitted while the one before is read, instead of after it.
+        delays_ms: for a query key, the mean delay by edge of the watermarks that sweep its windows. Some edges do not
+            report it.
+        plans_ahead: whether a batch is admitted while the previous batch is read, instead of after it.
     """
 
     def __init__(
@@ -217,7 +225,7 @@ class LeastSlack:
         self._windows: dict[str, _Windows] = {}
         self._bytes_per_s = BatchLimits().bytes / BATCH_S
         self._is_measured = False
-        # The last full batch, and the one before it.
+        # The last full batch, and the full batch before it.
         self._running: _Admitted | None = None
         self._before: _Admitted | None = None
 
@@ -280,7 +288,9 @@ class LeastSlack:
         return batch.ends
 
     def _priority(self, key: str, queue: Iterable[PendingFrame], now_ms: int) -> tuple[int, float, int]:
-        """(0, due) if a pending frame closes a window, else (1, slack); and the frames up to it, or all."""
+        """Returns (0, due) if a pending frame closes a window, else (1, slack); and the number of frames up to it, or
+        of all.
+        """
         windows = self._windows.get(key)
         size = count = 0
         for frame in queue:
@@ -291,7 +301,7 @@ class LeastSlack:
         return 1, windows.expected_ms(now_ms) - 1e3 * size / self._bytes_per_s, count
 
     def _advance(self, key: str, admitted: Sequence[PendingFrame]) -> None:
-        """Follows the window ends that the admitted frames close."""
+        """Advances the window ends by the admitted frames."""
         if key not in self._windows:
             step = self._step_ms(key)
             if step is None:
@@ -300,8 +310,11 @@ class LeastSlack:
         self._windows[key].advance(admitted)
 
     def _measure(self, start: Mapping[str, int]) -> None:
-        """A full batch has ended if the stream begins behind it. One that is planned ahead begins only then: the time
-        since its admission is that of the batch before, if that was a full one too."""
+        """Measures how fast the last full batch was read. It has ended if the stream begins after its end positions.
+
+        A batch that was planned ahead begins only then. So the time since its admission is the time of the previous
+        batch, if that was a full batch too.
+        """
         before, running = self._before, self._running
         self._before, self._running = running, None
         measured = before if self._plans_ahead else running

@@ -1,12 +1,12 @@
-"""When a micro-batch begins: not before the frames that edges send at the same moment have all arrived. Pure.
+"""When a micro-batch begins: after the arrival of all frames that edges send at the same moment. Pure.
 
 A window ends at all edges at once, so their frames arrive within milliseconds of each other. A batch that began with
-the first of them would have to end before the others are read, and the answer that needs all of them would come one
+the first frame would have to end before the other frames are read. The answer needs all of them, and would come one
 batch later. Measured with three edges on two busy cores: 11 of 15 windows missed their first batch by 3 to 40 ms, and
 waited 200 ms.
 
 An edge with hundreds of queries that close together sends their frames in several messages, which become several group
-commits. The first one would be a batch of its own, for which all others wait: of 500 queries, 64 and then 436.
+commits. The first commit would become a batch of its own, for which all others wait: of 500 queries, 64 and then 436.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ MAX_WAIT_S = 0.05
 """The longest delay of a batch: a fraction of its duration."""
 REMEMBERED_BATCHES = 4
 MANY_FRAMES = 64
-"""With more pending frames of fewer than `MANY_QUERIES` queries a batch begins at once."""
+"""With more pending frames, of fewer than `MANY_QUERIES` queries, a batch begins at once."""
 MANY_QUERIES = 32
-"""From so many queries with pending frames on, others are taken to follow."""
+"""If at least this many queries have pending frames, frames of further queries are expected."""
 MAX_WAIT_MANY_S = 0.2
 """The longest delay of a batch of many queries: a second batch costs more."""
 QUIET_S = 0.05
-"""Frames of many queries that follow each other come within this time: a group commit after the other."""
+"""Frames of many queries arrive within this time of each other: one group commit after the other."""
 SAME_TICK_S = 0.5
-"""A batch that begins so soon after one of many queries has frames that were sent with those."""
+"""A batch that begins this soon after a batch of many queries has frames that were sent together with that batch's
+frames."""
 
 
 class BatchCoalescer:
-    """Delays a batch while an edge is missing that sent frames for one of the query's last batches.
+    """Delays a batch while frames of an edge are missing that sent frames for one of the query's last batches.
 
-    With one edge, or once all have sent, there is no delay. An edge that has gone costs `MAX_WAIT_S` in each of the
-    next `REMEMBERED_BATCHES` batches.
+    With one edge, or after all edges have sent, there is no delay. An edge that has gone costs `MAX_WAIT_S` in each of
+    the next `REMEMBERED_BATCHES` batches.
     """
 
     def __init__(self, max_wait_s: float = MAX_WAIT_S) -> None:
@@ -46,7 +47,7 @@ class BatchCoalescer:
         self._tick_s = -math.inf
 
     def should_wait(self, pending: Mapping[str, Collection[str]], now_s: float) -> bool:
-        """Whether to check again a little later instead of beginning the batch now.
+        """Returns whether to check again a little later instead of beginning the batch now.
 
         Args:
             pending: by query key, the edges of the pending frames; only queries with any.
@@ -68,8 +69,8 @@ class BatchCoalescer:
     def should_wait_for_queries(self, pending: Collection[str], now_s: float) -> bool:
         """As `should_wait`, for the keys of `MANY_QUERIES` or more queries with pending frames.
 
-        There is no delay once all queries have frames that had some in the last batches of many, and none longer than
-        `QUIET_S` after the last query that had none before.
+        The delay ends when all queries of the last batches of many queries have frames, or `QUIET_S` after frames of a
+        new query arrived.
         """
         if self._since_s is None:
             self._since_s = now_s
@@ -83,7 +84,7 @@ class BatchCoalescer:
         return False
 
     def _begin_tick(self, queries: frozenset[str], now_s: float) -> None:
-        """Remembers the queries that have frames at the same time, also if they came to be in two batches."""
+        """Records which queries have frames at the same time, even if the frames came into two batches."""
         if self._ticks and now_s - self._tick_s < SAME_TICK_S:
             self._ticks[-1] |= queries
         elif len(queries) >= MANY_QUERIES:

@@ -1,4 +1,4 @@
-"""Tries frames and queries in a process of its own, which they may kill: by memory, time or a fault of native code."""
+"""Tries frames and queries in a separate process, which they may kill: by memory, time or a fault of native code."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from edgewater.model.registered_query import query_key
 from edgewater.synopses import GroupedAggregate
 
 TIMEOUT_S = 20.0
-"""How long reading and merging one frame may take: tens of milliseconds are usual. Time for which the process waits for
+"""How long reading and merging one frame may take; tens of milliseconds are usual. Time in which the process waits for
 a core does not count: on a starved machine no frame is at fault."""
 START_TIMEOUT_S = 60.0
 MEMORY_BYTES = 4 << 30
-"""Address space that a frame may take, beyond what the process has when it starts."""
+"""Address space that a frame may take, in addition to the process's own when it starts."""
 SUSPECT_DEATHS = 2
-"""Deaths of the job while it worked on one query, within an hour of each other, from which on the query is tried."""
+"""A query is tried if the job died this often while it worked on the query, within an hour of each other."""
 MAX_DEATHS = 5
-"""Deaths from which on the query is quarantined, whatever the trial says: it may need what only the job has."""
+"""A query is quarantined after this many deaths, whatever the trial says. The cause may exist only in the job."""
 TRIES = 2
-"""A frame that kills a process kills the next one too; a process may die for other reasons."""
+"""Attempts per frame: a frame that kills a process also kills the next process. A process may die for other reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialTrial:
-    """What a partial is, as far as it can be read.
+    """The properties of a partial, as far as it can be read.
 
     Attributes:
         problem: why it cannot be used; empty: it can.
@@ -63,7 +63,7 @@ class PartialTrial:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of a process that read and merged a frame.
+    """The result of a process that read and merged a frame.
 
     Attributes:
         death: how the process ended; empty: it lives.
@@ -77,10 +77,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class QueryTrial:
-    """A query to try: what the job would do with it next is done with a copy of it.
+    """A query to try: the process does the job's next steps with a copy of the query.
 
     Attributes:
-        frames: of its next frames, so many are applied.
+        frames: how many of its next frames are applied.
     """
 
     catalog_url: str
@@ -91,10 +91,10 @@ class QueryTrial:
 
 
 class Examiner:
-    """Tries frames and queries one after the other, all in one process until one kills it. A context manager.
+    """Tries frames and queries one after the other, in one process until one of them kills it. A context manager.
 
     Raises:
-        StorageError: by `try_frame` and `try_query`: the process cannot be started, or the log or a database not be
+        StorageError: by `try_frame` and `try_query`: the process cannot be started, or the log or a database cannot be
             used. It says nothing about the frame or the query.
     """
 
@@ -116,19 +116,19 @@ class Examiner:
         """Advances a query by time, and by its next frames, as the driver does."""
         return self._try(query)
 
-    def _try(self, asked: FrameEntry | QueryTrial) -> Trial:
+    def _try(self, subject: FrameEntry | QueryTrial) -> Trial:
         trial = Trial()
         for _ in range(TRIES):
-            trial = self._once(asked)
+            trial = self._once(subject)
             if not trial.death:
                 break
         return trial
 
-    def _once(self, asked: FrameEntry | QueryTrial) -> Trial:
+    def _once(self, subject: FrameEntry | QueryTrial) -> Trial:
         if self._process is None:
             self._start()
         try:
-            self._pipe.send(asked)
+            self._pipe.send(subject)
             if not self._answers_in_time():
                 self._end()
                 return Trial(f"it takes longer than {self._timeout_s:g} s")
@@ -179,7 +179,9 @@ class Examiner:
 
 
 def _waited_s(pid: int | None) -> float:
-    """How long a process has waited for a core since it began; 0 where the kernel does not say."""
+    """Returns how long a process has waited for a core since it began, in seconds; 0 if the kernel does not state
+    it.
+    """
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -232,7 +234,7 @@ def why_quarantined(examiner: Examiner, trial: QueryTrial, deaths: int) -> str:
 
 
 def _serve(pipe: Connection, log_dir: str) -> None:
-    """The process: answers a trial without content once it is ready, and then one per entry."""
+    """The process: sends an empty trial when it is ready, and then one trial per entry."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (has_bytes + MEMORY_BYTES, resource.RLIM_INFINITY))
@@ -298,7 +300,7 @@ def _try_partial(row: FrameRow) -> PartialTrial:
         aggregate = GroupedAggregate.from_bytes(row.payload)
         GroupedAggregate.merge_bytes([row.payload, row.payload])
     except Exception as exc:
-        # Decoders turn what a part raises into errors of their own.
+        # Decoders turn exceptions of a part into errors of their own.
         kind = MemoryError if _is_for_memory(exc) else type(exc)
         return PartialTrial(*at, problem=f"{kind.__name__}: {str(exc)[:500]}")
     return PartialTrial(*at, aggregate.records, len(aggregate), tuple(aggregate.measures))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # executors load this module and must not load SQLAlchemy
 class FrameRetention:
     """Drops frames that were applied and are older than `keep_ms`.
 
-    Only the result store decides what was applied, not Spark's offsets. A segment goes with the last frame in it. A
-    crash between index and disk leaves segments without index rows; a starting gateway removes them.
+    Only the result store decides which frames were applied, not Spark's offsets. A segment is removed with the last
+    frame in it. A crash between index and disk leaves segments without index rows; a starting gateway removes them.
 
     Args:
         keep_ms: how long frames stay after their arrival even if they were applied.
@@ -61,7 +61,7 @@ class FrameRetention:
         return removed
 
     def _expired(self, key: str, consumed: int, now_ms: int) -> int:
-        """The last consumed position whose frame is older than `keep_ms`."""
+        """Returns the last consumed position whose frame is older than `keep_ms`."""
         if self._keep_ms == 0:
             return consumed
         positions = range(1, consumed + 1)

@@ -5,8 +5,8 @@ store's consumed positions. So Spark's checkpoint decides nothing, and consumed 
 Spark requests.
 
 One reader runs in a Python process beside the driver and plans (`initialOffset`, `latestOffset`, `partitions`,
-`commit`) from the catalog and the result store. Pickled copies of another read on the executors, which need only the
-frame log: there this module must not import SQLAlchemy.
+`commit`) from the catalog and the result store. Pickled copies of another reader run on the executors, which need only
+the frame log. There this module must not import SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ MIN_PARTITION_BYTES = 2 << 20
 COALESCING_POLL_S = 0.005
 """Interval of polling the catalog while a batch is delayed."""
 PARKED_POLL_S = 0.03
-"""Interval at which the reader of a standby looks whether its driver leads."""
+"""Interval at which the reader of a standby checks whether its driver leads."""
 WARM_UP, WARM_UP_BATCHES = "", 2
-"""No query's key: its position counts batches without frames, which a standby runs so that its first batch with frames
-is not Spark's first one."""
+"""No query has this key. Its position counts batches without frames. A standby runs them, so that its first batch with
+frames is not Spark's first batch."""
 
 Offset = dict[str, int]
 
@@ -79,10 +79,10 @@ class SourceOptions:
     Attributes:
         parallelism: number of tasks of a large micro-batch.
         keep_frames_ms: how long applied frames stay in index and log.
-        retention_every_ms: how often older ones are dropped.
-        leads: file that names the partition of the queries that this driver leads; without it the stream is parked: it
-            runs, and reads nothing. Empty: it reads the frames of all queries, always.
-        plans_ahead: whether a micro-batch is planned while the one before is read (`BatchPipeline`).
+        retention_every_ms: how often older frames are dropped.
+        leads: file that names the partition of the queries that this driver leads. Without the file the stream is
+            parked: it runs, and reads nothing. Empty: the stream always reads the frames of all queries.
+        plans_ahead: whether a micro-batch is planned while the previous one is read (`BatchPipeline`).
     """
 
     catalog_url: str
@@ -96,7 +96,7 @@ class SourceOptions:
     plans_ahead: bool = False
 
     def to_options(self) -> dict[str, str]:
-        # Spark redacts options whose name contains "url" in printed plans: these may contain a password.
+        # Spark redacts options whose name contains "url" in printed plans. The URLs may contain a password.
         return {
             "catalog_url": self.catalog_url,
             "results_url": self.results_url,
@@ -137,7 +137,7 @@ class FramePartition(InputPartition):  # type: ignore[misc]
     """The frames that one task reads, each with its query's key.
 
     Attributes:
-        quarantined: why some of them were set aside, by key and position; those are not read.
+        quarantined: by key and position, why frames were set aside; the task does not read these frames.
     """
 
     def __init__(
@@ -215,13 +215,16 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         self._target = self._catalog.frames.last_positions()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """The end of the next micro-batch. Never raises: that would end the stream, and the catalog may recover."""
+        """Returns the end of the next micro-batch.
+
+        Never raises: an error would end the stream, but the catalog may recover.
+        """
         partition = self._led_partition()
         if partition is None:
             return self._parked_offset(start)
         try:
             if partition != self._partition:
-                # Others have led since the stream began, and the frames that they have applied may be gone.
+                # Other drivers have led since the stream began. The frames that they have applied may be gone.
                 start = {**start, **{key: max(at, start.get(key, 0)) for key, at in self._store.consumed().items()}}
             last = self._last_positions(partition)
             if self._nothing is not None and last is self._nothing[0] and start == self._nothing[1]:
@@ -240,12 +243,12 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             return start
         self._failures, self._partition = 0, partition
         self._nothing = None if ends else (last, start)
-        # Keys are sorted: Spark takes the same offset in another order for a new one and runs empty batches for ever.
-        # Positions never decrease, or it would read again.
+        # Keys are sorted: Spark treats the same offset in another order as a new offset, and would run empty batches
+        # forever. Positions never decrease: otherwise Spark would read frames again.
         return _sorted({**start, **{key: max(end, start.get(key, 0)) for key, end in ends.items()}})
 
     def _led_partition(self) -> QueryPartition | None:
-        """The partition that this driver leads; None: none."""
+        """Returns the partition that this driver leads; None: the driver does not lead."""
         if not self._options.leads:
             return ALL_QUERIES
         try:
@@ -257,9 +260,12 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         """The last positions of the partition's queries; the same object as long as nothing has changed."""
         if self._target is not None:
             return {key: last for key, last in self._target.items() if key in partition}
-        known = self._catalog.frames.last_positions_since(self._known)
-        if known is not self._known or partition != self._partition:
-            self._known, self._last = known, {key: last for key, last in known.by_key.items() if key in partition}
+        positions = self._catalog.frames.last_positions_since(self._known)
+        if positions is not self._known or partition != self._partition:
+            self._known, self._last = (
+                positions,
+                {key: last for key, last in positions.by_key.items() if key in partition},
+            )
         return self._last
 
     def _parked_offset(self, start: Offset) -> Offset:
@@ -271,7 +277,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return start
 
     def _gathered(self, start: Offset, last: Offset, partition: QueryPartition) -> Offset:
-        """The last positions, after waiting for edges that send at the same moment (`BatchCoalescer`)."""
+        """Returns the last positions, after waiting for edges that send at the same moment (`BatchCoalescer`)."""
         if self._target is not None:
             return last
         self._coalescer.keep(last)
@@ -301,7 +307,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         ]
 
     def _read_ahead(self, start: Offset, last: Offset, limits: BatchLimits) -> None:
-        """Reads the entries of pending frames, as far as a batch may have them, by one query for all keys."""
+        """Reads the entries of pending frames, as many as a batch may contain, by one statement for all keys."""
         pending = {key: end for key, end in last.items() if end > start.get(key, 0)}
         share = max(1, limits.frames // max(1, len(pending)))
         missing = {}
@@ -315,14 +321,14 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
                 self._read[key] += entries
 
     def _frames(self, key: str, after: int, through: int) -> Sequence[FrameEntry]:
-        """A query's frames, from what `_read_ahead` has read if it has them all."""
+        """Returns a query's frames, from the entries that `_read_ahead` has read if they are complete."""
         read = self._read.get(key, [])
         if read and read[0].position <= after + 1 and through <= read[-1].position:
             return [entry for entry in read if after < entry.position <= through]
         return self._catalog.frames.entries(key, after, through)
 
     def _step_ms(self, key: str) -> tuple[int, int] | None:
-        """Distance and offset of a query's window ends; of session windows, their slices."""
+        """Returns distance and offset of a query's window ends; for session windows, of their slices."""
         if key not in self._steps:
             from edgewater.model.registered_query import query_key
 
@@ -331,17 +337,18 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             }
             delays = self._catalog.queries.delays()
             self._delays = {query_key(ref): {r.edge: r.mean_ms for r in each} for ref, each in delays.items()}
-            self._steps.setdefault(key, None)  # its function's package is not installed here
+            self._steps.setdefault(key, None)  # the package of its function is not installed here
         return self._steps[key]
 
     def _delays_ms(self, key: str) -> dict[str, float]:
-        """What edges have reported; read with the queries, when the center is short of CPU for the first time."""
+        """Returns the delays that edges have reported. Read with the queries, when the center is first short of CPU."""
         return self._delays.get(key, {})
 
     def partitions(self, start: Offset, end: Offset) -> list[FramePartition]:
         if end.get(WARM_UP, 0) > start.get(WARM_UP, 0):
             return [FramePartition(())]
-        # A checkpoint may be older than the store. Merged with new frames, applied ones could not be distinguished.
+        # A checkpoint may be older than the store. After a merge with new frames, applied frames could not be told
+        # apart.
         consumed = self._store.consumed()
         after = {key: max(start.get(key, 0), consumed.get(key, 0)) for key in end}
         frames = [
@@ -354,7 +361,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return [FramePartition(part, quarantined) for part in divide(frames, self._options.parallelism)]
 
     def read(self, partition: FramePartition) -> Iterator[pa.RecordBatch]:
-        """Yields one batch: the merged partials of the frames (`merge_rows`), and which positions were read."""
+        """Yields one batch: the merged partials of the frames (`merge_rows`), and the positions that were read."""
         settle()
         log, log_dir = FrameLog(self._options.log_dir), Path(self._options.log_dir)
         merged = merge_rows(read_frames(log, log_dir, partition.frames, partition.quarantined))
@@ -370,21 +377,23 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
     def _failed(self, what: str, exc: Exception) -> None:
         self._failures += 1
-        # Called fifty times a second while the catalog is down: logged each time the count doubles.
+        # Called fifty times a second while the catalog is down. It is logged each time the count doubles.
         if self._failures & (self._failures - 1) == 0:
             log.warning("%s failed, %d times in a row: %s", what, self._failures, exc)
 
 
 def _size(entry: FrameEntry) -> int:
-    """The size of a frame for admission and division: its bytes before compression, or its work in bytes if that is
-    more."""
+    """Returns the size of a frame for admission and division: its bytes before compression.
+
+    If its work in bytes is more, that number is returned.
+    """
     return max(entry.length, entry.plain_bytes, entry.work * BYTES_PER_UNIT)
 
 
 def divide(frames: Sequence[tuple[str, FrameEntry]], parallelism: int) -> list[tuple[tuple[str, FrameEntry], ...]]:
     """Divides frames, ordered by query, into at most `parallelism` runs of about equal size (`_size`).
 
-    A run is contiguous, so few queries are in two of them, and most keys are merged where they are read.
+    A run is contiguous. So few queries are in two runs, and most keys are merged where they are read.
     """
     total_bytes = sum(_size(entry) for _, entry in frames)
     count = max(1, min(parallelism, total_bytes // MIN_PARTITION_BYTES))
@@ -423,7 +432,7 @@ def read_frames(
 
 
 def _rows(log_dir: Path, key: str, entry: FrameEntry, record: bytes | OSError) -> list[FrameRow]:
-    """The rows of one frame's partials, or the row of its damage."""
+    """Returns the rows of one frame's partials, or one row if it is damaged."""
     position = entry.position
     try:
         stored = decode_fetched(FrameLocation(entry.segment, entry.offset, entry.length), record)
@@ -438,12 +447,18 @@ def _rows(log_dir: Path, key: str, entry: FrameEntry, record: bytes | OSError) -
 
 
 def _is_lost(error: OSError, log_dir: Path) -> bool:
-    """Whether a missing file is lost: the log has other files. In an empty log, a volume is probably not mounted."""
+    """Returns whether a missing file is lost: the log has other files.
+
+    If the log is empty, a volume is probably not mounted.
+    """
     return isinstance(error, FileNotFoundError) and log_dir.is_dir() and any(log_dir.iterdir())
 
 
 def _narrowed(limits: BatchLimits, limit: ReadLimit) -> BatchLimits:
-    """The limits with Spark's limit applied. A minimum is ignored: waiting for it would delay answers."""
+    """Returns the limits with Spark's limit applied.
+
+    A minimum is ignored, because waiting for it would delay answers.
+    """
     if isinstance(limit, ReadMaxBytes):
         return replace(limits, bytes=limit.max_bytes)
     if isinstance(limit, ReadMaxRows):

@@ -1,6 +1,6 @@
-"""Sampling rates for queries whose accuracy is about a function of a sample, learnt from their answers.
+"""Sampling rates for queries with an accuracy of a function of a sample, learnt from their answers.
 
-Runs beside the batches: a function and its resamples take time, and no answer waits for them.
+The update runs beside the batches: a function and its resamples take time, and no answer waits for them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from edgewater.wire import QueryRef
 log = logging.getLogger(__name__)
 
 RECENT_WINDOWS = 5
-"""The rate is the highest that one of so many windows needed: they differ, and unprocessed rows cannot be recovered."""
+"""The rate is the highest rate that one of this many windows needed. Windows differ, and unprocessed rows cannot be
+recovered."""
 RATE_MARGIN = 1.25
-"""Factor over the rate that they needed."""
+"""Factor over the needed rate."""
 UPDATE_INTERVAL_S = 2.0
 
 
@@ -76,9 +77,9 @@ def needed_rates(aggregate: GroupedAggregate, spec: QuerySpec) -> Iterable[float
 
 
 class FunctionRatePlanner:
-    """The rates of all such queries, stored in the catalog for the gateways.
+    """The rates of all queries with an accuracy of a function, stored in the catalog for the gateways.
 
-    After a restart each query keeps its stored rate until a new window needs another.
+    After a restart each query keeps its stored rate until a new window needs another rate.
     """
 
     def __init__(
@@ -105,8 +106,8 @@ class FunctionRatePlanner:
             return
         newest = self._store.last_answer_id()
         for ref, (spec, edges) in queries.items():
-            # With several measures a sample would distort the others. Reading an answer loads all its rows, so an
-            # unchanged store is not read.
+            # With several measures a sample would distort the other measures. Reading an answer loads all its rows, so
+            # it is read only if the store has changed.
             if len(spec.measures) > 1 or self._checked.get(ref) == newest:
                 continue
             self._progress.enter(Track.FUNCTIONS, query_key(ref))
@@ -147,7 +148,7 @@ class FunctionRateThread(threading.Thread):
                 continue
             try:
                 self._planner.update()
-            except EdgewaterError as exc:  # edges keep their rates
+            except EdgewaterError as exc:  # edges continue with their rates
                 log.warning("sampling rates of functions are not updated: %s", exc)
             except Exception:
                 if not self._stopping.is_set():

@@ -1,9 +1,9 @@
 """The job: reads frames from the log and writes answers to the result store, until stopped.
 
-The result store holds the stream's position, written in the same transaction as the applied frames. Spark's checkpoint
-would be a second source of truth that can be lost, truncated by a power cut, or unreadable to the next Spark version.
-So every start of the stream uses a new, empty checkpoint and begins at the store's positions. The stream keeps no
-other state.
+The result store contains the stream's position, written in the same transaction as the applied frames. Spark's
+checkpoint would be a second source of truth. It can be lost, truncated by a power cut, or unreadable to the next Spark
+version. So every start of the stream uses a new, empty checkpoint and begins at the store's positions. The stream has
+no other state.
 """
 
 from __future__ import annotations
@@ -53,26 +53,28 @@ from edgewater.wire import QueryRef
 log = logging.getLogger(__name__)
 
 PYTHON_MODULES = ("center.catalog", "center.results", "center.job.warm_up")
-"""What the stream's reader and the workers load."""
+"""Modules that the stream's reader and the workers load."""
 STOP_POLL_S = 0.2
 CHECK_S = 5.0
-"""Interval of looking into the catalog for frames that wait, and for queries that an operator has resumed."""
+"""Interval at which the job checks the catalog for waiting frames, and for queries that an operator has resumed."""
 READS = "edgewater-reads"
 """The tag of the Spark jobs that read micro-batches."""
 DRIVER, LEADS = "driver-", "leads"
-"""Prefix of a driver's directory, and the file in it that names the partition of the queries that the driver leads,
-while its stream may read."""
+"""Prefix of a driver's directory, and the name of a file in it. While the driver's stream may read, the file names the
+partition of the queries that the driver leads."""
 IDLE = ("Waiting for data to arrive", "Waiting for next trigger")
-"""Spark's status of a stream that has read the log up to its end. Before the first read it has others."""
+"""Spark's status of a stream that has read the log up to its end. Before the first read it has another status."""
 MAX_RESTART_DELAY_S = 10.0
 STARVED = "Python worker failed to connect back"
-"""Spark's message when a Python process has not connected within 10 s, which Spark has as a constant: the machine is
-starved, or out of processes. The attempt is repeated, and no frame is to blame."""
+"""Spark's message when a Python process has not connected within 10 s, a constant in Spark. The machine is starved, or
+out of processes. The attempt is repeated, and no frame is to blame."""
 STANDBY_DELAY_S = 15.0
-"""A driver that starts while another leads starts Spark this much later: the other has taken over a moment ago, or
-starts too, and needs the CPU time."""
+"""A driver that starts while another driver leads starts Spark this much later. The leader has just taken over, or is
+starting too, and needs the CPU time."""
 SUSPICIOUS = 2
-"""Failures of the stream in a row, or starts of the job without progress, from which on frames are tried one by one."""
+"""After this many failures of the stream in a row, or starts of the job without progress, frames are tried one by
+one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,15 @@ class JobConfig:
         catalog_url, results_url: SQLAlchemy URLs.
         log_dir: the frame log that the gateways write.
         work_dir: directory of Spark's checkpoint; may be deleted while the job does not run.
-        trigger_ms: least time between the starts of two micro-batches; 0: one after the other.
+        trigger_ms: least time between the starts of two micro-batches; 0: a batch begins when the previous one has
+            ended.
         metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
-        margin_ms: how long before a staleness budget runs out the early answer is given.
-        lease_ms: how long the driver that leads may be silent before another takes over.
-        drivers: how many lead at the same time, each a partition of the queries.
+        margin_ms: how long before the end of a staleness budget the early answer is given.
+        lease_ms: how long the leading driver may be silent before another driver takes over.
+        drivers: how many drivers lead at the same time, each a partition of the queries.
         max_answer_bytes: size of the slices of one answer.
-        progress_dir: of what each driver is doing, for the next one and the supervisor; None: in `work_dir`.
+        progress_dir: directory where each driver notes its work, for the next driver and the supervisor; None: in
+            `work_dir`.
     """
 
     catalog_url: str
@@ -111,7 +115,10 @@ class JobConfig:
 
     @property
     def plans_ahead(self) -> bool:
-        """Whether a micro-batch is planned while the tasks of the one before run, on executors elsewhere."""
+        """Whether a micro-batch is planned while the tasks of the previous one run.
+
+        True if executors are on other machines.
+        """
         return not self.session.is_local
 
 
@@ -127,10 +134,11 @@ def run_job(config: JobConfig, stop: threading.Event) -> None:
 
 
 class Job:
-    """One run of the job; `problem` and `metrics` may be read from other threads.
+    """One run of the job; other threads may read `problem` and `metrics`.
 
-    Any number of drivers may run over one result store. One leads, or one per partition of the queries: it applies
-    frames and gives answers. The others are warm standbys, with a Spark session and Python workers that have worked.
+    Any number of drivers may run over one result store. One driver leads, or one per partition of the queries: it
+    applies frames and gives answers. The other drivers are warm standbys. They have a Spark session and Python workers
+    that have already run.
     """
 
     def __init__(self, config: JobConfig) -> None:
@@ -179,7 +187,7 @@ class Job:
         self._failed_attempts = 0
         self._terms, self._term_began_s, self._applied_before, self._is_read = 0, time.monotonic(), 0, False
         self._leads_file: Path | None = None
-        # Of the leads file: a term begins in another thread than the one that follows it.
+        # Protects the leads file: a term begins in another thread than the thread that reads it.
         self._reading = threading.Lock()
         self._suspects: dict[QueryRef, int] = {}
         self._released_at_s = self._waiting_at_s = 0.0
@@ -191,9 +199,9 @@ class Job:
         return "leader" if self.leadership.leads.is_set() else "standby"
 
     def problem(self) -> str:
-        """Why this driver cannot do its work; empty: it can. A standby's work is to be warm.
+        """Why this driver cannot do its work; empty: it can. The work of a standby is to be warm.
 
-        The leader's stream counts once a batch of it was applied, or no frame is left to be applied.
+        The leader is without problem when the stream has applied a batch, or when no frame remains to be applied.
         """
         if self.role == "standby":
             return self.leadership.problem or self._executors_problem or self._stream_problem
@@ -217,12 +225,12 @@ class Job:
         with self._reading:
             self._terms += 1
             if self._leads_file is not None:
-                self._leads_file.unlink(missing_ok=True)  # it may name another partition, which this driver led before
+                self._leads_file.unlink(missing_ok=True)  # it may name another partition, which this driver led earlier
                 if self._failed_attempts < SUSPICIOUS and not self._suspects:
                     write_whole(self._leads_file, str(self._store.partition))
 
     def _follow_leadership(self, leads_file: Path) -> None:
-        """Lets the stream read if this driver leads, after suspicious frames were tried; else parks it."""
+        """Lets the stream read if this driver leads, after suspicious frames were tried. Otherwise parks the stream."""
         term, leads = self._terms, self.leadership.leads.is_set()
         if leads and not leads_file.exists():
             self.try_suspects()
@@ -235,7 +243,7 @@ class Job:
                 write_whole(leads_file, str(self._store.partition))
 
     def run(self, stop: threading.Event) -> None:
-        """As `run_job`. The driver that leads keeps deadlines from the first moment, also while Spark starts."""
+        """As `run_job`. The leading driver meets deadlines from the first moment, also while Spark starts."""
         began_s = time.monotonic()
         with contextlib.ExitStack() as stack:
             if self._config.metrics is not None:
@@ -264,12 +272,12 @@ class Job:
             self._hand_over()  # before Spark's end, which takes seconds
 
     def _leave_cpu_to_leader(self, stop: threading.Event) -> None:
-        """Returns when this driver leads, when no other is alive, or after `STANDBY_DELAY_S`."""
+        """Returns when this driver leads, when no other driver is alive, or after `STANDBY_DELAY_S`."""
         began_s, leadership = time.monotonic(), self.leadership
         while not leadership.leads.wait(STOP_POLL_S) and not stop.is_set():
             self._progress.step(Track.MAIN)
             waited_s = time.monotonic() - began_s
-            # A renewal shows that the owner lives, after a third of the lease at the latest.
+            # A renewal shows that the owner is alive. It comes after a third of the lease at the latest.
             if waited_s > (STANDBY_DELAY_S if leadership.sees_leader else self._config.lease_ms / 2000):
                 return
 
@@ -285,7 +293,7 @@ class Job:
             self._warm.set()
 
     def _await_executors(self, spark: Any) -> None:
-        """Returns when executors can do the job's work, or the job stops; until then it is not ready."""
+        """Returns when executors can do the job's work, or the job stops. Until then the job is not ready."""
         while not self._stopping.is_set():
             try:
                 problem = problem_of_executors(spark, self._config.session.cores)
@@ -328,7 +336,7 @@ class Job:
     def _stream(self, spark: Any, pipeline: BatchPipeline, stop: threading.Event, leads_file: Path) -> None:
         if stop.is_set():
             return
-        # A power of two: if no frame is to blame, it costs ever less.
+        # A power of two: if no frame is to blame, the trials become rarer and rarer.
         if self._failed_attempts >= SUSPICIOUS and self._failed_attempts & (self._failed_attempts - 1) == 0:
             leads_file.unlink(missing_ok=True)
         self._follow_leadership(leads_file)
@@ -357,7 +365,7 @@ class Job:
             _quietly(query.stop)
 
     def _observe(self, query: Any) -> None:
-        """Notes that the stream does its work: reads frames, or is warm."""
+        """Notes progress of the stream: it reads frames, or is warm."""
         leads = self.leadership.leads.is_set()
         if not self._warm.is_set() or not (self._stream_problem or (leads and not self._is_read)):
             return
@@ -372,14 +380,17 @@ class Job:
             log.info("the stream is read")
 
     def count_start(self) -> None:
-        """Counts starts without progress as failed attempts: a frame may have ended this process."""
+        """Counts a start without progress as a failed attempt: a frame may have ended this process."""
         try:
             self._failed_attempts = self._store.count_start() - 1
         except StorageError as exc:
             log.warning("the start is not counted: %s", exc)
 
     def quarantine_killing_frames(self) -> None:
-        """Sets aside the pending frames that kill a process that reads them. Never raises: it is tried again."""
+        """Sets aside the pending frames that kill a process that reads them.
+
+        Never raises; the next call tries again.
+        """
         try:
             for entry, death in killing_frames(
                 self._catalog,
@@ -394,9 +405,10 @@ class Job:
             log.warning("the pending frames cannot be tried: %s", exc)
 
     def _set_aside_suspects(self) -> None:
-        """Counts the deaths of drivers. Leaves out quarantined queries, and queries to try before the stream reads.
+        """Counts the deaths of drivers, and leaves out the queries that may have caused them before the stream reads.
 
-        Never raises: without a database nothing is applied either.
+        These are quarantined queries, and suspects, which are tried first. Never raises: without a database no frame is
+        applied either.
         """
         now_ms, partition, quarantine = self._config.clock(), self._store.partition, self._catalog.quarantine
         try:
@@ -423,7 +435,7 @@ class Job:
             self.processor.leave_out(query_key(ref), SetAside.QUARANTINED)
 
     def try_suspects(self) -> None:
-        """Quarantines the suspects that kill a process which does their next steps; lets the others go on."""
+        """Quarantines the suspects that kill a process which does their next steps. Releases the other suspects."""
         config, now_ms = self._config, self._config.clock()
         with Examiner(config.log_dir) as examiner:
             while self._suspects:
@@ -445,29 +457,32 @@ class Job:
                     self.processor.release(key)
 
     def _release_queries(self) -> bool:
-        """Lets queries go on that an operator retries; returns whether there are any."""
+        """Releases queries that an operator retries; returns whether there are any."""
         mine = {query_from_key(key) for key in self.processor.set_aside} - self._suspects.keys()
         if not mine or time.monotonic() - self._released_at_s < CHECK_S:
             return False
         self._released_at_s = time.monotonic()
         try:
-            left = self._catalog.quarantine.queries().keys()
+            set_aside = self._catalog.quarantine.queries().keys()
             known = {query.ref: query for query in self._catalog.queries.all(deleted=True)}
         except StorageError:
             return False
-        ended = (mine - left) & known.keys()
+        ended = (mine - set_aside) & known.keys()
         for ref in ended:
             self.processor.release(query_key(ref))
         return any(known[ref].deleted_at_ms is None for ref in ended)
 
     def _check_progress(self) -> None:
-        """Makes a step of the main track, unless frames wait and none were applied since the last one."""
+        """Notes a step of the main track.
+
+        If frames wait, it does so only if frames were applied since the last call.
+        """
         if self.processor.applied != self._applied_at_check or not self._frames_wait():
             self._applied_at_check = self.processor.applied
             self._progress.step(Track.MAIN)
 
     def _frames_wait(self) -> bool:
-        """Whether frames are known to wait for this driver: not without a database."""
+        """Returns whether frames wait for this driver. False if the database cannot be read."""
         if time.monotonic() - self._waiting_at_s >= CHECK_S:
             self._waiting_at_s = time.monotonic()
             try:
@@ -478,8 +493,11 @@ class Job:
         return self._are_waiting
 
     def _is_done(self, query: Any) -> bool:
-        """Whether the stream waits and no frame is left: also one that cannot reach the catalog waits, or one between
-        two attempts at a batch that fails."""
+        """Returns whether the stream waits and all frames are applied.
+
+        Spark's status is not enough: a stream also waits if it cannot reach the catalog, or between two attempts at a
+        failing batch.
+        """
         return query.status["message"] in IDLE and self.has_applied_all()
 
     def has_applied_all(self) -> bool:
@@ -527,11 +545,11 @@ class StreamStopped(Exception):
 def start_stream(
     spark: Any, config: JobConfig, process: Callable[[Any, int], None], leads_file: Path | None = None
 ) -> Any:
-    """Starts the streaming query at the result store's positions; `FrameSource` must be registered.
+    """Starts the streaming query at the result store's positions. Register `FrameSource` before.
 
     Args:
-        leads_file: in the driver's own directory; the stream reads the frames of the partition that it names. None: of
-            all queries, always.
+        leads_file: in the driver's own directory. The stream reads the frames of the partition that the file names.
+            None: the stream always reads the frames of all queries.
     """
     options = SourceOptions(
         catalog_url=config.catalog_url,
@@ -554,14 +572,14 @@ def start_stream(
 
 @contextlib.contextmanager
 def own_directory(work_dir: Path) -> Iterator[Path]:
-    """A directory under `work_dir` of this driver alone; those of drivers that have ended are deleted."""
+    """Makes a directory under `work_dir` for this driver. Directories of drivers that have ended are deleted."""
     work_dir.mkdir(parents=True, exist_ok=True)
     for other in work_dir.glob(f"{DRIVER}*"):
         with contextlib.suppress(OSError), (other / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(other, ignore_errors=True)
     unlocked = Path(tempfile.mkdtemp(dir=work_dir))
-    # Named as a driver's only once it is locked: before, another one that starts would delete it.
+    # It gets a driver's name only when it is locked: an unlocked one would be deleted by another starting driver.
     with (unlocked / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         directory = unlocked.rename(work_dir / f"{DRIVER}{unlocked.name}")
@@ -570,7 +588,7 @@ def own_directory(work_dir: Path) -> Iterator[Path]:
 
 
 def new_checkpoint(work_dir: Path) -> Path:
-    """An empty directory under `work_dir`; those of earlier starts are deleted."""
+    """Returns an empty directory under `work_dir`. Directories of earlier starts are deleted."""
     parent = work_dir / "checkpoints"
     if parent.exists():
         shutil.rmtree(parent, ignore_errors=True)
@@ -579,7 +597,7 @@ def new_checkpoint(work_dir: Path) -> Path:
 
 
 def _is_stream_failure(exc: BaseException, spark: Any) -> bool:
-    """Whether a new stream on the same JVM may succeed."""
+    """Returns whether a new stream on the same JVM may succeed."""
     try:
         raised = isinstance(exc, PySparkException | Py4JJavaError | StreamStopped)
         return raised and not spark.sparkContext._jsc.sc().isStopped()

@@ -1,8 +1,9 @@
-"""Which of several drivers lead: one per partition of the queries holds a lease and renews it, the others are standbys
-that wait for the end of any lease.
+"""Which of several drivers lead: one per partition of the queries has a lease and renews it.
 
-Safety does not depend on anything here: the store checks the lease in the transaction of every step
-(`center.results.lease`), so that a driver that believes to lead, and does not, commits nothing.
+The others are standbys, which wait for the end of any lease.
+
+Safety does not depend on this module: the store checks the lease in the transaction of every step
+(`center.results.lease`). So a driver that has lost its lease without notice commits nothing.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ log = logging.getLogger(__name__)
 LEASE_MS = 3_000
 """How long a driver may be silent before a standby takes over. It renews three times as often, and with every step."""
 SILENT_LEASES = 5
-"""A lease that is not renewed for so many times its length is a problem: the database hangs. A long step, for which
-renewals wait, is none."""
+"""A lease that is not renewed for this many times its length is a problem: the database hangs. Renewals also wait for a
+long step, which is no problem."""
 POLL_S = 0.1
-"""Interval at which a standby looks at the lease."""
+"""Interval at which a standby reads the lease."""
 
 
 def machine() -> str:
-    """An identifier of the process numbers of this machine: its boot, and the PID namespace of a container.
+    """Returns an identifier of the process numbers of this machine: its boot, and the PID namespace of a container.
 
-    Empty where the system does not say.
+    Empty if the system does not state it.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -44,26 +45,26 @@ def machine() -> str:
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:
-    """A process' state, and when it was started in clock ticks since boot. Raises OSError: there is none."""
-    # The name before it, in parentheses, may contain anything.
+    """Returns a process' state, and its start in clock ticks since boot. Raises OSError if there is no such process."""
+    # The name before these fields, in parentheses, may contain any character.
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return fields[0], fields[19]
 
 
 def new_owner() -> str:
-    """A name for a lease's owner: ``host:pid``, the process' start, its machine, and a part of its own."""
+    """Returns a name for a lease's owner: ``host:pid``, the process' start, its machine, and a random part."""
     pid, where = os.getpid(), machine()
     start = _state_and_start(pid)[1] if where else ""
     return "|".join([f"{socket.gethostname()[:64]}:{pid}", start, where, uuid.uuid4().hex])
 
 
 def display_name(owner: str) -> str:
-    """``host:pid`` of an owner."""
+    """Returns ``host:pid`` of an owner."""
     return owner.partition("|")[0]
 
 
 def is_gone(owner: str) -> bool:
-    """Whether the owner was a process of this machine and has ended. False if that cannot be known."""
+    """Returns whether the owner was a process of this machine and has ended. False if that cannot be known."""
     fields = owner.split("|")
     if len(fields) != 4 or not fields[2] or fields[2] != machine():
         return False
@@ -77,11 +78,11 @@ def is_gone(owner: str) -> bool:
 
 
 class LeaseWatch:
-    """Decides when the lease of another process has ended, by this process' clock alone: the clocks of two machines may
-    differ by more than a lease. Pure.
+    """Decides when the lease of another process has ended. Pure.
 
-    Only time in which the lease was looked at counts. After a pause of this process, or of the database, the owner gets
-    the whole time again: it may have been paused too.
+    It uses this process' clock alone, because the clocks of two machines may differ by more than a lease. Time counts
+    only while this process reads the lease. After a pause of this process or of the database, the whole duration begins
+    again: the owner may have been paused too.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -92,7 +93,11 @@ class LeaseWatch:
         """Whether a renewal has been seen: the owner is alive."""
 
     def has_ended(self, lease: Lease, at_s: float) -> bool:
-        """Whether the lease may be taken; called with each reading of it and the time of that, in seconds."""
+        """Returns whether the lease may be taken. Called after each reading of the lease.
+
+        Args:
+            at_s: monotonic time of the reading.
+        """
         paused = at_s - self._last_s > self._lease_s / 2
         self._last_s = at_s
         if lease != self._seen:
@@ -106,7 +111,8 @@ class LeaseWatch:
 class Leadership(threading.Thread):
     """Takes a lease when it is free or has ended, and renews it while this process leads.
 
-    A store whose queries are divided among another number of drivers is divided again once none of those leads.
+    If the store's queries are divided among another number of drivers, they are divided again when none of these
+    drivers leads.
 
     Args:
         began: called before `leads` is set.
@@ -114,8 +120,8 @@ class Leadership(threading.Thread):
 
     Attributes:
         owner: this process.
-        leads: set while this process leads, as far as it knows.
-        leader: ``host:pid`` of this process while it leads, otherwise of those that do; empty: none, or unknown.
+        leads: set from taking a lease until this process notices its loss.
+        leader: ``host:pid`` of this process while it leads, otherwise of the leading drivers; empty: none, or unknown.
     """
 
     def __init__(
@@ -159,7 +165,7 @@ class Leadership(threading.Thread):
             self._stopping.wait(self._lease_ms / 3000 if self.leads.is_set() else POLL_S)
 
     def close(self) -> None:
-        """Ends the thread and releases the lease, if this process leads: nobody need wait for its end."""
+        """Ends the thread. If this process leads, releases the lease, so that no standby has to wait for its end."""
         self._stopping.set()
         if self.is_alive():
             self.join()
@@ -171,7 +177,7 @@ class Leadership(threading.Thread):
                 log.warning("the driver's lease is not released, a standby waits for its end: %s", exc)
 
     def step(self) -> None:
-        """Looks at the lease once. Never raises."""
+        """Reads the lease once, and takes or renews it. Never raises."""
         try:
             if self.leads.is_set():
                 self._store.renew_lease(self._now_ms())
@@ -181,7 +187,8 @@ class Leadership(threading.Thread):
             self._failure = ""
         except LeaseLost as exc:
             self._lose(exc)
-        except Exception as exc:  # of the database, or of a disk: without this thread the driver would never lead
+        # a failure of the database or of a disk: without this thread the driver would never lead
+        except Exception as exc:
             if not self._failure:
                 log.warning(
                     "the driver's lease cannot be kept; trying again: %s",
@@ -195,7 +202,8 @@ class Leadership(threading.Thread):
         ended = {partition for partition, lease in leases.items() if self._has_ended(partition, lease, at_s)}
         if len(leases) != self._drivers:
             self._divide(leases, ended)
-            # A lease at once: processes that disagree about the number would otherwise divide them in turn for ever.
+            # Takes a lease at once: processes that disagree about the number would otherwise divide the queries in turn
+            # forever.
             leases = self._store.leases()
             ended = {partition for partition, lease in leases.items() if not lease.owner}
         for partition in leases:

@@ -37,12 +37,12 @@ ALARM_EVERY_MS = 10_000
 """Least time between two alarms about records of one edge that came for final windows."""
 FOR_EVER_MS = 1 << 62
 PAUSE_MS = 60_000
-"""How long time alone does not advance a query whose state or answers raise exceptions."""
+"""If a query's state or answers raise exceptions, time alone does not advance the query for this long."""
 MAX_ALARMS = 20
-"""Alarms about refused partials of one transaction; the catalog keeps no more messages."""
+"""Maximum alarms about refused partials of one transaction; the catalog stores no more messages."""
 MAX_MESSAGE = 2_000
 YIELD_S = 0.002
-"""Pause between two transactions when more is due at once: a micro-batch that waits for the lock gets it."""
+"""Pause between two transactions when more work is due. A micro-batch that waits for the lock can then take it."""
 CATALOG_POLL_S = 0.2
 """Interval of polling the catalog's version while nothing else happens."""
 
@@ -51,7 +51,8 @@ class CatalogEvents:
     """Detects registrations, deletions and changes of edges by the catalog's version.
 
     Args:
-        partition: returns that of this driver; it sees no other queries. It changes only before `acknowledge(None)`.
+        partition: returns the partition of this driver, which handles no other queries. It changes only before
+            `acknowledge(None)`.
     """
 
     def __init__(self, catalog: Catalog, partition: Callable[[], QueryPartition] = lambda: ALL_QUERIES) -> None:
@@ -60,11 +61,12 @@ class CatalogEvents:
         self._acknowledged: int | None = None
 
     def pending(self) -> tuple[int, list[LedgerEvent]]:
-        """The catalog's version and the events that bring the ledger to it; the same again until `acknowledge`.
+        """Returns the catalog's version and the events since the acknowledged version.
 
-        Raises StorageError.
+        The result is the same until `acknowledge`. Raises StorageError.
         """
-        # The version first: a change during the following reads makes another version, which the next call reports.
+        # The version is read first: a change during the following reads makes a new version, which the next call
+        # reports.
         version = self._catalog.version()
         if version == self._acknowledged:
             return version, []
@@ -85,16 +87,16 @@ class CatalogEvents:
         self._catalog.queries.end(query, now_ms)
 
     def acknowledge(self, version: int | None) -> None:
-        """The ledger has applied the events of this version; None: of none that is known."""
+        """Marks the events of this version as applied by the ledger. None: no version is applied."""
         self._acknowledged = version
 
 
 class LedgerWriter:
-    """The only writer of the ledger; its methods may be called by any thread.
+    """The only writer of the ledger. Any thread may call its methods.
 
     Args:
         now_ms: wall clock, ms; the time of answers.
-        progress: where it notes which query it works on.
+        progress: where it notes the query that it works on.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class LedgerWriter:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._closed = False
-        # What alarms have said of records that came for final windows, and when the next ones may follow.
+        # How many records alarms have reported that came for final windows, and when the next alarms may follow.
         self._alarmed: dict[tuple[QueryRef, str, str], int] = {}
         self._alarmed_in_all = 0
         self._next_alarms_ms = 0
@@ -125,7 +127,10 @@ class LedgerWriter:
         self._ended: set[QueryRef] = set()
 
     def begin_term(self) -> None:
-        """This driver leads from now on: others may have applied frames and catalog events since it did last."""
+        """Begins a term: this driver leads from now on.
+
+        Since its last term, others may have applied frames and events.
+        """
         with self._lock:
             self._catalog_events.acknowledge(None)
             self._alarmed_in_all = 0
@@ -133,8 +138,9 @@ class LedgerWriter:
         self._changed.set()
 
     def require_lease(self, key: str) -> None:
-        """Raises LeaseLost unless this driver leads the query's partition; for effects outside of the store's
-        transactions."""
+        """Raises LeaseLost unless this driver leads the query's partition. Called before effects outside of the store's
+        transactions.
+        """
         self._store.renew_lease(self._now_ms(), key)
 
     def consumed(self) -> dict[str, int]:
@@ -146,7 +152,7 @@ class LedgerWriter:
     ) -> list[Emission]:
         """As `ResultStore.apply`, after the ledger has applied the catalog's changes."""
         with self._working():
-            # A query may have been registered, and its first frame have arrived, since the last poll.
+            # A query may have been registered since the last poll, and its first frame may have arrived.
             self._apply_catalog_events(self._now_ms())
             emissions = self._store.apply(self._ledger, deltas, summaries, through, self._now_ms())
             self._observe_report_delay(summaries)
@@ -158,7 +164,7 @@ class LedgerWriter:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Holds the lock; afterwards the progress names no query, also after an error."""
+        """Holds the lock. At the end, also after an error, the progress names no query."""
         with self._lock:
             self._require_open()
             try:
@@ -167,7 +173,7 @@ class LedgerWriter:
                 self._progress.step(Track.LEDGER)
 
     def rest(self) -> None:
-        """Notes that nothing is to be done: this driver does not lead."""
+        """Notes that there is no work: this driver does not lead."""
         with self._lock:
             self._progress.rest(Track.LEDGER)
 
@@ -201,7 +207,7 @@ class LedgerWriter:
         return emissions
 
     def _end_queries(self, now_ms: int) -> None:
-        """Marks queries of which all windows are final, and will stay so: the store has their answers."""
+        """Marks queries whose windows are all final, and will stay final. The store has their answers."""
         for ref in self._ledger.ended(now_ms):
             if ref in self._ended:
                 continue
@@ -212,9 +218,11 @@ class LedgerWriter:
                 log.warning("query %s has ended, which is not stored: %s", query_key(ref), exc)
 
     def _raise_alarms(self) -> None:
-        """Adds alarms for records that came for final windows; also, after a start, for all earlier ones.
+        """Adds alarms for records that came for final windows.
 
-        The store has them. So none is forgotten, whatever happens between its transaction and this one.
+        After a start, it adds them for all earlier records too.
+
+        The store counts these records. So no alarm is lost, whatever happens between its transaction and this one.
         """
         self._raise_delay_alarms()
         in_all, now_ms = sum(self._ledger.after_final(ref) for ref in self._ledger.queries()), self._now_ms()
@@ -225,7 +233,7 @@ class LedgerWriter:
             for late, records in self._store.late_records().items():
                 ref, edge, reason = late
                 if reason in REJECTIONS:
-                    continue  # the gateway alarms, once for all queries
+                    continue  # the gateway raises one alarm for all queries
                 if query_key(ref) in self._store.partition and self._alarmed.get(late) != records:
                     message = (
                         f"query {query_key(ref)}: accepted records came for windows that were final ({reason}); their"
@@ -234,7 +242,7 @@ class LedgerWriter:
                     self._catalog_events.alarm("records-after-final", message, EdgeId(edge), now_ms, query_key(ref))
                     self._alarmed[late] = records
             self._alarmed_in_all = in_all
-        except StorageError as exc:  # the records are counted in the store; the next call tries again
+        except StorageError as exc:  # the store counts the records; the next call tries again
             log.warning("the alarm about records that came after final answers is not stored: %s", exc)
 
     def _raise_delay_alarms(self) -> None:
@@ -248,7 +256,7 @@ class LedgerWriter:
             try:
                 self._catalog_events.alarm("delays-exceeded", message, EdgeId(edge), self._now_ms(), query_key(ref))
                 self._alarmed_delays.add((ref, edge))
-            except StorageError as exc:  # the records are counted in the ledger; the next call tries again
+            except StorageError as exc:  # the ledger counts the records; the next call tries again
                 log.warning("the alarm about exceeded delays is not stored: %s", exc)
 
     def _apply_catalog_events(self, now_ms: int) -> list[Emission]:
@@ -264,7 +272,7 @@ class LedgerWriter:
         return emissions
 
     def _tick(self, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
-        """Advances all queries but those of which the state, or an answer, raises an exception."""
+        """Advances all queries, except queries whose state or answer raises an exception."""
         while True:
             try:
                 emissions = self._store.tick(self._ledger, events, now_ms)
@@ -286,15 +294,15 @@ class LedgerWriter:
         try:
             query = query_key(failure.query)
             self._catalog_events.alarm("query-failing", message[:MAX_MESSAGE], EdgeId(""), now_ms, query)
-        except StorageError as exc:  # it fails again in a minute
+        except StorageError as exc:  # the query fails again in a minute
             log.warning("the alarm about a failing query is not stored: %s", exc)
 
     def _report_refused(self) -> None:
-        """Counts merged partials that the store has refused, and adds alarms; the answers state them."""
+        """Counts merged partials that the store has refused, and adds alarms. The answers state them."""
         for number, refused in enumerate(self._store.take_refused()):
             self._metrics.skipped.labels("partial-refused").inc()
             if number >= MAX_ALARMS:
-                continue  # each is a transaction, for which all queries wait
+                continue  # each alarm is a transaction, for which all queries wait
             delta = refused.delta
             message = f"query {delta.query}, slice {delta.slice_start_ms}: {refused.reason}"[:MAX_MESSAGE]
             log.error("partial-refused: %s", message)
@@ -310,7 +318,7 @@ class LedgerWriter:
             if emission.phase is Phase.FINAL:
                 contract = "not-met" if emission.quality.violations else "met"
                 self._metrics.final_answers.labels(emission.query.name, contract).inc()
-            # Only for a window's first answer: later ones repeat the violation.
+            # Counted only for a window's first answer, because later answers repeat the violation.
             if emission.revision == 1 and any(v.code == STALENESS for v in emission.quality.violations):
                 self._metrics.missed.labels(emission.query.name).inc()
 
@@ -333,7 +341,7 @@ class LedgerWriter:
         self._changed.clear()
 
     def close(self) -> None:
-        """Waits for the running write; later calls that write raise StorageError."""
+        """Waits for the running write. Later calls that write raise StorageError."""
         with self._lock:
             self._closed = True
         self._changed.set()
@@ -344,7 +352,7 @@ class LedgerWriter:
 
 
 class DeadlineThread(threading.Thread):
-    """Advances the writer until stopped, while `leads` is set: answers become due without data, and without Spark."""
+    """Advances the writer until stopped, while `leads` is set. Answers become due without data, and without Spark."""
 
     def __init__(
         self, writer: LedgerWriter, metrics: JobMetrics, stop: threading.Event, leads: threading.Event
@@ -366,7 +374,7 @@ class DeadlineThread(threading.Thread):
                 self.problem = ""
                 self._writer.wait()
             except LeaseLost:
-                self._stopping.wait(CATALOG_POLL_S)  # until `leads` says so too
+                self._stopping.wait(CATALOG_POLL_S)  # until `leads` is cleared, too
             except Exception as exc:
                 if self._stopping.is_set():
                     return

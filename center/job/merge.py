@@ -12,7 +12,7 @@ from edgewater.synopses import GroupedAggregate, merge_what_fits
 
 
 def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
-    """Merges partials to one per (query, slice); rows of other kinds are returned unchanged, first."""
+    """Merges partials to one per (query, slice). Rows of other kinds are returned unchanged, first."""
     result: list[FrameRow] = []
     partials: defaultdict[tuple[str, int], list[FrameRow]] = defaultdict(list)
     for row in rows:
@@ -28,9 +28,9 @@ def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
 def _merge_key(partials: list[FrameRow]) -> list[FrameRow]:
     """Merges the partials of one key.
 
-    An exception of a partial costs only that partial: bytes from outside may trigger any fault of the decoders.
-    Partials that merge with each other, but not with the rest, remain apart: the store knows which partials fit the
-    query. A partial that cannot be read becomes a REFUSED row.
+    An exception of a partial affects only that partial: foreign bytes may trigger any fault of the decoders. If some
+    partials merge with each other but not with the rest, both remain: the store decides which of them fit the query. A
+    partial that cannot be read becomes a REFUSED row.
     """
     try:
         return [_merged(partials, GroupedAggregate.merge_bytes([p.payload for p in partials]))]

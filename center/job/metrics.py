@@ -28,9 +28,16 @@ class JobMetrics:
         self._add_early_answers("edgewater_job")
         self._add_driver("edgewater_job")
         self._by_query = (
-            self.missed, self.first_answer, self.coverage, self.confidence, self.final_answers, self.verified,
-            self.chosen_wait, self.straggler_share, self.needed_rate,
-        )  # fmt: skip
+            self.missed,
+            self.first_answer,
+            self.coverage,
+            self.confidence,
+            self.final_answers,
+            self.verified,
+            self.chosen_wait,
+            self.straggler_share,
+            self.needed_rate,
+        )
         self._queries: AbstractSet[str] = frozenset()
         self._edges: AbstractSet[str] = frozenset()
 
@@ -77,9 +84,11 @@ class JobMetrics:
             registry=self.registry,
         )
         self.final_answers = Counter(
-            f"{name}_final_answers", "Final answers, by whether they meet their contract.", ["query", "contract"],
+            f"{name}_final_answers",
+            "Final answers, by whether they meet their contract.",
+            ["query", "contract"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.set_aside = Gauge(
             f"{name}_set_aside_queries",
             "Queries whose frames are kept and not applied: paused until the job tries them again, or quarantined until"
@@ -91,9 +100,11 @@ class JobMetrics:
             f"{name}_skipped", "Frames and partials that cannot be applied.", ["kind"], registry=self.registry
         )
         self.losses = Counter(
-            f"{name}_input_losses", "Losses of input that edges have stated, once per query.", ["reason"],
+            f"{name}_input_losses",
+            "Losses of input that edges have stated, once per query.",
+            ["reason"],
             registry=self.registry,
-        )  # fmt: skip
+        )
 
     def _add_early_answers(self, name: str) -> None:
         self.report_delay = Histogram(
@@ -102,7 +113,8 @@ class JobMetrics:
             buckets=STAGE_BUCKETS_S,
             registry=self.registry,
         )
-        # By query only sum and count: buckets of hundreds of queries make a scrape take seconds of the job's CPU.
+        # By query, only sum and count: buckets of hundreds of queries would make a scrape take seconds of the job's
+        # CPU.
         self.coverage = Gauge(
             f"{name}_interval_coverage_ratio",
             "Fraction of the query's last early-answered windows whose first interval contained the final value.",
@@ -110,9 +122,11 @@ class JobMetrics:
             registry=self.registry,
         )
         self.confidence = Gauge(
-            f"{name}_interval_confidence_ratio", "The confidence of the query's accuracy: what the coverage should be.",
-            ["query"], registry=self.registry,
-        )  # fmt: skip
+            f"{name}_interval_confidence_ratio",
+            "The confidence of the query's accuracy: what the coverage should be.",
+            ["query"],
+            registry=self.registry,
+        )
         self.verified = Counter(
             f"{name}_verified_intervals",
             "Early answers compared with the final one, by whether their interval contained it.",
@@ -150,15 +164,16 @@ class JobMetrics:
             f"{name}_drivers", "Drivers that lead at the same time (spark.drivers).", registry=self.registry
         )
         self.lease_epoch = Gauge(
-            f"{name}_lease_epoch", "How often the lease had been taken when this driver took it.",
+            f"{name}_lease_epoch",
+            "How often the lease had been taken when this driver took it.",
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.failures = Counter(f"{name}_failures", "Failures that are retried.", ["where"], registry=self.registry)
 
     def keep_only(self, queries: AbstractSet[str], edges: AbstractSet[str]) -> None:
-        """Removes what was said of queries that have been deleted, and of edges that have been retired.
+        """Removes the series of queries that have been deleted, and of edges that have been retired.
 
-        Otherwise a deleted query's last coverage would be reported, and would alert, until the job ends.
+        Otherwise a deleted query's last coverage would be reported, and would raise alerts, until the job ends.
         """
         for name in self._queries - queries:
             for metric in self._by_query:
@@ -192,9 +207,9 @@ class JobMetrics:
         turn_ms: int,
         applied_ms: int,
     ) -> None:
-        """Observes the delays of a batch's frames, and of the first answers in it by stage.
+        """Observes the delays of a batch's frames, and of its first answers by stage.
 
-        The stages use wall clocks of three machines; a clock offset moves time from one stage to the next.
+        The stages use wall clocks of three machines. A clock offset moves time from one stage to the next.
         """
         arrived_ms: dict[QueryRef, int] = {}
         for summary in summaries:
@@ -216,5 +231,8 @@ class JobMetrics:
                 self.first_answer_stage.labels(stage).observe(max(0, ms) / 1000)
             log.debug(
                 "%s: window to %d %s, ms after its end by stage: %s",
-                emission.query.name, emission.window_end_ms, emission.phase, stages,
-            )  # fmt: skip
+                emission.query.name,
+                emission.window_end_ms,
+                emission.phase,
+                stages,
+            )

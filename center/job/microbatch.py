@@ -1,15 +1,15 @@
 """Processing of a micro-batch: merged on the executors, applied to the result store exactly once.
 
-Spark may run a batch again, in whole or in part, after any crash. Only the result store knows which frames have been
+Spark may run a batch again, in whole or in part, after any crash. Only the result store records which frames have been
 applied: the source does not read them again, and the store ignores a batch that it has applied.
 
-Tasks return merged partials and the positions that they have read. The driver reads what frames state beside their
-partials from the frame index, by these positions.
+Tasks return merged partials and the positions that they have read. By these positions, the driver reads the frames'
+other statements from the frame index.
 
 Measured with PySpark 4.3 on two busy cores, 20 frames/s of a 3.3 KB partial over 10 queries, seconds per batch from
 DataFrame to driver: reading alone 0.08, `mapInArrow` 0.12–0.15, `groupBy().applyInArrow` 0.26–0.38 (a shuffle, and a
-Python call per key). So each task merges the rows that it has read (`FrameReader.read`). The few keys that are in two
-tasks (`frame_source.divide` keeps them few) become two deltas. A `mapInArrow` after the source needs a second Python
+Python call per key). So each task merges the rows that it has read (`FrameReader.read`). A key that is in two tasks
+becomes two deltas; `frame_source.divide` makes such keys rare. A `mapInArrow` after the source needs a second Python
 worker in every task: under load 10, alternating batches with and without it took 188 and 114 ms at the median, 311 and
 180 at the 95th percentile.
 """
@@ -55,16 +55,16 @@ log = logging.getLogger(__name__)
 
 
 MAX_FAILED_ATTEMPTS = 16
-"""Attempts to apply a part of a query's frames that may fail in one batch: each costs a transaction, and a load of the
-ledger. The next batch goes on."""
+"""How many attempts to apply a part of a query's frames may fail in one batch. Each attempt takes a transaction, and
+loads the ledger. The next batch continues."""
 MAX_CULPRITS = 8
-"""Frames of a query, from more than one edge, that may be quarantined without one in between that can be applied. After
-so many the fault is not theirs."""
+"""How many frames of a query, from more than one edge, may be quarantined in a row. After so many without an applied
+frame in between, the fault is not in the frames."""
 REASONS = frozenset(LossReason)
 _TRACEBACK = re.compile(r"^( *)(?:\S.*)?Traceback \(most recent call last\):\n(?:(?!\1\S).*\n)*\1(\S.*)", re.MULTILINE)
 """A traceback of a Python process in a message of Spark; group 2 is the line that names the exception."""
 MAX_ALARMS = 20
-"""Alarms of one kind at one edge in one batch; the catalog keeps no more messages."""
+"""Maximum alarms of one kind at one edge in one batch; the catalog stores no more messages."""
 
 
 class _Alarm(NamedTuple):
@@ -81,8 +81,8 @@ class BatchFailed(Exception):
 def reason_of(exc: BaseException | None) -> str:
     """Returns an exception's code, or its class if it has none, and its message in one line.
 
-    Spark's message may contain the traceback of a Python process: the line that names its exception is returned, after
-    the first line of the message.
+    Spark's message may contain the traceback of a Python process. Then the result is the first line of the message, and
+    the line that names the Python exception.
     """
     message = str(exc).strip()
     first = message.partition("\n")[0].partition("Traceback (most recent call last):")[0].rstrip(" :.")
@@ -92,23 +92,26 @@ def reason_of(exc: BaseException | None) -> str:
 
 
 def is_fault_of_frames(exc: Exception) -> bool:
-    """Whether other frames could be applied after this failure. If not, it has no say about the frames: a database or a
-    disk that fails, another job that writes too, or a job that stops."""
+    """Returns whether other frames could be applied after this failure.
+
+    If not, the failure says nothing about the frames: a database or a disk failed, another job writes too, or the job
+    stops.
+    """
     if isinstance(exc, StorageError):
-        # PEP 249 names the classes for data that no database would take.
+        # PEP 249 has two classes for data that no database accepts.
         return any(c.__name__ in ("DataError", "IntegrityError") for c in type(exc.__cause__).__mro__)
     return not isinstance(exc, Conflict | OSError | BatchFailed)
 
 
 def _halves(entries: Sequence[FrameEntry]) -> list[Sequence[FrameEntry]]:
-    """The two halves of at least two frames; otherwise the one frame, or nothing."""
+    """Returns the two halves of at least two frames; for one frame, the frame; for none, nothing."""
     middle = len(entries) // 2
     return [half for half in (entries[:middle], entries[middle:]) if half]
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What one transaction has applied."""
+    """The effects of one transaction."""
 
     summaries: tuple[FrameSummary, ...]
     emissions: list[Emission]
@@ -135,8 +138,8 @@ class ReadBatch:
 
     Attributes:
         table: the rows of all tasks (`rows.to_batch`).
-        began_s, began_ms: when its tasks began, by a monotonic clock and by the wall's.
-        merged_ms: when they had run.
+        began_s, began_ms: when its tasks began, by a monotonic clock and by the wall clock.
+        merged_ms: wall time at which they had run.
     """
 
     number: int
@@ -185,7 +188,10 @@ def to_micro_batch(rows: Iterable[FrameRow], facts: Facts) -> MicroBatch:
 
 
 def _summary_of_loss(query: QueryRef, facts: FrameFacts) -> FrameSummary:
-    """States that a frame cannot be used as lost input of its edge, so that no answer counts it as complete."""
+    """Returns a summary that states an unusable frame as lost input of its edge.
+
+    So no answer counts the edge as complete.
+    """
     return FrameSummary(
         query=query,
         position=facts.position,
@@ -220,10 +226,12 @@ def _summary(query: QueryRef, facts: FrameFacts) -> FrameSummary:
 
 
 def unapplied(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> list[FrameRow]:
-    """The rows of queries with positions beyond the consumed ones; of the others Spark has run the batch again.
+    """Returns the rows of queries with positions beyond the consumed positions.
 
-    Whole queries only. Should the source ever read frames on both sides of the consumed position, their partials are
-    merged; the store refuses them (`Conflict`), and they must not be lost here.
+    Of other queries, Spark has run the batch again.
+
+    It returns or omits the rows of whole queries. If the source ever read frames on both sides of the consumed
+    position, their partials would be merged. The store refuses these (`Conflict`), and they must not be lost here.
     """
     rows, through = list(rows), dict[str, int]()
     for row in rows:
@@ -232,7 +240,7 @@ def unapplied(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> list[Fra
 
 
 def positions_read(rows: Iterable[FrameRow]) -> dict[str, list[tuple[int, int]]]:
-    """By query key, the ranges of positions that were read, each (after, through), ascending."""
+    """Returns, by query key, the ranges of positions that were read, each (after, through), ascending."""
     spans: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
         if row.kind is RowKind.READ:
@@ -241,7 +249,7 @@ def positions_read(rows: Iterable[FrameRow]) -> dict[str, list[tuple[int, int]]]
 
 
 def gaps(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> dict[str, list[tuple[int, int]]]:
-    """By query key, the ranges (first, last) between the consumed and the last read position that were not read."""
+    """Returns, by query key, the unread ranges (first, last) between the consumed and the last read position."""
     result: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for key, spans in positions_read(rows).items():
         at = consumed.get(key, 0)
@@ -253,18 +261,18 @@ def gaps(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> dict[str, lis
 
 
 class BatchProcessor:
-    """Reads micro-batches and applies them. `apply` is called by one thread at a time, in the order of the batches.
+    """Reads micro-batches and applies them. One thread at a time calls `apply`, in the order of the batches.
 
     Args:
         writer: shared with the deadline thread.
         log_dir: the frame log, for frames that have to be read one by one.
         now_ms: wall clock, ms.
         monotonic: clock in seconds, for durations.
-        margin_ms: how long before a staleness budget runs out the early answer is given.
+        margin_ms: how long before the end of a staleness budget the early answer is given.
 
     Attributes:
         failure: the exception of the last failed batch.
-        problem: why batches fail; empty: one has succeeded since the last failure, or none has failed.
+        problem: why batches fail; empty: a batch has succeeded since the last failure, or none has failed.
         applied: number of batches that were applied.
     """
 
@@ -301,7 +309,10 @@ class BatchProcessor:
         return dict(self._set_aside)
 
     def begin_term(self) -> None:
-        """This driver leads from now on: another may have got over what this one could not apply."""
+        """Begins a term: this driver leads from now on.
+
+        Another driver may have solved this driver's earlier problems.
+        """
         for key in self.set_aside:
             self.release(key)
         self._culprits, self.failure, self.problem = {}, None, ""
@@ -314,10 +325,10 @@ class BatchProcessor:
         """Runs the batch's tasks, which merge its frames on the executors.
 
         Args:
-            is_moot: whether a failure says nothing, since the batch was cancelled, or one before it has failed.
+            is_moot: whether to ignore a failure, because the batch was cancelled or an earlier batch has failed.
 
         Raises:
-            BatchFailed: and `failure` says why.
+            BatchFailed: the attribute `failure` has the cause.
         """
         began_s, began_ms = self._monotonic(), self._now_ms()
         with self._stating_failure(batch_id, is_moot):
@@ -325,7 +336,7 @@ class BatchProcessor:
         return ReadBatch(batch_id, table, began_s, began_ms, self._now_ms())
 
     def apply(self, batch: ReadBatch) -> None:
-        """Applies a batch; those before it have been applied, or have failed. Raises BatchFailed."""
+        """Applies a batch. All earlier batches have been applied, or have failed. Raises BatchFailed."""
         with self._stating_failure(batch.number):
             frames = self._process(batch)
             took_s = self._monotonic() - batch.began_s
@@ -342,8 +353,8 @@ class BatchProcessor:
             if not is_moot():
                 self.failure = exc
                 self.problem = f"batch {batch_id} failed: {reason_of(exc)}"
-            # The JVM applies a recursive regular expression to the traceback of an exception raised here. One that
-            # quotes a Java stack overflows the JVM's stack, and the stream's thread dies without a message.
+            # The JVM applies a recursive regular expression to the traceback of an exception raised here. A traceback
+            # that quotes a Java stack overflows the JVM's stack, and the stream's thread dies without a message.
             raise BatchFailed(f"batch {batch_id}: {type(exc).__name__}") from None
 
     def _process(self, batch: ReadBatch) -> int:
@@ -405,7 +416,9 @@ class BatchProcessor:
         return Applied(batch.summaries, emissions)
 
     def _apply_isolated(self, rows: Sequence[FrameRow], facts: Facts, consumed: Mapping[str, int]) -> list[Applied]:
-        """Applies all queries together; if that fails, each alone, and of one that fails alone each frame that can be.
+        """Applies all queries together.
+
+        If that fails, applies each query alone, and of a failing query each frame that can be.
 
         Raises:
             Exception: the failure is not the frames' (`is_fault_of_frames`).
@@ -428,7 +441,7 @@ class BatchProcessor:
                 if not is_fault_of_frames(exc):
                     raise
                 failed[key] = exc
-        # Last: the other queries do not wait for it.
+        # Last, so that the other queries do not wait for it.
         for key, failure in failed.items():
             if isinstance(failure, NotFound | QueryTooLarge):
                 self._pause(key, failure)
@@ -438,11 +451,11 @@ class BatchProcessor:
         return applied
 
     def _isolate(self, key: str, entries: Sequence[FrameEntry]) -> list[Applied]:
-        """Applies the frames of a query whose batch has failed twice, by halves; quarantines those that fail alone.
+        """Applies the frames of a query whose batch has failed twice, by halves. Quarantines frames that fail alone.
 
         Raises:
-            BatchFailed: so many attempts have failed that the other queries' frames come first; some frames were
-                applied, and the stream starts again at those that are left.
+            BatchFailed: too many attempts have failed, so the other queries' frames come first. Some frames were
+                applied; the stream starts again at the others.
         """
         applied: list[Applied] = []
         parts = deque(_halves(entries))
@@ -472,7 +485,7 @@ class BatchProcessor:
         culprits = self._culprits.setdefault(key, [])
         culprits.append(entry.edge)
         if len(culprits) > MAX_CULPRITS and len(set(culprits)) > 1:
-            # Frames of several edges, one after the other, and none in between that could be applied.
+            # Frames of several edges, one after the other, and none between them could be applied.
             self._pause(key, exc)
             return []
         reason = named(exc)
@@ -481,7 +494,7 @@ class BatchProcessor:
         try:
             applied = self._apply([*rows_of_positions([(key, entry.position)]), damage], facts)
         except Exception as failure:
-            # Not even its loss can be stated: the fault is the query's state, or the store's.
+            # Not even its loss can be stated: the query's state or the store is at fault.
             self._remove([self._catalog.quarantine.drop_frame(key, entry.position)])
             if not is_fault_of_frames(failure):
                 raise
@@ -490,10 +503,10 @@ class BatchProcessor:
         return [applied]
 
     def quarantine(self, entry: FrameEntry, reason: str) -> None:
-        """Sets a frame aside: it is read as a stated loss from now on. Raises LeaseLost: another driver decides."""
+        """Sets a frame aside: from now on it is read as a stated loss. Raises LeaseLost if another driver leads."""
         key = query_key(entry.query)
         self._writer.require_lease(key)
-        # Out of the segment that it shares with frames of other queries, which would stay on disk with it.
+        # The frame is copied out of the segment, so that frames of other queries do not stay on disk with it.
         with contextlib.suppress(StorageError, OSError):
             copy = self._log.copy(entry)
             entry = replace(entry, segment=copy.segment, offset=copy.offset, length=copy.length)
@@ -503,25 +516,25 @@ class BatchProcessor:
         self._remove(unused)
 
     def _remove(self, segments: Iterable[str | None]) -> None:
-        gone = [segment for segment in segments if segment is not None]
-        for segment in gone:
+        removable = [segment for segment in segments if segment is not None]
+        for segment in removable:
             self._log.remove(segment)
-        self._catalog.frames.forget_segments(gone)
+        self._catalog.frames.forget_segments(removable)
 
     def _pause(self, key: str, exc: Exception) -> None:
-        """Applies no more frames of a query until a driver begins to lead: they stay in the log."""
+        """Stops applying a query's frames, which stay in the log, until a driver begins to lead."""
         log.error("query %s is paused, its frames are kept: %s", key, named(exc))
         self._catalog.quarantine.set_query_aside(query_from_key(key), SetAside.PAUSED, named(exc), self._now_ms())
         self.leave_out(key, SetAside.PAUSED)
 
     def leave_out(self, key: str, state: SetAside) -> None:
-        """Applies no frames of a query that is set aside, and gives no answers to it, until `release`."""
+        """Applies no frames of a query that is set aside, and gives it no answers, until `release`."""
         self._set_aside[key] = state
         self._count_set_aside()
         self._writer.pause(query_from_key(key), FOR_EVER_MS)
 
     def release(self, key: str) -> None:
-        """Ends `leave_out`. The stream has to start again, for the frames that were left out."""
+        """Ends `leave_out`. The caller restarts the stream, which then reads the frames that were left out."""
         self._set_aside.pop(key, None)
         self._count_set_aside()
         self._writer.pause(query_from_key(key), 0)
@@ -532,7 +545,7 @@ class BatchProcessor:
             self._metrics.set_aside.labels(state).set(states.count(state))
 
     def _check_gaps(self, missing: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        """Handles frames that were not read although later ones were; they must not be skipped if they exist.
+        """Handles frames that were not read although later frames were. They must not be skipped if they exist.
 
         Raises:
             StorageError: the index has them; the stream must restart at the consumed positions.
@@ -547,11 +560,11 @@ class BatchProcessor:
 
     def _report_losses(self, summaries: Iterable[FrameSummary]) -> None:
         """Counts stated losses of input and adds alarms; as `_raise_alarms`."""
-        stated: dict[_Alarm, None] = {}  # an alarm of each, and in this order
+        stated: dict[_Alarm, None] = {}  # one alarm of each, in this order
         for summary in summaries:
             for loss in summary.losses:
                 if loss.reason == LossReason.BEFORE_QUERY or loss.source == FRAMES:
-                    continue  # no assumption is violated, or the skipped row has an alarm: the answers state both
+                    continue  # no assumption is violated, or the skipped row has an alarm; the answers state both
                 query = ""
                 if loss.reason == LossReason.QUERY_MEMORY:
                     kind, query = str(LossReason.QUERY_MEMORY), query_key(summary.query)
@@ -571,23 +584,28 @@ class BatchProcessor:
         self._add_alarms(stated)
 
     def _raise_alarms(self, skipped: Iterable[FrameRow], facts: Facts) -> None:
-        """Counts skipped rows and adds alarms, before the batch is applied: after a crash twice rather than never."""
+        """Counts skipped rows and adds alarms.
+
+        This precedes the batch: after a crash alarms come twice rather than never.
+        """
         raised: list[_Alarm] = []
         for row in skipped:
             if row.kind is RowKind.QUARANTINED:
                 continue  # `Catalog.quarantine.add_frame` has added an alarm
             kind = "frame-damaged" if row.kind is RowKind.DAMAGED else "partial-refused"
-            what = f"query {row.query}, frame {row.position}"
+            where = f"query {row.query}, frame {row.position}"
             if row.kind is RowKind.REFUSED:
-                what += f", slice {row.slice_start_ms}"
-            message = f"{what}: {row.payload.decode(errors='replace')}"
+                where += f", slice {row.slice_start_ms}"
+            message = f"{where}: {row.payload.decode(errors='replace')}"
             self._metrics.skipped.labels(kind).inc()
             raised.append(_Alarm(kind, facts[row.query][row.position].edge, row.query, message))
         self._add_alarms(raised)
 
     def _add_alarms(self, raised: Iterable[_Alarm]) -> None:
-        """Adds alarms, of one kind, edge and query at most `MAX_ALARMS`: each is a transaction, and one frame may give
-        thousands."""
+        """Adds alarms, at most `MAX_ALARMS` of one kind, edge and query.
+
+        Each alarm is a transaction, and one frame may give thousands.
+        """
         by_source: dict[tuple[str, EdgeId, str], list[str]] = {}
         for alarm in raised:
             by_source.setdefault((alarm.kind, alarm.edge, alarm.query), []).append(alarm.message)

@@ -1,9 +1,9 @@
-"""`BatchPipeline`: a batch is applied while Spark plans the next one and runs its tasks.
+"""`BatchPipeline`: a batch is applied while Spark plans the next batch and runs its tasks.
 
 Spark plans a micro-batch, waits until the function of `foreachBatch` has run its tasks and applied their rows, then
-plans the next one; executors are idle while the driver plans and applies. So this function hands the batch over, and
-Spark takes it for done. What has been applied is known to the result store alone, from whose positions every
-stream begins (`center.job.job`): what a stream had read, but not applied, the next one reads again.
+plans the next batch. Executors are idle while the driver plans and applies. So this function hands the batch over, and
+Spark considers it done. Only the result store records which batches have been applied, and every stream begins at its
+positions (`center.job.job`). If a stream has read a batch, but not applied it, the next stream reads the batch again.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 from center.job.microbatch import BatchFailed, BatchProcessor
 
 CANCEL_AGAIN_S = 0.2
-"""A Spark job may begin after those that run were cancelled."""
+"""Interval of cancelling: a Spark job may begin after the running jobs were cancelled."""
 
 
 class BatchPipeline:
     """A function for `foreachBatch` that reads and applies micro-batches in two threads.
 
-    It serves the streams of a job, one after the other. It holds the rows of at most two batches: the one that is being
-    applied, and the next one.
+    It serves the streams of a job, one after the other. It has the rows of at most two batches: one that is being
+    applied, and the next batch.
 
     Args:
-        before_read: called by the thread that runs a batch's Spark jobs, before each.
+        before_read: called by the thread that runs a batch's Spark jobs, before each batch.
         cancel: cancels these jobs.
-        plans_ahead: whether Spark plans a batch while the tasks of the one before run. They run elsewhere then: on one
-            machine planning would take their CPU time, and make more batches of the same frames.
-        overlaps: whether a batch may be read while the one before is applied. If not, each is applied before Spark
-            plans the next one: after failures, so that a process that dies of a batch has kept what it did before.
+        plans_ahead: whether Spark plans a batch while the tasks of the previous batch run. Only if they run on other
+            machines: on one machine planning would take their CPU time, and make more batches of the same frames.
+        overlaps: whether a batch may be read while the previous batch is applied. If not, each is applied before Spark
+            plans the next batch. Used after failures: if a batch kills the process, the earlier batches are stored.
     """
 
     def __init__(
@@ -52,13 +52,15 @@ class BatchPipeline:
         self._ends = False
 
     def begin(self) -> None:
-        """A stream begins, at the result store's positions."""
+        """Begins a stream, at the result store's positions."""
         self._reading = self._applying = None
         self._ends = False
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """Hands a batch over, and returns when Spark may plan the next one: once the tasks of the batch before have
-        run, or this one's, or, without overlap, once this one is applied.
+        """Hands a batch over, and returns when Spark may plan the next batch.
+
+        It waits until the tasks of the previous batch have run. Without `plans_ahead` it waits for this batch's tasks
+        too, and without overlap until this batch is applied.
 
         Raises:
             BatchFailed: a batch has failed, or the stream ends.
@@ -89,13 +91,17 @@ class BatchPipeline:
 
     @property
     def failure(self) -> Exception | None:
-        """The failure of a batch, after which the stream has to end; None: no batch has failed. To be polled, since a
-        call raises it only if there is a further batch."""
+        """The failure of a batch, after which the stream has to end; None: no batch has failed.
+
+        The caller polls it, because a failure raises only if there is a further batch.
+        """
         return _failure(self._applying) or _failure(self._reading)
 
     def end(self) -> None:
-        """Cancels the batch that is being read and waits for the one that is being applied. A batch that has been read
-        and not applied is dropped: the next stream reads it again."""
+        """Cancels the batch that is being read and waits for the batch that is being applied.
+
+        A batch that has been read and not applied is dropped: the next stream reads it again.
+        """
         with self._lock:
             self._ends = True
         if self._reading is not None:
@@ -118,5 +124,5 @@ def _require_success(of: Future[None] | None) -> None:
 
 
 def _failure(of: Future[None] | None) -> Exception | None:
-    found = of.exception() if of is not None and of.done() else None
-    return found if isinstance(found, Exception) else None
+    failure = of.exception() if of is not None and of.done() else None
+    return failure if isinstance(failure, Exception) else None

@@ -1,7 +1,7 @@
 """Processing delay of each query at the center: from a frame's arrival until answers contain its values. Pure.
 
-The edges' deadlines under a staleness budget are earlier by it. So it is a high quantile, not a mean: it follows a slow
-batch at once, and decreases only when the slow batches have left the window.
+Under a staleness budget, edges subtract it from their deadlines. So it is a high quantile, not a mean: it rises at once
+with a slow batch, and decreases only when the slow batches have left the minute of samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ProcessingDelays:
     """Delays of the last minute, at most `MAX_SAMPLES` per query.
 
     Args:
-        margin_ms: added to the measured delay: an early answer is given so long before it is due.
+        margin_ms: added to the measured delay, because an early answer is given this long before it is due.
     """
 
     def __init__(self, margin_ms: int = 0) -> None:
@@ -34,20 +34,20 @@ class ProcessingDelays:
         self._reported: dict[QueryRef, tuple[int, int]] = {}
 
     def add(self, ref: QueryRef, delays_ms: Iterable[int], now_ms: int) -> None:
-        """Adds the delays of frames of a query that were applied now."""
+        """Adds the delays of frames of a query that are applied now."""
         samples = self._samples.setdefault(ref, deque(maxlen=MAX_SAMPLES))
         samples.extend((now_ms, max(0, delay_ms)) for delay_ms in delays_ms)
         _drop_before(now_ms - WINDOW_MS, samples)
 
     def delay_ms(self, ref: QueryRef) -> int | None:
-        """The 95th percentile plus the margin; None without samples."""
+        """Returns the 95th percentile plus the margin; None without samples."""
         delays = sorted(delay_ms for _, delay_ms in self._samples.get(ref, ()))
         return delays[math.ceil(QUANTILE * len(delays)) - 1] + self._margin_ms if delays else None
 
     def take_changes(self, now_ms: int) -> dict[QueryRef, int]:
-        """Returns the delays that differ enough from those returned last; they count as reported.
+        """Returns the delays that differ enough from the delays returned last. They count as reported.
 
-        A query without frames for a minute may be deleted, so its state is dropped and its next delay is reported.
+        A query without frames for a minute may be deleted. So its state is dropped, and its next delay is reported.
         """
         for ref, samples in list(self._samples.items()):
             _drop_before(now_ms - WINDOW_MS, samples)
@@ -66,7 +66,7 @@ class ProcessingDelays:
         return changes
 
     def mark_unreported(self, ref: QueryRef) -> None:
-        """The last report was not stored: the delay is reported again."""
+        """Marks a delay as not reported. Called if the report could not be stored."""
         self._reported.pop(ref, None)
 
 

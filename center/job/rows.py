@@ -25,7 +25,7 @@ class RowKind(IntEnum):
     REFUSED = 3
     """A partial of this position cannot be merged; `payload` is the reason (UTF-8)."""
     QUARANTINED = 4
-    """The frame at this position was set aside, as it could not be applied; `payload` is the reason (UTF-8)."""
+    """The frame at this position was set aside, because it could not be applied; `payload` is the reason (UTF-8)."""
 
 
 ROW_SCHEMA: pa.Schema = pa.schema(
@@ -49,7 +49,8 @@ class FrameRow:
 
     Attributes:
         last: the last position of a READ row; in other rows it is `position`.
-        partials: the number of partials that were merged in it. Of several, `position` is the position of one of them.
+        partials: the number of partials that were merged into the row. If there are several, `position` is the position
+            of one of them.
     """
 
     query: str

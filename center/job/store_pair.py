@@ -1,8 +1,8 @@
 """The catalog and the result store as a pair: whether they are of one center and of one moment.
 
-Each of them can be replaced by an older copy. With an older catalog, frames would get positions that the job has
+Each of them can be replaced by an older copy. With an older catalog, new frames would get positions that the job has
 applied already, and would be skipped. With older results, frames that were applied and dropped would be in no answer,
-and revisions would be given again with other data.
+and answers with other data would get the same revision numbers again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REMEDY = (
 
 
 def require_pair(catalog: Catalog, results: ResultStore, pair: int) -> None:
-    """Compares the stores, which the center may be using, and joins new ones.
+    """Compares the stores, which the center may be using, and pairs new ones.
 
     Args:
         pair: a random number for a new pair, above 0.
@@ -33,7 +33,7 @@ def require_pair(catalog: Catalog, results: ResultStore, pair: int) -> None:
         InvalidConfig: the stores are of two centers, or one of them is older than the other.
     """
     before, of_results, of_catalog = catalog.backups.lineage(), results.lineage(), catalog.backups.lineage()
-    if of_results.pair == 0 and of_catalog.mark == 0:  # both are new, or a crash has cut the next two lines
+    if of_results.pair == 0 and of_catalog.mark == 0:  # both are new, or a crash came between the next two lines
         of_catalog = Lineage(of_catalog.pair or pair)
         catalog.backups.set_lineage(of_catalog)
         results.set_lineage(of_catalog)
@@ -66,7 +66,7 @@ def _refused(field: str, reason: str) -> InvalidConfig:
 def advance_mark(catalog: Catalog, results: ResultStore) -> None:
     """Marks both stores, so that an older copy of one of them is recognised. Raises StorageError.
 
-    The catalog comes first: its mark is never lower. Several processes may do this at the same time.
+    The catalog is marked first, so its mark is never lower. Several processes may do this at the same time.
     """
     lineage = results.lineage()
     if lineage.pair:
@@ -75,11 +75,10 @@ def advance_mark(catalog: Catalog, results: ResultStore) -> None:
 
 
 def reconcile(catalog: Catalog, results: ResultStore, pair: int, now_ms: int) -> None:
-    """Makes a pair of two stores of different moments, while the center does not run. A crash on the way leaves stores
-    that `require_pair` refuses.
+    """Makes a pair of two stores of different moments. Called while the center does not run.
 
-    All windows that have begun and are not final say that they may lack records. Answers get revisions that were never
-    given.
+    After a crash on the way, `require_pair` refuses the stores. All windows that have begun and are not final state
+    that they may lack records. Answers get revisions that were never given.
     """
     lineage = Lineage(pair, 1)
     catalog.backups.reconcile(lineage, results.consumed(), now_ms)

@@ -1,4 +1,4 @@
-"""Warms up Spark's Python workers before the job is ready, and finds out whether executors can do its work.
+"""Warms up Spark's Python workers before the job is ready, and checks whether executors can do its work.
 
 Spark starts Python workers when a task first needs them, and each loads PySpark, Arrow and the center's modules. That
 takes several seconds, by which the first answers would be late.
@@ -43,12 +43,12 @@ def warm_up(spark: Any, cores: int) -> None:
 
 
 def installed_on_executors(spark: Any, cores: int, distribution: str = DISTRIBUTION) -> dict[str, str]:
-    """What executors have of a distribution: host -> its version; empty: it is not installed there.
+    """Returns the version of a distribution by executor host; empty: it is not installed there.
 
-    Raises PySparkException: they have another Python, or no Arrow.
+    Raises PySparkException if executors have another Python, or no Arrow.
     """
 
-    def probe(batches: Any) -> Any:  # a nested function travels as code, and needs none of our modules there
+    def probe(batches: Any) -> Any:  # a nested function is sent as code, so executors need none of our modules
         import platform
         from importlib.metadata import PackageNotFoundError, version
 
@@ -67,9 +67,9 @@ def installed_on_executors(spark: Any, cores: int, distribution: str = DISTRIBUT
 
 
 def problem_of_executors(spark: Any, cores: int, distribution: str = DISTRIBUTION) -> str:
-    """Why executors cannot do the job's work, and what to do; empty: they can, or this is no installed release.
+    """Returns why executors cannot do the job's work, and what to do; empty: they can, or this is no installed release.
 
-    Raises PySparkException: they have another Python, or no Arrow.
+    Raises PySparkException if executors have another Python, or no Arrow.
     """
     try:
         wanted = version(DISTRIBUTION)

@@ -1,6 +1,6 @@
 """Stores merged slices, the ledger's state and the answers, in SQLite or PostgreSQL.
 
-`center.job` writes; `center.serving` and `center.api` read. What is answered, and when, is decided by `center.ledger`.
+`center.job` writes; `center.serving` and `center.api` read. `center.ledger` decides which answers are given, and when.
 """
 
 from center.results.answers import AnswerChanges, AnswerReader, AnswerRecord, NewestAnswers, read_cursor

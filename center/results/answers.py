@@ -1,4 +1,4 @@
-"""`AnswerReader`: the stored answers, as any process reads them."""
+"""`AnswerReader`: reads the stored answers. Any process may use it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from edgewater.wire import QueryRef
 TRIMMED = "trimmed"
 """The counter of the greatest id of an answer that was deleted because of its age."""
 MAX_NEWEST = 10_000
-"""Answers of which `AnswerReader.newest_answers` says the queries."""
+"""If more answers than this are new, `AnswerReader.newest_answers` does not name their queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """A stored answer. Immutable, but for `quality`, which states what is known when it is read.
+    """A stored answer.
+
+    It never changes, except `quality`, which includes late records that are known when it is read.
 
     Attributes:
         answer_id: increases with each answer of any query, in the order in which answers become visible.
-        quality: `Quality.to_mapping()`; of a final answer, with the records that have come since (`with_late_records`).
+        quality: `Quality.to_mapping()`; for a final answer, with the records that have come since
+            (`with_late_records`).
         synopsis: the window's merged `GroupedAggregate` as bytes; None: no edge had data.
     """
 
@@ -54,7 +57,7 @@ class NewestAnswers:
 
     Attributes:
         answer_id: of any query; 0: there is none.
-        by_query: per query with an answer after the one asked about, the id of its newest; None: there are too many.
+        by_query: the id of the newest answer of each query with an answer after the given id; None: there are too many.
     """
 
     answer_id: int
@@ -68,7 +71,7 @@ class AnswerChanges:
     Attributes:
         records: by ascending id.
         skipped: per answer id, the number of earlier revisions among the answers that were read.
-        read: number of answers that were considered.
+        read: number of answers that were read.
     """
 
     records: list[AnswerRecord]
@@ -87,19 +90,19 @@ class AnswerReader:
         """The database, for stores that share it."""
         return self._engine
 
-    # Lists leave out sessions that were merged into others: their windows are empty and have no data. Such a session is
-    # found by its start; its last revision names the session that has its records.
+    # Lists omit sessions that were merged into other sessions: their windows are empty and have no data. A read by its
+    # start returns such a session; its last revision names the session with its records.
 
-    # `min_phase` leaves out windows whose newest answer has not reached a phase.
+    # `min_phase` omits windows whose newest answer has not reached a phase.
 
     def latest(self, ref: QueryRef, min_phase: Phase = Phase.EARLY, until_ms: int = MAX_TIME_MS) -> AnswerRecord | None:
-        """The newest revision of the query's last window that starts before a time."""
+        """Returns the newest revision of the query's last window that starts before a time."""
         newest = _in_range(_newest_revisions(ref, min_phase), None, until_ms)
         newest = newest.order_by(t.answers.c.window_start_ms.desc()).limit(1)
         return next(iter(self._newest(ref, newest)), None)
 
     def last(self, ref: QueryRef, count: int) -> int | None:
-        """Start of the earliest of the query's last `count` windows; None: no window has an answer."""
+        """Returns the start of the earliest of the query's last `count` windows; None: no window has an answer."""
         newest = _newest_revisions(ref).order_by(t.answers.c.window_start_ms.desc()).limit(count).subquery()
         with read_transaction(self._engine) as connection:
             start: int | None = connection.execute(select(func.min(newest.c.window_start_ms))).scalar_one()
@@ -115,17 +118,17 @@ class AnswerReader:
         min_phase: Phase = Phase.EARLY,
         max_bytes: int | None = None,
     ) -> tuple[list[AnswerRecord], str | None]:
-        """The newest revision of each window that starts in [start_ms, end_ms), ascending.
+        """Returns the newest revision of each window that starts in [start_ms, end_ms), ascending.
 
         Args:
             cursor: the cursor of the previous page.
-            max_bytes: bytes of synopses that end the page: the first answer that reaches them is the last one.
+            max_bytes: limit of the synopses of a page. The first answer that reaches it is the last one of the page.
 
         Returns:
             At most `limit` answers, and the cursor of the next page; None: there is none.
 
         Raises:
-            InvalidRequest: not a cursor.
+            InvalidRequest: `cursor` is not a cursor.
         """
         starts = t.answers.c.window_start_ms
         newest = _in_range(_newest_revisions(ref, min_phase), start_ms, end_ms)
@@ -142,8 +145,10 @@ class AnswerReader:
     def last_windows(
         self, ref: QueryRef, start_ms: int | None, end_ms: int | None, limit: int
     ) -> tuple[list[AnswerRecord], bool]:
-        """The last windows that start in [start_ms, end_ms), ascending, without their synopses; and whether the range
-        has earlier ones too."""
+        """Returns the last windows that start in [start_ms, end_ms), ascending, without their synopses.
+
+        It also returns whether the range has earlier windows.
+        """
         newest = _in_range(_newest_revisions(ref), start_ms, end_ms)
         last = newest.order_by(t.answers.c.window_start_ms.desc()).limit(limit + 1)
         columns = [null().label("synopsis") if c.name == "synopsis" else c for c in t.answers.c]
@@ -151,17 +156,17 @@ class AnswerReader:
         return found[-limit:], len(found) > limit
 
     def at(self, ref: QueryRef, time_ms: int, min_phase: Phase = Phase.EARLY) -> list[AnswerRecord]:
-        """The newest revision of each window that contains the event time, ascending."""
+        """Returns the newest revision of each window that contains the event time, ascending."""
         starts, ends = t.answers.c.window_start_ms, t.answers.c.window_end_ms
         begun = _newest_revisions(ref, min_phase).where(starts <= time_ms)
-        # Windows of a query have one size or do not overlap, so the last window that starts by then bounds where the
-        # windows that contain `time_ms` start.
+        # Windows of a query have one size or do not overlap. So the last window that starts by then bounds the starts
+        # of the windows that contain `time_ms`.
         last = begun.with_only_columns(func.max(ends) - starts).order_by(starts.desc()).limit(1)
         found = self._newest(ref, begun.where(starts > time_ms - last.scalar_subquery()))
         return [r for r in found if r.window_end_ms > time_ms]
 
     def answer(self, ref: QueryRef, window_start_ms: int, revision: int) -> AnswerRecord:
-        """Raises NotFound."""
+        """Returns a revision of a window. Raises NotFound."""
         rows = select(t.answers).where(
             t.answers.c.query == query_key(ref),
             t.answers.c.window_start_ms == window_start_ms,
@@ -173,7 +178,7 @@ class AnswerReader:
         return found[0]
 
     def revisions(self, ref: QueryRef, window_start_ms: int) -> list[int]:
-        """The revisions of a window, ascending; empty if it has no answer."""
+        """Returns the revisions of a window, ascending; empty if it has no answer."""
         rows = select(t.answers.c.revision).where(
             t.answers.c.query == query_key(ref), t.answers.c.window_start_ms == window_start_ms
         )
@@ -181,7 +186,7 @@ class AnswerReader:
             return list(connection.execute(rows.order_by(t.answers.c.revision)).scalars())
 
     def answers_after(self, answer_id: int, limit: int, query: QueryRef | None = None) -> list[AnswerRecord]:
-        """Answers with a greater id, ascending; of one query or of all."""
+        """Returns answers with a greater id, ascending; of one query or of all."""
         rows = select(t.answers).where(t.answers.c.answer_id > answer_id)
         if query is not None:
             rows = rows.where(t.answers.c.query == query_key(query))
@@ -190,12 +195,13 @@ class AnswerReader:
     def changes_after(
         self, answer_id: int, limit: int, query: QueryRef | None = None, *, max_bytes: int | None = None
     ) -> AnswerChanges:
-        """The newest revision of each window among the first `limit` answers with a greater id; of one query or of all.
+        """Returns the newest revision of each window among the first `limit` answers with a greater id; of one query or
+        of all.
 
-        The data of the other revisions are not read.
+        The data of earlier revisions are not read.
 
         Args:
-            max_bytes: bytes of synopses that end the page: the first answer that reaches them is the last one.
+            max_bytes: limit of the synopses of a page. The first answer that reaches it is the last one of the page.
         """
         a = t.answers.c
         page = select(a.answer_id, a.query, a.window_start_ms).where(a.answer_id > answer_id)
@@ -216,12 +222,12 @@ class AnswerReader:
         return AnswerChanges(records, {i: count - 1 for i, count in counts.items()}, sum(counts.values()))
 
     def last_answer_id(self) -> int:
-        """The id of the newest answer; 0: there is none."""
+        """Returns the id of the newest answer; 0: there is none."""
         with read_transaction(self._engine) as connection:
             return read_counter(connection, "answer")
 
     def newest_answers(self, after: int) -> NewestAnswers:
-        """The newest answer, and those of queries with answers after this one, which is read if they are few."""
+        """Returns the id of the newest answer, and the queries with answers after the id `after`, if they are few."""
         a = t.answers.c
         with read_transaction(self._engine) as connection:
             newest = read_counter(connection, "answer")
@@ -231,34 +237,34 @@ class AnswerReader:
             return NewestAnswers(newest, {query_from_key(key): last for key, last in connection.execute(each)})
 
     def newest(self) -> tuple[int, int]:
-        """`last_answer_id`, and a number that increases whenever records come for final windows."""
+        """Returns `last_answer_id`, and a number that increases whenever records come for final windows."""
         with read_transaction(self._engine) as connection:
             return read_counter(connection, "answer"), read_counter(connection, "late")
 
     def answered_at_after(self, answer_id: int) -> int | None:
-        """When the first answer with a greater id was given, ms; None: there is none."""
+        """Returns the wall time, ms, of the first answer with a greater id; None: there is none."""
         a = t.answers.c
         first = select(a.answered_at_ms).where(a.answer_id > answer_id).order_by(a.answer_id).limit(1)
         with read_transaction(self._engine) as connection:
             return connection.execute(first).scalar_one_or_none()
 
     def first_answer_from(self, start_ms: int) -> int | None:
-        """The least id of an answer to a window that starts at a time or later; None: there is none."""
+        """Returns the least id of an answer to a window that starts at a time or later; None: there is none."""
         first = select(func.min(t.answers.c.answer_id)).where(t.answers.c.window_start_ms >= start_ms)
         with read_transaction(self._engine) as connection:
             value = connection.execute(first).scalar_one()
         return None if value is None else int(value)
 
     def trimmed(self) -> int:
-        """Answers up to this id may have been deleted because of their age; 0: none was."""
+        """Returns the greatest id of an answer that was deleted because of its age; 0: none was deleted."""
         with read_transaction(self._engine) as connection:
             return read_counter(connection, TRIMMED)
 
     def with_late_records(self, ref: QueryRef, limit: int) -> Iterator[list[AnswerRecord]]:
-        """Yields the newest final answers to windows whose records came, or were rejected, when they were final.
+        """Yields the newest final answers to windows for which records came, or were rejected, after they were final.
 
         Args:
-            limit: windows that are read at once.
+            limit: windows that are read at a time.
         """
         late = t.late_slices.c
         extent = select(func.min(late.slice_start_ms), func.max(late.slice_end_ms)).where(late.query == query_key(ref))
@@ -277,14 +283,14 @@ class AnswerReader:
                 return
 
     def shipped(self, ref: QueryRef) -> dict[str, dict[str, int]]:
-        """Per edge, the applied ``frames`` and ``wire_bytes``."""
+        """Returns, per edge, the applied ``frames`` and ``wire_bytes``."""
         rows = select(t.shipped.c.edge, t.shipped.c.frames, t.shipped.c.wire_bytes)
         rows = rows.where(t.shipped.c.query == query_key(ref)).order_by(t.shipped.c.edge)
         with read_transaction(self._engine) as connection:
             return {edge: {"frames": n, "wire_bytes": size} for edge, n, size in connection.execute(rows)}
 
     def late_records(self, ref: QueryRef | None = None) -> dict[tuple[QueryRef, str, str], int]:
-        """By query, edge and reason, the number of records that came for windows when these were final."""
+        """Returns, by query, edge and reason, the number of records that came after their windows were final."""
         rows = select(t.late_records)
         if ref is not None:
             rows = rows.where(t.late_records.c.query == query_key(ref))
@@ -292,7 +298,7 @@ class AnswerReader:
             return {(query_from_key(r.query), r.edge, r.reason): r.records for r in connection.execute(rows)}
 
     def _newest(self, ref: QueryRef, newest: Any, columns: Sequence[Any] = (t.answers,)) -> list[AnswerRecord]:
-        """The answers whose (window_start_ms, revision) `newest` selects."""
+        """Returns the answers whose (window_start_ms, revision) `newest` selects."""
         chosen = newest.subquery()
         here = (
             (t.answers.c.query == query_key(ref))
@@ -308,9 +314,9 @@ class AnswerReader:
 
 
 def _newest_revisions(ref: QueryRef, min_phase: Phase = Phase.EARLY) -> Select[Any]:
-    """(window_start_ms, revision) of the newest answer of each window, without windows that are empty now.
+    """Selects (window_start_ms, revision) of the newest answer of each window, without windows that are empty now.
 
-    A window's phase never moves back, so the newest answer is among those of the phases asked for, or none is.
+    A window's phase never moves back. So if the newest answer has not reached `min_phase`, no answer has.
     """
     answers = t.answers.c
     not_empty = case((answers.window_end_ms > answers.window_start_ms, answers.revision))
@@ -322,7 +328,7 @@ def _newest_revisions(ref: QueryRef, min_phase: Phase = Phase.EARLY) -> Select[A
 
 
 def _in_range(rows: Select[Any], start_ms: int | None, end_ms: int | None) -> Select[Any]:
-    """Those of windows that start in [start_ms, end_ms)."""
+    """Restricts rows to windows that start in [start_ms, end_ms)."""
     starts = t.answers.c.window_start_ms
     if start_ms is not None:
         rows = rows.where(starts >= start_ms)
@@ -345,7 +351,10 @@ def _record(row: Row[Any]) -> AnswerRecord:
 
 
 def _with_late_records(connection: Connection, records: list[AnswerRecord]) -> list[AnswerRecord]:
-    """The final answers among them state the records that have come since; no revision can hold them."""
+    """Returns the records; final answers state the records that have come since.
+
+    No revision can contain their numbers.
+    """
     windows: defaultdict[QueryRef, list[tuple[int, int]]] = defaultdict(list)
     for r in records:
         if r.phase is Phase.FINAL:

@@ -1,12 +1,13 @@
-"""Leases of drivers: which process may apply the frames of a partition of the queries and give their answers, checked
-in the transaction of every step.
+"""Leases of drivers: which process may apply the frames of a partition of the queries and give their answers.
 
-A lease is a row with its owner, an epoch that grows whenever another process takes it, and the time until which it
-holds. The epoch decides what may be committed: a process that was stalled, cut off or declared dead can never write
-after another has taken over. The time only decides how soon another may take it.
+The lease is checked in the transaction of every step.
+
+A lease is a row with its owner, an epoch that grows whenever another process takes it, and the time of its end. The
+epoch decides what may be committed. If a process was stalled, cut off or declared dead, it can never write after
+another process has taken over. The time only decides how soon another process may take the lease.
 
 Changing the number of partitions creates another set of leases and, in the same transaction, increments the epochs of
-the old ones, so that no two drivers ever write the same query.
+the old leases. So no two drivers ever write the same query.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from edgewater.model.errors import Conflict
 
 DRIVER = "driver"
 _SHELVED = "driver 1 of 1"
-"""The name of the lease of all queries while they are divided: a driver of an earlier release would take it."""
+"""The name of the lease of all queries while they are divided. A driver of an earlier release would take it under its
+usual name."""
 
 
 class LeaseLost(Conflict):
-    """Another process has taken the lease: this one must not write."""
+    """Another process has taken the lease, so this process must not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Lease:
     """A lease as stored.
 
     Attributes:
-        owner: the process that holds it; empty: it is free.
+        owner: the process that has it; empty: it is free.
         epoch: how often it has been taken; 0: never.
         until_ms: wall time on the owner's clock. Each renewal increases it, so that others see the renewal whatever
             their clocks say.
@@ -46,7 +48,7 @@ class Lease:
 
 
 def create(connection: Connection, partition: QueryPartition) -> None:
-    """Adds a free lease, unless the partition has one, of an earlier division too."""
+    """Adds a free lease, unless the partition has one, even of an earlier division."""
     name = partition.name(DRIVER)
     if partition == ALL_QUERIES:
         _rename(connection, _SHELVED, DRIVER)
@@ -61,9 +63,9 @@ def read(connection: Connection, partition: QueryPartition) -> Lease:
 
 
 def take(connection: Connection, partition: QueryPartition, owner: str, seen: Lease, until_ms: int) -> int | None:
-    """Takes the lease if it is still as `seen`, and returns its new epoch; None: it has changed meanwhile.
+    """Takes the lease if it still equals `seen`, and returns its new epoch; None: it has changed meanwhile.
 
-    Waits for the transaction of a step that is under way, which renews the lease.
+    Waits for the transaction of a running step, which renews the lease.
     """
     c = t.leases.c
     unchanged = (c.epoch == seen.epoch) & (c.until_ms == seen.until_ms) & (c.owner == seen.owner)
@@ -74,11 +76,11 @@ def take(connection: Connection, partition: QueryPartition, owner: str, seen: Le
 
 
 def end(connection: Connection, seen: Mapping[QueryPartition, Lease]) -> None:
-    """Frees the leases of a division, under new epochs. Raises LeaseLost: one is not as `seen` any more."""
+    """Frees the leases of a division, under new epochs. Raises LeaseLost if one no longer equals `seen`."""
     for partition, lease in seen.items():
         if take(connection, partition, "", lease, lease.until_ms) is None:
             raise LeaseLost(f"the driver's lease of partition {partition} has changed")
-    # The epoch goes on when the queries are in one partition again.
+    # The epoch continues when all queries are in one partition again.
     _rename(connection, DRIVER, _SHELVED)
 
 
@@ -87,18 +89,18 @@ def _rename(connection: Connection, name: str, to: str) -> None:
 
 
 def hold(connection: Connection, partition: QueryPartition, epoch: int, until_ms: int) -> None:
-    """Locks and renews the lease: until the transaction ends nobody takes it. Raises LeaseLost."""
+    """Locks and renews the lease: until the transaction ends, no process takes it. Raises LeaseLost."""
     c = t.leases.c
     later = case((c.until_ms < until_ms, until_ms), else_=c.until_ms + 1)
     mine = (c.name == partition.name(DRIVER)) & (c.epoch == epoch)
     if connection.execute(update(t.leases).where(mine).values(until_ms=later)).rowcount == 0:
-        held = connection.execute(select(c.epoch, c.owner).where(c.name == partition.name(DRIVER))).one_or_none()
-        if held is None:
+        lease = connection.execute(select(c.epoch, c.owner).where(c.name == partition.name(DRIVER))).one_or_none()
+        if lease is None:
             raise LeaseLost("the driver's lease is gone: the queries have been divided among another number of drivers")
-        raise LeaseLost(f"the driver's lease has epoch {held.epoch} and is held by {held.owner}, not by this process")
+        raise LeaseLost(f"the driver's lease has epoch {lease.epoch} and is held by {lease.owner}, not by this process")
 
 
 def release(connection: Connection, partition: QueryPartition, epoch: int) -> None:
-    """Frees the lease, if it is still held under `epoch`."""
+    """Frees the lease, if it still has this `epoch`."""
     mine = (t.leases.c.name == partition.name(DRIVER)) & (t.leases.c.epoch == epoch)
     connection.execute(update(t.leases).where(mine).values(owner=""))

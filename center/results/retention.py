@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 SOON_S = 0.05
-"""Pause between two transactions while there is more to drop: on SQLite it lets the job in between."""
+"""Pause between two transactions while answers remain to be deleted. On SQLite it lets the job write in between."""
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def trimming(
     awaited: Callable[[], int | None] = lambda: None,
     expired: Callable[[int, int], None] = lambda before_ms, now_ms: None,
 ) -> Iterator[None]:
-    """Trims the store periodically while the context is entered; see `ResultStore.trim`.
+    """Deletes old answers periodically while the context is entered; see `ResultStore.trim`.
 
     Args:
         keep_ms: how long answers are kept.
@@ -36,8 +36,8 @@ def trimming(
         every_s: pause between runs.
         wait_ms: how much longer answers are kept that a sink has not written yet.
         awaited: returns the id of the newest answer that all sinks have; None: there is no sink.
-        expired: called with a wall time, and the time now, when there is nothing left to drop: answers that were given
-            before the former are no longer kept.
+        expired: called with a wall time, and the time now, when no answer remains to be deleted. Answers that were
+            given before the first time are no longer kept.
     """
     stop = threading.Event()
 

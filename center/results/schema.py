@@ -8,7 +8,7 @@ from center.storage.database import FreeText, Identifier
 
 metadata = MetaData()
 
-# SQLite assigns ids only to a column of type INTEGER.
+# SQLite assigns ids only to columns of type INTEGER.
 _Id = BigInteger().with_variant(Integer, "sqlite")
 _Query = Identifier(96)
 """A query key, ``name@version``."""
@@ -19,10 +19,10 @@ counters = Table(
     Column("name", Identifier(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""``answer``: last answer id, incremented in the order in which answers become
-visible. ``late``: incremented when records have come for final windows. ``drivers``: partitions of the queries. Per
-partition (`QueryPartition.name`): ``step``, incremented by each transaction of its driver, which the row's lock
-serializes; ``starts`` of a driver since frames were applied last."""
+"""``answer``: last answer id, incremented in the order in which answers become visible. ``late``: incremented when
+records have come for final windows. ``drivers``: partitions of the queries. Per partition (`QueryPartition.name`):
+``step``, incremented by each transaction of its driver, which the row's lock serializes; ``starts``, the number of
+starts of drivers since frames were last applied."""
 
 leases = Table(
     "leases",
@@ -32,7 +32,7 @@ leases = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("until_ms", BigInteger, nullable=False),
 )
-"""`center.results.lease`. A row per partition (`QueryPartition.name`) of this and of earlier divisions."""
+"""`center.results.lease`. A row per partition (`QueryPartition.name`), also of earlier divisions."""
 
 consumed = Table(
     "consumed",
@@ -66,7 +66,7 @@ deltas = Table(
     Column("slice_start_ms", BigInteger, nullable=False),
     Column("synopsis", LargeBinary, nullable=False),
 )
-"""Merged partials per batch: a slice is the merge of its rows."""
+"""Merged partials per batch: the data of a slice are the merge of its rows."""
 Index("deltas_by_slice", deltas.c.query, deltas.c.slice_start_ms)
 
 shapes = Table(
@@ -107,8 +107,8 @@ late_slices = Table(
     Column("reason", Identifier(32), primary_key=True),
     Column("records", BigInteger, nullable=False),
 )
-"""Records that came for windows when these were final, or that sources rejected. Windows over the slice, or over the
-range of slices, lack the records if they end by ``through_ms``."""
+"""Records that came after their windows were final, or that sources rejected. A window over the slice, or over the
+range of slices, lacks the records if it ends by ``through_ms``."""
 
 late_records = Table(
     "late_records",
@@ -118,7 +118,7 @@ late_records = Table(
     Column("reason", Identifier(32), primary_key=True),
     Column("records", BigInteger, nullable=False),
 )
-"""The same per edge, also of windows that are no longer, or never were, in the store."""
+"""The same numbers per edge, also for windows that the store no longer has, or never had."""
 
 shipped = Table(
     "shipped",

@@ -1,8 +1,8 @@
 """`ResultStore`: merged slices, answers, and the position up to which each query's frames were applied.
 
-The process that holds a driver's lease writes what belongs to the queries of its partition; any number of processes
-read. A micro-batch, the ledger's new state, the resulting answers and the consumed positions are one transaction. A
-batch that Spark runs again finds its positions consumed and changes nothing.
+Only the process with a driver's lease writes, and only the queries of its partition. Any number of processes read. A
+micro-batch, the ledger's new state, the resulting answers and the consumed positions are one transaction. If Spark runs
+a batch again, the store finds its positions consumed and changes nothing.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ FORMAT = 1
 """The format of the tables, the ledger's state and the answers. Increment it with each change after which an older
 release cannot read new data, or this release cannot read old data."""
 REVISIONS = "revisions"
-"""The counter of the revision that each new answer exceeds; it is set when the store is restored."""
+"""The counter that each new answer's revision exceeds. It is set when the store is restored."""
 STEP, STARTS, DRIVERS = "step", "starts", "drivers"
-"""Counters: the first two of each partition, the last one the number of partitions."""
+"""Counters: each partition has the first two; the last one is the number of partitions."""
 _KEYS_AT_ONCE = 500
 MAX_OPEN_WINDOWS = 500_000
-"""Windows of a query that are not final, and lie in the job's memory."""
+"""Maximum windows of a query that are not final. They are in the job's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A lease that this store has taken; epoch 0: of a store that no driver has ever led."""
+    """A lease that this store has taken; epoch 0: no driver has ever led the store."""
 
     partition: QueryPartition = ALL_QUERIES
     epoch: int = 0
@@ -88,7 +88,7 @@ class MergedDelta:
     """The merged partial of one (query, slice) in a batch.
 
     Attributes:
-        position: the frame of its only partial; None: it has partials of several.
+        position: the position of its frame; None: it has partials of several frames.
     """
 
     query: QueryRef
@@ -120,7 +120,7 @@ class ResultStore(AnswerReader):
         super().__init__(open_engine(url))
         self._max_answer_bytes = max_answer_bytes
         self._term = _Term()
-        # The term and the step that the ledger in memory corresponds to; None: it must be loaded before it is used.
+        # The term and the step of the ledger in memory. None: load the ledger before its next use.
         self._loaded: tuple[_Term, int] | None = None
         self._refused: list[RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
@@ -135,16 +135,14 @@ class ResultStore(AnswerReader):
     def close(self) -> None:
         self._engine.dispose()
 
-    # The leases of drivers
-
     def leases(self) -> dict[QueryPartition, Lease]:
-        """The lease of each partition as it is now."""
+        """Returns the present lease of each partition."""
         with read_transaction(self._engine) as connection:
             partitions = QueryPartition.all(read_counter(connection, DRIVERS))
             return {partition: leases.read(connection, partition) for partition in partitions}
 
     def lease(self, partition: QueryPartition = ALL_QUERIES) -> Lease:
-        """The lease of one partition as it is now."""
+        """Returns the present lease of one partition."""
         with read_transaction(self._engine) as connection:
             return leases.read(connection, partition)
 
@@ -156,9 +154,9 @@ class ResultStore(AnswerReader):
         now_ms: int,
         partition: QueryPartition = ALL_QUERIES,
     ) -> bool:
-        """Takes the lease for `lease_ms` if it is still as `seen`; the ledger is loaded before it is used next.
+        """Takes the lease for `lease_ms` if it still equals `seen`. The ledger is loaded before its next use.
 
-        Each `apply` and `tick` that writes, and each `renew_lease`, extends it to `lease_ms` from then on.
+        Each `apply` and `tick` that writes, and each `renew_lease`, extends the lease by `lease_ms` from that time.
         """
         with write_transaction(self._engine) as connection:
             epoch = leases.take(connection, partition, owner, seen, now_ms + lease_ms)
@@ -168,8 +166,10 @@ class ResultStore(AnswerReader):
         return True
 
     def divide(self, drivers: int, seen: Mapping[QueryPartition, Lease]) -> bool:
-        """Divides the queries among another number of drivers, if all leases are still as `seen`. Afterwards all leases
-        are free."""
+        """Divides the queries among another number of drivers, if all leases still equal `seen`.
+
+        Then all leases are free.
+        """
         try:
             with write_transaction(self._engine) as connection:
                 leases.end(connection, seen)
@@ -182,11 +182,15 @@ class ResultStore(AnswerReader):
 
     @property
     def partition(self) -> QueryPartition:
-        """Of the lease that this store has taken last."""
+        """The partition of the lease that this store has taken last."""
         return self._term.partition
 
     def renew_lease(self, now_ms: int, key: str | None = None) -> None:
-        """Extends the lease. Raises LeaseLost: another process has taken it, or it is not that of the query `key`."""
+        """Extends the lease.
+
+        Raises:
+            LeaseLost: another process has taken it, or the query `key` is not in its partition.
+        """
         term = self._term
         if key is not None and key not in term.partition:
             raise LeaseLost(f"query {key} is not of partition {term.partition}, which this process leads now")
@@ -194,19 +198,17 @@ class ResultStore(AnswerReader):
             leases.hold(connection, term.partition, term.epoch, now_ms + term.lease_ms)
 
     def release_lease(self) -> None:
-        """Frees the lease, so that another process need not wait for its end; nothing if it is lost."""
+        """Frees the lease, so that another process need not wait for its end. Does nothing if the lease is lost."""
         with write_transaction(self._engine) as connection:
             leases.release(connection, self._term.partition, self._term.epoch)
 
-    # Written by the job
-
     def consumed(self) -> dict[str, int]:
-        """Per query key, the position of the last applied frame; queries without applied frames are absent."""
+        """Returns, per query key, the position of the last applied frame; queries without applied frames are absent."""
         with read_transaction(self._engine) as connection:
             return _positions(connection)
 
     def load_ledger(self, ledger: Ledger) -> None:
-        """Replaces the ledger's state by that of this partition's queries as of the last committed transaction."""
+        """Replaces the ledger's state by the last committed state of this partition's queries."""
         term, queries, entries = self._term, t.ledger_queries.c, t.ledger_entries.c
         with read_transaction(self._engine) as connection:
             step, revisions_after = (
@@ -235,17 +237,17 @@ class ResultStore(AnswerReader):
     ) -> list[Emission]:
         """Applies a micro-batch atomically.
 
-        A query whose `through` position is consumed already is skipped, with its deltas and frames.
+        If a query's `through` position is already consumed, the query is skipped, with its deltas and frames.
 
         Args:
             deltas: the merged partials of exactly these frames.
             through: per query key, the position of the batch's last frame.
 
         Raises:
-            Conflict: some frames of a query were applied before and others were not (exclude what `consumed` names
-                before merging), another job has written to the store, or a query is of another partition. LeaseLost:
-                another job has taken the lease.
-            NotFound: frames of a query that the ledger does not know: see `Ledger.handle`.
+            Conflict: only some frames of a query were applied before (exclude those in `consumed` before merging),
+                another job has written to the store, or a query is of another partition. LeaseLost: another job has
+                taken the lease.
+            NotFound: the ledger does not know the query of a frame: see `Ledger.handle`.
             QueryFailed: an answer of a query cannot be given. QueryTooLarge: it costs too much.
         """
         frames = list(frames)
@@ -263,7 +265,7 @@ class ResultStore(AnswerReader):
         through: Mapping[str, int],
         now_ms: int,
     ) -> list[Emission]:
-        """As `apply`. Raises DeltasRefused: nothing is applied; without them it can be."""
+        """As `apply`. Raises DeltasRefused: nothing is applied, but the batch can be applied without these deltas."""
         with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
             loaded = self._begin_step(connection, now_ms)
             _require_own(loaded[0].partition, through)
@@ -295,7 +297,7 @@ class ResultStore(AnswerReader):
         Raises:
             Conflict: another job has written to the store, or an event is of another partition's query. LeaseLost:
                 another job has taken the lease.
-            QueryFailed: a query cannot be advanced, or an answer of it not be given: see `Ledger.pause`.
+            QueryFailed: a query cannot be advanced, or one of its answers cannot be given: see `Ledger.pause`.
         """
         if any(isinstance(e, FramesMerged) for e in events):
             raise ValueError("frames are applied with their deltas, by ResultStore.apply")
@@ -327,8 +329,11 @@ class ResultStore(AnswerReader):
         frames: list[FrameSummary],
         now_ms: int,
     ) -> list[MergedDelta]:
-        """Drops deltas that do not merge and states the loss: of a batch's own ones in its frames, which are changed in
-        place, of stored ones in the ledger. Returns the batch's other deltas."""
+        """Drops deltas that do not merge and states the loss. Returns the batch's other deltas.
+
+        The loss of a batch's own deltas is stated in its frames, which are changed in place; the loss of stored deltas
+        in the ledger.
+        """
         kept = _without(refused, deltas, frames)
         own = {d.to_row() for d in deltas} - {d.to_row() for d in kept}
         stored = {r.delta for r in refused} - own
@@ -338,7 +343,7 @@ class ResultStore(AnswerReader):
                 _require_own(loaded[0].partition, [delta.query for delta in stored])
                 for delta in stored:
                     if drop_deltas(connection, delta, exactly=True) == 0:
-                        # It was merged in the transaction that failed: from deltas of the slice, stored ones and new.
+                        # The failed transaction merged it from deltas of the slice, both stored and new.
                         drop_deltas(connection, delta, exactly=False)
                         place = [d for d in kept if d.to_row().place == delta.place]
                         kept = _without([RefusedDelta(d.to_row(), "") for d in place], kept, frames)
@@ -351,13 +356,16 @@ class ResultStore(AnswerReader):
         return kept
 
     def take_refused(self) -> list[RefusedDelta]:
-        """The merged partials that were refused since the last call."""
+        """Returns the merged partials that were refused since the last call."""
         refused, self._refused = self._refused, []
         return refused
 
     @contextmanager
     def _transaction(self, ledger: Ledger) -> Iterator[LedgerTransaction]:
-        """A transaction of the ledger as stored. If it fails, the ledger is loaded again: now, or before it is used."""
+        """Opens a transaction of the stored ledger.
+
+        If it fails, the ledger is loaded again, now or before its next use.
+        """
         if self._loaded is None or self._loaded[0] is not self._term:
             self.load_ledger(ledger)
         try:
@@ -365,7 +373,7 @@ class ResultStore(AnswerReader):
                 yield transaction
         except Exception:
             self._loaded = None
-            with suppress(Exception):  # the store may be out of reach: the error to report is the one above
+            with suppress(Exception):  # the store may be unreachable: the caller must see the first error
                 self.load_ledger(ledger)
             raise
         except BaseException:
@@ -373,21 +381,23 @@ class ResultStore(AnswerReader):
             raise
 
     def forget(self, ref: QueryRef) -> None:
-        """Drops a deleted query's answers. Its slices were dropped with `QueryDeleted`; the consumed positions stay, so
-        that a frame read again is not applied."""
+        """Drops a deleted query's answers. Its slices were dropped with `QueryDeleted`.
+
+        The consumed positions stay, so that a frame that is read again is not applied.
+        """
         with write_transaction(self._engine) as connection:
             for table in (t.answers, t.shipped, t.late_slices, t.late_records):
                 connection.execute(delete(table).where(table.c.query == query_key(ref)))
 
     def trim(self, before_ms: int, through: int | None = None) -> int:
-        """Drops answers that were emitted before a wall time, at most a few hundred windows, so that the job is hardly
-        delayed. Returns the number of answers; 0: there are none left to drop.
+        """Drops answers that were emitted before a wall time. Returns their number; 0: none remain to be dropped.
 
-        A window is dropped with all its revisions once its final one is old enough; a window that is not final stays,
-        however old. A deleted query's answers are dropped together once the newest one is old enough.
+        A call drops at most a few hundred windows, so that the job is hardly delayed. A window is dropped with all its
+        revisions when its final one is old enough. A window that is not final stays, however old. A deleted query's
+        answers are dropped together when the newest one is old enough.
 
         Args:
-            through: id of the newest answer that may be a dropped window's final one; None: any may.
+            through: id of the newest answer that may be a dropped window's final one; None: any answer.
         """
         with write_transaction(self._engine) as connection:
             dropped, newest = drop_answers(connection, before_ms, through)
@@ -396,11 +406,12 @@ class ResultStore(AnswerReader):
             return dropped
 
     def _begin_step(self, connection: Connection, now_ms: int) -> tuple[_Term, int]:
-        """Takes the lock of the partition's writers, and checks that this process leads and that the ledger in memory
-        is the stored one; returns what it is after this step.
+        """Locks out the partition's other writers, and checks that this process leads and that its ledger is the stored
+        one.
 
-        The ledgers differ if the confirmation of a commit was lost. The term is the one in which the ledger was loaded:
-        meanwhile another thread may have taken the lease of another partition.
+        Returns the term and the step after this transaction. The ledgers differ if the confirmation of a commit was
+        lost. The term is the term in which the ledger was loaded. Meanwhile another thread may have taken the lease of
+        another partition.
         """
         assert self._loaded is not None, "within a transaction of the ledger"
         term, step = self._loaded
@@ -413,20 +424,20 @@ class ResultStore(AnswerReader):
         return term, stored + 1
 
     def count_start(self) -> int:
-        """Counts that a driver starts; returns how often one of this partition has, this time included, since frames
-        were applied last."""
+        """Counts the start of a driver.
+
+        Returns the number of starts in this partition since frames were last applied.
+        """
         name = self._term.partition.name(STARTS)
         with write_transaction(self._engine) as connection:
             connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=t.counters.c.value + 1))
             return read_counter(connection, name)
 
     def reset_starts(self) -> None:
-        """Frames were applied, or none is left."""
+        """Sets the number of starts to 0. Called when frames were applied, or none remain."""
         name = self._term.partition.name(STARTS)
         with write_transaction(self._engine) as connection:
             connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=0))
-
-    # Backups
 
     def lineage(self) -> Lineage:
         """Returns the number of the center and the mark in the store."""
@@ -442,8 +453,10 @@ class ResultStore(AnswerReader):
             write_lineage(connection, t.counters, lineage)
 
     def begin_after_restore(self, lineage: Lineage, now_ms: int) -> None:
-        """Continues with a store that may be older than answers that readers have. New answers get revisions and ids
-        above `now_ms`, and so above all earlier ones, as no window gets an answer each millisecond.
+        """Continues with a store that may be older than answers that readers have.
+
+        New answers get revisions and ids above `now_ms`. These are above all earlier ones, as no window gets an answer
+        each millisecond.
         """
         with write_transaction(self._engine) as connection:
             write_lineage(connection, t.counters, lineage)
@@ -454,7 +467,7 @@ class ResultStore(AnswerReader):
             connection.execute(update(t.counters).where(late).values(value=t.counters.c.value + 1))
 
     def copy_query(self, key: str, to: ResultStore) -> None:
-        """Copies what the job needs of a query to go on with it into an empty store."""
+        """Copies a query's rows into an empty store. The job can then continue the query there."""
         tables = (t.ledger_queries, t.ledger_entries, t.deltas, t.shapes, t.consumed)
         with read_transaction(self._engine) as connection, write_transaction(to._engine) as target:
             for table in tables:
@@ -472,13 +485,13 @@ def _add_partition(connection: Connection, partition: QueryPartition) -> None:
 
 
 def _rows_of(connection: Connection, columns: Select[Any], column: Any, keys: Sequence[str]) -> list[Any]:
-    """The rows whose column is one of the keys."""
+    """Returns the rows whose column is one of the keys."""
     chunks = (keys[at : at + _KEYS_AT_ONCE] for at in range(0, len(keys), _KEYS_AT_ONCE))
     return [row for chunk in chunks for row in connection.execute(columns.where(column.in_(chunk)))]
 
 
 def _require_own(partition: QueryPartition, keys: Iterable[str]) -> None:
-    """Raises Conflict for a query of another partition: what is to be written was prepared in another term."""
+    """Raises Conflict for a query of another partition: the values to write were prepared in another term."""
     if foreign := [key for key in keys if key not in partition]:
         raise Conflict(f"query {foreign[0]} is not of partition {partition}, which this driver leads: try again")
 
@@ -489,7 +502,7 @@ def _positions(connection: Connection) -> dict[str, int]:
 
 
 def _not_applied(consumed: Mapping[str, int], through: Mapping[str, int], frames: Iterable[FrameSummary]) -> set[str]:
-    """The queries of the batch that were not applied before. Raises Conflict if a query was applied in part."""
+    """Returns the queries of the batch that were not applied before. Raises Conflict if a query was applied in part."""
     new = {key for key, position in through.items() if position > consumed.get(key, 0)}
     for frame in frames:
         key = query_key(frame.query)
@@ -506,7 +519,7 @@ def _not_applied(consumed: Mapping[str, int], through: Mapping[str, int], frames
 def _applicable(
     ledger: Ledger, deltas: Iterable[MergedDelta], frames: Iterable[FrameSummary], through: Mapping[str, int]
 ) -> list[MergedDelta]:
-    """The deltas that belong to an open window: final windows do not change, and deleted queries have none.
+    """Returns the deltas that belong to an open window: final windows do not change, and deleted queries have none.
 
     Deltas of other versions' windows, which an edge may send, are dropped too.
     """
@@ -514,7 +527,7 @@ def _applicable(
     kept = []
     for delta in deltas:
         if (delta.query, delta.slice_start_ms) not in touched:
-            # No window would be answered from it: the data would be lost silently.
+            # No answer would contain it: the data would be lost silently.
             raise StorageError(
                 f"query {query_key(delta.query)}: a delta of slice {delta.slice_start_ms}, which no frame touches"
             )
@@ -524,14 +537,14 @@ def _applicable(
 
 
 def _require_bounded(ledger: Ledger, queries: Iterable[QueryRef]) -> None:
-    """Raises QueryTooLarge for a query with more open windows than memory should hold."""
+    """Raises QueryTooLarge for a query with more open windows than allowed in memory."""
     for ref in queries:
         if not ledger.is_deleted(ref) and (count := ledger.open_windows(ref)) > MAX_OPEN_WINDOWS:
             raise QueryTooLarge(ref, f"{count} windows are not final; expected at most {MAX_OPEN_WINDOWS}")
 
 
 def _weigh(ledger: Ledger, deltas: Iterable[MergedDelta]) -> None:
-    """Tells the ledger, before it decides how many windows are answered, how large the slices of these deltas are."""
+    """Passes the sizes of these deltas' slices to the ledger. It needs them to decide how many windows are answered."""
     sizes: defaultdict[QueryRef, list[int]] = defaultdict(list)
     slices: defaultdict[QueryRef, set[int]] = defaultdict(set)
     for delta in deltas:
@@ -544,7 +557,7 @@ def _weigh(ledger: Ledger, deltas: Iterable[MergedDelta]) -> None:
 def _without(
     refused: Iterable[RefusedDelta], deltas: Sequence[MergedDelta], frames: list[FrameSummary]
 ) -> list[MergedDelta]:
-    """The deltas that are not refused; the loss of the others is stated in their frames, which are changed in place."""
+    """Returns the deltas that are not refused. Their frames, changed in place, state the loss of the refused ones."""
     bad = {r.delta for r in refused}
     if not bad:
         return list(deltas)

@@ -51,24 +51,26 @@ from edgewater.wire import QueryRef
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MAX_SIDE_BY_SIDE = 8
-"""Deltas of one (query, slice) that are kept before they are merged into one."""
+"""Maximum deltas of one (query, slice) that are stored before they are merged into one."""
 MAX_TRIMMED_WINDOWS = 200
-"""Final windows, or answers of one deleted query, that one transaction drops; the job waits meanwhile."""
+"""Maximum final windows, or answers of one deleted query, that one transaction drops. The job waits meanwhile."""
 MAX_ANSWER_BYTES = 64 << 20
-"""Size of the slices of one answer, by default. Merging takes 5 to 23 µs per KiB, and all queries wait."""
+"""Default limit of the size of the slices of one answer. Merging takes 5 to 23 µs per KiB, and all queries wait."""
 MAX_ANSWER_CPU_S = 2.0
-"""CPU time of merging an answer of at most `MAX_ANSWER_BYTES`; many small slices take longer than their size says."""
+"""Limit of the CPU time of merging an answer of at most `MAX_ANSWER_BYTES`. Many small slices take longer than their
+size indicates."""
 PROBED = 64
-"""Slices that are merged alone first, if there are many times as many: what all would take is estimated from them."""
+"""If there are many times as many slices, this many are merged alone first. The time of all slices is estimated from
+them."""
 MAX_RANGES = 32
-"""The most ranges of slices with the same start by which rejected records are counted, over all reasons."""
+"""Maximum ranges of slices with the same start by which rejected records are counted, over all reasons."""
 READ_BYTES = 16 << 20
-"""Bytes of stored deltas that are read at once, for many windows."""
+"""Bytes of stored deltas that are read at a time, for many windows."""
 _CHUNK = 200
-"""Rows, or values, that one statement names: below the least number of bound parameters that a database takes."""
+"""Rows, or values, in one statement: fewer than the bound parameters that any database accepts."""
 _SLICE_START = attrgetter("slice_start_ms")
 _Span = tuple[int, str, int, int]
-"""A window's number, its query, and its slices: the first one, and the first one behind."""
+"""A window's number, its query, the start of its first slice, and the start of the first slice after it."""
 _SPAN = {"n": Integer(), "query": Identifier(96), "begin_ms": BigInteger(), "end_ms": BigInteger()}
 
 
@@ -90,7 +92,7 @@ class RefusedDelta:
 
 
 class DeltasRefused(Exception):
-    """Deltas of a slice or a window do not merge. Without `refused` the others do."""
+    """Deltas of a slice or a window do not merge. Without the deltas in `refused`, the others merge."""
 
     def __init__(self, refused: Sequence[RefusedDelta]) -> None:
         super().__init__(f"{len(refused)} merged partials do not merge: {refused[0].reason}")
@@ -108,9 +110,11 @@ def add_deltas(connection: Connection, deltas: Sequence[Delta], on_query: Callab
 
 
 def misshapen(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDelta]:
-    """The deltas of another shape than the query's first one; they could never be merged. The first one's is noted.
+    """Returns the deltas of another shape than the query's first delta, whose shape is stored.
 
-    Detected here, before the ledger counts the frames: whatever is refused later costs a transaction.
+    They could never be merged.
+
+    They are detected here, before the ledger counts the frames, because a later refusal costs a transaction.
     """
     shapes: dict[str, str] = dict(connection.execute(select(t.shapes.c.query, t.shapes.c.shape)).all())
     refused = []
@@ -129,7 +133,7 @@ def misshapen(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDe
 
 
 def _shape_of(partial: bytes) -> str:
-    """Kinds, parameters and seeds of a partial as JSON: partials merge only if they are equal."""
+    """Returns kinds, parameters and seeds of a partial as JSON. Partials merge only if these are equal."""
 
     def shape(message: SynopsisMessage) -> list[Any]:
         return [message.kind, message.parameters, message.seed, [shape(part) for part in message.parts]]
@@ -176,12 +180,13 @@ def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> Non
 
 
 def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, int], open_from_ms: int) -> None:
-    """Adds records that came for windows when these were final: per edge, and per slice of windows that have an answer
-    in the store or may still get one.
+    """Adds records that came after their windows were final: per edge, and per slice.
+
+    Slices are counted if their windows have an answer in the store or may still get one.
 
     Args:
-        open_from_ms: slices that start from then on may belong to windows that get an answer. At their edges these
-            windows were final earlier than at the center, which waits for all edges.
+        open_from_ms: slices that start at this event time or later may belong to windows that get an answer. At their
+            edges these windows were final earlier than at the center, which waits for all edges.
     """
     totals: dict[tuple[str, str], int] = {}
     slices: dict[int, dict[tuple[int, int, str], int]] = {}
@@ -203,10 +208,10 @@ def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, 
 
 
 def count_late(connection: Connection, changes: Iterable[QueryChanges]) -> None:
-    """Increments the counter that says that late records were added, if any were.
+    """Increments the counter of late records, if any were added.
 
-    At the end of a transaction, after `write_answers`: the drivers of other partitions wait for both counters' rows
-    until it ends, and take them in the same order.
+    Called at the end of a transaction, after `write_answers`. The drivers of other partitions wait for both counters'
+    rows until it ends, and lock them in the same order.
     """
     if any(change.late for change in changes):
         counter = t.counters.c.name == "late"
@@ -236,8 +241,10 @@ def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, dict
 
 
 def _few_ranges(counts: Mapping[tuple[int, int, str], int]) -> Mapping[tuple[int, int, str], int]:
-    """The counts of ranges that start with one slice; if there are too many, the ranges of one reason are united to the
-    longest."""
+    """Returns the counts of ranges that start with one slice.
+
+    If there are too many ranges, the ranges of one reason are united to the longest range.
+    """
     if len(counts) <= MAX_RANGES:
         return counts
     longest: dict[tuple[int, str], int] = {}
@@ -251,16 +258,18 @@ def _few_ranges(counts: Mapping[tuple[int, int, str], int]) -> Mapping[tuple[int
 
 
 def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int, int]]) -> dict[int, dict[str, int]]:
-    """By window start, the number of records that came when the window was final, or that sources rejected, by reason;
-    others are absent.
+    """Returns, by window start and reason, the number of records that came after the window was final, or were
+    rejected.
+
+    Windows without such records are absent.
 
     Args:
-        windows: start and end of each.
+        windows: start and end of each window.
     """
     windows, c = list(windows), t.late_slices.c
     span = (c.slice_end_ms > min(w[0] for w in windows)) & (c.slice_start_ms < max(w[1] for w in windows))
-    # Rows by the power of two above their length: of each class, only rows that start shortly before a window overlap
-    # it.
+    # Rows by the next power of two above their length. Of each class, only rows that start shortly before a window
+    # overlap it.
     classes: dict[int, list[Row[Any]]] = {}
     for row in connection.execute(select(t.late_slices).where(c.query == key, span).order_by(c.slice_start_ms)):
         classes.setdefault((row.slice_end_ms - row.slice_start_ms).bit_length(), []).append(row)
@@ -279,7 +288,7 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
 
 
 def read_counter(connection: Connection, name: str) -> int:
-    """The value of a counter of the store."""
+    """Returns the value of a counter of the store."""
     return int(connection.execute(select(t.counters.c.value).where(t.counters.c.name == name)).scalar_one())
 
 
@@ -293,7 +302,7 @@ def write_answers(
     """Writes the answers, and drops the slices that no open window needs. Raises DeltasRefused, QueryFailed.
 
     Args:
-        spent: as `split_spent` has them.
+        spent: from `split_spent`.
     """
     if not emissions:
         return
@@ -317,15 +326,17 @@ def write_answers(
 
 
 def _sealed(ledger: Ledger, emissions: Iterable[Emission]) -> dict[QueryRef, int]:
-    """Of the queries with a final answer, event time before which slices have no windows but final ones."""
+    """Returns, for queries with a final answer, the event time before which slices have only final windows."""
     return {e.query: ledger.sealed_before(e.query) for e in emissions if e.phase is Phase.FINAL}
 
 
 def split_spent(
     ledger: Ledger, emissions: Sequence[Emission], deltas: Iterable[Delta]
 ) -> tuple[list[Delta], list[Delta]]:
-    """Splits a batch's deltas into those that later answers need, and those that only its own answers need: they would
-    be stored, read and dropped in one transaction."""
+    """Splits a batch's deltas into deltas that later answers need, and deltas that only its own answers need.
+
+    The latter would be stored, read and dropped in one transaction.
+    """
     sealed = {query_key(ref): before_ms for ref, before_ms in _sealed(ledger, emissions).items()}
     kept: list[Delta] = []
     spent: list[Delta] = []
@@ -335,7 +346,7 @@ def split_spent(
 
 
 def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dict[str, Any]:
-    """The columns of an answer but its id. Raises QueryFailed for a quality that cannot be written."""
+    """Returns the columns of an answer except its id. Raises QueryFailed for a quality that cannot be written."""
     quality = with_late_records(e.quality.to_mapping(), late)
     try:
         text = json.dumps(quality, separators=(",", ":"), allow_nan=False)
@@ -357,8 +368,10 @@ def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dic
 def _late_now(
     connection: Connection, ledger: Ledger, emissions: Iterable[Emission]
 ) -> dict[tuple[QueryRef, int], dict[str, int]]:
-    """By query and window start, the late records that answers which are not final state; readers add them to final
-    ones (`ResultStore`), as these are not revised."""
+    """Returns, by query and window start, the late records that answers which are not final state.
+
+    Final answers are not revised, so readers add the late records to them (`ResultStore`).
+    """
     windows: dict[QueryRef, list[tuple[int, int]]] = {}
     for e in emissions:
         if e.phase is not Phase.FINAL and e.window_end_ms > e.window_start_ms and ledger.states_late(e.query):
@@ -373,8 +386,11 @@ def _late_now(
 def _deltas_of(
     connection: Connection, emissions: Sequence[Emission], spent: Iterable[Delta], max_bytes: int
 ) -> Iterator[list[Delta] | int]:
-    """The deltas of each emission's window, stored ones and `spent`, of several windows by one statement; only their
-    size if it is more than `max_bytes`."""
+    """Yields the deltas of each emission's window, both stored ones and `spent`; only their size if it exceeds
+    `max_bytes`.
+
+    One statement reads the deltas of several windows.
+    """
     unstored: defaultdict[str, list[Delta]] = defaultdict(list)
     for delta in sorted(spent, key=_SLICE_START):
         unstored[delta.query].append(delta)
@@ -394,23 +410,26 @@ def _deltas_of(
                 for n, *row in connection.execute(rows, _given_spans(wanted)):
                     found[n].append(Delta(*row))
                 for n, deltas in new.items():
-                    # In the order in which they would be read if they were stored: floats depend on it.
+                    # In the order in which they would be read if they were stored, because float results depend on it.
                     found[n] = sorted([*found[n], *deltas], key=_SLICE_START)
             yield from (held[n] if held[n] > max_bytes else found.pop(n) for n, *_ in part)
 
 
 def _within(deltas: Sequence[Delta], from_ms: int, to_ms: int) -> list[Delta]:
-    """Those of deltas, by slice, in [from_ms, to_ms)."""
+    """Returns the deltas in [from_ms, to_ms). `deltas` are ascending by slice."""
     begin, end = (bisect_left(deltas, at, key=_SLICE_START) for at in (from_ms, to_ms))
     return list(deltas[begin:end])
 
 
 def _window(ref: QueryRef, deltas: list[Delta] | int, max_bytes: int) -> tuple[bytes | None, int]:
-    """As `_merged`: a window's slices, or their size. Raises QueryTooLarge: they are not merged, or not written."""
+    """Merges a window's slices as `_merged`.
+
+    With their size instead, or if merging takes too long, raises QueryTooLarge.
+    """
     if isinstance(deltas, int):
         size, most = (f"{each / (1 << 20):.1f} MiB" for each in (deltas, max_bytes))
         raise QueryTooLarge(ref, f"an answer is made of {size} of slices; expected at most spark.max_answer, {most}")
-    if len(deltas) < 2:  # takes no longer than its size says
+    if len(deltas) < 2:  # then merging takes no longer than the size indicates
         return _merged(deltas)
     most_s = MAX_ANSWER_CPU_S * max(1.0, max_bytes / MAX_ANSWER_BYTES)
     for count in (PROBED, len(deltas)) if len(deltas) > 16 * PROBED else (len(deltas),):
@@ -428,7 +447,7 @@ def _given_spans(spans: Sequence[_Span]) -> dict[str, str | int]:
 
 @cache
 def _span_statements(count: int) -> tuple[Select[Any], Select[Any]]:
-    """By span, the bytes of its deltas; and the deltas."""
+    """Returns two statements, by span: for the bytes of its deltas, and for the deltas."""
     c, asked = t.deltas.c, given(_SPAN, count)
     within = and_(c.query == asked.c.query, c.slice_start_ms >= asked.c.begin_ms, c.slice_start_ms < asked.c.end_ms)
     sizes = select(asked.c.n, func.sum(func.length(c.synopsis))).join_from(asked, t.deltas, within)
@@ -437,7 +456,7 @@ def _span_statements(count: int) -> tuple[Select[Any], Select[Any]]:
 
 
 def _bounded(spans: Sequence[_Span], held: Mapping[int, int]) -> Iterator[list[_Span]]:
-    """Spans in their order, as many at once as `READ_BYTES` allow, and at least one."""
+    """Yields spans in their order, as many at a time as `READ_BYTES` allow, and at least one."""
     part: list[_Span] = []
     size = 0
     for span in spans:
@@ -451,9 +470,11 @@ def _bounded(spans: Sequence[_Span], held: Mapping[int, int]) -> Iterator[list[_
 
 
 def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
-    """The merge of a query's deltas (None: there are none), and their bytes. Raises DeltasRefused, QueryFailed.
+    """Returns the merge of a query's deltas (None: there are none), and their bytes.
 
-    A task has decoded each delta before (`merge_rows`), so of a single one only the checksum is verified.
+    Raises DeltasRefused, QueryFailed.
+
+    A task has decoded each delta before (`merge_rows`). So of a single delta only the checksum is verified.
     """
     size = sum(len(d.synopsis) for d in found)
     try:
@@ -461,7 +482,7 @@ def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
             codec.require_intact(found[0].synopsis)
             return found[0].synopsis, size
         return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None, size
-    except MemoryError as exc:  # it says nothing about a single one of them
+    except MemoryError as exc:  # the memory of all deltas says nothing about a single delta
         raise QueryFailed(query_from_key(found[0].query)) from exc
     except Exception as exc:
         _, left_out = merge_what_fits([d.synopsis for d in found])
@@ -472,7 +493,7 @@ def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
 
 
 def drop_deltas(connection: Connection, like: Delta, *, exactly: bool) -> int:
-    """Drops the stored deltas of a slice, or only those with the same bytes; returns their number."""
+    """Drops the stored deltas of a slice, or only the deltas with the same bytes. Returns their number."""
     c = t.deltas.c
     place = (c.query == like.query) & (c.slice_start_ms == like.slice_start_ms)
     return connection.execute(
@@ -498,9 +519,9 @@ def set_consumed(connection: Connection, through: Mapping[str, int]) -> None:
 def drop_answers(connection: Connection, before_ms: int, through: int | None = None) -> tuple[int, int]:
     """Drops old answers; see `ResultStore.trim`.
 
-    Windows become final in the order of their starts. Where one is final, no answer follows for an earlier start:
-    neither for a window, nor for a session that was merged into another and never gets a final answer. An old final
-    answer therefore takes with it all answers of its query whose windows start no later.
+    Windows become final in the order of their starts. When one is final, no answer follows for an earlier start:
+    neither for a window, nor for a session that was merged into another session and never gets a final answer. So with
+    an old final answer, all answers of its query are dropped whose windows start no later.
 
     Returns:
         The number of answers, and the greatest id of a live query's answer among them; 0: there is none.
@@ -523,7 +544,7 @@ def drop_answers(connection: Connection, before_ms: int, through: int | None = N
 
 
 def _drop_deleted(connection: Connection, before_ms: int) -> int:
-    """Windows of a deleted query never become final; they are dropped once its newest answer is old enough."""
+    """Drops answers of deleted queries when their newest answer is old enough. Their windows never become final."""
     a, queries = t.answers.c, t.ledger_queries.c
     left = or_(exists().where(a.query == queries.query), exists().where(t.shipped.c.query == queries.query))
     dropped = 0

@@ -1,6 +1,6 @@
-"""Turns stored answers into what a reader sees: JSON, tables, and answers to questions about windows.
+"""Turns stored answers into output for readers: JSON, tables, and answers to questions about windows.
 
-`center.api` and `center.job` call it. Pure but for `StoredWindows`, which reads the result store; it knows no HTTP.
+`center.api` and `center.job` call it. It is pure, except `StoredWindows`, which reads the result store. It has no HTTP.
 """
 
 from center.serving.cells import csv_table

@@ -1,4 +1,4 @@
-"""Answers as tables with a row per group: what CSV, Arrow, `SELECT … FROM query` and sinks have in common."""
+"""Answers as tables with a row per group. CSV, Arrow, `SELECT … FROM query` and sinks use them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgewater.wire import QueryRef
 
 R = TypeVar("R")
 TIME = pa.timestamp("ms")
-"""Times are UTC without a zone, since DuckDB reads times with a zone in the zone of the machine."""
+"""Times are UTC without a zone, because DuckDB converts times with a zone to the machine's zone."""
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,10 @@ def stated_answer(record: AnswerRecord, query: RegisteredQuery) -> tuple[pa.Tabl
 
 
 def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:
-    """Renders an answer; if its merged data raise anything but an error of the request, without data, and says so.
+    """Renders an answer. If its merged data raise an error, the answer is rendered without data and says so.
 
-    The other windows of a page, and the other queries of a live stream, do not depend on it.
+    So the other windows of a page, and the other queries of a live stream, do not depend on it. An InvalidInput of the
+    request is raised as it is.
     """
     try:
         return make(record)
@@ -64,10 +65,10 @@ _OWN_COLUMNS = 8
 def with_quality(
     table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, *, text_times: bool = False
 ) -> pa.Table:
-    """Prepends the answer's own columns, so that no row looks complete, exact or as promised if it is not.
+    """Prepends the answer's own columns, so that no row looks complete or exact if it is not.
 
     Args:
-        text_times: times are RFC 3339 instead of timestamps.
+        text_times: whether times are RFC 3339 texts instead of timestamps.
     """
 
     def time(millis: int) -> pa.Scalar:
@@ -87,7 +88,7 @@ def with_quality(
     }
     taken = set(table.column_names)
     for at, (name, value) in enumerate(metadata.items()):
-        while name in taken:  # a group column or a measure has that name
+        while name in taken:  # a group column or a measure has the same name
             name = f"answer_{name}"
         table = table.add_column(at, name, pa.repeat(value, table.num_rows))
     return table
@@ -96,7 +97,7 @@ def with_quality(
 def with_version(table: pa.Table, version: int) -> pa.Table:
     """Adds the version of the query behind the answer's own columns."""
     name = "version"
-    while name in table.column_names:  # a group column or a measure has that name
+    while name in table.column_names:  # a group column or a measure has the same name
         name = f"answer_{name}"
     return table.add_column(_OWN_COLUMNS, name, pa.repeat(pa.scalar(version, pa.int64()), table.num_rows))
 
@@ -109,8 +110,8 @@ def has_types(catalog: Catalog, spec: QuerySpec) -> bool:
 def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
     """Returns the table of a query without answers.
 
-    The types follow from the columns of the stream, as its declaration or an edge gives them. Before either is known, a
-    key is a text and a measure a float64.
+    The types follow from the columns of the stream, by its declaration or by an edge. As long as neither exists, a key
+    is a text and a measure a float64.
     """
     bound = _bound(catalog, spec)
     synopsis = None
@@ -147,7 +148,7 @@ def without_zone(table: pa.Table) -> pa.Table:
 
 
 def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Casts columns of nulls to the types that are known."""
+    """Casts columns of nulls to the types in `schema`."""
     types = {f.name: f.type for f in schema}
     fields = [f.with_type(types.get(f.name, f.type)) if pa.types.is_null(f.type) else f for f in table.schema]
     return table.cast(pa.schema(fields))

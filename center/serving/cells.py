@@ -26,7 +26,9 @@ _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 
 def stated_confidence(estimates: Estimates) -> float | None:
-    """The confidence of the intervals; None if no bound is known: a confidence of nothing is not stated."""
+    """The confidence of the intervals; None if no bound is known, because a confidence without a bound states
+    nothing.
+    """
     is_bounded = np.isfinite(estimates.lower).any() or np.isfinite(estimates.upper).any()
     return estimates.confidence if is_bounded else None
 
@@ -36,7 +38,7 @@ class CellPart(Protocol):
 
     @property
     def confidence(self) -> float | None:
-        """The lowest confidence of its intervals; None: it has none with a bound."""
+        """The lowest confidence of its intervals; None: no interval has a bound."""
 
     def cells(self, rows: int) -> list[Cell]:
         """Per row, the members that the part adds to the cell."""
@@ -45,7 +47,7 @@ class CellPart(Protocol):
         """The part's columns of a table, each of `rows` rows."""
 
     def first_interval(self) -> Estimates | None:
-        """The first interval of the cell of each row; None: the cells have none outside of lists."""
+        """The first interval of the cell of each row; None: the cells have intervals only in lists, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,18 +239,19 @@ def _equal_estimates(a: Estimates, b: Estimates, mine: IntArray, theirs: IntArra
     if mine_exact is None or theirs_exact is None or mine_exact.type != theirs_exact.type:
         return equal & (mine_exact is theirs_exact)
     exact = pc.equal(mine_exact.take(pa.array(mine)), theirs_exact.take(pa.array(theirs)))
-    equal &= np.asarray(pc.fill_null(exact, True), bool)  # a null is NaN in `value`
+    equal &= np.asarray(pc.fill_null(exact, True), bool)  # the `value` of a null is NaN
     return equal
 
 
 _FORMULA = "^'*[=+@\\-\t\r\n]"
-"""What a spreadsheet reads as a formula. It may follow apostrophes, so that a reader can undo what `csv_table` adds."""
+"""Texts that a spreadsheet reads as formulas. Apostrophes before the formula match too, so that a reader can undo what
+`csv_table` adds."""
 
 
 def csv_table(table: pa.Table) -> pa.Table:
-    """Returns the table as CSV has to contain it: lists as JSON strings, and no text that a spreadsheet executes.
+    """Returns the table in the form for CSV: lists as JSON strings, and no text that a spreadsheet executes.
 
-    A text or a name of a column that begins like a formula gets an apostrophe before it. Numbers stay as they are.
+    If a text or a column name begins like a formula, an apostrophe is put before it. Numbers do not change.
     """
     for at, field in enumerate(table.schema):
         column = table.column(at)
@@ -276,10 +279,12 @@ def _text(value: list[Any]) -> str:
 
 
 def interval_columns(name: str, estimates: Estimates) -> dict[str, pa.Array]:
-    """An estimate and its bounds as columns; unknown bounds are null, and so is the value of a group without one.
+    """Returns an estimate and its bounds as columns.
 
-    Integers are int64, or decimal128(38, 0) if one of them exceeds int64. All others are float64; of these, values may
-    be NaN or infinite.
+    Unknown bounds are null, and so is the value of a group without one.
+
+    Integers are int64, or decimal128(38, 0) if one of them exceeds int64. Other values are float64, which may be NaN or
+    infinite.
     """
     names = (name, f"{name}_lower", f"{name}_upper")
     if estimates.integers is not None:
@@ -309,7 +314,7 @@ def intervals(estimates: Estimates, whole: bool) -> list[Cell]:
 
 
 def _integers(estimates: Estimates) -> list[list[float | None]]:
-    """Value, lower and upper bounds; the value is an integer, and so is a bound that is equal to it."""
+    """Returns value, lower and upper bounds per row. The value is an integer, and so is a bound that is equal to it."""
     assert estimates.integers is not None
     exact = [None if v is None else int(v) for v in estimates.integers.to_pylist()]
     bounds = (numbers(np.where(b == estimates.value, np.nan, b), True) for b in (estimates.lower, estimates.upper))

@@ -1,7 +1,9 @@
-"""Computes values of an answer from its measures (`compute`), and selects and sorts its rows (`having`, `order`). Pure.
+"""Computes values of an answer from its measures (`compute`), and selects and sorts its rows (`having`, `order`).
 
-An expression reads the columns that a table of the answer has: `m`, `"m_0.5"`, `"m.mean"`; conditions also read
-`m_lower`, `m_upper` and the columns of groups.
+Pure.
+
+An expression reads the columns of the answer's table: `m`, `"m_0.5"`, `"m.mean"`. Conditions also read `m_lower`,
+`m_upper` and the columns of groups.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
 MAX_COMPUTED = 20
 _LARGEST_EXACT = 2.0**53
 _ROUNDING = 2.0**-48
-"""More than the relative rounding of a few float64 operations."""
+"""A bound of the relative rounding of a few float64 operations."""
 _OPERATORS = {exp.Add: np.add, exp.Sub: np.subtract, exp.Mul: np.multiply, exp.Div: np.divide}
 _ACCEPTED = "+, -, *, / and parentheses over measures and numbers, such as errors / requests"
 
@@ -47,10 +49,10 @@ class ComputedValue:
         """Parses a parameter `compute`.
 
         Args:
-            spec: the query; None: it is not known, so that the name may be taken.
+            spec: the query; None: it is not known, so the name is not compared with its measures and groups.
 
         Raises:
-            InvalidRequest: with what is accepted.
+            InvalidRequest: states the accepted form.
         """
         name, colon, expression = (part.strip() for part in text.partition(":"))
         if not colon or not NAME.fullmatch(name):
@@ -75,9 +77,10 @@ class ComputedValue:
     def estimates(self, intervals: Mapping[str, Estimates], measures: Sequence[Measure]) -> Estimates:
         """Returns the values with bounds that contain every value for measures within their intervals.
 
-        A measure that occurs several times has one value. So `errors / (errors + others)` gets the range of this
-        function where it rises or falls with each measure alone. Otherwise each occurrence may have another value,
-        which makes the bounds wider. The share of a count of values in the count of records is at most 1.
+        A measure that occurs several times has one value. So the bounds of `errors / (errors + others)` are its exact
+        range, if it rises or falls with each measure alone. Otherwise each occurrence may have another value, which
+        makes the bounds wider. The count of a measure's values is at most the count of records, so their quotient is at
+        most 1.
 
         Args:
             intervals: of the same groups, by name of their column.
@@ -90,9 +93,11 @@ class ComputedValue:
         names = column_names(tree)
         for name in names:
             if name not in intervals:
-                known = ", ".join(intervals) or "none; ask for a question that has one number per group"
+                available = ", ".join(intervals) or "none; ask for a question that has one number per group"
                 reason = f"unknown number {name}{did_you_mean(name, intervals)}"
-                raise InvalidRequest("compute", f"{self.name}: {self.text}", f"the numbers of a group: {known}", reason)
+                raise InvalidRequest(
+                    "compute", f"{self.name}: {self.text}", f"the numbers of a group: {available}", reason
+                )
         read = {name: intervals[name] for name in names}
         with np.errstate(all="ignore"):
             value = _evaluated(tree, {name: e.value for name, e in read.items()})
@@ -113,7 +118,7 @@ class RowSelection:
 
     Attributes:
         having: a condition over the columns of the answer's table; empty: all rows.
-        order: columns; a minus before one sorts it in descending order. Empty: by group.
+        order: columns; a minus before a column sorts it in descending order. Empty: by group.
         limit: the largest number of rows; None: all.
     """
 
@@ -235,10 +240,10 @@ def _bounds(tree: exp.Expression, read: Mapping[str, Estimates]) -> tuple[FloatA
     for name in read:
         is_monotone &= rising[name] | (box.slope(name)[1] <= 0)
     least = _evaluated(tree, {n: np.where(rising[n], lows[n], highs[n]) for n in read})
-    most = _evaluated(tree, {n: np.where(rising[n], highs[n], lows[n]) for n in read})
+    greatest = _evaluated(tree, {n: np.where(rising[n], highs[n], lows[n]) for n in read})
     lower = np.fmax(lower, np.where(is_monotone, least, np.nan))
-    upper = np.fmin(upper, np.where(is_monotone, most, np.nan))
-    # Values of exact measures are exact here, too, up to the rounding of float64.
+    upper = np.fmin(upper, np.where(is_monotone, greatest, np.nan))
+    # Values of exact measures give exact values here, too, up to the rounding of float64.
     is_exact = np.ones_like(is_monotone)
     is_large = np.zeros_like(is_monotone)
     for name in read:

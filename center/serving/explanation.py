@@ -1,4 +1,4 @@
-"""Explains one value of an answer: which part of its error has which cause, and what each edge had stated. Pure."""
+"""Explains one value of an answer: the causes of its error, with their amounts, and each edge's statements. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VALUE = ("estimate", "lower", "upper")
 
 @dataclass(slots=True)
 class NotedError(OwnError):
-    """Also keeps the values as the synopsis states them."""
+    """An `OwnError` that also stores the values as the synopsis states them."""
 
     noted: list[Estimates] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class ErrorPart:
     """The part of an interval that one cause makes.
 
     Attributes:
-        above, below: how far the true value may lie above and below the estimate for this cause; None: unknown.
+        above, below: how far the true value may be above and below the estimate because of this cause; None: unknown.
     """
 
     cause: str
@@ -60,8 +60,8 @@ class ExplainedValue:
     """One value of an answer.
 
     Attributes:
-        name: which of the measure's values it is, such as ``quantiles 0.5``; empty: it has one.
-        groups: number of groups among which it is the one with the widest interval.
+        name: which of the measure's values it is, such as ``quantiles 0.5``; empty: the measure has one value.
+        groups: number of groups that were compared; its interval is the widest.
     """
 
     group: dict[str, Any]
@@ -75,7 +75,9 @@ class ExplainedValue:
 
 
 def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked: MeasureQuestions) -> ExplainedValue:
-    """Explains the value of a measure that `asked` selects; of several groups, the one with the widest interval.
+    """Explains the value of a measure that `asked` selects.
+
+    Of several groups, the group with the widest interval is chosen.
 
     Raises:
         NotFound: the answer has no such group.
@@ -113,7 +115,7 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
 def value_of_group(
     record: AnswerRecord, spec: QuerySpec, measure: Measure, asked: MeasureQuestions, group: Mapping[str, Any]
 ) -> Cell:
-    """The same value in another revision; without members if that has no such group."""
+    """Returns the same value in another revision; without members if the revision has no such group."""
     rows: AnswerRows = answer_rows(record, spec, replace(asked, measures=(measure.name,)))
     cells = rows.values[0].cells(rows.length)
     found = (cell for cell, key in zip(cells, group_cells(rows.groups, rows.length), strict=True) if key == group)
@@ -121,7 +123,7 @@ def value_of_group(
 
 
 def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, dict[str, Any]]:
-    """What each edge had stated of the window when the answer was given; None: unknown."""
+    """Returns what each edge had stated about the window when the answer was given; None: unknown."""
     completeness, stated = record.quality["completeness"], record.quality.get("edges")
     missing, left = completeness["missing"], completeness.get("left", ())
     unlisted: dict[str, Any] = dict.fromkeys(("closed", "closed_until_ms", "late", "withheld"))
@@ -149,7 +151,7 @@ def _withheld_at_edge(bounds: Mapping[str, Any] | None, measure: Measure, closed
 
 
 def _main_value(cell: Cell) -> tuple[str, Cell]:
-    """The interval that a cell is, or the first one in it; lists have none."""
+    """Returns a cell if it is an interval, or the first interval in it. Lists have none."""
     if "estimate" in cell:
         return "", {name: cell[name] for name in _VALUE}
     for name, member in cell.items():
@@ -167,7 +169,7 @@ def _width(value: Cell) -> float:
 
 
 def _own_part(own: NotedError, before: Estimates | None, row: int, measure: Measure) -> ErrorPart:
-    """The synopsis' own error, from the bounds before they are widened by what the answer lacks."""
+    """Returns the synopsis' own error, from the bounds before they are widened by the answer's missing records."""
     cause = "sampling" if own.is_sample else "sketch"
     if before is None:
         width = _finite(own.half_width)
@@ -181,7 +183,7 @@ def _own_part(own: NotedError, before: Estimates | None, row: int, measure: Meas
 
 
 def _withheld_part(rows: AnswerRows, measure: Measure, before: Estimates | None, row: int, cell: Cell) -> ErrorPart:
-    """The part of the interval in `cell` that is due to what edges withhold."""
+    """Returns the part of the interval in `cell` that results from withheld values."""
     edges, is_bounded = rows.withheld.edges_of(row), measure.function.error is not None
     bound = edges.bounds.get(measure.name)
     if not edges.bounds or (bound is None and is_bounded):
@@ -190,8 +192,8 @@ def _withheld_part(rows: AnswerRows, measure: Measure, before: Estimates | None,
     if before is not None:
         lower, upper = float(before.lower[row]), float(before.upper[row])
         if bound is not None and is_bounded:
-            given, whole = (np.array([lower]), np.array([upper])), before.integers is not None
-            (low,), (high,) = with_withheld_amounts(*given, bound, whole=whole)
+            bounds, whole = (np.array([lower]), np.array([upper])), before.integers is not None
+            (low,), (high,) = with_withheld_amounts(*bounds, bound, whole=whole)
             above, below = _finite(float(high) - upper), _finite(lower - float(low))
         else:
             above, below = _widened(before, row, cell)
@@ -208,7 +210,7 @@ def _widened(before: Estimates, row: int, cell: Cell) -> tuple[float | None, flo
 def _predicted_parts(
     record: AnswerRecord, spec: QuerySpec, measure: Measure, before: Estimates | None, row: int, cell: Cell
 ) -> tuple[ErrorPart, ...]:
-    """Errors of an estimate that stands for records which have not arrived."""
+    """Returns the errors of an estimate that stands for records which have not arrived."""
     error, predicted = record.quality["error"], record.quality.get("prediction")
     if predicted is None:
         return ()
@@ -234,7 +236,7 @@ def _predicted_parts(
 
 
 def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row: int) -> tuple[ErrorPart, ...]:
-    """How far records that the answer lacks may move the value, where no estimate stands for them."""
+    """Returns how far missing records may move the value, if no estimate stands for them."""
     completeness, name = record.quality["completeness"], measure.function.name
     if may_count_twice(completeness):
         edges = ", ".join(completeness["lost_state"])
@@ -248,8 +250,8 @@ def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row:
     lacking = [*completeness["missing"], *completeness.get("left", ())]
     says = f"records of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''} may be missing"
     if not lacking:
-        said = {"after_final": "records came when the window was final", "rejected": "sources rejected records"}
-        says = "; ".join(text for name, text in said.items() if completeness.get(name)) or "no edge is expected"
+        reasons = {"after_final": "records came when the window was final", "rejected": "sources rejected records"}
+        says = "; ".join(text for name, text in reasons.items() if completeness.get(name)) or "no edge is expected"
     return (
         ErrorPart(
             "missing", 0 if name == "min" else None, 0 if name in ("count", "max") else None, f"{says}: {NO_BOUND}"

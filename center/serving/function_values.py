@@ -1,7 +1,7 @@
-"""Values of functions of a sample in an answer: numbers, their interval, and whether they keep the contract.
+"""Values of functions of a sample in an answer: numbers, their interval, and whether they meet the contract.
 
-They are computed on request from the rows that the answer holds, at no cost for the job. The result is deterministic:
-rows have a fixed order and resampling is seeded.
+They are computed on request from the answer's rows, so the job computes nothing. The result is deterministic: rows have
+a fixed order and resampling is seeded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OTHER_MEASURES = "not sampled: the query has other measures, which sampling woul
 
 
 def function_confidence(spec: QuerySpec, measure: Measure, groups: int, requested: float | None = None) -> float:
-    """Confidence of each group's interval: the reader's, else the contract's, else 95 %."""
+    """Returns the confidence of each group's interval: the reader's, else the contract's, else 95 %."""
     if requested is not None:
         return requested
     accuracy = spec.accuracy
@@ -47,7 +47,7 @@ def function_confidence(spec: QuerySpec, measure: Measure, groups: int, requeste
 
 @dataclass(frozen=True, slots=True)
 class FunctionPart:
-    """The cell of a function: one interval or a list of named ones, with the number of rows.
+    """The cell of a function: one interval or a list of named intervals, with the number of rows.
 
     Attributes:
         names: names of the function's numbers; a single empty name: it returns one number.
@@ -70,8 +70,12 @@ class FunctionPart:
     def of(
         cls, measure: Measure, stack: RowSampleStack, confidence: float, widen: Callable[[Estimates], Estimates]
     ) -> FunctionPart:
-        """Args: widen: widens intervals by what the answer lacks. Nothing bounds the effect of missing records on a
-        function, so it either leaves the intervals or makes them unknown."""
+        """Evaluates the function on each group's rows.
+
+        Args:
+            widen: widens intervals by what the answer lacks. Nothing bounds the effect of missing records on a
+                function, so it returns the intervals unchanged, or makes them unknown.
+        """
         assert measure.function.sample is not None
         function, parameters = measure.function.sample, dict(measure.parameters)
         values = [
@@ -114,8 +118,10 @@ class FunctionPart:
 
 
 def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: float) -> FunctionEstimate:
-    """One group's value. It is expensive and depends on the rows only, so it is cached for other selections of groups,
-    formats and revisions."""
+    """Returns one group's value, from a cache.
+
+    It is expensive and depends on the rows only. So one entry serves other selections of groups, formats and revisions.
+    """
     function = measure.function.sample
     assert function is not None
     of_rows = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
@@ -124,7 +130,7 @@ def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: floa
         cached = _CACHE.get(key)
     if cached is not None:
         return cached
-    # A generator per group: its interval does not depend on which other groups are rendered.
+    # A generator per group: a group's interval does not depend on the other rendered groups.
     rng = np.random.default_rng(SEED)
     made = estimate_function(function, dict(measure.parameters), rows, rate, rng, confidence=confidence)
     with _LOCK:
@@ -139,7 +145,7 @@ _LOCK = threading.Lock()
 def with_function_accuracy(
     quality: dict[str, Any], contract: Mapping[str, Any], spec: QuerySpec, part: FunctionPart
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The quality and the contract of an answer to a query whose accuracy is about a function of a sample."""
+    """Returns the quality and the contract of an answer to a query with an accuracy of a function of a sample."""
     accuracy = spec.accuracy
     assert accuracy is not None
     is_known = bool(part.values) or not quality["completeness"]["missing"]

@@ -63,7 +63,7 @@ class MeasureQuestions:
     """The questions that a reader asks of an answer; None and (): not asked.
 
     Attributes:
-        quantiles: ranks in [0, 1]; None: `DEFAULT_QUANTILES`, of measures whose main result they are.
+        quantiles: ranks in [0, 1]; None: `DEFAULT_QUANTILES`, for measures that show quantiles by default.
         ranks: values x, to ask for the fraction of values ≤ x.
         ranges: (lo, hi), both inclusive.
         items: items as text, to ask for their frequency or, of filters, their membership.
@@ -72,8 +72,8 @@ class MeasureQuestions:
         values: include the values in samples.
         confidence: of the intervals.
         measures: the measures to include; (): all.
-        groups: (column, accepted values as text; `render.denoted_values`); groups must match all columns named, and
-            others are not rendered.
+        groups: (column, accepted values as text; `render.denoted_values`). Only groups that match all these columns are
+            rendered.
         computed: values to compute from measures.
         selection: the rows to include, after `groups`.
     """
@@ -105,9 +105,14 @@ class MeasureQuestions:
     def by_parameter(self) -> dict[str, Any]:
         """The questions that are asked, by parameter name."""
         each = {
-            "quantile": self.quantiles, "rank": self.ranks, "range": self.ranges, "item": self.items,
-            "contains": self.contains, "top": self.top, "values": self.values,
-        }  # fmt: skip
+            "quantile": self.quantiles,
+            "rank": self.ranks,
+            "range": self.ranges,
+            "item": self.items,
+            "contains": self.contains,
+            "top": self.top,
+            "values": self.values,
+        }
         return {name: value for name, value in each.items() if value}
 
 
@@ -125,14 +130,22 @@ class Widening(Protocol):
     def __call__(
         self, stack: Stack, estimates: Estimates, question: Question | None, groups: IntArray | None = None
     ) -> Estimates:
-        """Args: groups: the row of each estimate; None: there is one per row."""
+        """Returns the widened estimates.
+
+        Args:
+            groups: int64, the row of each estimate; None: there is one estimate per row.
+        """
 
 
 _QUESTION_NAMES = {
-    "quantile": ("quantile",), "rank": ("rank",), "range": ("range",), "item": ("frequency", "contains"),
-    "contains": ("contains",), "top": ("top",),
-}  # fmt: skip
-"""Question names per parameter; the first that the measure answers is used."""
+    "quantile": ("quantile",),
+    "rank": ("rank",),
+    "range": ("range",),
+    "item": ("frequency", "contains"),
+    "contains": ("contains",),
+    "top": ("top",),
+}
+"""Question names per parameter. The first question that the measure answers is used."""
 
 
 def _question_name(parameter: str, stack: Stack) -> str | None:
@@ -142,7 +155,7 @@ def _question_name(parameter: str, stack: Stack) -> str | None:
 
 
 def require_possible(questions: MeasureQuestions, stacks: Mapping[str, Stack]) -> None:
-    """Raises InvalidRequest for a question that no measure can answer, and names the possible ones."""
+    """Raises InvalidRequest, with the possible questions, for a question that no measure can answer."""
     for parameter, value in questions.by_parameter.items():
         if not any(_question_name(parameter, stack) for stack in stacks.values()):
             able = "; ".join(f"{name}: {', '.join(answerable_questions(s))}" for name, s in stacks.items())
@@ -156,7 +169,7 @@ class MeasureEvaluator:
     Attributes:
         widen: widens the answer to a question by what the whole answer lacks.
         confidence: of the interval of a function of a sample.
-        own: the error of what is evaluated, before it is widened; `parts` sets it.
+        own: the error of the evaluated values, before they are widened; `parts` sets it.
     """
 
     measure: Measure
@@ -273,8 +286,8 @@ class MeasureEvaluator:
             if question_kind(name, stack) is not None:
                 kind = parse_question(name, {}, stack, self.questions.confidence, measure=self.measure.name)
                 estimates = evaluate_question(stack, kind, self.questions.confidence, measure=self.measure.name)
-                estimates = replace(estimates, present=sizes > 0)  # a NaN is then that of a sampled value
-                if not parts:  # the others have other units
+                estimates = replace(estimates, present=sizes > 0)  # a NaN is then a sampled value
+                if not parts:  # values of the other parts have other units
                     self.own.note(estimates)
                 parts.append(IntervalPart(name, self.widen(stack, estimates, kind)))
         return [*parts, NumberPart("size", sizes, True)]
@@ -311,12 +324,15 @@ class MeasureEvaluator:
 
 @cache
 def _ranks_items(kind: type[Stack]) -> bool:
-    """Whether stacks of a kind are an `ItemRanking`, which takes as long to find out as to evaluate a small stack."""
+    """Returns whether stacks of a kind are an `ItemRanking`.
+
+    The result is cached, because the test takes as long as evaluating a small stack.
+    """
     return issubclass(kind, ItemRanking)
 
 
 def _nans(stack: Stack) -> list[CellPart]:
-    """The number of NaN, which have no rank; nothing if there are none in any group."""
+    """Returns the number of NaN, which have no rank; no part if no group has any."""
     nans = getattr(stack, "nans", None)
     if nans is None or not nans.any():
         return []
@@ -339,15 +355,19 @@ def without_bounds(estimates: Estimates) -> Estimates:
 
 
 def is_incomplete(completeness: Mapping[str, Any]) -> bool:
-    """Whether an answer lacks an expected edge, records that are known or, rolled up, a window; from the completeness
-    in its quality."""
+    """Returns whether an answer lacks an expected edge, records that are known or, rolled up, a window.
+
+    Args:
+        completeness: the member of the answer's quality.
+    """
     lacks_records = any(completeness.get(n) for n in ("missing", "left", "after_final", "rejected", "unanswered"))
     return lacks_records or completeness.get("expected") == 0
 
 
 def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array], rows: int) -> BoolArray:
-    """Returns which rows may lack records of an incomplete answer: all, unless each missing edge has records of some
-    groups only (`completeness.only`).
+    """Returns which rows may lack records of an incomplete answer.
+
+    These are all rows, unless each missing edge has records of some groups only (`completeness.only`).
 
     Args:
         groups: the rows' key columns.
@@ -371,18 +391,18 @@ def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array]
 
 
 def may_count_twice(completeness: Mapping[str, Any]) -> bool:
-    """Whether an edge lost its state while the window was open: then not even a count has a bound."""
+    """Returns whether an edge lost its state while the window was open. Then not even a count has a bound."""
     return bool(completeness.get("lost_state"))
 
 
 def widen_by_missing(estimates: Estimates, measure: Measure, lacking: BoolArray) -> Estimates:
     """Removes the bounds that records of missing edges may exceed.
 
-    Further records can only raise a count or a maximum, and lower a minimum. Everything else may move either way, by an
-    unknown amount.
+    Further records can only raise a count or a maximum, and lower a minimum. They may move any other value either way,
+    by an unknown amount.
 
     Args:
-        lacking: which estimates may lack records.
+        lacking: bool per estimate: whether it may lack records.
     """
     unknown = np.where(lacking, np.nan, 0.0)
     lower = estimates.lower if measure.function.name in ("count", "max") else estimates.lower + unknown

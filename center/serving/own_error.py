@@ -1,4 +1,4 @@
-"""The error of an answer by cause, for each measure, and what may be called exact."""
+"""The error of an answer by cause, for each measure, and whether the answer may be called exact."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ROUNDING = "rounding"
 
 @dataclass(slots=True)
 class OwnError:
-    """The error of one measure's values that its synopsis makes, whatever else an answer lacks.
+    """The error that the synopsis of one measure makes. It does not depend on missing records.
 
     Attributes:
         is_sample: the synopsis is a sample of the records.
         half_width: the largest distance of a bound from its estimate; infinite: unknown.
-        rounding: the largest rounding of a value; None: the values are not exact but for rounding.
+        rounding: the largest rounding of a value; None: the values have errors besides rounding.
         has_odd: a value is NaN or infinite.
     """
 
@@ -34,7 +34,7 @@ class OwnError:
     has_odd: bool = False
 
     def note(self, estimates: Estimates) -> None:
-        """Takes account of values as the synopsis states them."""
+        """Adds values as the synopsis states them. Called before they are widened."""
         known = np.isfinite(estimates.value)
         self.has_odd |= bool(estimates.odd.any())
         if known.any():
@@ -50,12 +50,13 @@ class OwnError:
 def error_by_cause(
     stored: Mapping[str, Any], own: Mapping[str, OwnError], predicted: str | None
 ) -> dict[str, dict[str, Any]]:
-    """`quality.error`: cause -> measure -> amount; null: unknown.
+    """Returns `quality.error`: cause -> measure -> amount; null: unknown.
 
     Args:
         stored: the record's `error`, whose numbers are about the measure of the accuracy.
         own: of all measures of the answer.
-        predicted: the measure that a prediction replaces; the others have no bounds. None: there is no prediction.
+        predicted: the measure whose values a prediction replaces; the other measures then have no bounds. None: there
+            is no prediction.
     """
     rounding = {name: _number(e.rounding) for name, e in own.items() if e.rounding is not None and name != predicted}
     sketch = {name: 0 if e.is_sample else _number(e.half_width) for name, e in own.items()}
@@ -73,8 +74,11 @@ def error_by_cause(
 
 
 def with_own_errors(contract: Mapping[str, Any], spec: QuerySpec, own: Mapping[str, OwnError]) -> dict[str, Any]:
-    """The contract, with a violation for each measure that should be exact and has a value beyond float64, and for one
-    with an accuracy and a value that is NaN or infinite, of which there is no relative error."""
+    """Returns the contract with the violations that odd values cause.
+
+    These are: a value of an exact measure that exceeds float64; a value of a measure with an accuracy that is NaN or
+    infinite, and so has no relative error.
+    """
     violations = []
     for name, error in own.items():
         if spec.budget is None and spec.accuracy is None and error.rounding is not None and math.isinf(error.rounding):

@@ -1,4 +1,4 @@
-"""`WindowQuestion`: one question of a stream, read from a JSON line and checked without knowing the query. Pure."""
+"""`WindowQuestion`: one question of a stream, read from a JSON line and checked without its query. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,24 @@ from edgewater.synopses.named_questions import BINARY_QUESTIONS, QUESTION_KINDS,
 
 MAX_LATEST = 1000
 _KEYS = (
-    "id", "at", "latest", "window", "measure", "question", "item", "q", "x", "lo", "hi", "k", "group", "global",
-    "merge", "confidence", "with",
-)  # fmt: skip
+    "id",
+    "at",
+    "latest",
+    "window",
+    "measure",
+    "question",
+    "item",
+    "q",
+    "x",
+    "lo",
+    "hi",
+    "k",
+    "group",
+    "global",
+    "merge",
+    "confidence",
+    "with",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +50,7 @@ class WindowSelector:
 
 @dataclass(frozen=True, slots=True)
 class SecondSynopsis:
-    """The second synopsis of a question about two: a measure of another query, or of the same one."""
+    """The second synopsis of a question about two synopses: a measure of another query, or of the same query."""
 
     query: str
     measure: str | None = None
@@ -81,10 +96,11 @@ class WindowQuestion:
         """Reads a line as documented in `docs/reference/query.md`.
 
         Args:
-            read_time: parses a time fields as text; raises ValueError with the accepted formats.
+            read_time: returns the milliseconds of a time that a field gives as text; raises ValueError with the
+                accepted formats.
 
         Raises:
-            InvalidRequest: names the field, its value and what is accepted.
+            InvalidRequest: names the field, its value and the accepted values.
         """
         if not isinstance(fields, dict):
             raise InvalidRequest("", fields, 'an object, such as {"id": 1, "latest": 1, "measure": "n"}')

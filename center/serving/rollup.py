@@ -26,12 +26,12 @@ from edgewater.model.windows import (
     SlidingWindow,
     TimeWindow,
     TumblingWindow,
-)  # fmt: skip
+)
 from edgewater.synopses import GroupedAggregate
 
 EVERY_ACCEPTED = f"a duration such as 1h, or one of {', '.join(CALENDAR_UNITS)}"
 MAX_LOSSES = 100
-"""Stated losses that a rolled-up answer lists."""
+"""The number of stated losses that a rolled-up answer lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,10 @@ class Intervals:
         return InvalidRequest("every", self._every, accepted)
 
     def at(self, time_ms: int) -> Interval:
-        """Returns the interval that contains a time. Raises InvalidRequest: windows of the query cross its borders."""
+        """Returns the interval that contains a time.
+
+        Raises InvalidRequest if windows of the query cross its borders.
+        """
         window, start = self._window, self._intervals.slice_start(time_ms)
         end = self._intervals.end(start)
         if isinstance(window, SlidingWindow):
@@ -96,14 +99,17 @@ class Intervals:
         return Interval(start, end, count)
 
     def select(self, interval: Interval, records: Iterable[AnswerRecord]) -> list[AnswerRecord]:
-        """Returns the answers that cover an interval: of sliding windows, those that do not overlap."""
+        """Returns the answers that cover an interval. Of sliding windows, it returns windows that do not overlap."""
         size = self._window.size_ms if isinstance(self._window, SlidingWindow) else 1
-        return [r for r in records if (r.window_start_ms - interval.start_ms) % size == 0
-                and r.window_end_ms <= interval.end_ms]  # fmt: skip
+        return [
+            r
+            for r in records
+            if (r.window_start_ms - interval.start_ms) % size == 0 and r.window_end_ms <= interval.end_ms
+        ]
 
 
 def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Intervals) -> Iterator[AnswerRecord]:
-    """Yields one answer per interval that has any; reads the next ones lazily.
+    """Yields one answer per interval that has any answers; reads further records lazily.
 
     Args:
         records: the newest answers, ascending by start, with their synopses.
@@ -163,7 +169,7 @@ def _united_quality(qualities: Sequence[dict[str, Any]], spec: QuerySpec, interv
         "rests": None if united is None else united.to_mapping(),
     }
     if is_predicted:
-        result["prediction"] = {}  # of none of the measures: the merged values have no bounds
+        result["prediction"] = {}  # no measure is predicted: the merged values have no bounds
     return result
 
 

@@ -1,7 +1,7 @@
 """`StoredWindows`: `AnsweredWindows` over the result store.
 
 Lookups are cached until any query has a newer answer or late record, which `refresh` checks with one small read.
-Synopses are read and decoded once, and kept in a `SynopsisCache`.
+Synopses are read and decoded once, and cached in a `SynopsisCache`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
 
 PAGE = 25
-"""Answers that are read at once, with their synopses."""
+"""Answers, with their synopses, that are read at a time."""
 _CACHED_WINDOWS = 4096
-"""Windows in the cache of lookups; an empty lookup counts as one."""
+"""Maximum number of windows in the cache of lookups; an empty lookup counts as one window."""
 
 
 class StoredWindows:
@@ -90,7 +90,7 @@ class StoredWindows:
             found += map(self._take, page)
             if cursor is None:
                 break
-        return found[-count:]  # another window may have been answered meanwhile
+        return found[-count:]  # a new window may have been answered meanwhile
 
     def _lookup(self, key: Hashable, read: Callable[[], Iterable[WindowAnswer]]) -> tuple[WindowAnswer, ...]:
         held = self._lookups.get(key)
@@ -101,7 +101,7 @@ class StoredWindows:
         return held
 
     def _take(self, record: AnswerRecord) -> WindowAnswer:
-        """The record without its synopsis, which goes into the cache."""
+        """Returns the record without its synopsis, which goes into the cache."""
         window = WindowAnswer(
             (record.query.name, record.query.version, record.window_start_ms, record.revision),
             record.window_start_ms,

@@ -18,11 +18,11 @@ _MISSING = object()
 
 
 class SynopsisCache:
-    """Thread-safe.
+    """A thread-safe LRU cache of decoded synopses.
 
     Args:
         cache_bytes: capacity.
-        on_lookup: called with each lookup's result: True for a hit.
+        on_lookup: called with each lookup's result: True if the value was cached.
     """
 
     def __init__(self, cache_bytes: int, on_lookup: Callable[[bool], None] = lambda hit: None) -> None:
@@ -40,7 +40,7 @@ class SynopsisCache:
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Returns the cached value, or makes and caches it (two threads may make the same value concurrently).
 
-        The value is shared: it must not be changed, and must be evaluated within `exclusively` only.
+        The value is shared: do not change it, and evaluate it only within `exclusively`.
         """
         with self._lock:
             cached = self._cache.get(key, _MISSING)
@@ -56,9 +56,9 @@ class SynopsisCache:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Holds the lock for evaluating stacks: some apply pending updates on their first query.
+        """Locks the stacks for an evaluation: some stacks apply pending updates on their first query.
 
-        One lock serves all stacks: an evaluation is NumPy on the arrays of one group, and shorter than a thread switch.
+        One lock serves all stacks. An evaluation is NumPy on the arrays of one group, and shorter than a thread switch.
         """
         with self._evaluating:
             yield

@@ -37,7 +37,10 @@ _UNKNOWN: Cell = {"estimate": None, "lower": None, "upper": None}
 
 @dataclass(frozen=True, slots=True)
 class Rests:
-    """The values that all groups of an answer together lack, by measure; None: unknown. Absent measures lack none."""
+    """The values that all groups of an answer together lack, by measure; None: unknown.
+
+    An absent measure lacks nothing.
+    """
 
     of_measures: Mapping[str, Rest | None]
 
@@ -63,7 +66,7 @@ class Rests:
         return self.of_measures.get(measure, NOTHING)
 
     def stack_without_data(self, measure: Measure) -> Stack:
-        """Returns an empty stack of a measure of which nothing was sent. The type of its values is that of the rest."""
+        """Returns an empty stack of a measure of which nothing was sent. The rest determines the type of its values."""
         stack = measure.stack(None)
         if self.get(measure.name) in (None, NOTHING) or not has_exact_rest(stack):
             return stack
@@ -71,14 +74,14 @@ class Rests:
         return next((stack for stack in typed if self.missing(measure, stack) == 0.0), stack)
 
     def merged(self, measure: Measure, stack: Stack) -> Stack:
-        """Returns the union of all groups of a measure's stack and, if `missing` is 0, of the rest, as one group."""
+        """Returns the union of all groups of a measure's stack as one group. It includes the rest if `missing` is 0."""
         rest = self.get(measure.name)
         if rest is None or rest == NOTHING or not has_exact_rest(stack):
             return merge_groups(stack)
         return with_rest(stack, rest) or merge_groups(stack)
 
     def missing(self, measure: Measure, stack: Stack) -> float | None:
-        """Returns the most records that the result of `merged` lacks; None: unknown."""
+        """Returns how many records the result of `merged` lacks at most; None: unknown."""
         rest = self.get(measure.name)
         if rest is None or not has_exact_rest(stack):
             return None if rest is None else float(rest.values)
@@ -89,14 +92,13 @@ class Rests:
 def answer_totals(
     record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions, merged: GroupedAggregate | None
 ) -> dict[str, Any]:
-    """Returns the members `total` and `rest` of an answer, for the exact measures that the questions include. They are
-    about all groups, whatever groups the questions select.
+    """Returns the members `total` and `rest` of an answer, for the exact measures that the questions include.
+
+    They are about all groups, whatever groups the questions select. Both are empty for a session that was merged into
+    another session, and for an answer whose data cannot be read.
 
     Args:
         merged: the merged data of the record; None: nothing has arrived.
-
-    Returns:
-        Both are empty for a session that was merged into another, and for an answer whose data cannot be read.
     """
     quality = record.quality
     if "merged_into_ms" in quality or quality["rests"] is None:
@@ -131,7 +133,7 @@ def answer_totals(
 
 
 def _is_sampled(spec: QuerySpec, quality: Mapping[str, Any]) -> bool:
-    """Whether records may have been sampled out, so that merged groups are no total."""
+    """Returns whether records may have been sampled out. Then merged groups are no total."""
     return spec.accuracy is not None and (spec.accuracy.kind is None or quality.get("prediction") is not None)
 
 
@@ -143,6 +145,6 @@ def _amount(measure: Measure, rest: Rest) -> float | int | None:
         return sum(map(int, rest.parts))
     try:
         amount = math.fsum(rest.parts)
-    except (OverflowError, ValueError):  # beyond float64; infinities of both signs
+    except (OverflowError, ValueError):  # it exceeds float64, or has infinities of both signs
         return None
     return amount if math.isfinite(amount) else None

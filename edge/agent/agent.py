@@ -46,7 +46,7 @@ reports. The time is longer if checkpoints take long."""
 DRAIN_S = 1.0
 """How long clients may take to end their connections before a reload."""
 STOP_GRACE_S = 2
-"""How long requests in progress may take once the agent is told to stop."""
+"""How long requests in progress may take when the agent is told to stop."""
 LIMITS = ConnectionLimits()
 RETIRED = "retired: the center has retired this edge; an admin of the center can reinstate it, then restart the agent"
 
@@ -96,7 +96,7 @@ class Agent:
 
         Args:
             listeners: keep the listening sockets open for another program; None: they are closed at the end.
-            started: called once all sockets are open.
+            started: called when all sockets are open.
 
         Raises:
             InvalidConfig: the agent cannot listen on an address of `http`, or `http.tls` cannot be used.
@@ -111,9 +111,9 @@ class Agent:
         if http.metrics is not None:
             apps.append((http.metrics, "http.metrics", Starlette(False, health), None))
         with contextlib.ExitStack() as sockets:
-            kept = sockets.enter_context(contextlib.closing(Listeners({}))) if listeners is None else listeners
+            opened = sockets.enter_context(contextlib.closing(Listeners({}))) if listeners is None else listeners
             addresses = [(address, field) for address, field, _, _ in apps]
-            listening = [sockets.enter_context(socket) for socket in kept.listen(addresses)]
+            listening = [sockets.enter_context(socket) for socket in opened.listen(addresses)]
             servers = [_server(app, tls, self._count_refused, listeners is not None) for _, _, app, tls in apps]
             rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
             serving = [
@@ -150,7 +150,7 @@ class Agent:
             await self.commit.checkpoint()
             self.durable.close()
             if self.daily_quota is not None:
-                with contextlib.suppress(StorageError):  # the file then keeps the reserved, larger number
+                with contextlib.suppress(StorageError):  # the file then contains the reserved, larger number
                     self.daily_quota.close()
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
@@ -158,9 +158,17 @@ class Agent:
         lookups = [lookups.run() for lookups in self.lookups.values()]
         reading = self.reading
         return [
-            self.commit.run(), self._connect(), reading.tick(), reading.sync(), self._checkpoint(), reading.read_all(),
-            self.backfills.run(), self.worker.run(), reading.fingerprint_inputs(), *lookups,
-        ]  # fmt: skip
+            self.commit.run(),
+            self._connect(),
+            reading.tick(),
+            reading.sync(),
+            self._checkpoint(),
+            reading.read_all(),
+            self.backfills.run(),
+            self.worker.run(),
+            reading.fingerprint_inputs(),
+            *lookups,
+        ]
 
     async def _connect(self) -> None:
         await self.commit.durable()  # the center stores the number of this process, so the state must have it
@@ -189,15 +197,20 @@ class Agent:
                 written = self.durable.journal_bytes
                 release_free_memory()
 
-    # Pushes
-
     def endpoint(self) -> PushEndpoint:
         """Returns the endpoint of pushed records."""
         return push_endpoint(
-            self.config, self.accept, self.unavailable, self.now_ms, self.meter.busy, self.meter.on_refused,
-            self._count_refused, self.durable.state.series_of, self._count_skipped,
+            self.config,
+            self.accept,
+            self.unavailable,
+            self.now_ms,
+            self.meter.busy,
+            self.meter.on_refused,
+            self._count_refused,
+            self.durable.state.series_of,
+            self._count_skipped,
             package_receivers(self.config, self.now_ms),
-        )  # fmt: skip
+        )
 
     def _misdirected(self, _: Scope, detail: str) -> Response:
         self._count_refused("host")
@@ -223,9 +236,10 @@ class Agent:
         return None
 
     async def accept(self, chunk: Chunk, stream: str) -> int | None:
-        """Ingests a pushed chunk, unless its batch was counted before; returns when the batch is durable.
+        """Ingests a pushed chunk, unless its batch was already counted. Returns when the batch is durable.
 
-        Returns: the number of records, if the batch was counted before; None: it is new.
+        Returns:
+            The number of records, if the batch was already counted; None: it is new.
 
         Raises:
             Retired: the edge has been retired.
@@ -253,15 +267,22 @@ class Agent:
             await self.commit.durable()
         return None
 
-    # Health
-
     def health(self) -> AgentHealth:
         """Returns the operator's view of this agent."""
         return AgentHealth(
-            self.durable, self.outbox, self.uplink, self.worker, self.meter, self.states, self.reading,
-            refused=self.refused, skipped=self.skipped, lookups=self.lookups, missing=self.missing,
+            self.durable,
+            self.outbox,
+            self.uplink,
+            self.worker,
+            self.meter,
+            self.states,
+            self.reading,
+            refused=self.refused,
+            skipped=self.skipped,
+            lookups=self.lookups,
+            missing=self.missing,
             configuration_failure=self.configuration_failure,
-        )  # fmt: skip
+        )
 
     def missing(self) -> list[str]:
         """Returns the reasons why this edge is not ready: its own, and the sources that cannot be read."""
@@ -289,12 +310,15 @@ def _server(
         options = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}
         options["ssl_cert_reqs"] = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
     config = uvicorn.Config(
-        app, lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S,
-        **guarded(LIMITS, on_closed), **options,
-    )  # fmt: skip
+        app,
+        lifespan="off",
+        timeout_graceful_shutdown=STOP_GRACE_S,
+        **guarded(LIMITS, on_closed),
+        **options,
+    )
     try:
         config.load()
-    except OSError as exc:  # ssl.SSLError is one
+    except OSError as exc:  # ssl.SSLError is an OSError
         raise InvalidConfig(
             "http.tls", config.ssl_certfile, "PEM files of a certificate and its key", str(exc)
         ) from exc

@@ -156,24 +156,52 @@ def open_agent(config: EdgeConfig) -> Agent:
     quota = _daily_quota(config, directory)
     uplink = _uplink(config, outbox, quota)
     backfills = BackfillRunner(
-        durable, [*backfilled.sources, *opened], config.limits.max_pending_bytes // 2,
-        changed=outbox.changed.set, now_ms=now_ms, monotonic=time.monotonic,
-    )  # fmt: skip
+        durable,
+        [*backfilled.sources, *opened],
+        config.limits.max_pending_bytes // 2,
+        changed=outbox.changed.set,
+        now_ms=now_ms,
+        monotonic=time.monotonic,
+    )
     tap, states = StreamTap(config.streams), SourceStates(meter)
     for source in sources:
         states.add(source)
     reading = SourceReading(
-        sources, durable, commit, outbox=outbox, worker=worker, backfills=backfills, meter=meter, states=states,
-        tap=tap, retired=uplink.retired, limits=config.limits, now_ms=now_ms, monotonic=time.monotonic,
-    )  # fmt: skip
+        sources,
+        durable,
+        commit,
+        outbox=outbox,
+        worker=worker,
+        backfills=backfills,
+        meter=meter,
+        states=states,
+        tap=tap,
+        retired=uplink.retired,
+        limits=config.limits,
+        now_ms=now_ms,
+        monotonic=time.monotonic,
+    )
     return Agent(
-        config, durable, commit, outbox, uplink, meter, backfills, tap, worker, states, reading, now_ms,
-        time.monotonic, quota, lookups,
-    )  # fmt: skip
+        config,
+        durable,
+        commit,
+        outbox,
+        uplink,
+        meter,
+        backfills,
+        tap,
+        worker,
+        states,
+        reading,
+        now_ms,
+        time.monotonic,
+        quota,
+        lookups,
+    )
 
 
 def begin_anew(agent: Agent) -> None:
-    """Begins a new incarnation, once `Agent.run` has raised `OutdatedState`; `open_agent` then opens it.
+    """Begins a new incarnation. Called when `Agent.run` has raised `OutdatedState`; then call `open_agent`.
 
     The new incarnation does not have the records that the agent has accepted and not shipped. The center may have them
     from another agent, so they might count twice. The center states the loss in its answers, because it does not know
@@ -212,7 +240,7 @@ def _begin(durable: DurableCore, sources: Sequence[Source], config: EdgeConfig) 
     """Writes to the journal that a process begins to read these sources."""
     durable.begin_run((uuid.uuid4().int >> 66) | 1)
     if durable.core.configured:
-        # Before the edge received its first queries, it read nothing.
+        # An edge reads no input before it has received its first queries.
         for source in sources:
             if source.delivery is Delivery.AT_MOST_ONCE and durable.core.streams[source.stream].is_open(source.name):
                 log.warning("source %s cannot be read again: records may be lost since the last stop", source.name)
@@ -222,10 +250,15 @@ def _begin(durable: DurableCore, sources: Sequence[Source], config: EdgeConfig) 
 
 def _worker(config: EdgeConfig, durable: DurableCore, outbox: UplinkOutbox, busy_s: Callable[[str], float]) -> Worker:
     return Worker(
-        durable, changed=outbox.changed.set, busy_s=busy_s, policy=config.limits.scheduling,
-        limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE, now_ms=now_ms, clock=time.thread_time,
+        durable,
+        changed=outbox.changed.set,
+        busy_s=busy_s,
+        policy=config.limits.scheduling,
+        limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE,
+        now_ms=now_ms,
+        clock=time.thread_time,
         answer_delay_ms=outbox.answer_delay_ms,
-    )  # fmt: skip
+    )
 
 
 def _uplink(config: EdgeConfig, outbox: UplinkOutbox, quota: DailyQuota | None) -> Uplink:

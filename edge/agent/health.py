@@ -58,9 +58,14 @@ class AgentHealth:
     def collector(self) -> metrics.EdgeCollector:
         """Returns the collector of all metrics except the metrics of lookups."""
         return metrics.EdgeCollector(
-            self.durable, self.gauges, self.source_statuses, self.outbox.refused_frames, self.refused,
-            self.worker.loads, self.skipped,
-        )  # fmt: skip
+            self.durable,
+            self.gauges,
+            self.source_statuses,
+            self.outbox.refused_frames,
+            self.refused,
+            self.worker.loads,
+            self.skipped,
+        )
 
     async def _sources(self, _: Request) -> Response:
         return JSONResponse({"sources": [status.to_json() for status in self.source_statuses()]})

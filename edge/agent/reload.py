@@ -1,8 +1,8 @@
 """Reloads of the configuration: the agent stops in order, and its process runs the program anew.
 
-A reload takes as long as a start. It loses nothing: the state is on disk, and the listening sockets stay open. A file
-that cannot be used changes nothing. Some faults show only in the new program, such as columns that do not fit a running
-query. The process then goes back to the previous configuration.
+A reload takes as long as a start. It loses nothing: the state is on disk, and the listening sockets stay open. If the
+file cannot be used, nothing changes. Some faults show only in the new program, such as columns that do not fit a
+running query. The process then returns to the previous configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 PREVIOUS = "EDGEWATER_PREVIOUS_CONFIG"
 """The environment variable with the descriptor of a file in memory, which has the configuration before the reload."""
 WATCH_S = 1.0
-"""How often a watched file is read."""
+"""Interval at which a watched file is read."""
 
 
 class ConfigFile:
@@ -52,7 +52,7 @@ class ConfigFile:
         """Returns the configuration to run. Raises InvalidConfig: the file cannot be used."""
         self._content = self._checked = self._read()
         new = load_config(self._path)
-        if self._previous is not None:  # the file may have changed since the old program has checked it
+        if self._previous is not None:  # the file may have changed since the old program checked it
             self._running = _parsed(self._previous)
             self._check(new)
         self._running = new
@@ -100,7 +100,7 @@ class ConfigFile:
 
     def _reject(self, problem: EdgewaterError) -> None:
         self.failure = str(problem)
-        log.error("the new configuration is not used, and the agent goes on with the previous one: %s", problem)
+        log.error("the new configuration is not used, and the agent continues with the previous one: %s", problem)
 
     def _read(self) -> bytes:
         try:
@@ -109,18 +109,20 @@ class ConfigFile:
             return b""
 
     async def changed(self) -> None:
-        """Waits for new content of the file with which an agent can begin anew, and until the file is written."""
-        seen = self._content
+        """Returns when the file has new content with which an agent can begin anew, and the file is completely
+        written.
+        """
+        content = self._content
         while True:
             await asyncio.sleep(WATCH_S)
-            before, seen = seen, self._read()
-            if seen == self._content:
-                self.failure, self._checked = "", seen
-            elif seen == before and seen != self._checked and self.may_reload():
+            before, content = content, self._read()
+            if content == self._content:
+                self.failure, self._checked = "", content
+            elif content == before and content != self._checked and self.may_reload():
                 return
 
     def begin_again(self, listeners: Listeners) -> None:
-        """Replaces this process by one that runs the program anew. Called when the agent has stopped."""
+        """Replaces this process by a process that runs the program anew. Called when the agent has stopped."""
         log.info("the agent begins anew with the new configuration")
         listeners.hand_over()
         descriptor = _in_memory(self._content)
@@ -148,10 +150,10 @@ def _in_memory(content: bytes) -> int:
 
 
 async def until_stopped(run_agent: Callable[[asyncio.Event], Awaitable[None]], file: ConfigFile, watches: bool) -> bool:
-    """Runs the agent until a signal ends it. Returns whether it is to begin anew with the file's new content.
+    """Runs the agent until a signal ends it. Returns whether it must begin anew with the file's new content.
 
-    Without a handler, SIGHUP would end the process. So it is blocked before and after, and waits until the next handler
-    is there, also if that is in the program that `execv` starts.
+    Without a handler, SIGHUP would end the process. So the signal is blocked before and after, and waits for the next
+    handler. This handler may be in the program that `execv` starts.
     """
     loop, stop, reload = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 

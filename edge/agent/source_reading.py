@@ -45,7 +45,7 @@ class SourceReading:
     """Reads all sources of one agent.
 
     Args:
-        retired: set once the center has retired this edge: no source is read any more.
+        retired: set when the center has retired this edge: then no source is read.
         limits: bounds of memory.
         now_ms: the wall clock.
         monotonic: seconds of a monotonic clock.
@@ -94,15 +94,14 @@ class SourceReading:
     def failures(self) -> dict[str, str]:
         """Returns the error message of each source that currently cannot be read, by source name."""
         for name, (_, at_s) in list(self.failing.items()):
-            if self._meter.empty_for_s(name) < self._monotonic() - at_s:  # it looked for input and there was none
+            # it has looked for input since, and there was none
+            if self._meter.empty_for_s(name) < self._monotonic() - at_s:
                 self._end_failure(name)
         return {name: message for name, (message, _) in self.failing.items()}
 
     def _end_failure(self, source: str) -> None:
         if self.failing.pop(source, None) is not None:
             log.info("source %s can be read again", source)
-
-    # Reading
 
     async def read_all(self) -> None:
         """Reads all sources; runs until it is cancelled."""
@@ -118,7 +117,7 @@ class SourceReading:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.Event().wait()  # all sources have ended, or no source is read any more; the servers go on
+        await asyncio.Event().wait()  # all sources have ended, or the edge is retired; the servers continue
 
     async def _read_sources(self) -> None:
         async with asyncio.TaskGroup() as self._tasks:
@@ -126,15 +125,16 @@ class SourceReading:
                 self._tasks.create_task(self._read(source))
 
     def _open(self, opener: Source, sources: Iterable[Source]) -> None:
-        """Begins to read those of these sources that the agent does not read yet.
+        """Begins to read the new sources among `sources`.
 
-        Raises SourceFailed: the delivery of a source is weaker than the delivery that the edge has told the center.
+        Raises SourceFailed: the delivery of a source is weaker than the delivery that the edge has stated to the
+        center.
         """
         names = {source.name for source in self.sources}
         new = [source for source in sources if source.name not in names]
-        told = self._durable.core.streams[opener.stream].spec.deliveries
+        stated = self._durable.core.streams[opener.stream].spec.deliveries
         for source in new:
-            if source.delivery not in (Delivery.EXACTLY_ONCE, *told):
+            if source.delivery not in (Delivery.EXACTLY_ONCE, *stated):
                 raise SourceFailed(
                     f"the new source {source.name} has the delivery {source.delivery}, unlike the sources before it"
                 )
@@ -148,8 +148,11 @@ class SourceReading:
                 self._tasks.create_task(self._read(source))
 
     async def _read(self, source: Source) -> None:
-        """Reads a source to its end, with retries. A source that cannot be read holds its stream's watermark
-        back, so that no answer treats the source as finished. /readyz names the source."""
+        """Reads a source to its end, with retries.
+
+        A source that cannot be read holds its stream's watermark back, so that no answer treats the source as finished.
+        /readyz names the source.
+        """
         if source.delivery is Delivery.AT_MOST_ONCE:
             await self._commit.durable()  # after a restart the state says that this process was reading the source
         with self._meter.busy(source.name):
@@ -223,19 +226,17 @@ class SourceReading:
         finally:
             self.backpressured.discard(source.name)
 
-    # Time
-
     def _restart_idle_rule(self, *sources: Source) -> None:
         """Restarts the idle rule for these sources: their input arrived while they were not read."""
         names = {source.name for source in sources}
         self._durable.handle(TickEvent(self._now_ms(), tuple(sorted(names.union(self._unread_sources())))))
 
     async def tick(self) -> None:
-        """Tells the core that time has passed; runs until it is cancelled."""
-        due, streams = self._now_ms(), self._durable.core.streams
+        """Sends `TickEvent`s to the core when they are due. Runs until it is cancelled."""
+        due_ms, streams = self._now_ms(), self._durable.core.streams
         while True:
             # The process was stopped, the machine suspended, or the loop blocked.
-            if self._now_ms() - due >= LONG_PAUSE_MS:
+            if self._now_ms() - due_ms >= LONG_PAUSE_MS:
                 self._restart_idle_rule(*self.sources)
             deadline = self._durable.core.next_deadline()
             now = self._now_ms()
@@ -247,7 +248,7 @@ class SourceReading:
                 if before != {n: s.watermark_ms for n, s in streams.items()}:
                     self._outbox.changed.set()
             wait_s = max(TICK_MIN_S, ((deadline or now) - now) / 1000)
-            due = self._now_ms() + int(wait_s * 1000)
+            due_ms = self._now_ms() + int(wait_s * 1000)
             await asyncio.sleep(wait_s)
 
     def _unread_sources(self) -> tuple[str, ...]:
@@ -258,11 +259,9 @@ class SourceReading:
         return (*self.failures(), *self.backpressured)
 
     def _empty_ms(self, now: int) -> dict[str, int]:
-        """Returns `TickEvent.empty_ms` of all sources; 0 for a source that has never been found empty."""
+        """Returns `TickEvent.empty_ms` of all sources; 0 for a source whose reads have always returned records."""
         ages = {source.name: self._meter.empty_for_s(source.name) for source in self.sources}
         return {name: now - round(1000 * age_s) if math.isfinite(age_s) else 0 for name, age_s in ages.items()}
-
-    # Positions
 
     async def sync(self) -> None:
         """Syncs the records of sources that cannot be read again, and acknowledges them; runs until it is cancelled."""
@@ -276,12 +275,12 @@ class SourceReading:
                 if source.name in committed:
                     try:
                         source.committed(committed[source.name])
-                    except Exception as exc:  # the other sources go on
+                    except Exception as exc:  # the other sources continue
                         log.exception("source %s cannot acknowledge its records", source.name)
                         self.failing[source.name] = f"{type(exc).__name__}; the log says more", self._monotonic()
 
     async def fingerprint_inputs(self) -> None:
-        """Keeps the fingerprints of the files that are read; runs until it is cancelled.
+        """Stores the fingerprints of the files that are read. Runs until it is cancelled.
 
         The center compares them over all edges.
         """
@@ -311,7 +310,7 @@ class SourceFailed(Exception):
 
 
 async def _contained(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    """Yields the chunks of a source. Raises SourceFailed for any exception, so that other sources go on."""
+    """Yields the chunks of a source. Raises SourceFailed for any exception, so that other sources continue."""
     try:
         async for chunk in chunks:
             yield chunk

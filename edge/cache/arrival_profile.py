@@ -1,17 +1,19 @@
 """When in a slice the records of a group arrive, and how many: learnt from earlier slices.
 
 A slice has `PARTS` equal parts. A *shape* is the fraction of a group's records that is still to come after each part.
-It has a base, a constant rate or the counts of all groups, towards which the counts of the group are shrunk: the mean
-(κ·base + counts) / (κ + Σ counts) of a Dirichlet posterior. The number of records to come is the mean of a Gamma
-posterior, from the records so far and from earlier slices, which count as w slices; optionally earlier slices are
-first scaled by what all groups have had so far, relative to what was expected: a rate that changes with the time of
-day.
+The shape of a group is estimated from the group's counts and a *base*. The base is a constant rate, or the counts of
+all groups. The estimate is the mean of a Dirichlet posterior, (κ·base + counts) / (κ + Σ counts).
+
+The number of records to come is the mean of a Gamma posterior. Its data are the records so far, and earlier slices,
+which count as w slices. Optionally earlier slices are first *scaled*, for a rate that changes with the time of day. The
+factor is the records of all groups so far, relative to their expected number.
 
 No weight is fixed. Each combination of base, κ, w and scaling is an expert. When a slice closes, each expert is scored
 by its forecasts at `CHECKPOINTS`: the Poisson log-likelihood of the records that then came, which is a proper score of
 a mean (Gneiting and Raftery, JASA 102, 2007, section 3.3). The expert with the largest discounted sum of scores makes
-the next slice's forecasts (prequential selection: Dawid, JRSS A 147, 1984). The weight of the mean value of all groups
-in that of one group is selected in the same way, by the log-likelihood of exponential values with these means.
+the next slice's forecasts (prequential selection: Dawid, JRSS A 147, 1984). A group's mean value is estimated from its
+own values and the mean value of all groups. The weight of the latter is selected in the same way, by the log-likelihood
+of exponential values with these means.
 """
 
 from __future__ import annotations
@@ -27,17 +29,18 @@ from edgewater.synopses.encoding.state import State
 
 PARTS = 16
 CHECKPOINTS = np.array([8, 12, 14, 15])
-"""Numbers of parts after which forecasts are scored: what matters is which groups change near the slice's end."""
+"""Numbers of parts after which forecasts are scored. They are near the slice's end, where forecasts decide what is
+sent."""
 KAPPAS = (np.inf, 8.0, 1.0, 0.125)
 """Strengths of the base, in mean records per slice. Infinite: every group has the base."""
 SHAPES = tuple(product((False, True), KAPPAS))
 """(whether the base is the counts of all groups, κ)"""
 MIN_WEIGHT = 0.5
 SLICE_WEIGHTS = ((MIN_WEIGHT, np.inf), (2.0, 8.0), (2.0, np.inf), (8.0, 8.0), (8.0, np.inf))
-"""(w, the most records that w slices of a group count as; w is at least `MIN_WEIGHT`). Groups of many records often
+"""(w, the maximum records that w slices of a group count as; w is at least `MIN_WEIGHT`). Groups of many records often
 change from slice to slice by more than a Poisson process does."""
 EXPERTS = tuple(product((False, True), SLICE_WEIGHTS, SHAPES))
-"""(whether earlier slices are scaled, w, shape). The first one is a constant rate, which is used until scores exist."""
+"""(whether earlier slices are scaled, w, shape). The first expert is a constant rate. It is used until scores exist."""
 VALUE_WEIGHTS = (0.5, 4.0, 32.0, 256.0)
 """Weights of the mean value of all groups, in records."""
 DISCOUNT = 0.8
@@ -47,14 +50,14 @@ SCORED_GROUPS = 1 << 12
 SCALE_RECORDS = 10.0
 """Prior records of the scaling, so that the first records of a slice do not determine it."""
 MIN_EXPECTED = 1e-3
-"""Smaller expectations are scored as this, since a record of a group that had none is always possible."""
+"""Smaller expectations are scored as this value, since a group without records so far may always get one."""
 MAX_COUNT = 6e4
-"""Counts are at most this, which fits into float16; the shape of such a group is its own either way."""
+"""The maximum of a count, which fits into float16. A group with so many records has its own shape either way."""
 
 
 @dataclass(slots=True)
 class ArrivalProfile:
-    """What has been learnt about the arrivals of one query's groups, and the expert that forecasts them.
+    """The statistics of the arrivals of one query's groups, and the expert that forecasts them.
 
     Attributes:
         counts: float64 [part], the mean records per slice of all groups.
@@ -71,7 +74,7 @@ class ArrivalProfile:
 
     @property
     def scales(self) -> bool:
-        """Whether the expert scales earlier slices by what all groups have had so far."""
+        """Whether the expert scales earlier slices by the records of all groups so far."""
         return EXPERTS[self.expert][0]
 
     def remaining(self, group_counts: npt.NDArray[np.floating]) -> FloatArray:
@@ -111,9 +114,9 @@ class ArrivalProfile:
 
         Args:
             counts: [group, part], records of the slice.
-            past, group_counts: as they were before it.
+            past, group_counts: averages before the slice; [group], and [group, part].
         """
-        # Every k-th group in the order in which groups appeared.
+        # Every k-th group, in the order of their first records.
         chosen = slice(None, None, max(1, -(-len(counts) // SCORED_GROUPS)))
         came = np.cumsum(counts[chosen], axis=1)
         so_far = came[:, CHECKPOINTS - 1]
@@ -160,18 +163,27 @@ class ArrivalProfile:
 
 
 def _posterior_mean(so_far: FloatArray, past: FloatArray, left: FloatArray, weight: tuple[float, float]) -> FloatArray:
-    """Mean of the Gamma posterior of a Poisson rate (Gelman et al., "Bayesian Data Analysis", 3rd ed., section 2.6),
-    times the exposure to come. `weight` is one of `SLICE_WEIGHTS`."""
-    slices, most = weight
+    """Returns the expected number of records to come, float64 per group.
+
+    It is the mean of the Gamma posterior of a Poisson rate (Gelman et al., "Bayesian Data Analysis", 3rd ed., section
+    2.6), times the exposure to come.
+
+    Args:
+        weight: one of `SLICE_WEIGHTS`.
+    """
+    slices, most_records = weight
     counted: FloatArray | float = max(slices, MIN_WEIGHT)
-    if most < np.inf:
-        counted = np.maximum(np.minimum(slices, most / np.maximum(past, MIN_EXPECTED)), MIN_WEIGHT)
+    if most_records < np.inf:
+        counted = np.maximum(np.minimum(slices, most_records / np.maximum(past, MIN_EXPECTED)), MIN_WEIGHT)
     return np.asarray((so_far + counted * past) / (1.0 - left + counted) * left)
 
 
 def scale_of(so_far: FloatArray, past: FloatArray, left: FloatArray, axis: int = 0) -> FloatArray:
-    """Returns the records of all groups so far, relative to those that were expected. `axis` is that of groups in
-    `left`; the one before the last of the other arrays."""
+    """Returns the records of all groups so far, relative to their expected number.
+
+    Args:
+        axis: the axis of groups in `left`; 0 in `so_far`.
+    """
     expected = (past * (1.0 - left)).sum(axis=axis)
     return np.asarray((so_far.sum(axis=0) + SCALE_RECORDS) / (expected + SCALE_RECORDS))
 

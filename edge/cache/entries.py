@@ -35,31 +35,29 @@ from edgewater.synopses.encoding.state import State
 from edgewater.synopses.registry import stack_from_message
 from edgewater.wire import Signs
 
-_COUNTERS = {
-    "last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"
-}  # fmt: skip
+_COUNTERS = {"last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"}
 _PARTS = f"({PARTS},)<u2"
 _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0, pa.bool_(): False}
 """Replaces null in a group's hash. A collision makes a forecast worse and changes no answer."""
 _NO_QUANTA: Mapping[str, float] = MappingProxyType({})
 MAX_SIZE = 1e19
-"""Values beyond it take no part in forecasts; the square of a smaller one fits into float32."""
+"""Larger values take no part in forecasts. The squares of smaller values fit into float32."""
 FEW = 4
-"""If fewer than one in this many groups have changed, only their errors are computed again."""
+"""If fewer than one in this many groups have changed, the errors of only these groups are computed again."""
 SMALLEST_UNIT = 1e-300
 MAX_RATIO = 1e150
-"""Ranks are at most this, so that sums of them are finite."""
+"""The maximum of a rank, so that sums of ranks are finite."""
 
 
 def ratio(values: FloatArray, units: FloatArray | float) -> FloatArray:
-    """Returns values, at least 0, in units, for ranks; at most `MAX_RATIO`, also where a unit is 0."""
+    """Returns values in units, for ranks; float64 per group, from 0 to `MAX_RATIO`, also if a unit is 0."""
     with np.errstate(over="ignore"):
         return np.minimum(values / np.maximum(units, SMALLEST_UNIT), MAX_RATIO)
 
 
 @dataclass(slots=True)
 class RecallCache:
-    """The averages of a `GroupHistory` for the first groups of a slice, looked up once.
+    """The averages of a `GroupHistory` for the first groups of a slice. Each group is looked up once.
 
     Attributes:
         slices: `GroupHistory.slices` at the lookup; -1: nothing is cached.
@@ -104,7 +102,7 @@ class RecallCache:
 class _Computed:
     """The accumulated errors and totals of a measure, float64 per group, as they were before `stale` groups changed.
 
-    Without values (at the start, and after many changes) all are computed when they are next needed.
+    The arrays are empty at the start, and after many changes. The next reader then computes all groups.
     """
 
     errors: FloatArray = field(default_factory=lambda: np.zeros(0))
@@ -124,7 +122,7 @@ class SliceEntries:
 
     Args:
         pending: an empty aggregate for V, the value of records that have arrived and were not sent.
-        bounded: the measures of the budget: for them F, the value sent so far, is kept.
+        bounded: the measures of the budget. For these measures F, the value sent so far, is stored.
 
     Attributes:
         bounded: the measures of the budget.
@@ -212,7 +210,7 @@ class SliceEntries:
         return self._column("first")
 
     def in_key_order(self, groups: IntArray) -> IntArray:
-        """Returns the groups in the order of their keys, in which neighbours have much in common to compress."""
+        """Returns the groups in the order of their keys. Neighbours then have much in common, and compress well."""
         columns = self.pending.rows(groups)
         if not columns:
             return groups
@@ -228,8 +226,8 @@ class SliceEntries:
 
     def squares(self, measure: str) -> FloatArray:
         """Per group: the sum of the squares of the measure's argument over all arrivals."""
-        kept = self._arrays.get(f"squares:{measure}")
-        return self._column("arrivals").astype(np.float64) if kept is None else kept[: len(self)].astype(np.float64)
+        sums = self._arrays.get(f"squares:{measure}")
+        return self._column("arrivals").astype(np.float64) if sums is None else sums[: len(self)].astype(np.float64)
 
     def update(
         self,
@@ -246,20 +244,20 @@ class SliceEntries:
         """Adds records.
 
         Args:
-            keys: an Arrow array per key column, or all of them encoded.
+            keys: an Arrow array per key column, or the encoded keys.
             values: an Arrow array per measure; None: the measure has no argument.
             rows: number of records.
             times: int64 ms, event times.
             batch_number: number of the batch, ascending.
             ids: int64, numbers of the records in their stream, for samples.
             elapsed: the elapsed fraction of the slice, 0 to 1.
-            parts: int64, the part of the slice per record (`parts_of`), or one part that all are in; None: unknown.
+            parts: int64, the part of the slice per record (`parts_of`), or the part of all records; None: unknown.
             positions: of each record in the slice; None: unknown.
         """
         self.newest_batch = max(self.newest_batch, batch_number)
         known = len(self)
         encoded = keys if isinstance(keys, EncodedKeys) else EncodedKeys.of(keys, rows)
-        # What is counted per group needs one access per distinct key, not per record.
+        # Counters of groups are updated once per distinct key, not per record.
         changed, counts = self.pending.look_up(encoded), encoded.counts
         codes = changed[encoded.inverse]
         self.pending.update_groups(codes, values, times=times, ids=ids)
@@ -292,7 +290,7 @@ class SliceEntries:
 
     @property
     def keeps_times(self) -> bool:
-        """Whether the times of all records so far are kept."""
+        """Whether the times of all records so far are stored."""
         return self._times.is_complete
 
     def take_times(self) -> tuple[npt.NDArray[np.int32], RecordTimes] | None:
@@ -301,7 +299,7 @@ class SliceEntries:
         return None if times is None else (times[0], RecordTimes(self.hashes()[times[0]], times[1]))
 
     def add_groups(self, keys: Sequence[pa.Array], rows: int, batch_number: int, elapsed: float) -> None:
-        """Adds the groups of records that may all be sampled out; each group then has a value to send."""
+        """Adds the groups of records whose values may all be sampled out. Each group then has a value to send."""
         self.newest_batch = max(self.newest_batch, batch_number)
         known = len(self)
         codes = self.pending.encode(keys, rows)
@@ -318,17 +316,19 @@ class SliceEntries:
             self._arrays = {name: _grown(a, capacity, self._empty[name][1]) for name, a in self._arrays.items()}
 
     def accumulated_error(self, measure: str, groups: IntArray | None = None) -> FloatArray:
-        """Returns the signed error(F, F ⊕ V) = F ⊕ V − F per group (None: all); infinite where it is unknown. For a
-        measure without an error function it is the record mass: the number of records that were not sent."""
+        """Returns the signed error(F, F ⊕ V) = F ⊕ V − F, float64 per group (None: all groups); infinite if unknown.
+
+        For a measure without an error function it is the record mass: the number of records that were not sent.
+        """
         error = self.error(measure, groups)
         return np.where(np.isnan(error), np.inf, error)
 
     def exceeds(self, measure: str, limit: float, groups: IntArray | None = None) -> BoolArray:
         """Returns which groups (None: all) have an `accumulated_error` beyond ±limit."""
-        return ~(np.abs(self.error(measure, groups)) <= limit)  # of NaN too
+        return ~(np.abs(self.error(measure, groups)) <= limit)  # true for NaN, too
 
     def error(self, measure: str, groups: IntArray | None = None) -> FloatArray:
-        """Returns `accumulated_error`, but NaN where the value would become NaN, which is an error either way."""
+        """Returns `accumulated_error`, but NaN if the value would become NaN, which counts as an error as well."""
         if measure not in self._with_error:
             unsent = self._column("unsent")
             return (unsent if groups is None else unsent[groups]).astype(np.float64)
@@ -348,7 +348,7 @@ class SliceEntries:
         return np.where(np.isnan(sent), 0.0, error) if sent.dtype.kind == "f" else error
 
     def _up_to_date(self, measure: str) -> _Computed:
-        """Returns the errors and totals of a sum or count; only groups that have changed are computed."""
+        """Returns the errors and totals of a sum or count. Only changed groups are computed again."""
         computed, groups = self._computed[measure], len(self)
         if not len(computed.errors):
             computed.errors = np.array(self._compute_error(measure, None))
@@ -364,20 +364,24 @@ class SliceEntries:
         return computed
 
     def never_sent(self, measure: str) -> BoolArray:
-        """Returns which groups have a value of an extremum, none of which was sent."""
+        """Returns a mask of the groups that have a value of an extremum, if none of it was sent."""
         return _never_sent(*self._pending_and_sent(measure, None))
 
     def signs(self, measure: str) -> Signs:
-        """Returns the signs of the groups' values. Where both occur, the values of one group at several edges may
-        cancel."""
+        """Returns the signs of the groups' values.
+
+        If both signs occur, values of one group at several edges may cancel.
+        """
         total = self.total(measure)
         if not (total < 0.0).any():
             return Signs.NOT_NEGATIVE
         return Signs.BOTH if (total > 0.0).any() else Signs.NEGATIVE
 
     def total(self, measure: str, groups: IntArray | None = None) -> FloatArray:
-        """Returns F ⊕ V per group (None: all), the value so far, 0 if there is none; without an error function, the
-        number of records."""
+        """Returns F ⊕ V, the value so far, float64 per group (None: all groups); 0 for a group without a value.
+
+        For a measure without an error function it is the number of records.
+        """
         if measure in self._computed:
             totals = self._up_to_date(measure).totals
             return totals[: len(self)] if groups is None else totals[groups]
@@ -424,19 +428,21 @@ class SliceEntries:
     def send(
         self, groups: IntArray, recorded: GroupedAggregate | None = None, quanta: Mapping[str, float] = _NO_QUANTA
     ) -> GroupedAggregate:
-        """Returns the pending values of these groups; V becomes empty, F becomes F ⊕ V. `Incremental` values are
-        returned without what was sent before.
+        """Returns the pending values of these groups; V becomes empty, F becomes F ⊕ V.
+
+        Of `Incremental` values, the part that was sent before is not returned.
 
         Args:
             recorded: in a replay, the values that were sent for these groups, in their order: F becomes F ⊕ recorded.
-            quanta: measures of which only multiples are sent; the rest stays pending (`DivisibleSum.cut`).
+            quanta: rounding units by measure. Of such a measure only multiples are sent; the rest stays pending
+                (`DivisibleSum.cut`).
         """
-        taken = self.pending.take(groups)
-        rests = {name: cast(Any, taken.measures[name]).cut(quantum) for name, quantum in quanta.items()}
+        pending = self.pending.take(groups)
+        rests = {name: cast(Any, pending.measures[name]).cut(quantum) for name, quantum in quanta.items()}
         for name, known in self._known.items():
             known.grow(len(self))
-            taken.replace(name, cast(Any, taken.measures[name]).beyond(known.take(groups)))
-        added = taken if recorded is None else recorded
+            pending.replace(name, cast(Any, pending.measures[name]).beyond(known.take(groups)))
+        added = pending if recorded is None else recorded
         for name, known in self._known.items():
             known.merge(added.measures[name], groups)
         for name in self._with_error:
@@ -446,11 +452,11 @@ class SliceEntries:
         self._column("unsent")[groups] = 0
         for name, rest in rests.items():
             self.pending.measures[name].merge(rest, groups)
-            left = rest.change(np.zeros(len(groups))) != 0.0
-            self._column("unsent")[groups[left]] = 1
+            has_rest = rest.change(np.zeros(len(groups))) != 0.0
+            self._column("unsent")[groups[has_rest]] = 1
         self._column("sends")[groups] += 1
         self._changed(groups)
-        return taken
+        return pending
 
     def unchanged(self) -> IntArray:
         """Returns the groups whose pending values change nothing at the center, such as clients that it has counted."""
@@ -490,8 +496,10 @@ class SliceEntries:
 
 
 def largest_size(entries: SliceEntries, measure: str) -> float:
-    """Returns the largest `SliceEntries.size` of any group: a unit for ranks. If all values are beyond `MAX_SIZE`, the
-    largest finite one; 0 if there is none."""
+    """Returns the largest `SliceEntries.size` of any group, as a unit for ranks; 0 if there is none.
+
+    If all values are beyond `MAX_SIZE`, it is the largest finite value.
+    """
     largest = float(entries.size(measure).max(initial=0.0))
     if largest == 0.0:
         total = np.abs(entries.total(measure))
@@ -500,14 +508,16 @@ def largest_size(entries: SliceEntries, measure: str) -> float:
 
 
 def _never_sent(pending: BoundedError, sent: npt.NDArray[Any]) -> BoolArray:
-    """Returns which groups have a value, none of which was sent."""
+    """Returns a mask of the groups that have a value, if none of it was sent."""
     assert isinstance(pending, ExtremumStack)
     return np.asarray((sent == pending.unsent) & (pending.advance(sent) != sent), bool)
 
 
 def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> dict[str, tuple[str, float]]:
-    """Returns the arrays (name -> dtype, empty value) for F, and for sums of squares, from which the spread of sums is
-    forecast."""
+    """Returns the arrays (name -> dtype, empty value) for F and for sums of squares.
+
+    Sums of squares give the spread from which sums are forecast.
+    """
     kept: dict[str, tuple[str, float]] = {}
     for name in bounded:
         stack = pending.measures[name]

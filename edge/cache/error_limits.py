@@ -4,11 +4,11 @@ Error-bound (TR 16-003, section 5.2): an entry is promoted when error(F, F ⊕ V
 withhold, so nothing is sent unnecessarily. An exact query has the limit 0, but its entries are promoted when anything
 is pending, because a record may change a value by 0 and still has to be counted.
 
-A relative limit ε allows |F ⊕ V − F| ≤ ε·|F ⊕ V|. If all values of a group have one sign, the limit then also holds
-for the sum over edges and slices, so a relative limit is not divided among them. If an edge has groups of both signs
-in a slice, it withholds nothing of the measure, because values of one group may cancel. At a true value of 0 nothing
-is withheld, nor at one that is infinite or NaN. (At the center, relative error is |V̂ − V| / max(|V|, 1): below one
-unit of the measure the error counts as absolute.)
+A relative limit ε allows |F ⊕ V − F| ≤ ε·|F ⊕ V|. If all values of a group have one sign, the limit then also holds for
+the sum over edges and slices. So a relative limit is not divided among edges and slices. If an edge has groups of both
+signs in a slice, it withholds nothing of the measure, because values of one group may cancel. Nothing is withheld of a
+group whose true value is 0, infinite or NaN. (At the center, relative error is |V̂ − V| / max(|V|, 1): below one unit
+of the measure the error counts as absolute.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ErrorLimits:
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing may be withheld: there is no limit, or that of any measure is 0."""
+        """Whether nothing may be withheld: there is no limit, or the limit of some measure is 0."""
         return not self.measures or min([*self.absolute.values(), *self.relative.values()]) <= 0.0
 
     def for_values(self, measure: str, values: FloatArray) -> FloatArray:
@@ -56,19 +56,20 @@ def primary_mask(
     """Returns a mask over the groups (None: all): which are in the primary cache.
 
     Args:
-        margin: the fraction of its limit from which on a group counts; 0.5 includes groups that have used up half.
+        margin: the fraction of its limit that a group must have used up; 0.5: half of the limit.
     """
     pending = entries.has_pending if groups is None else entries.has_pending[groups]
     if limits.is_exact:
         return pending
     over = np.zeros(len(pending), bool)
     for measure in limits.measures:
-        # An absolute limit is the same for all groups, so their values are not needed.
+        # An absolute limit is the same for all groups. It does not need the groups' values.
         limit = limits.absolute.get(measure)
         if limit is not None:
             over |= entries.exceeds(measure, margin * limit, groups)
         elif entries.signs(measure) is Signs.BOTH:
-            over |= entries.exceeds(measure, 0.0, groups)  # values that cancel have a sum below what limits allow for
+            # values of both signs may cancel, so nothing of the measure is withheld
+            over |= entries.exceeds(measure, 0.0, groups)
         else:
             error = np.abs(entries.accumulated_error(measure, groups))
             over |= error > margin * limits.for_values(measure, entries.total(measure, groups))

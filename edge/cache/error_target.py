@@ -2,13 +2,13 @@
 
 The sizing `target` sends the entries whose error exceeds a threshold T. T is right when the entries above it just fill
 the sends between a slice's end and its deadline. The number N of entries above T at a slice's close falls roughly as a
-power of T, and varies little from slice to slice; so T is computed from the N of earlier slices.
+power of T, and varies little from slice to slice. So T is computed from the N of earlier slices.
 
-Too low a target costs far more than one that is slightly too high: the entries that then find no slot are heavy
-groups, which are sent last because their values never settle, and which have accumulated a large error by then. Two
-measures prevent it. T leaves a part of the slots free (`SPARE`). And the decrease of the entries above T until the
-slice's end is nearly the same in every slice; so from the middle of a slice on it is predicted whether the slice will
-end with too many entries, and if so, T is raised for the rest of it.
+A target that is too low costs far more than a target that is slightly too high. With a low target some entries cannot
+be sent in time. These are heavy groups, which are sent last because their values never settle, and whose accumulated
+error is then large. Two measures prevent it. T leaves a part of the slots free (`SPARE`). And T is raised in the second
+half of a slice, if the slice would end with too many entries above T. This is predictable, because the number of
+entries above T decreases in nearly the same way in every slice.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from edgewater.synopses import FloatArray
 from edgewater.synopses.encoding.state import State
 
 SPARE = 3.5
-"""Of n sends after a slice's end, SPARE·√n are left free: 1.75 times the observed variation of N. At least half of the
+"""Of n sends after a slice's end, SPARE·√n stay free. 1.75 times the observed variation of N. At least half of the
 sends are used."""
 DAMPING = 0.35
-"""The fraction of a step that is applied once T has settled. Before that, or if T is too low, the whole step is."""
+"""The fraction of a step that is applied when T has settled. Before that, or if T is too low, the whole step is
+applied."""
 REMAINING: FloatArray = np.array([0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.125, 0.18, 0.25, 0.35, 0.5])
 """The remaining fractions of a slice at which the number of entries above the target is recorded."""
 LEARNING_RATE = 0.3
 FIRST_FRACTION = 0.5
-"""The second slice's target, as a fraction of the error reached in the first, which had no history to rank by."""
+"""The second slice's target, as a fraction of the first slice's reached error. The first slice had no history."""
 INITIAL_SLOPE = 2.0
 """The assumed power of T with which N falls, until it has been measured."""
 SLOPE_RANGE = (1.0, 5.0)
@@ -38,7 +39,7 @@ MIN_LOG_CHANGE = 0.1
 """The slope is not measured from a smaller change of ln T."""
 STEP_RANGE = (0.6, 2.0)
 MIN_REACHED_FRACTION = 0.1
-"""T is at least this fraction of the error reached, so that it recovers quickly when the load jumps."""
+"""T is at least this fraction of the reached error, so that T recovers quickly when the load jumps."""
 MIN_TARGET = 1e-9
 
 
@@ -68,9 +69,10 @@ class ErrorTarget:
         slope: the power of T with which N falls.
         slices: number of slices learned from.
         previous: T of the newest slice, and the fraction of the sends that its N filled.
-        decrease: float64 per item of `REMAINING`: the decrease of the entries above the target from then until the
-            slice's end; NaN: unknown.
-        counts: float64 per item of `REMAINING`: the entries above the level in the open slice; NaN: not recorded yet.
+        decrease: float64 per item of `REMAINING`: by how much the number of entries above the target decreases from
+            then until the slice's end; NaN: unknown.
+        counts: float64 per item of `REMAINING`: the number of entries above the level in the open slice; NaN: not
+            recorded yet.
         last_level: the level at the last ranking of the open slice.
     """
 
@@ -93,9 +95,9 @@ class ErrorTarget:
         """
         assert self.target is not None
         level = max(self.target, nth_largest(errors, slots))  # smaller errors cannot be sent in time
-        known = np.isfinite(self.decrease)
-        if left <= REMAINING[-1] and known.any() and math.isfinite(slots_at_end):
-            decrease = float(np.interp(left, REMAINING[known], self.decrease[known]))
+        is_measured = np.isfinite(self.decrease)
+        if left <= REMAINING[-1] and is_measured.any() and math.isfinite(slots_at_end):
+            decrease = float(np.interp(left, REMAINING[is_measured], self.decrease[is_measured]))
             allowed = (1.0 + _used_fraction(slots_at_end)) / 2.0 * slots_at_end + decrease
             level = max(level, nth_largest(errors, max(allowed, 0.0)))
         self._record_count(left, int(np.count_nonzero(errors > level)))
@@ -123,7 +125,7 @@ class ErrorTarget:
             self.target = max(FIRST_FRACTION * reached, MIN_TARGET)
             return
         above = int(np.count_nonzero(errors > self.target))
-        # Relative to the level in force, so that a correction that was not needed shows in the decrease.
+        # Relative to the level that was used, so that an unnecessary correction shows in the decrease.
         if self.slices or above <= slots:  # the first T may have been far too low
             self._learn_decrease(counts - np.count_nonzero(errors > last_level))
         filled = (above + 1.0) / (slots + 1.0)

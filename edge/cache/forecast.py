@@ -144,7 +144,8 @@ def forecast(
         if isinstance(stack, ExtremumStack):
             extrema.add(name)
             value = np.maximum(total[groups], past.totals[name])
-            # Of exponential values: a new maximum exceeds that of n by their mean, which is about 1 / (1 + ln n) of
+            # For exponential values: a new maximum exceeds the maximum of n values by their mean, which is about 1 / (1
+            # + ln n) of this maximum. A new minimum is half of the old minimum.
             # it; a new minimum is half of the old one.
             largest = isinstance(stack, MaxStack)
             first[name] = value / (1.0 + np.log(np.maximum(records, 1.0))) if largest else value / 2.0

@@ -1,8 +1,8 @@
 """The history of a query's groups over earlier slices: numbers of records, and values.
 
-A group is identified by a 64-bit hash of its key and takes 44 bytes plus 8 per measure; groups with equal hashes share
+A group is identified by a 64-bit hash of its key and takes 44 bytes plus 8 per measure. Groups with equal hashes share
 their forecast and nothing else. Values are exponentially weighted means over slices. The number of groups is bounded:
-beyond the bound the groups with the fewest records are dropped, whose history says least.
+beyond the bound the groups with the fewest records are dropped, because their history is the least useful.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class GroupHistory:
 
     Attributes:
         slices: number of slices learned from.
-        scale: per measure, the largest total of any group in the first slice with values: the unit in which the
-            errors of different measures are compared.
+        scale: per measure, the largest total of any group in the first slice with values: the unit in which the errors
+            of different measures are compared.
         error_target: under a staleness budget, the error target (in units of `scale`).
-        curve: under a staleness budget, how many of the groups with the largest initial prefix errors of
-            the newest slice had not appeared after i/64 of it.
-        max_sends: the largest number of times that any group of the newest slice was sent.
+        curve: under a staleness budget, float64 [64]. Element i is how many groups had not appeared after (i+1)/64 of
+            the newest slice, among the groups with the largest initial prefix errors.
+        max_sends: how often the most sent group of the newest slice was sent.
         groups: the number of groups of the newest slice.
         profile: when and how many records arrive.
         timetable: when the records of the newest slices came.
-        needed: without a staleness budget alone, the number of groups that a slice has to send.
+        needed: under all budgets except a staleness budget alone, the number of groups that a slice has to send.
     """
 
     measures: tuple[str, ...] = ()
@@ -81,39 +81,40 @@ class GroupHistory:
 
     def averages_of(self, entries: SliceEntries, groups: IntArray) -> GroupAverages:
         """Returns the averages of these groups; zeros for new groups."""
-        found = self._looked_up(entries).values[:, groups].astype(np.float64)
-        totals = {m: found[1 + 2 * i] for i, m in enumerate(self.measures)}
-        squares = {m: found[2 + 2 * i] for i, m in enumerate(self.measures)}
-        return GroupAverages(found[0], totals, squares)
+        averages = self._looked_up(entries).values[:, groups].astype(np.float64)
+        totals = {m: averages[1 + 2 * i] for i, m in enumerate(self.measures)}
+        squares = {m: averages[2 + 2 * i] for i, m in enumerate(self.measures)}
+        return GroupAverages(averages[0], totals, squares)
 
     def _looked_up(self, entries: SliceEntries) -> RecallCache:
-        """Returns the averages of all groups of a slice; looks each group up once, not at each pull."""
-        known = entries.recall_cache
-        if known.slices != self.slices:
-            known.slices, known.groups = self.slices, 0
-            known.grow(1 + 2 * len(self.measures), 0)
-        if known.groups < len(entries):
-            first = known.groups
-            known.grow(1 + 2 * len(self.measures), len(entries))
-            wanted = entries.hashes()[first:]
-            hit, at = self._found(wanted)
-            fresh = known.values[:, first:]
+        """Returns the averages of all groups of a slice. A slice looks each group up once, not at each pull."""
+        cached = entries.recall_cache
+        if cached.slices != self.slices:
+            cached.slices, cached.groups = self.slices, 0
+            cached.grow(1 + 2 * len(self.measures), 0)
+        if cached.groups < len(entries):
+            first = cached.groups
+            cached.grow(1 + 2 * len(self.measures), len(entries))
+            hashes = entries.hashes()[first:]
+            hit, at = self._positions(hashes)
+            fresh = cached.values[:, first:]
             fresh[...] = 0.0
             fresh[:, hit] = self._values[:, at]
-            known.numbers[first:] = self.timetable.numbers_of(wanted)
-            known.remaining[:, first:] = self.profile.remaining(self._counts_of(len(wanted), hit, at)).T
-        return known
+            cached.numbers[first:] = self.timetable.numbers_of(hashes)
+            cached.remaining[:, first:] = self.profile.remaining(self._counts_of(len(hashes), hit, at)).T
+        return cached
 
-    def _found(self, hashes: npt.NDArray[np.uint64]) -> tuple[IntArray, IntArray]:
-        """Returns the positions in `hashes` of the groups with a history, and where their history is."""
+    def _positions(self, hashes: npt.NDArray[np.uint64]) -> tuple[IntArray, IntArray]:
+        """Returns the positions in `hashes` of the groups with a history, and the positions of their history."""
         at = np.searchsorted(self._hashes, hashes)
         inside = np.flatnonzero(at < len(self._hashes))
         hit = inside[self._hashes[at[inside]] == hashes[inside]]
         return hit, at[hit]
 
     def _counts_of(self, groups: int, hit: IntArray, at: IntArray) -> npt.NDArray[np.float32]:
-        """Returns the mean records per slice of groups that were looked up by `_found`, [group, part]; zeros for new
-        ones."""
+        """Returns the mean records per slice of groups that `_positions` looked up, [group, part]; zeros for new
+        groups.
+        """
         result = np.zeros((groups, PARTS), np.float32)
         result[hit] = self._counts[at]
         return result
@@ -121,20 +122,20 @@ class GroupHistory:
     def arrivals_left(self, entries: SliceEntries, elapsed: float, groups: IntArray | None = None) -> FloatArray:
         """Returns the expected number of records of these groups (None: all) after the fraction `elapsed` of their
         slice."""
-        known = self._looked_up(entries)
-        arrivals = self._without_times(known, entries.arrivals.astype(np.float64), elapsed, groups)
+        cached = self._looked_up(entries)
+        arrivals = self._without_times(cached, entries.arrivals.astype(np.float64), elapsed, groups)
         if not self.timetable.is_used:
             return arrivals
-        return self.timetable.expected(known.numbers if groups is None else known.numbers[groups], elapsed, arrivals)
+        return self.timetable.expected(cached.numbers if groups is None else cached.numbers[groups], elapsed, arrivals)
 
     def _without_times(
-        self, known: RecallCache, arrivals: FloatArray, elapsed: float, groups: IntArray | None = None
+        self, cached: RecallCache, arrivals: FloatArray, elapsed: float, groups: IntArray | None = None
     ) -> FloatArray:
         """Returns the profile's forecast of these groups (None: all), after `arrivals` records of each group."""
         part = min(int(elapsed * PARTS), PARTS - 1)
         after = elapsed * PARTS - part
-        left = ((1.0 - after) * known.remaining[part] + after * known.remaining[part + 1]).astype(np.float64)
-        past = known.values[0].astype(np.float64)
+        left = ((1.0 - after) * cached.remaining[part] + after * cached.remaining[part + 1]).astype(np.float64)
+        past = cached.values[0].astype(np.float64)
         scale = float(scale_of(arrivals, past, left)) if self.profile.scales else 1.0
         if groups is not None:
             arrivals, past, left = arrivals[groups], past[groups], left[groups]
@@ -161,7 +162,7 @@ class GroupHistory:
         counts = np.zeros((len(hashes), PARTS), np.float32)
         counts[inverse[:known]] = (1.0 - weight) * self._counts
         counts[inverse[known:]] += np.float32(weight) * entries.arrivals_by_part
-        keep = _kept(values[0])
+        keep = _history_mask(values[0])
         self._hashes, self._values = hashes[keep], values[:, keep]
         self._counts = np.minimum(counts[keep], MAX_COUNT).astype(np.float16)
         for measure in self.measures:
@@ -177,7 +178,7 @@ class GroupHistory:
             self.profile.learn_counts(counts, 1.0)
             return
         past = self.averages_of(entries, np.arange(len(entries)))
-        found = self._found(entries.hashes())
+        found = self._positions(entries.hashes())
         self.profile.learn(counts, past.arrivals, self._counts_of(len(entries), *found))
         for name in self.measures:
             if isinstance(entries.pending.measures[name], SumStack):
@@ -234,7 +235,7 @@ class GroupHistory:
         if "profile" in state.components:
             result.profile = ArrivalProfile.from_state(state.components["profile"])
             result._counts = state.arrays["counts"].view(np.float16)
-        else:  # checkpoints of 0.1 have none
+        else:  # checkpoints of release 0.1 have no profile
             result._counts = np.zeros((len(hashes), PARTS), np.float16)
         if "timetable" in state.components:
             result.timetable = Timetable.from_state(state.components["timetable"])
@@ -242,7 +243,7 @@ class GroupHistory:
         return result
 
 
-def _kept(records: npt.NDArray[np.float32]) -> BoolArray:
+def _history_mask(records: npt.NDArray[np.float32]) -> BoolArray:
     keep = records >= FORGOTTEN_BELOW
     if np.count_nonzero(keep) > MAX_HISTORY_GROUPS:
         dropped = len(records) - MAX_HISTORY_GROUPS

@@ -18,13 +18,13 @@ from edgewater.model.caching import CacheSpec
 from edgewater.synopses import IntArray
 
 STALENESS_EAGER_FACTOR, ERROR_EAGER_FACTOR = 0.2, 10.0
-"""`CacheSpec.eager` is multiplied by these: under a staleness budget spare capacity of the link costs nothing; under an
-error budget alone, and for an exact query, a repeated send takes it from other entries."""
+"""`CacheSpec.eager` is multiplied by these factors. Under a staleness budget spare capacity of the link costs nothing.
+Under an error budget alone, and for an exact query, a repeated send takes capacity from other entries."""
 MAX_REPEATED, FEW_GROUPS = 0.25, 16
-"""Without a staleness, the expected repeated sends of a slice are at most this fraction of the groups that it has to
-send, or of `FEW_GROUPS` in a slice of fewer."""
+"""The maximum of a slice's expected repeated sends, without a staleness budget: a fraction of the groups that the slice
+has to send, or of `FEW_GROUPS` if these are more."""
 NEARLY_SURE = 0.8
-"""Entries with this gain are sent early whatever was repeated before."""
+"""Entries with this gain are sent early even if the slice has used up its repeated sends."""
 RANKED_FROM = 0.05
 """Entries that have used up less than this fraction of their limit are not ranked before their slice closes."""
 
@@ -54,17 +54,17 @@ def rank_open(
     """Ranks an open slice of an exact query, or of an error or combined budget.
 
     Args:
-        waits: whether what is sent early is only what cannot wait, so that a small gain is enough.
+        waits: whether only entries are sent early that cannot wait. A small gain is then enough.
     """
     groups = np.flatnonzero(primary_mask(entries, limits, RANKED_FROM if spec.eviction == "gain" else 1.0))
     least = spec.eager if waits else min(ERROR_EAGER_FACTOR * spec.eager, 1.0)
     view = SliceView(entries, limits, history, context.elapsed, least)
-    most = np.inf if waits else _repeats_left(entries, limits, history)
-    return _ranked(view, groups, spec, context, most)
+    most_repeated = np.inf if waits else _repeats_left(entries, limits, history)
+    return _ranked(view, groups, spec, context, most_repeated)
 
 
 def _repeats_left(entries: SliceEntries, limits: ErrorLimits, history: GroupHistory) -> float:
-    """Returns how many more repeated sends an open slice may be expected to take."""
+    """Returns how many more repeated sends may be expected of an open slice."""
     sent, pending = entries.sends > 0, primary_mask(entries, limits)
     again = int(entries.sends.sum()) - int(np.count_nonzero(sent)) + int(np.count_nonzero(sent & pending))
     return MAX_REPEATED * max(int(np.count_nonzero(sent | pending)), history.needed, FEW_GROUPS) - again
@@ -73,8 +73,11 @@ def _repeats_left(entries: SliceEntries, limits: ErrorLimits, history: GroupHist
 def _ranked(
     view: SliceView, groups: IntArray, spec: CacheSpec, context: RankingContext, most_repeated: float = np.inf
 ) -> SendQueue:
-    """Ranks by the eviction policy; with `gain` only the groups whose gain is at least `view.min_gain`, as many as are
-    expected to take `most_repeated` repeated sends, and those with a gain of `NEARLY_SURE`."""
+    """Ranks by the eviction policy.
+
+    With `gain`, it ranks only groups with a gain of at least `view.min_gain`. The expected number of their repeated
+    sends is at most `most_repeated`. Groups with a gain of `NEARLY_SURE` are ranked in any case.
+    """
     ranks = EVICTION_POLICIES[spec.eviction](view, groups)
     if spec.eviction == "gain":
         enough = (ranks <= -view.min_gain) & (ranks < 0.0)
@@ -88,15 +91,19 @@ def _ranked(
 
 
 def rank_closed(entries: SliceEntries, limits: ErrorLimits) -> SendQueue:
-    """Queues the primary cache of a closed slice of an exact or error-bound query. All of it is sent, in the order of
-    the keys: the keys of one frame then have much in common."""
+    """Queues the primary cache of a closed slice of an exact or error-bound query.
+
+    The whole primary cache is sent, in the order of the keys: the keys of one frame then have much in common.
+    """
     groups = entries.in_key_order(np.flatnonzero(primary_mask(entries, limits)))
     return SendQueue.for_closed_slice(groups, entries.newest_batch)
 
 
 def rank_closed_by_error(entries: SliceEntries, limits: ErrorLimits, history: GroupHistory) -> SendQueue:
-    """Queues the primary cache of a closed slice, the largest errors first: they matter most in an answer that is due
-    before all of it has arrived."""
+    """Queues the primary cache of a closed slice, the largest errors first.
+
+    They matter most in an answer that is due before all entries have arrived.
+    """
     groups = np.flatnonzero(primary_mask(entries, limits))
     ranks = most_accumulated_error(SliceView(entries, limits, history, 1.0), groups)
     return SendQueue.for_closed_slice(groups[np.argsort(ranks, kind="stable")], entries.newest_batch)
@@ -118,7 +125,7 @@ def rank_open_by_deadline(
         ranked = errors if spec.estimate == "acc" else explicit_errors(entries, history, groups, elapsed)
         if spec.sizing == "pure_pess" and size < 1.0:
             # TR 16-003, section 5.3: without a primary cache "this policy degrades to evicting keys in order of
-            # estimated initial prefix error". To send nothing would waste the sends of the whole slice.
+            # estimated initial prefix error". Without this rule, the sends of the whole slice would be unused.
             return SendQueue.for_open_slice(-ranked, groups, entries.newest_batch, context.now_ms)
         threshold = nth_largest(ranked, size)
         groups = groups[ranked > threshold]
@@ -138,11 +145,11 @@ def rank_closed_by_deadline(entries: SliceEntries, history: GroupHistory) -> Sen
 def learn(
     entries: SliceEntries, history: GroupHistory, slots: SendSlots | None, limits: ErrorLimits | None = None
 ) -> None:
-    """Updates the history with a slice that has just closed, before any of it is sent.
+    """Updates the history with a slice that has just closed, before any of its entries are sent.
 
     Args:
         slots: under a staleness budget, the sends until the deadline.
-        limits: without a staleness budget alone, what the slice may withhold.
+        limits: under all budgets except a staleness budget alone, the errors that the slice may withhold.
     """
     if limits is not None:
         history.learn_needed(int(np.count_nonzero(primary_mask(entries, limits) | (entries.sends > 0))))

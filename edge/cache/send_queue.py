@@ -1,4 +1,4 @@
-"""The send queue of a slice: its entries in the order in which they are sent, ranked once and drawn from by many pulls.
+"""The send queue of a slice: its entries in the order in which they are sent. A ranking serves many pulls.
 
 Ranking n entries costs O(n log n). A narrow link pulls a few at a time, so an open slice is ranked again only after a
 small part of its remaining time (`RERANK_FRACTION`). Until then a pull takes the next entries of the queue, amortised
@@ -22,22 +22,25 @@ from edgewater.synopses.encoding.state import State
 RERANK_FRACTION = 0.03
 """The fraction of an open slice's remaining time after which its entries are ranked again."""
 FRAME_TIME_FRACTION = 0.015
-"""The fraction of an open slice's remaining time that one frame may occupy the link: its values are those of the moment
-at which it was built."""
+"""The fraction of an open slice's remaining time that one frame may occupy the link. The frame's values do not change
+after it was built."""
 MIN_ENTRIES_PER_FRAME = 16
 """A frame may always carry this many entries, so that it does not consist mostly of overhead."""
 MAX_QUEUED = 1 << 14
-"""The queue of an open slice keeps this many of the best entries; once they have been sent, it is ranked again."""
+"""The maximum length of the queue of an open slice. When these entries have been sent, the slice is ranked again."""
 
 
 LARGE_FRAME_FACTOR = 4
-"""Frames of a combined budget may be larger by this, so that less of them is overhead."""
+"""Frames of a combined budget may be this many times as large, so that less of them is overhead."""
 
 
 def max_entries_per_frame(left_ms: float, entries_per_ms: float, *, large: bool = False) -> int:
     """Returns how many entries of an open slice one frame may carry (`FRAME_TIME_FRACTION`).
 
     Unlimited if the rate is unknown (0), or if the slice should have closed and waits for its records.
+
+    Args:
+        left_ms: the remaining event time of the slice.
     """
     if left_ms <= 0.0 or entries_per_ms <= 0.0:
         return MAX_QUEUED
@@ -66,8 +69,8 @@ class SendQueue:
     """Entries in the order in which they are sent.
 
     Attributes:
-        groups: int32, the first to be sent first.
-        closed: whether the slice was closed when it was ranked; the queue is then valid until a late record arrives.
+        groups: int32; the first group is sent first.
+        closed: whether the slice was closed when it was ranked. The queue is then valid until a late record arrives.
         complete: whether `groups` has all entries that may be sent.
         newest_batch: `SliceEntries.newest_batch` at the ranking; -1: never ranked.
         ranked_ms: event time of the ranking.

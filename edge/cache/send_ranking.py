@@ -2,18 +2,18 @@
 
 A policy ranks groups; the lowest rank is sent first. The policies of TR 16-003, section 5.2:
 
-`lru`   the least recently updated group first: it is the most likely to have its final value;
-`spe`   smallest potential error, with the final value predicted explicitly: that of earlier slices;
-`mae`   most accumulated error;
+`lru`   the least recently updated group first: it is the most likely to have its final value; `spe`   smallest
+potential error, with the final value of earlier slices as an explicit prediction; `mae`   most accumulated error;
 
-and two better ones (`docs/decisions/0006-budgets-and-early-sends.md`):
+and two better policies (`docs/decisions/0006-budgets-and-early-sends.md`):
 
-`rate`  smallest potential error, with the final value extrapolated from the rate so far;
-`gain`  largest gain: the probability that sending the group now saves sending it after the slice's end. A group that
-        is sent now must be sent again if its later changes exceed the limit; a group that is not sent must be sent if
-        its pending value and later changes exceed it. The gain is the difference of the two probabilities, for entries
-        on either side of the limit. So the policy sends early what will exceed the limit anyway, defers heavy groups,
-        and tells when sending does not pay yet.
+`rate`  smallest potential error, with the final value extrapolated from the rate so far; `gain`  largest gain: the
+probability that sending the group now saves sending it after the slice's end.
+
+A group that is sent now must be sent again if its later changes exceed the limit. A group that is not sent now must be
+sent later if its pending value and later changes exceed the limit. The gain is the difference of the two probabilities.
+So the policy sends groups early that will exceed the limit anyway, and defers heavy groups. If no gain is large enough,
+it sends nothing yet.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import Signs
 
 GAIN_RESOLUTION = 1e-6
-"""Gains are rounded to this, so that the last bit of an exponential on another processor changes no order."""
+"""Gains are rounded to this, so that the order does not depend on the last bit of a processor's exponential."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,11 @@ def least_recently_used(view: SliceView, groups: IntArray) -> FloatArray:
 
 
 def smallest_potential_error(view: SliceView, groups: IntArray) -> FloatArray:
-    """|predicted final value − F ⊕ V|, with the mean of earlier slices as prediction; the sum over measures in units
-    of their limits. For an exact query the number of records still expected."""
+    """Returns |predicted final value − F ⊕ V|, with the mean of earlier slices as prediction.
+
+    It is the sum over measures, in units of their limits. For an exact query it is the expected number of records to
+    come.
+    """
     past = view.history.averages_of(view.entries, groups)
     if view.limits.is_exact:
         return np.maximum(past.arrivals - view.entries.arrivals[groups], 0.0)
@@ -88,7 +91,7 @@ def most_accumulated_error(view: SliceView, groups: IntArray) -> FloatArray:
 
 
 def extrapolated_rate(view: SliceView, groups: IntArray) -> FloatArray:
-    """The expected change until the slice's end at the rate so far, in units of the limits."""
+    """Returns the expected change until the slice's end at the rate so far, in units of the limits."""
     left = (1.0 - view.elapsed) / max(view.elapsed, 1e-3)
     if view.limits.is_exact:
         return np.asarray(view.entries.arrivals[groups] * left, np.float64)
@@ -100,7 +103,7 @@ def extrapolated_rate(view: SliceView, groups: IntArray) -> FloatArray:
 
 
 def largest_gain(view: SliceView, groups: IntArray) -> FloatArray:
-    """Minus the gain; a gain that must be below `SliceView.min_gain` is not computed, and counts as 0."""
+    """Returns minus the gain. A gain that must be below `SliceView.min_gain` is not computed, and counts as 0."""
     if view.limits.is_exact:
         arrivals = arrivals_to_come(view.entries, view.history, view.elapsed, groups)
         return np.round(any_arrival(arrivals, dispersion_of(view.history, arrivals)) - 1.0, 6)
@@ -122,7 +125,7 @@ def _slack(view: SliceView, groups: IntArray, expected: Forecast, measure: str) 
     """Returns per group its limit, and the limit less the pending error; below 0 the group must be sent."""
     now = view.entries.size(measure, groups)
     if measure in view.limits.relative and view.entries.signs(measure) is Signs.BOTH:
-        limit = np.zeros(len(groups))  # as in `primary_mask`
+        limit = np.zeros(len(groups))  # the same limit as in `primary_mask`
     else:
         limit = view.limits.for_values(measure, now + expected.mean(measure))
     pending = np.abs(view.entries.accumulated_error(measure, groups))
@@ -130,7 +133,7 @@ def _slack(view: SliceView, groups: IntArray, expected: Forecast, measure: str) 
 
 
 def _gain(expected: Forecast, slacks: Mapping[str, tuple[FloatArray, FloatArray]]) -> FloatArray:
-    """Returns P(the group must be sent later if it is not sent now) − P(it must be sent again if it is)."""
+    """Returns P(the group must be sent later if it is not sent now) − P(it must be sent again if it is sent now)."""
     if_sent, if_kept = np.zeros(len(expected.arrivals)), np.zeros(len(expected.arrivals))
     for measure, (limit, slack) in slacks.items():
         over_limit, over_slack = expected.exceeds(measure, limit, np.maximum(slack, 0.0))

@@ -1,14 +1,14 @@
-"""Staleness budgets: the size of the primary cache, and the errors by which it is filled (TR 16-003, section 5.3).
+"""Staleness budgets: the size of the primary cache, and the errors that order it (TR 16-003, section 5.3).
 
-The primary cache has the s(t) entries with the largest estimated initial prefix errors, s(t) = B(t) − f(t): B(t)
-sends remain until the deadline, and f(t) of them are reserved for groups that have not appeared yet.
+The primary cache has the s(t) entries with the largest estimated initial prefix errors, s(t) = B(t) − f(t). B(t) sends
+remain until the deadline, and f(t) of them are reserved for groups that have not appeared yet.
 
-`prev_window`  f(t) is the number of important groups that appeared after t in the slice before, and every entry is
+`prev_window`  f(t) is the number of important groups that appeared after t in the previous slice, and every entry is
                expected to be sent as often as the most sent group;
 `linear`       important groups appear evenly: f(t) = k·(T + W − t) / W (the sign in the report is corrected);
 `pure_pess`    every group to come will be important; their rate is averaged exponentially. While s(t) < 1 there is no
                primary cache, and all entries are sent in the order of their errors;
-`target`       not by size: the primary cache has the entries above an error that this edge can reach (`ErrorTarget`).
+`target`       not a size: the primary cache has the entries above an error that this edge can reach (`ErrorTarget`).
 
 Errors of different measures are compared in units of `GroupHistory.scale`.
 """
@@ -49,14 +49,17 @@ def error_scales(entries: SliceEntries, history: GroupHistory) -> Mapping[str, f
 
 
 def accumulated_errors(entries: SliceEntries, history: GroupHistory, groups: IntArray) -> FloatArray:
-    """Estimate `acc`: the accumulated error, as initial prefix error. The largest over the measures, in their units."""
+    """Estimate `acc`: the accumulated error, as initial prefix error.
+
+    It is the maximum over the measures, in their units.
+    """
     result = np.zeros(len(groups))
     for measure, scale in error_scales(entries, history).items():
         errors, totals = np.abs(entries.accumulated_error(measure, groups)), entries.total(measure, groups)
         finite = np.isfinite(totals)
-        # The error of an extremum that was never sent is unbounded; its value replaces it.
+        # The error of an extremum that was never sent is unbounded. Its value is used instead.
         errors = np.where(np.isfinite(errors), errors, np.where(finite, np.abs(totals), 0.0))
-        # A group that becomes infinite or NaN ranks above all others, by a finite error.
+        # A group whose value becomes infinite or NaN gets a finite error, above the errors of all others.
         odd = ~finite & (entries.accumulated_error(measure, groups) != 0.0)
         ranks = ratio(errors, scale)
         result = np.maximum(result, np.where(odd, 2.0 * max(float(ranks.max(initial=0.0)), 1.0), ranks))

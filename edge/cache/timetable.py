@@ -1,16 +1,16 @@
-"""When the records of each group came in the newest slices: what streams that keep to a schedule do again.
+"""When the records of each group came in the newest slices, for streams that follow a schedule.
 
 An `ArrivalProfile` says in which part of a slice a group has its records. A schedule is finer: a flight leaves at the
-same minute each day, and once its last one has left, nothing more comes. So of streams with few records the times of
-the newest `SLICES` slices are kept. The expected number of records to come is the weighted mean of what those slices
-had after the same time, and of the profile's forecast, which counts as `PRIOR` slices.
+same minute each day, and after the last flight nothing more comes. So for streams with few records the times of the
+newest `SLICES` slices are stored. The expected number of records to come is a weighted mean. Its terms are the numbers
+of records in these slices after the same time, and the profile's forecast, which counts as `PRIOR` slices.
 
 Records on a schedule vary less in number than a Poisson process. The variance of their number as a multiple φ of its
-mean is learnt for classes of the mean. P(no record) is that of the binomial (φ < 1) or negative binomial distribution
-with these two moments, φ^(−m/(φ−1)).
+mean is learnt for classes of the mean. P(no record) is the probability under the binomial (φ < 1) or negative binomial
+distribution with these two moments, φ^(−m/(φ−1)).
 
-When a slice closes, the forecasts with and without the times are scored at `CHECKPOINTS`, as the experts of the profile
-are. The times are used as long as their discounted score is the larger one.
+When a slice closes, the forecasts with and without the times are scored at `CHECKPOINTS`, like the experts of the
+profile. The times are used as long as the forecasts with them have the larger discounted score.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
 MAX_TIMES = 1 << 14
-"""Records whose times are kept: of a slice, and of all slices. A slice with more is not kept."""
+"""Maximum number of records whose times are stored: of a slice, and of all slices. Of a larger slice no times are
+stored."""
 FEW_TIMES = 1 << 10
 TIMES_PER_GROUP = 16
-"""A slice with more than `FEW_TIMES` and so many records per group is not kept either: it is no schedule."""
+"""A slice with more than `FEW_TIMES` records, and more than this many per group, follows no schedule. Its times are not
+stored."""
 SLICES = 4
 RETAINED = 0.7
-"""Weight of a slice, relative to the next newer one."""
+"""Weight of a slice, relative to the next newer slice."""
 PRIOR = 1.0
 CHECKPOINTS = (0.5, 0.75, 0.875, 0.94, 0.97, 0.985, 0.995)
 """Elapsed fractions of a slice."""
@@ -60,16 +62,16 @@ def position_at(elapsed: FloatArray | float) -> Positions:
 
 
 def most_times(groups: int) -> int:
-    """Returns how many records of a slice with so many groups are kept at most."""
+    """Returns how many times of a slice with this many groups are stored at most."""
     return min(FEW_TIMES + TIMES_PER_GROUP * groups, MAX_TIMES)
 
 
 @dataclass(slots=True)
 class KeptTimes:
-    """The groups and positions of all records of an open slice, unless they are too many.
+    """The groups and positions of all records of an open slice, unless there are too many records.
 
     Attributes:
-        parts: (numbers of groups, positions) per batch; None: some are not known, or they were taken.
+        parts: (numbers of groups, positions) per batch; None: incomplete, or already taken.
     """
 
     parts: list[tuple[npt.NDArray[np.int32], Positions]] | None = field(default_factory=list)
@@ -92,7 +94,9 @@ class KeptTimes:
         """
         if self.parts is None:
             return
-        if positions is None or sum(len(kept) for kept, _ in self.parts) + len(codes) > most_times(groups):
+        if positions is None or sum(len(codes_of_batch) for codes_of_batch, _ in self.parts) + len(codes) > most_times(
+            groups
+        ):
             self.parts = None
         else:
             self.parts.append((codes.astype(np.int32), positions))
@@ -130,13 +134,13 @@ class RecordTimes:
 
 @dataclass(slots=True)
 class _Index:
-    """The records of all slices that are kept, by group and time.
+    """The records of all slices whose times are stored, by group and time.
 
     Attributes:
         groups: hashes, ascending.
         ends: per group, the end of its records.
         keys: per record, the number of its group and its position.
-        weights: the sums of the weights of the records before each one, and of all.
+        weights: [record + 1]: element i is the sum of the weights of the first i records.
         total: the sum of the weights of slices.
     """
 
@@ -148,15 +152,15 @@ class _Index:
 
     @classmethod
     def of(cls, slices: tuple[RecordTimes | None, ...]) -> _Index:
-        kept = [(RETAINED**age, times) for age, times in enumerate(slices) if times is not None]
-        hashes = np.concatenate([t.hashes for _, t in kept] or [np.zeros(0, np.uint64)])
-        positions = np.concatenate([t.positions for _, t in kept] or [np.zeros(0, np.uint32)])
-        weights = np.repeat([w for w, _ in kept], [len(t) for _, t in kept])
+        weighted = [(RETAINED**age, times) for age, times in enumerate(slices) if times is not None]
+        hashes = np.concatenate([t.hashes for _, t in weighted] or [np.zeros(0, np.uint64)])
+        positions = np.concatenate([t.positions for _, t in weighted] or [np.zeros(0, np.uint32)])
+        weights = np.repeat([w for w, _ in weighted], [len(t) for _, t in weighted])
         groups, number = np.unique(hashes, return_inverse=True)
         keys = (number.astype(np.int64) << _POSITION_BITS) | positions.astype(np.int64)
         order = np.argsort(keys, kind="stable")
         ends = np.cumsum(np.bincount(number, minlength=len(groups)))
-        return cls(groups, ends, keys[order], np.r_[0.0, np.cumsum(weights[order])], sum(w for w, _ in kept))
+        return cls(groups, ends, keys[order], np.r_[0.0, np.cumsum(weights[order])], sum(w for w, _ in weighted))
 
 
 @dataclass(slots=True)
@@ -164,8 +168,8 @@ class Timetable:
     """The times of one query's records in its newest slices.
 
     Attributes:
-        slices: the newest first; None: it had too many records.
-        advantage: the discounted score of forecasts with the times, less that of forecasts without.
+        slices: the newest slice first; None: the slice had too many records.
+        advantage: the discounted score of forecasts with the times, less the score of forecasts without them.
         spread: float64 [2, class], discounted sums of squared errors of forecasts, and of forecasts.
     """
 
@@ -192,9 +196,9 @@ class Timetable:
         """Returns the number of each group in the timetable; -1: it has no record there."""
         groups = self._index.groups
         at = np.searchsorted(groups, hashes)
-        known = at < len(groups)
-        known[known] = groups[at[known]] == hashes[known]
-        return np.where(known, at, -1).astype(np.int32)
+        inside = at < len(groups)
+        inside[inside] = groups[at[inside]] == hashes[inside]
+        return np.where(inside, at, -1).astype(np.int32)
 
     def expected(self, numbers: npt.NDArray[np.int32], elapsed: float, otherwise: FloatArray) -> FloatArray:
         """Returns the expected number of records to come after the fraction `elapsed` of a slice, float64 per group.
@@ -234,18 +238,18 @@ class Timetable:
 
     def learn(self, times: RecordTimes | None) -> None:
         """Adds the slice that has just closed; None: it had too many records."""
-        kept, held = [times], len(times or ())
+        slices, records = [times], len(times or ())
         for older in self.slices[: SLICES - 1]:
-            held += len(older or ())
-            kept.append(older if held <= MAX_TIMES else None)
-        self.slices = tuple(kept)
+            records += len(older or ())
+            slices.append(older if records <= MAX_TIMES else None)
+        self.slices = tuple(slices)
         self._index = _Index.of(self.slices)
 
     def to_state(self) -> State:
         numbers = [self.advantage, [None if s is None else len(s) for s in self.slices]]
-        kept = [s for s in self.slices if s is not None]
-        hashes = np.concatenate([s.hashes for s in kept] or [np.zeros(0, np.uint64)])
-        positions = np.concatenate([s.positions for s in kept] or [np.zeros(0, np.uint32)])
+        stored = [s for s in self.slices if s is not None]
+        hashes = np.concatenate([s.hashes for s in stored] or [np.zeros(0, np.uint64)])
+        positions = np.concatenate([s.positions for s in stored] or [np.zeros(0, np.uint32)])
         return State(numbers, {"spread": self.spread, "hashes": hashes, "positions": positions})
 
     @classmethod

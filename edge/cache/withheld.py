@@ -1,4 +1,4 @@
-"""What a closed slice withholds: a summary of its pending values over all groups."""
+"""The values that a closed slice withholds: a summary of its pending values over all groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def withheld_of(entries: SliceEntries, *, shares: bool = False) -> tuple[Withhel
     """Returns the withheld error of each measure of the budget.
 
     Args:
-        shares: also state the largest shares of groups and the signs of sums, as a measure has a relative limit.
+        shares: also state the groups' largest shares and the signs of sums. Needed for a relative limit.
     """
     result, pending = [], np.flatnonzero(entries.has_pending)
     records = int(entries.pending_records.sum())
@@ -29,7 +29,7 @@ def withheld_of(entries: SliceEntries, *, shares: bool = False) -> tuple[Withhel
         below = np.where(unknown, np.inf, np.maximum(-error, 0.0))
         groups, unsent = int(np.count_nonzero(error)), _largest_unsent(entries, name)
         signs = entries.signs(name) if shares and isinstance(stack, SumStack) else Signs.NOT_NEGATIVE
-        # A pending value may change no group: in a sum it still is a value, an extremum has a better one.
+        # A pending value may change no group. In a sum it still counts. Of an extremum, a better value was sent.
         is_irrelevant = isinstance(stack, ExtremumStack) and not groups and unsent is None
         rest = NOTHING if is_irrelevant else rest_of(stack, pending, records)
         if groups or unsent is not None or signs is not Signs.NOT_NEGATIVE or rest != NOTHING:

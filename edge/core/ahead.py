@@ -1,4 +1,4 @@
-"""Records that were ahead of the clock when they were read: queries that are registered later do not have them."""
+"""Records that were ahead of the clock when the edge read them. Queries registered later lack these records."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from edgewater.synopses import IntArray
 
 MAX_SPANS = 16
-"""Spans of event time that are kept per source. Beyond that, those with the least time between them are joined."""
+"""Spans of event time per source. If there are more, the spans with the least time between them are joined."""
 JOINED_MS = 1_000
-"""Records less than this apart are one span."""
+"""Records whose event times differ by less than this are in one span."""
 
 
 def no_numbers() -> IntArray:
@@ -20,11 +20,11 @@ def no_numbers() -> IntArray:
 
 
 def span_begins(between: IntArray, least: int, most: int) -> IntArray:
-    """Returns where spans begin: at 0, and wherever at least `least` lies between a place and the one before it.
+    """Returns where spans begin: at place 0, and at each place that is at least `least` after the place before it.
 
     Args:
-        between: int64; distances of n + 1 places, each to the next.
-        most: number of spans. Beyond that, those with the least between them are joined.
+        between: int64; distances of n + 1 places, each to the next place.
+        most: the maximum number of spans. If there are more, the spans with the least distance between them are joined.
     """
     apart = between >= least
     if np.count_nonzero(apart) >= most:
@@ -35,10 +35,10 @@ def span_begins(between: IntArray, least: int, most: int) -> IntArray:
 
 @dataclass(slots=True)
 class AheadRecords:
-    """The event times of one source's records that are ahead of the clock, as disjoint spans, ascending.
+    """The event times of one source's records that are ahead of the clock, as disjoint ascending spans.
 
     Attributes:
-        first_ms, last_ms, records: int64, one per span.
+        first_ms, last_ms, records: int64, one element per span.
     """
 
     first_ms: IntArray = field(default_factory=no_numbers)
@@ -62,12 +62,12 @@ class AheadRecords:
 
     def drop_before(self, time_ms: int) -> None:
         """Drops the spans that end before this event time: the clock has reached them."""
-        kept = self.last_ms >= time_ms
-        if not kept.all():
-            self.first_ms, self.last_ms, self.records = self.first_ms[kept], self.last_ms[kept], self.records[kept]
+        ahead = self.last_ms >= time_ms
+        if not ahead.all():
+            self.first_ms, self.last_ms, self.records = self.first_ms[ahead], self.last_ms[ahead], self.records[ahead]
 
     def spans(self, from_ms: int) -> list[tuple[int, int, int]]:
-        """Returns first time, last time and number of records of the spans that reach beyond an event time."""
+        """Returns first time, last time and number of records of each span that reaches beyond an event time."""
         rows = zip(self.first_ms.tolist(), self.last_ms.tolist(), self.records.tolist(), strict=True)
         return [row for row in rows if row[1] >= from_ms]
 

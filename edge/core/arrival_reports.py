@@ -1,14 +1,13 @@
 """Arrival reports: statistics of every record of a query with an accuracy, sent to the center on a schedule.
 
-The monitor also draws the sample of the records that are processed, and reports why others were sampled out.
+The monitor also draws the sample of records to process, and reports why it sampled the other records out.
 
 Statistics are reported by report slots (`edgewater.arrivals.ReportSchedule`), by the stream's clock and not by its
-watermark. A window's end is a report slot, so that all arrivals until then are reported at once; stragglers follow in
-later slots. A slot without arrivals is reported, too, because silence does not say that nothing arrived.
+watermark. A window's end is a report slot, so that all arrivals until then are reported at once. Stragglers follow in
+later slots. A slot without arrivals is reported, too: silence does not say that nothing arrived.
 
-Statistics of many groups may need more bytes than the values. If they took a large part of a narrow link, answers would
-be later than without them. Then only the number of records is reported, once per window, and the center answers
-windows when they are complete.
+Statistics of many groups may need more bytes than the values. On a narrow link they would delay the answers. Then only
+the number of records is reported, once per window, and the center answers windows when they are complete.
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ from edgewater.wire import Arrivals, SamplingReason
 Statistics = SubstreamStatistics | GroupedSubstream
 
 NARROW_SHARE = 0.1
-"""Part of the link that statistics of groups may take, before compression. They are sent again below half of it."""
+"""Part of the link, before compression, above which statistics of groups are not sent. Below half of it they are sent
+again."""
 RATE_WEIGHT = 0.25
 """Weight of the last report in the mean bytes per time."""
 READY_BYTES = 600
-"""The minimum memory of the statistics of a sub-stream until they are sent."""
+"""The least memory of a sub-stream's statistics until they are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class ArrivalMonitor:
         self.last_arrival_ms = MIN_TIME_MS
         self._unreported_reason = SamplingReason.NONE  # why records were sampled out since the last report
         self._counts_only = False  # the link is too narrow for statistics of groups
-        self._bytes_per_ms = 0.0  # of complete statistics of groups, in event time
-        self._full_bytes = 0  # of what has been taken of the report that is not complete
+        self._bytes_per_ms = 0.0  # complete statistics of groups, in bytes per ms of event time
+        self._full_bytes = 0  # the part of the current report that was already taken
 
     @property
     def nbytes(self) -> int:
@@ -107,11 +107,12 @@ class ArrivalMonitor:
         Args:
             times_ms: int64, event times.
             arrival_ms: event time at which the batch arrived.
-            values: float64 per record, NaN where there is none; None for a count.
-            kept: mask of the processed records; None: all.
+            values: float64 per record, NaN for a record without a value; None for a count.
+            kept: mask of the records that the query processes; None: all records.
             keys: an Arrow array per column of `group_by`.
             population: mask of the records that count, whatever their value; None: the records that have a value.
-            bounds: least and greatest possible value per record, for a `population` of which not all values are known.
+            bounds: least and greatest possible value per record. Given if `population` contains records with unknown
+                values.
         """
         arrival_ms = self._monotonic_ms(arrival_ms)
         self._complete_through(self._report_slot(arrival_ms))
@@ -130,7 +131,7 @@ class ArrivalMonitor:
         positions = np.arange(len(born)) if kept is None else np.flatnonzero(kept)
         if population is not None:
             positions = positions[np.isfinite(values[positions])]
-        if population is None:  # else only the values of sampled records have been evaluated
+        if population is None:  # with a population, only the values of sampled records are known
             bounds = values, values
         self._add(born, arrival_ms - origin, keys, values[positions], positions, bounds)
 
@@ -168,7 +169,7 @@ class ArrivalMonitor:
         return self.schedule.starts_at(self._reported) if self._reported != MIN_TIME_MS else MIN_TIME_MS
 
     def due(self, now_ms: int) -> bool:
-        """Returns whether the clock has passed a report slot that has not been reported."""
+        """Returns whether the clock has passed a report slot whose report has not been taken."""
         return self._report_slot(now_ms) > self._reported
 
     def next_due_ms(self, now_ms: int) -> int:
@@ -183,7 +184,7 @@ class ArrivalMonitor:
     def choose_detail(self, link_bytes_per_ms: float) -> None:
         """Chooses whether the link is wide enough for statistics of groups. Called at each pull.
 
-        While records are sampled out, their statistics are sent in any case: estimates need them.
+        While records are sampled out, the statistics of groups are sent on any link, because estimates need them.
 
         Args:
             link_bytes_per_ms: bytes per ms of event time; 0: unknown.
@@ -196,12 +197,14 @@ class ArrivalMonitor:
     def take(
         self, now_ms: int, capacity_bytes: int, *, unread: bool = False, count: int | None = None
     ) -> Arrivals | None:
-        """Takes the report of the last report slot that the clock has passed; None: nothing is due.
+        """Takes the report of the last report slot that the clock has passed; None: no report is due.
 
-        Statistics that exceed the capacity are left for the next frame; the slot is reported with the last of them.
+        Statistics that exceed the capacity wait for the next frame. The slot counts as reported with its last
+        statistics.
 
         Args:
-            unread: whether there may be unread input; a report without arrivals then does not mean that none came.
+            unread: whether the source may have unread input. A report without arrivals then does not mean that none
+                came.
             count: in a replay, the number of sub-streams to report, whatever the capacity.
         """
         slot = max(self._report_slot(self._monotonic_ms(now_ms)), self._complete)
@@ -237,7 +240,7 @@ class ArrivalMonitor:
             self._ready = {grouped[0].index: grouped[0]}
 
     def _learn_bytes(self, slot: int) -> None:
-        """Learns from a complete report up to a slot how many bytes complete statistics need."""
+        """Updates the bytes per time that complete statistics need, when a report up to a slot is complete."""
         if self._reported != MIN_TIME_MS:
             now = self._full_bytes / ((slot - self._reported) * self.schedule.grid.slot_ms)
             self._bytes_per_ms += RATE_WEIGHT * (now - self._bytes_per_ms)
@@ -248,7 +251,7 @@ class ArrivalMonitor:
         return self.schedule.last_window_end(slot) if self._counts_only else self.schedule.last_report_slot(slot)
 
     def _monotonic_ms(self, time_ms: int) -> int:
-        """Returns the time, or the last one if the clock was set back: a report is never revoked."""
+        """Returns the time. If the clock was set back, returns the last time, because a report is never revoked."""
         at_least = self.last_arrival_ms
         if self._complete != MIN_TIME_MS:
             at_least = max(at_least, self.schedule.starts_at(self._complete))
@@ -256,9 +259,9 @@ class ArrivalMonitor:
         return self.last_arrival_ms
 
     def restart_reports(self) -> None:
-        """Restarts the reports after the center has measured that this edge's clock was ahead.
+        """Restarts the reports. Called when the center has measured that this edge's clock was ahead.
 
-        Otherwise the edge would report nothing for as long as its clock was ahead.
+        Without the restart, the edge would report nothing for as long as its clock was ahead.
         """
         self._complete = self._reported = self.last_arrival_ms = MIN_TIME_MS
 

@@ -1,9 +1,9 @@
-"""The backfill of a query: records that a stream's sources delivered before the query was registered are read again.
+"""The backfill of a query: the edge reads again the records that sources delivered before the registration.
 
-A source's records are counted by event time as they are delivered. When a query with ``since`` is registered, these
-counts are what its backfill has to read, and each record that is read again is subtracted. So the counts that are left
-bound the event time of the unread records, whatever the order of files: they are the watermark of the backfill, and at
-its end they are the records that can no longer be read.
+The edge counts a source's records by event time when it delivers them. When a query with ``since`` is registered, these
+counts are what its backfill has to read. Each record that is read again is subtracted. The remaining counts bound the
+event times of the unread records, whatever the order of files, so they give the backfill's watermark. At the end of the
+backfill, the remaining records can no longer be read.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 
 MAX_BUCKETS = 2048
-"""Buckets of counts per source. With more, the buckets become twice as wide."""
+"""Maximum number of buckets per source. Beyond it, the buckets become twice as wide."""
 FIRST_WIDTH_MS = 1_000
 MAX_SPANS = 8
-"""Spans of event time in which the records of one source that cannot be read again are stated."""
+"""Spans of event time in which a backfill states the lost records of one source."""
 FIRST_RECORD_NUMBER = MIN_TIME_MS
-"""Records of a backfill are numbered from here: their numbers identify them, and differ from those of live records."""
+"""Number of the first record of a backfill. Numbers identify records, so they differ from the numbers of live records.
+"""
 
 
 @dataclass(slots=True)
 class TimeCounts:
-    """Numbers of records by event time, in at most `MAX_BUCKETS` buckets of equal width; empty ones are not kept.
+    """Numbers of records by event time, in at most `MAX_BUCKETS` non-empty buckets of equal width.
 
     Attributes:
         buckets: int64, ascending: event times divided by `width_ms`, rounded down.
@@ -73,8 +74,8 @@ class TimeCounts:
 
     def since(self, since_ms: int) -> TimeCounts:
         """Returns a copy of the buckets that reach beyond an event time."""
-        kept = (self.buckets + 1) * self.width_ms > since_ms
-        return TimeCounts(self.width_ms, self.buckets[kept], self.counts[kept])
+        reached = (self.buckets + 1) * self.width_ms > since_ms
+        return TimeCounts(self.width_ms, self.buckets[reached], self.counts[reached])
 
     def first_ms(self) -> int:
         """Returns the start of the first bucket that is not 0; the maximum time if there is none."""
@@ -84,7 +85,7 @@ class TimeCounts:
     def spans(self) -> list[tuple[int, int, int | None]]:
         """Returns the event times [from, to) and the number of records of adjacent buckets that are not 0.
 
-        The number is None where more records were removed than added. At most `MAX_SPANS`: those with the least time
+        The number is None where more records were removed than added. Beyond `MAX_SPANS`, the spans with the least time
         between them are joined.
         """
         filled = np.flatnonzero(self.counts)
@@ -118,8 +119,8 @@ class Backfill:
 
     Attributes:
         since_ms: event time from which records count.
-        unread: by source, the records that have not been read again; a source whose backfill has ended is removed.
-        records: number of records read.
+        unread: by source, the records that have not been read again. A source is removed when its backfill ends.
+        records: number of records that the backfill has read.
     """
 
     since_ms: int
@@ -136,7 +137,7 @@ class Backfill:
         return sum(counts.records for counts in self.unread.values())
 
     def read(self, source: str, times_ms: IntArray) -> None:
-        """Subtracts records that were read again. Those before `since_ms` may be in the first bucket too."""
+        """Subtracts records that were read again. Records before `since_ms` may be in the first bucket too."""
         counts = self.unread[source]
         counts.add(times_ms[times_ms >= self.since_ms // counts.width_ms * counts.width_ms], -1)
         self.records += len(times_ms)

@@ -1,9 +1,9 @@
-"""The batches that a query has not processed yet: each query has a queue, and all queues share the batches.
+"""The batches that a query has not processed yet. Each query has a queue, and all queues share the batches.
 
-On an edge that is short of CPU, a batch is appended to the queues of its stream's queries (`Ingested.queued`), and each
-query processes it when it is its turn (`Ran`). Until then the query is where it was: it sees the watermark that the
-stream had before the first batch of its queue, so it neither closes a slice nor drops a record that it would not have
-closed or dropped then, and what it reports never covers records that it has not processed.
+On an edge that is short of CPU, a batch is appended to the queues of its stream's queries (`Ingested.queued`). Each
+query processes the batch when the scheduler chooses it (`Ran`). Until then the query reads the watermark that the
+stream had before the first batch of the query's queue. So the queue changes neither which slices the query closes nor
+which records are late. And what the query reports never covers records that it has not processed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 import pyarrow as pa
 
 JOINED_ROWS = 32_768
-"""Most records of batches that a query processes as one. Of more, copying takes what fewer batches save
+"""Maximum rows of batches that a query processes as one batch. Copying more rows costs more than fewer batches save
 (`docs/decisions/0012-scheduling.md`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedBatch:
-    """A batch of a stream, and what was known when it was ingested.
+    """A batch of a stream, with the stream's state at its ingestion.
 
     Attributes:
-        first: number in the stream of its first record.
-        watermark_ms: of the stream, before the batch.
+        first: number in the stream of the batch's first record.
+        watermark_ms: the stream's watermark before the batch.
         arrival_ms: wall time.
-        start_bytes: size of the batches that were queued in its stream before it.
-        end_bytes: the same with this batch, as it was queued.
+        start_bytes: size of the earlier batches that were queued in the stream.
+        end_bytes: `start_bytes` and the size of this batch as it was queued.
     """
 
     batch: pa.RecordBatch
@@ -41,13 +41,13 @@ class QueuedBatch:
 
     @property
     def end(self) -> int:
-        """Number of the record after its last one."""
+        """Number of the record after the batch's last record."""
         return self.first + int(self.batch.num_rows)
 
 
 @dataclass(slots=True)
 class BatchQueue:
-    """The queue of one query: batches of its stream up to the newest one.
+    """The queue of one query: batches of its stream up to the newest batch.
 
     Attributes:
         done: the query has processed the records before this number of the stream.
@@ -70,7 +70,7 @@ class BatchQueue:
 
     @property
     def nbytes(self) -> int:
-        """Size of its batches, which other queues share."""
+        """Size of the queue's batches, which other queues share."""
         return self.batches[-1].end_bytes - self.batches[0].start_bytes if self.batches else 0
 
     @property
@@ -81,11 +81,12 @@ class BatchQueue:
         self.batches.append(batch)
 
     def take(self, through: int, joins: Callable[[int, int], bool] | None = None) -> Iterator[list[QueuedBatch]]:
-        """Removes the records before number `through`; yields the parts that are processed as one (`joined`).
+        """Removes the records before number `through` and yields lists of parts. The query processes each list as one
+        batch.
 
         Args:
-            joins: whether batches may be processed as one that were ingested at these two watermarks: each batch costs
-                a query a fixed time; None: they may not.
+            joins: whether batches may be processed as one that were ingested at these two watermarks. Joining saves the
+                fixed time per batch. None: batches are never joined.
         """
         parts: list[QueuedBatch] = []
         while self.batches and self.done < through and self.batches[0].first < through:
@@ -113,12 +114,12 @@ class BatchQueue:
 
 
 def joined(parts: Sequence[QueuedBatch]) -> pa.RecordBatch:
-    """Returns adjacent parts as one batch; a copy if there are several."""
+    """Returns adjacent parts as one batch; copies the rows if there are several parts."""
     return parts[0].batch if len(parts) == 1 else pa.concat_batches([part.batch for part in parts])
 
 
 def queues_to_state(queues: Mapping[str, BatchQueue]) -> tuple[list[Any], dict[str, bytes]]:
-    """Serialises the queues of one stream's queries, by name; each batch once."""
+    """Serialises the queues of one stream's queries, by name. Each batch is serialised once."""
     batches = {each.first: each for queue in queues.values() for each in queue.batches}
     heads = [[b.first, b.watermark_ms, b.arrival_ms] for _, b in sorted(batches.items())]
     numbers = {name: [[each.first for each in queue.batches], queue.done] for name, queue in queues.items()}

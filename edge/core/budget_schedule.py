@@ -1,9 +1,9 @@
 """The schedule of this edge's shares of a query's error budget, by slice. Pure.
 
-Each slice has one share and keeps it: a new share applies from some slice on, never to slices that have been closed. So
-a smaller share needs no coordination with messages in flight: every later slice will be closed under the new share, and
-the reports of earlier slices stay valid. Therefore an edge may confirm a smaller share as soon as it is in its journal,
-and nothing that was closed has to be sent again (`docs/explanation/shares.md`).
+Each slice has one share and keeps it: a new share applies from some slice on, never to closed slices. So a smaller
+share needs no coordination with messages in flight. Later slices close under the new share, and the reports of earlier
+slices stay valid. Therefore an edge may confirm a smaller share as soon as the share is in its journal. No closed slice
+is sent again (`docs/explanation/shares.md`).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class ShareSchedule:
 
         Args:
             from_ms: the first slice to which the center allows the shares to apply.
-            open_from_ms: no slice that starts at or after this has been closed.
+            open_from_ms: every slice that starts at or after this event time is still open.
         """
         if version <= self.version:
             return self
         start_ms = max(from_ms, open_from_ms)
-        # Merged steps get the smaller shares, so that slices withhold less than they may.
+        # Merged steps get the smaller shares, so that slices withhold less than allowed, never more.
         return ShareSchedule(version, self.steps.replaced_from(start_ms, shares, max_steps=MAX_STEPS, combine=min))
 
     @classmethod
@@ -57,7 +57,7 @@ class ShareSchedule:
         return cls(0, ShareSteps.constant(shares))
 
     def without_before(self, slice_start_ms: int) -> ShareSchedule:
-        """Returns the schedule without the steps that only slices before this one need."""
+        """Returns the schedule without the steps that only slices before this slice need."""
         return ShareSchedule(self.version, self.steps.without_before(slice_start_ms))
 
     def to_state(self) -> dict[str, Any]:

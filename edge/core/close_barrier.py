@@ -1,6 +1,6 @@
-"""The close barrier of a query with early answers: up to where its slices may be closed.
+"""The close barrier of a query with early answers: the event time up to which its slices may be closed.
 
-A slice from which records were sampled out stays open until the arrivals of these records have been reported.
+If records of a slice were sampled out, the slice stays open until the arrivals of these records have been reported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgewater.model.windows import SlidingWindow
 
 
 def is_unreported(slice_: Slice, reported_before_ms: int) -> bool:
-    """Returns whether records of the slice were sampled out whose arrivals have not been reported."""
+    """Returns whether the slice has sampled-out records whose arrivals have not been reported."""
     return slice_.unreported_until_ms > MIN_TIME_MS and slice_.unreported_until_ms >= reported_before_ms
 
 
@@ -23,13 +23,13 @@ def close_barrier_ms(
 ) -> int:
     """Returns the close barrier for sampled queries: the event time up to which slices may be closed.
 
-    It is the watermark, or less if arrivals in a slice are unreported. A slice that was closed before, and for which
-    late records have arrived, only holds back the slices with which one of its windows would become final.
+    It is the watermark, or less if a slice has unreported arrivals. A slice that was already closed and has got late
+    records holds back only the close that would make one of its windows final.
 
     Args:
         slices: by their start.
         reported_before_ms: as in `ArrivalMonitor.reported_before_ms`.
-        through_ms: event time up to which slices are closed already.
+        through_ms: event time up to which slices are already closed.
     """
     result = watermark_ms
     for start, slice_ in slices.items():

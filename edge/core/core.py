@@ -60,18 +60,18 @@ from edgewater.wire import Frame, QueryRef, encode_body
 from edgewater.wire import uplink_pb2 as pb
 
 MOST_SHARED = 4
-"""What queries share of queued batches takes at most so many times the size of the queues."""
+"""The results that queries share of queued batches take at most this many times the memory of the queues."""
 _KIND = "edge-core"
 
 
 class CostMeter(Protocol):
-    """Measures what queries cost; it has the clock that the core lacks."""
+    """Measures the CPU that queries use. It has a clock, which the core must not have."""
 
     def begin(self) -> None:
-        """Called before the first of a row of queries processes records."""
+        """Called before the first of several queries processes records."""
 
     def end(self, query: QueryRef, records: int) -> None:
-        """Called when a query has processed records, since `begin` or the last `end`."""
+        """Called when a query has processed records. Its time began at `begin` or at the last `end`."""
 
 
 class EdgeCore:
@@ -79,19 +79,19 @@ class EdgeCore:
 
     Args:
         streams: the streams of this edge, by name.
-        source: a number of this edge (`sample_rows.source_of` its id and incarnation). With the number of a
-            record in its stream it identifies the record, so that edges draw independent samples.
-        encode: serialises a partial. The simulator replaces it where bytes are not measured.
+        source: a number of this edge (`sample_rows.source_of` its id and incarnation). With the number of a record in
+            its stream it identifies the record, so that edges draw independent samples.
+        encode: serialises a partial. The simulator replaces it where it does not measure bytes.
 
     Attributes:
         queries: the running queries.
         pulls: when and how pulls are made.
         refused: the queries that do not match this edge's streams.
-        configured: whether a set of queries has been received.
-        configurations: how often one was received by this object.
+        configured: whether the core has received a set of queries.
+        configurations: how many sets of queries this object has received.
         next_seq: the number of the next frame.
         unacked: frames that the center has not acknowledged, ascending.
-        cost_meter: told which query processes how many records; nothing depends on it.
+        cost_meter: measures how long each query processes records. The core's decisions do not depend on it.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class EdgeCore:
         self._batch_number = 0
         self._max_state_bytes: int | None = None
         self._columns: dict[str, dict[str, str]] = {}
-        self._changed: dict[str, tuple[str, str]] = {}  # in a replay only
+        self._changed: dict[str, tuple[str, str]] = {}  # only in a replay: (type when read, type now) by column
         self._now_ms = 0
 
     def handle(self, event: Event) -> list[Effect]:
@@ -130,11 +130,11 @@ class EdgeCore:
     def _(self, event: Configured) -> list[Effect]:
         self.configured = True
         self.configurations += 1
-        wanted = dict(event.queries)
-        for ref in [r for r in (*self.queries, *self.refused) if r not in wanted]:
+        specs = dict(event.queries)
+        for ref in [r for r in (*self.queries, *self.refused) if r not in specs]:
             self.queries.pop(ref, None)
             self.refused.pop(ref, None)
-        added = [(ref, spec) for ref, spec in wanted.items() if ref not in self.queries and ref not in self.refused]
+        added = [(ref, spec) for ref, spec in specs.items() if ref not in self.queries and ref not in self.refused]
         for ref, pipeline in self.queries.items():
             pipeline.store.set_windows(event.windows.get(ref, ALL_WINDOWS))
         effects = [self._add(ref, spec, event.windows.get(ref, ALL_WINDOWS)) for ref, spec in added]
@@ -144,11 +144,20 @@ class EdgeCore:
     def _add(self, ref: QueryRef, spec: QuerySpec, windows: WindowRange) -> Effect:
         stream = self.streams.get(spec.stream)
         if stream is None:
-            return self._refuse(ref, InvalidQuery("from", spec.stream, f"one of {', '.join(self.streams)}",
-                                                  "this edge has no such stream"))  # fmt: skip
+            return self._refuse(
+                ref,
+                InvalidQuery("from", spec.stream, f"one of {', '.join(self.streams)}", "this edge has no such stream"),
+            )
         if spec.accuracy is not None and spec.accuracy.kind is not None and stream.spec.clock is None:
-            return self._refuse(ref, InvalidQuery("accuracy", spec.accuracy.to_mapping(), "a stream with a clock",
-                                                  f"{spec.stream} is read as fast as it comes"))  # fmt: skip
+            return self._refuse(
+                ref,
+                InvalidQuery(
+                    "accuracy",
+                    spec.accuracy.to_mapping(),
+                    "a stream with a clock",
+                    f"{spec.stream} is read as fast as it comes",
+                ),
+            )
         try:
             bound = spec.bind(stream.spec.columns)
         except InvalidQuery as exc:
@@ -172,7 +181,7 @@ class EdgeCore:
                 if pipeline.backfill is not None:
                     pipeline.end_backfill(pipeline.backfill.unread.keys() - state.replayable)
         self._set_max_state_bytes(event.max_state_bytes)
-        # The previous configuration may have been the reason of a refusal.
+        # A query may have been refused because of the previous configuration.
         self.refused.clear()
         return []
 
@@ -190,7 +199,7 @@ class EdgeCore:
         return self.streams[name]
 
     def _read_as(self, columns: Mapping[str, Mapping[str, str]]) -> None:
-        """Sets the types of the columns with which the following records were read; notes those that differ now."""
+        """Sets the types of columns with which the next records of the journal were read, and notes changed types."""
         self._columns = {name: dict(types) for name, types in columns.items()}
         self._changed = {
             f"{stream}.{column}": (before, now[column])
@@ -323,12 +332,12 @@ class EdgeCore:
         for pipeline in self._oldest_first():
             if effects and not _may_follow(pipeline):
                 continue
-            left = self._pull(pipeline, event, room)
-            if left is None:
+            result = self._pull(pipeline, event, room)
+            if result is None:
                 continue
-            frame = Frame.pack(self.next_seq, pipeline.ref, left.body)
+            frame = Frame.pack(self.next_seq, pipeline.ref, result.body)
             self._append_unacked(frame)
-            effects.append(FrameBuilt(frame, left.closed))
+            effects.append(FrameBuilt(frame, result.closed))
             room -= frame.plain_wire_bytes
             if _is_full(event, len(effects), room):
                 break
@@ -344,7 +353,7 @@ class EdgeCore:
         effects, room, frames = list[Effect](event.built), event.pull.capacity_bytes, 0
         for pipeline in self._oldest_first():
             if pipeline.ref not in recorded:
-                # What the policies learn is the same as it was.
+                # The policies change their state, as they did before the restart.
                 if not frames or _may_follow(pipeline):
                     self._pull(pipeline, event.pull, room, RecordedPull(None))
                 continue
@@ -405,7 +414,7 @@ class EdgeCore:
         return []
 
     def held_memory(self) -> dict[QueryRef, HeldMemory]:
-        """Returns, by query, the memory that no link frees: see `edge.core.memory`."""
+        """Returns, by query, the memory that acknowledgements do not free (`edge.core.memory`)."""
         return {ref: pipeline.store.held_memory(pipeline.watermark_ms) for ref, pipeline in self.queries.items()}
 
     def queries_of(self, stream: str) -> list[QueryPipeline]:
@@ -423,8 +432,9 @@ class EdgeCore:
 
     @property
     def queued_bytes(self) -> int:
-        """Memory of the batches that queries have not processed, and of what these share of them; a batch that several
-        queries wait for counts once."""
+        """Memory of the unprocessed batches and of the results that queries share of them. A batch counts once, even if
+        several queries wait for it.
+        """
         if not any(p.queue for p in self.queries.values()):
             return 0
         batches = sum(shared_bytes(p.queue for p in self.queries_of(name)) for name in self.streams)
@@ -470,7 +480,8 @@ class EdgeCore:
     def restore(self, data: bytes) -> None:
         """Puts a new core into the state that `to_state` returned.
 
-        The core is built from the configuration first: streams that it no longer has are dropped, with their queries.
+        The caller builds the core from the configuration first. Streams that the configuration no longer has are
+        dropped, with their queries.
 
         Raises:
             CorruptSynopsis, UnsupportedVersion: the bytes are damaged, or of a newer release.
@@ -506,7 +517,9 @@ class EdgeCore:
 
 
 def _is_full(pull: PullEvent, frames: int, room: int) -> bool:
-    """Whether a pull ends with these frames. One more gets at least half of the capacity: smaller ones cost more."""
+    """Returns whether a pull ends with these frames. Small frames cost more, so another frame needs at least half of
+    the capacity.
+    """
     return frames >= pull.max_frames or 2 * room < pull.capacity_bytes
 
 
@@ -516,7 +529,7 @@ def _may_follow(pipeline: QueryPipeline) -> bool:
 
 
 def _count_rejected(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> None:
-    """States rejected records, before the batch moves the watermark: windows that lack them are still open."""
+    """States rejected records. Called before the batch advances the watermark, while the affected windows are open."""
     for rejected in stream.reject(event.source, event.rejected, event.arrival_ms):
         for pipeline in queries:
             pipeline.store.losses.reject(rejected, event.arrival_ms)

@@ -1,10 +1,10 @@
 """The drift rates of a query's measures at this edge, by which the center divides an error budget. Pure.
 
-If all drift of all groups were sent in updates of one share each, bytes would be b·r/E, with r the total drift rate.
-But a group that changes by less than the share in a window is never sent, and a group that changes by far more is sent
-once whatever the share. Only the groups in between determine how many bytes a larger share saves. So r is defined such
-that the law b·r/E holds there: with N(e) updates of more than e, N(E/2) − N(2E) = 1.5·r/E.
-Measured in `bench/shares.py`: with the total drift as r, small budgets cost 2–5 % more than an equal split.
+If all drift of all groups were sent in updates of one share each, bytes would be b·r/E, with r the total drift rate and
+E the share. But a group that changes by less than E in a window is never sent. A group that changes by far more is sent
+once, whatever the share. Only the groups between these two determine how many bytes a larger share saves. So r is
+defined such that the law b·r/E holds for them: with N(e) updates of more than e, N(E/2) − N(2E) = 1.5·r/E. Measured in
+`bench/shares.py`: with the total drift as r, small budgets cost 2–5 % more than an equal split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgewater.synopses import FloatArray
 MAX_DRIFT = 1e200
 """The drift of a slice counts as at most this, so that sums over slices stay finite."""
 MEMORY_WINDOWS = 5
-"""Time constant of the rates, in windows: slower than the noise of the load, faster than its daily cycle."""
+"""Time constant of the rates, in windows. It smooths the noise of the load, and follows its daily cycle."""
 
 
 def estimate_drift(errors: FloatArray, share: float) -> float:
@@ -28,7 +28,7 @@ def estimate_drift(errors: FloatArray, share: float) -> float:
 
     Args:
         errors: float64, the error of each group when it was sent, or was withheld at the slice's close.
-        share: the share at that time; 0 returns the total drift, as no better estimate exists.
+        share: the share at that time. With 0 there is no estimate, and the total drift is returned.
     """
     sizes = np.abs(errors[np.isfinite(errors)])
     if share <= 0.0:
@@ -54,7 +54,11 @@ class DriftRates:
         self.per_s: dict[str, float] = {}
 
     def update(self, totals: Mapping[str, float], through_ms: int) -> None:
-        """Updates the rates with the totals when everything up to `through_ms` is closed."""
+        """Updates the rates. Called when all slices up to `through_ms` are closed.
+
+        Args:
+            totals: running totals of the drift, per measure.
+        """
         if not -MAX_TIME_MS < through_ms < MAX_TIME_MS:
             return
         if self._at_ms is not None:

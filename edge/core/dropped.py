@@ -1,4 +1,7 @@
-"""Records that an edge did not count in a query, until the center is told: they came too late, or were rejected."""
+"""The records that an edge did not count in a query, because they came too late or were rejected.
+
+They stay here until a frame reports them to the center.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from edgewater.model.streams import MIN_TIME_MS
 from edgewater.wire import DroppedRecords, DropReason
 
 MAX_SLICES = 1_024
-"""Slices of which one frame names the dropped records. Late records of further slices are reported without their slice,
-and rejected records of one reason are then reported together, by the range of their slices."""
+"""How many slices one frame names with their dropped records. Beyond it, late records are reported without their slice,
+and rejected records are reported per reason, with the range of their slices."""
 _REASONS = {reason.label: reason for reason in DropReason}
 
 _Place = tuple[int, int, DropReason]
@@ -25,7 +28,7 @@ class UnreportedDrops:
 
     Attributes:
         counts: number of records by place.
-        since_ms: wall time of the first of them; None: there are none.
+        since_ms: wall time of the first unreported record; None: there are none.
     """
 
     counts: dict[_Place, int] = field(default_factory=dict)
@@ -35,10 +38,11 @@ class UnreportedDrops:
         return bool(self.counts)
 
     def add(self, slice_start_ms: int, reason: str, records: int, until_ms: int | None = None) -> None:
-        """Adds records that were dropped for one of the reasons of `DropReason`; others are not reported by slice.
+        """Adds records that were dropped for one of the reasons of `DropReason`; other reasons are not reported by
+        slice.
 
         Args:
-            until_ms: as in `DroppedRecords`; of rejected records it is always given.
+            until_ms: as in `DroppedRecords`; always given for rejected records.
         """
         if reason not in _REASONS:
             return
@@ -57,18 +61,18 @@ class UnreportedDrops:
         return united
 
     def begin(self, arrival_ms: int) -> None:
-        """Sets `since_ms`, if these are the first records since the last report."""
+        """Sets `since_ms` to the wall time `arrival_ms`, if it is not set since the last report."""
         if self.counts and self.since_ms is None:
             self.since_ms = arrival_ms
 
     def take(self) -> tuple[DroppedRecords, ...]:
         """Returns the report, ordered by slice, and begins a new one."""
-        taken = tuple(
+        report = tuple(
             DroppedRecords(start, reason, records, None if until == _ONE else until)
             for (start, until, reason), records in sorted(self.counts.items())
         )
         self.counts, self.since_ms = {}, None
-        return taken
+        return report
 
     def to_state(self) -> list[Any]:
         counts = [[start, int(reason), n, until] for (start, until, reason), n in sorted(self.counts.items())]

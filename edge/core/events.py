@@ -21,10 +21,10 @@ from edgewater.wire import Frame, QueryRef, SamplingReason
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The complete set of queries has been received; queries that are not in it are removed.
+    """The complete set of queries has been received. A running query that is not in the set is removed.
 
     Attributes:
-        windows: the windows of the queries that do not have all windows.
+        windows: by query, the windows of a query that does not have all windows.
     """
 
     queries: tuple[tuple[QueryRef, QuerySpec], ...]
@@ -38,9 +38,8 @@ class SourcesOpened:
     Attributes:
         sources: all (stream, source) pairs.
         replayable: names of the sources whose records can be read again.
-        max_state_bytes: memory that a query's groups may be known to take before a batch is applied, which is not
-            counted otherwise; None: unbounded.
-        columns: the types of the streams' columns, with which the records that follow in the journal were read.
+        max_state_bytes: maximum size of a query's groups, estimated before a batch is applied; None: unbounded.
+        columns: the types of the streams' columns, with which the next records of the journal were read.
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -54,8 +53,8 @@ class Ingested:
     """A batch has been decoded: the stream's columns and `event_time_ms` (int64, no nulls).
 
     Attributes:
-        queued: the stream's queries process it only when they run (`Ran`). Otherwise those with an empty queue process
-            it at once.
+        queued: the stream's queries process the batch when they run (`Ran`). If false, queries with an empty queue
+            process it at once.
         rejected: the records of the same input that the source rejected.
     """
 
@@ -69,10 +68,11 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Queries of a stream process, one after the other, the records of their queues whose number is below `through`.
+    """Queries of a stream process the records of their queues whose number is below `through`, one query after the
+    other.
 
     The shell decides by measured times which queries run and how far. The event records the decision, so that a replay
-    asks no scheduler.
+    needs no scheduler.
     """
 
     queries: tuple[QueryRef, ...]
@@ -81,7 +81,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class BackfillIngested:
-    """A batch that a source delivered before the query was registered has been read again, for this query only."""
+    """A source has read a batch again for one query. The batch was delivered before the query was registered."""
 
     query: QueryRef
     source: str
@@ -92,7 +92,7 @@ class BackfillIngested:
 
 @dataclass(frozen=True, slots=True)
 class BackfillEnded:
-    """The backfill of a query has read all that can still be read of a source."""
+    """The backfill of a query has read all records of a source that can still be read."""
 
     query: QueryRef
     source: str
@@ -100,7 +100,7 @@ class BackfillEnded:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimited:
-    """The open slices of a query, or of all queries, hold more memory than they may, or no longer do."""
+    """The core applies a `MemoryAction` to the open slices of a query."""
 
     query: QueryRef
     action: MemoryAction
@@ -116,15 +116,15 @@ class SourceEnded:
 
 @dataclass(frozen=True, slots=True)
 class InputLost:
-    """Input of a source is lost, or cannot be excluded to be.
+    """Input of a source is lost, or its loss cannot be excluded.
 
     Attributes:
         reason: a `LossReason`.
-        at_ms: wall time at which the loss was found; the lost records arrived before.
-        from_ms, to_ms: event times of the lost records, [from_ms, to_ms). None: unknown. On a stream with a clock the
-            latter is then bounded by `at_ms` and the newest record of the stream.
+        at_ms: wall time at which the loss was noticed; the lost records arrived before.
+        from_ms, to_ms: event times of the lost records, [from_ms, to_ms). None: unknown. If the stream has a clock,
+            `at_ms` and the stream's newest record then bound `to_ms`.
         records: number of lost records; None: unknown.
-        was_ingested: an `Ingested` of these records was journaled, and recovery cannot repeat it.
+        was_ingested: the journal had an `Ingested` of these records, and recovery cannot repeat it.
     """
 
     stream: str
@@ -142,8 +142,8 @@ class TickEvent:
     """Time has passed. Due at `EdgeCore.next_deadline`; harmless at any other time.
 
     Attributes:
-        unread: names of the sources that could not be read until now; their silence does not mean that they are idle.
-        empty_ms: by source, the wall time at which it was last found to have nothing to read; absent: `now_ms`.
+        unread: names of the sources that could not be read until now. Their silence does not mean that they are idle.
+        empty_ms: by source, the wall time at which the last read of it returned nothing; absent: `now_ms`.
     """
 
     now_ms: int
@@ -156,20 +156,21 @@ class PullEvent:
     """The link has room for about `capacity_bytes`: the core builds the most urgent frame, or frames.
 
     Attributes:
-        capacity_bytes: bytes of bodies before compression. How well the session compresses is part of this number, and
-            of `bandwidth_bytes_s`: the core does not learn it.
-        drain_windows: per stream, in event time: now, and the time at which sending all pending values of open
-            slices would be finished (`EdgeCore.drain_windows`). Slices that end after now may be sent from, so that
-            early sends are spread over the window instead of queueing at its end.
-        bandwidth_bytes_s: the measured bandwidth, in bytes before compression; 0: unknown. Staleness budgets compute
-            the remaining sends from it.
+        capacity_bytes: bytes of frame bodies before compression. The shell computes this number, and
+            `bandwidth_bytes_s`, from the session's compression ratio, which the core does not have.
+        drain_windows: per stream, in event time: now, and the time at which sending all pending values of open slices
+            would be finished (`EdgeCore.drain_windows`). Slices that end after now may be sent from, so that early
+            sends are spread over the window instead of queueing at its end.
+        bandwidth_bytes_s: the measured bandwidth, in bytes before compression; 0: unknown. Under staleness budgets it
+            determines how many sends remain.
         path_delay_ms: wall time from sending a frame to its arrival at the center.
         processing_ms: per query, the wall time from the arrival of a frame at the center until its values are in an
-            answer; 0 for the others. The edge's own deadline is the staleness budget less both.
+            answer; 0 for an absent query. The edge's own deadline is the staleness budget less both delays.
         unread: the streams that may have unread input.
         max_frames: with more than 1, frames of other queries with closed slices follow, as long as the link has room.
-        least_bytes_s: while the bandwidth is only assumed, what the link carries at least, in bytes before compression:
-            early sends of exact results and error budgets are planned with it. 0: the bandwidth is measured.
+        least_bytes_s: a lower bound of the link's bandwidth while it is not measured, in bytes per second before
+            compression. Early sends of exact results and error budgets are planned with it. 0: the bandwidth is
+            measured.
     """
 
     capacity_bytes: int
@@ -186,11 +187,11 @@ class PullEvent:
 class PullReplayed:
     """A `PullEvent` has been read from the journal, with its outcome, which the core applies again.
 
-    The core does not select groups anew: the selection may depend on the last bit of an exponential, which may differ
+    The core does not select groups anew. A selection may depend on the last bit of an exponential, which may differ
     between libraries and processors.
 
     Attributes:
-        built: the frames that were built, each of another query.
+        built: the frames of the pull, each of another query.
     """
 
     pull: PullEvent
@@ -269,7 +270,7 @@ class FrameBuilt:
 
 @dataclass(frozen=True, slots=True)
 class FrameDiverged:
-    """In a replay, the state gives a frame another body than the recorded one."""
+    """In a replay, the state gives a frame another body than the recorded frame has."""
 
     seq: int
 

@@ -1,4 +1,4 @@
-"""The counters of slices that were sent completely, which late records continue until the slices are final."""
+"""The counters of slices that were sent completely. Late records add to these counters until the slices are final."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Counters = tuple[int, int, int, int]
 """Records, late records, and the event times of the first and the last record."""
 NO_COUNTERS: Counters = (0, 0, MAX_TIME_MS, MIN_TIME_MS)
 MAX_RECENT = 1_024
-"""Entries that are kept apart before they are sorted in, which costs a copy of all."""
+"""Entries that are in a dictionary before they are sorted into the array, which copies the whole array."""
 RECENT_BYTES, SORTED_BYTES = 400, 40
-"""The memory of an entry: apart, and in the arrays."""
+"""The memory of an entry in bytes: in the dictionary, and in the array."""
 
 
 def _no_rows() -> IntArray:
@@ -30,7 +30,7 @@ class FinishedSlices:
     """The counters of finished slices, by start; there may be hundreds of thousands.
 
     Attributes:
-        recent: the entries that were set last; they supersede those in `rows`.
+        recent: the newest entries. They replace entries of the same slices in `rows`.
         rows: int64, (entries, 5): start and counters, ascending by start.
     """
 
@@ -64,19 +64,19 @@ class FinishedSlices:
         self.forget(lambda other: other < start)
 
     def forget(self, is_past: Callable[[int], bool]) -> None:
-        """Forgets the slices that are past; if one is, all earlier ones have to be."""
+        """Forgets the slices that are past. If a slice is past, all earlier slices must be past too."""
         for start in [start for start in self.recent if is_past(start)]:
             del self.recent[start]
         if len(self.rows) and is_past(int(self.rows[0, 0])):
             past = _count_leading(self.rows[:, 0], is_past)
-            self.rows = self.rows[past:].copy()  # a view would keep the memory of all
+            self.rows = self.rows[past:].copy()  # a view would keep the whole array in memory
 
     def _sort_in(self) -> None:
         if not self.recent:
             return
         added = np.array([(start, *counters) for start, counters in self.recent.items()], np.int64)
-        kept = self.rows[~np.isin(self.rows[:, 0], added[:, 0])]
-        rows = np.concatenate([kept, added])
+        older = self.rows[~np.isin(self.rows[:, 0], added[:, 0])]
+        rows = np.concatenate([older, added])
         self.rows, self.recent = rows[np.argsort(rows[:, 0], kind="stable")], {}
 
     def to_state(self) -> State:

@@ -1,16 +1,16 @@
-"""When entries of an open slice are sent, and how sums are rounded: so that no byte is sent that can be saved.
+"""When to send entries of an open slice, and how to round sums, so that an edge sends the fewest bytes.
 
-An entry that is sent early has to be sent again if it changes much. So an edge waits until the rest of a slice's time
-is just enough to send what the slice needs:
+An entry that is sent early has to be sent again if it changes much. So an edge waits until the remaining time of a
+slice is just enough to send what the slice needs:
 
-- Under an error budget alone, and for exact results, the last of it should arrive when the slice closes. Entries that
-  change later are sent again, so sending begins `EARLY_MARGIN` times as early as the link needs.
-- Under a combined budget answers have until their deadline. Only what the link could not send between the close and
-  the deadline is sent early, as late as possible. Nothing is omitted: where both limits cannot hold, the error budget
-  does.
+- Under an error budget alone, and for exact results, the last entry should arrive when the slice closes. Entries that
+change later are sent again, so sending begins `EARLY_MARGIN` times as early as the link needs.
+- Under a combined budget answers have until their deadline. Only what the link could not send between the close and the
+deadline is sent early, as late as possible. Nothing is omitted: if the limits contradict each other, the error budget
+holds.
 
-On a link that is too narrow the time begins with the slice: the link is then never idle, and entries whose change is
-improbable go first. On a wide link the time is so short that nothing is sent early.
+On a link that is too narrow, sending begins with the slice: the link is then never idle, and the entries that are least
+likely to change go first. On a wide link the time is so short that nothing is sent early.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ USED_AFTER_CLOSE = 0.8
 EARLY_FRAME_BYTES = 200
 """Approximate size of a frame of an open slice, without entries, before compression."""
 EARLY_FRAME_SHARE = 1 / 2
-"""A frame may have this share of what has to be sent early: larger ones delay what follows, smaller ones are mostly
+"""The fraction of the early sends that one frame may have. Larger frames delay later frames; smaller frames are mostly
 overhead."""
 LEAST_EARLY_GROUPS = 16
-"""A frame of an open slice has at least so many groups, because a smaller frame is mostly overhead."""
+"""The least number of groups in a frame of an open slice. A smaller frame is mostly overhead."""
 EARLY_MARGIN = 1.5
-"""Without a staleness, sending begins so many times as early as the link needs for what the slice needs."""
+"""Without a staleness budget, sending begins this many times as early as the link needs."""
 MIN_DRAIN_MS = 20
-"""What can be sent in less wall time is sent when the slice closes: earlier, many entries would be sent twice."""
+"""Sends that take less wall time than this wait for the slice's close. Sent earlier, many entries would be sent twice.
+"""
 UNKNOWN_DRAIN_SHARE = 1 / 4
-"""While only a lower bound of the bandwidth is known, what would take less of the slice's time is not sent early: the
-link is probably wide, and the entries would be sent twice."""
+"""While only a lower bound of the bandwidth is known: sends that take less than this fraction of the slice's time wait
+for its close. The link is probably wide, and the entries would be sent twice."""
 LATE_SHARE = 1 / 8
-"""If the watermark is further behind the clock than this fraction of a slice, the source may be late. Then nothing of a
-slice that has ended is sent early without a staleness, since most groups will change."""
+"""If the watermark is further behind the clock than this fraction of a slice, the source may be late. Without a
+staleness budget, nothing of an ended slice is then sent early, since most groups will change."""
 NEEDED_MARGIN = 1.1
-"""By how much a slice may need more sends than earlier ones did, or than its first part says."""
+"""A slice may need this many times the sends of earlier slices, or of the estimate from its first part."""
 LEAST_ELAPSED = 0.25
-"""The sends that the first slice needs are extrapolated from no less than this fraction of it."""
+"""The sends of the first slice are extrapolated from at least this fraction of the slice."""
 GROWN_ELAPSED = 0.5
-"""The sends that a slice needs more than earlier ones are extrapolated from no less than this fraction of it."""
+"""The sends that a slice needs beyond earlier slices are extrapolated from at least this fraction of the slice."""
 ROUNDED_SHARE = 1 / 16
 """Sent sums are multiples of at most this fraction of the share, so that they take fewer bytes."""
 
@@ -71,7 +72,7 @@ class SlicePeriod:
 
     @property
     def close_ms(self) -> int:
-        """When the watermark passes the slice's end if it stays as far behind the clock as it is."""
+        """When the watermark will pass the slice's end, if its distance to the clock stays the same."""
         return max(self.end_ms + max(self.now_ms - self.watermark_ms, 0), self.now_ms)
 
 
@@ -82,7 +83,7 @@ class EarlySends:
     Attributes:
         entries: how many entries, at least 1.
         from_ms: event time at which sending them has to begin.
-        fitting: how many of them arrive before the slice closes, at least 1: a later send would delay the close.
+        fitting: how many entries arrive before the slice closes, at least 1. A later send would delay the close.
     """
 
     entries: int
@@ -91,7 +92,9 @@ class EarlySends:
 
     @property
     def in_one_frame(self) -> int:
-        """How many entries one frame may have, if that is more than frames of open slices have."""
+        """How many entries one frame may have. The result applies if it exceeds the usual size of frames of open
+        slices.
+        """
         return math.ceil(EARLY_FRAME_SHARE * self.entries)
 
 
@@ -104,8 +107,9 @@ def early_sends(
     link: LinkEstimate,
     entry_bytes: float,
 ) -> EarlySends | None:
-    """Returns what of an open slice has to be sent before it closes; None: nothing. A slice that would close after its
-    deadline cannot be in time, and waits for its close.
+    """Returns which entries of an open slice have to be sent before it closes; None: no entries.
+
+    A slice that would close after its deadline cannot be in time. It waits for its close.
     """
     budget, waits = spec.staleness_budget, spec.cache.eviction == "gain"
     close_ms = period.close_ms
@@ -124,7 +128,8 @@ def early_sends(
     rate = link.bytes_per_ms / entry_bytes
     after_close = _entries_in(free_ms * USED_AFTER_CLOSE, link, entry_bytes)
     excess = _most_needed(slice_, history, period) - after_close
-    if close_ms - margin * max(excess, 0.0) / rate <= period.now_ms:  # looking at each group would not change it before
+    # before that time, counting the groups changes nothing
+    if close_ms - margin * max(excess, 0.0) / rate <= period.now_ms:
         excess = min(excess, _needed(slice_, history, limits, period) - after_close)
     before_close_bytes = link.bytes_per_ms * (close_ms - period.now_ms - queued_ms) - EARLY_FRAME_BYTES
     fitting = math.floor(before_close_bytes / entry_bytes)
@@ -139,12 +144,12 @@ def early_sends(
 
 
 def _entries_in(free_ms: float, link: LinkEstimate, entry_bytes: float) -> float:
-    """Returns how many entries the link sends in a time after the close, beside the frame that closes the slice."""
+    """Returns how many entries the link sends within `free_ms` after the close, beside the closing frame."""
     return max(link.bytes_per_ms * free_ms - CLOSING_FRAME_BYTES, 0.0) / entry_bytes
 
 
 def _most_needed(slice_: Slice, history: GroupHistory, period: SlicePeriod) -> float:
-    """Returns an upper bound of `_needed`, without looking at each group."""
+    """Returns an upper bound of `_needed`, without a loop over the groups."""
     groups = len(slice_.entries) / max(period.elapsed, LEAST_ELAPSED)
     return NEEDED_MARGIN * max(groups, history.needed if history.slices else 0.0)
 
@@ -154,18 +159,19 @@ def _needed(slice_: Slice, history: GroupHistory, limits: ErrorLimits, period: S
     pending = slice_.count_pending(limits, 1.0)
     if not history.slices:
         return max(float(pending), NEEDED_MARGIN * pending / max(period.elapsed, LEAST_ELAPSED))
-    # If repeated sends counted, a slice that repeats many would let the next one begin earlier, and repeat more.
-    sent = int(np.count_nonzero(slice_.entries.sends))
-    seen = int(np.count_nonzero(primary_mask(slice_.entries, limits) | (slice_.entries.sends > 0)))
-    needed = max(NEEDED_MARGIN * history.needed, seen / max(period.elapsed, GROWN_ELAPSED)) - sent
+    # Repeated sends do not count. Otherwise a slice with many of them would let the next slice begin earlier and repeat
+    # more.
+    sent_groups = int(np.count_nonzero(slice_.entries.sends))
+    changed_groups = int(np.count_nonzero(primary_mask(slice_.entries, limits) | (slice_.entries.sends > 0)))
+    needed = max(NEEDED_MARGIN * history.needed, changed_groups / max(period.elapsed, GROWN_ELAPSED)) - sent_groups
     return max(float(pending), needed)
 
 
 def quanta_of(spec: QuerySpec, shares: Mapping[str, float], stacks: Mapping[str, Stack]) -> dict[str, float]:
-    """Returns, per measure whose sent values are rounded, the power of two of which they are multiples.
+    """Returns the rounding unit of each measure whose sent values are rounded, a power of two.
 
-    What rounding leaves is withheld. Such a rest counts as a record that was not sent, so nothing is rounded beside a
-    limit of records or a percentage.
+    The difference of rounding is withheld. It counts as a record that was not sent, so nothing is rounded if the query
+    limits records or a percentage.
 
     Args:
         shares: the largest error that a slice may withhold, per measure with an absolute limit.

@@ -2,10 +2,12 @@
 records.
 
 A user-defined function may cost a thousand times as much as reading the record. So if a query's accuracy is about such
-a function, the population from which records are sampled is defined without it: the records that count in the query
-and have no null in a column that the function needs. If the function returns null for a sampled record, a sum counts it
-as 0, which makes the sample unbiased, and a mean leaves it out. For a sum the same holds while all records are
-processed, so that the population does not change when the rate changes within a window.
+a function, the population of the sample is defined without the function. It is the records that count in the query and
+have no null in a column that the function needs.
+
+The function may return null for a sampled record. A sum counts the record as 0, which makes the sample unbiased, and a
+mean ignores the record. A sum also counts it as 0 while all records are processed. So the population does not change
+when the rate changes within a window.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class MeasureArguments:
         text = measure.measure.argument
         if text is None or measure.argument is None:
             return None
-        key = text, measure.argument.type  # a function of rows reads "x" as rows of one number
+        # a function of rows reads "x" as rows of one number, so the type is part of the key
+        key = text, measure.argument.type
         if key not in self._evaluated:
             self._evaluated[key] = measure.argument.array(self.records)
         return self._evaluated[key]
@@ -74,13 +77,17 @@ class AccuracyMeasure:
         assert accuracy is not None
         (self.measure,) = (m for m in bound.measures if m.measure.name == accuracy.measure)
         self.kind, self._range = accuracy.kind, accuracy.range
-        # A count counts the records that have a value, so it needs the values of all records.
+        # A count depends on which records have a value, so it needs the values of all records.
         self.only_sampled = self.measure.measure.is_expensive and self.kind in ("sum", "mean")
         text = self.measure.measure.argument
         self._needed = null_rejecting_columns(parse_sql(text, "")) if self.only_sampled and text is not None else []
 
     def observed(self, arguments: MeasureArguments, kept: BoolArray | None) -> ObservedRecords:
-        """Returns the monitor's input for records of which the `kept` ones are processed (None: all)."""
+        """Returns the monitor's input for a batch.
+
+        Args:
+            kept: mask of the records that the query processes; None: all records.
+        """
         if self.only_sampled and (kept is not None or self.kind == "sum"):
             return self._sampled_only(arguments, kept)
         # The records of a synopsis are counted, also those without a value.
@@ -111,7 +118,7 @@ class AccuracyMeasure:
         return ObservedRecords(values, population, processed, self._bounds(values))
 
     def _bounds(self, values: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-        """Returns the bounds of values that are NaN where they are unknown; None: the declared range does not hold."""
+        """Returns the bounds of values, NaN where a value is unknown; None: the declared range does not hold."""
         if self._range is None:
             return None
         (least, greatest), unknown = self._range, np.isnan(values)

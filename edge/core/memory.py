@@ -1,10 +1,15 @@
-"""The memory of slices: how much of it a query may have, and which of its slices take no more records.
+"""The memory of slices: how much memory a query's slices may have, and which slices take no more records.
 
-Values of closed slices leave as fast as the link carries them, so backpressure on the sources bounds them: it ends when
-the center takes them. Groups of open slices stay until the watermark passes their end, and those that a budget
-withholds until their windows are final, as do the counters of slices that were sent completely. No link frees them, and
-a source that is held back for them never moves the watermark that would. So this memory, which slices *hold*, has
-bounds of its own: beyond them the query that uses it loses records, and no other query or source waits.
+Values of closed slices leave as fast as the link carries them. So backpressure on the sources bounds their memory: it
+ends when the center takes them. Other memory is not freed by the link:
+
+- groups of open slices, until the watermark passes the slice's end,
+- groups that a budget withholds, until their windows are final,
+- counters of slices that were sent completely, until their windows are final.
+
+Backpressure cannot bound this memory, because a stopped source never advances the watermark that would free it. We say
+that slices *hold* this memory, and it has limits of its own. Beyond them the query that uses the memory loses records,
+and no other query or source waits.
 
 The core's decisions have to be the same in a replay, but the memory of a state is not: arrays grow ahead of their use.
 So the decisions are events (`MemoryLimited`), made by `next_limit` and journaled.
@@ -24,7 +29,7 @@ Q = TypeVar("Q")
 QUERY_SHARE = 2
 """The default bound of a query is the memory limit divided by this."""
 ROOM_SHARE = 4
-"""The memory limit divided by this is left to frames and closed slices, whatever open slices hold."""
+"""The memory limit divided by this is reserved for frames and closed slices, whatever open slices hold."""
 RESUME_SHARE = 2
 """A suspended query resumes when its slices hold less than its bound divided by this."""
 
@@ -33,18 +38,18 @@ class MemoryAction(StrEnum):
     """What is done about the memory of a query's open slices; the values are those in the journal."""
 
     FORGET = "forget"
-    """The older half of the closed slices that are kept for late records is forgotten; it takes no more of them."""
+    """The older half of the closed slices that wait for late records is forgotten. They take no more late records."""
     SUSPEND = "suspend"
-    """The slices that are open now take no more records; what they hold is shipped when they close."""
+    """The slices that are open now take no more records. Their values are shipped when they close."""
     RESUME = "resume"
     """Suspended slices take records again."""
     DISCARD = "discard"
-    """What slices hold is dropped, and they take no more records."""
+    """The values of all slices are dropped, and the slices take no more records."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceMemoryLimits:
-    """Bounds of the memory that open slices hold.
+    """Limits of the memory that slices hold.
 
     Attributes:
         query_bytes: of one query; at most `all_bytes`.
@@ -56,24 +61,26 @@ class SliceMemoryLimits:
 
     @property
     def state_bytes(self) -> int:
-        """What the groups of a query may take with a batch, which is known before it is applied."""
+        """The maximum size of a query's groups, estimated before a batch is applied."""
         return 2 * self.query_bytes
 
     @classmethod
     def of(cls, max_pending_bytes: int, max_query_bytes: int | None = None) -> Self:
-        """Returns the bounds for a memory limit; `max_query_bytes`: None: a share of it."""
+        """Returns the limits for a memory limit in bytes. If `max_query_bytes` is None, a query may use a fixed part of
+        it.
+        """
         all_bytes = max_pending_bytes - max_pending_bytes // ROOM_SHARE
         return cls(max_query_bytes or max_pending_bytes // QUERY_SHARE, all_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """What the slices of a query hold.
+    """The memory that the slices of a query hold.
 
     Attributes:
-        nbytes: of all.
-        withheld_bytes: of those that are closed and kept for late records: what they withhold, and counters.
-        grows: whether open slices with records accept more.
+        nbytes: of all slices.
+        withheld_bytes: of closed slices that wait for late records: withheld values and counters.
+        grows: whether an open slice with records accepts more.
         is_suspended: whether some open slices are suspended.
     """
 
@@ -84,11 +91,11 @@ class HeldMemory:
 
 
 def next_limit(held: Mapping[Q, HeldMemory], limits: SliceMemoryLimits) -> tuple[Q, MemoryAction] | None:
-    """Returns the next action and the query that it concerns; None if the memory is within its bounds.
+    """Returns the next action and its query; None if the memory is within its limits.
 
     The caller applies the action and calls again until the result is None, after a few calls. While all queries
-    together hold more than `all_bytes`, the slices of the query that holds the most are discarded: a small query never
-    pays for a large one. This happens with many queries, or after a batch that takes far more than a query may hold.
+    together hold more than `all_bytes`, the slices of the largest query are discarded. So a small query never pays for
+    a large one. This happens with many queries, or after a batch that takes far more than a query may hold.
     """
     if sum(h.nbytes for h in held.values()) > limits.all_bytes:
         return max(held, key=lambda q: held[q].nbytes), MemoryAction.DISCARD
@@ -103,7 +110,7 @@ def next_limit(held: Mapping[Q, HeldMemory], limits: SliceMemoryLimits) -> tuple
 
 
 MAX_STARTS = 16_384
-"""Slices that are remembered one by one as full; of more, the older half is remembered as a range."""
+"""The number of full slices that are listed one by one. If there are more, a range replaces the older half."""
 
 
 @dataclass(slots=True)
@@ -111,11 +118,11 @@ class FullSlices:
     """The slices of a query, by start, that take no more records.
 
     Attributes:
-        suspended: until they close or the query resumes.
-        discarded: for good.
-        floor_ms: so are all slices before it.
-        stated: those of which records are stated as lost.
-        stated_span: the first and the last of a range of slices that are all stated; None: there is none.
+        suspended: slices that take no records until they close or the query resumes.
+        discarded: slices that never take records again.
+        floor_ms: slices that start before this event time never take records again.
+        stated: slices whose loss of records is stated.
+        stated_span: the first and the last slice of a range whose losses are all stated; None: there is none.
     """
 
     suspended: set[int] = field(default_factory=set)
@@ -140,7 +147,9 @@ class FullSlices:
             self.raise_floor(sorted(self.discarded)[MAX_STARTS // 2])
 
     def state(self, start: int) -> tuple[int, int] | None:
-        """Returns the first and the last slice to state for a refused record of a slice; None: it is stated."""
+        """Returns the first and the last slice to state when a slice refuses a record; None: its loss is stated
+        already.
+        """
         if start in self.stated or (self.stated_span and self.stated_span[0] <= start <= self.stated_span[1]):
             return None
         self.stated.add(start)

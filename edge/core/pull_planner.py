@@ -1,8 +1,8 @@
 """`PullPlanner`: when the next pull is due, and under which conditions it is made from each query.
 
-A pull is made at once for closed slices. Entries of open slices leave if their gain is large enough
+A pull is made at once for closed slices. Entries of open slices are sent if their gain is large enough
 (`edge/cache/send_ranking.py`), once sending all pending values would take noticeable time. After a pull that sent
-nothing the next one is delayed.
+nothing the next pull is delayed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ NO_DELAYS: Mapping[QueryRef, int] = MappingProxyType({})
 MAX_FRAME_BYTES = 256 << 10
 """The approximate maximum size of the partials of one frame, before compression."""
 BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0
-"""A frame of closed slices may have so many bytes before compression, if the link carries them in so many seconds."""
+"""A frame of closed slices may have this many bytes before compression, if the link carries it within this many
+seconds."""
 DRAIN_SAFETY = 2.0
-"""A drain window is so many times as long as sending takes, because values change meanwhile."""
+"""A drain window lasts this many times as long as sending takes, because values change meanwhile."""
 EMPTY_PULL_WAIT_FRACTION = 0.02
 """After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
 EMPTY_PULL_WAIT_MIN_MS = 20
 QUEUED_PULL_WAIT_MS = 250
-"""The least wait while queries have queued records: a pull looks for early sends in all open slices, which with 60
-queries takes as long as thousands of records."""
+"""The least wait while queries have queued records. A pull looks for early sends in all open slices, and with 60
+queries this takes as long as thousands of records."""
 REPORT_DROPS_MS = 1_000
-"""Wall time after which records that came too late are reported, if no other frame has taken the report with it."""
+"""Wall time until records that came too late are reported, if no other frame has reported them before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,6 @@ class PullPlanner:
     def _queries_of(self, stream: str) -> list[QueryPipeline]:
         return [p for p in self._queries.values() if p.spec.stream == stream]
 
-    # When
-
     def next_pull_ms(
         self,
         bandwidth_bytes_s: float,
@@ -83,7 +82,7 @@ class PullPlanner:
         processing_ms: Mapping[QueryRef, int] = NO_DELAYS,
         least_bytes_s: float = 0.0,
     ) -> int | None:
-        """Returns the wall time at which the next `PullEvent` is due; None: nothing to send.
+        """Returns the wall time at which the next `PullEvent` is due; None: there is nothing to send.
 
         The arguments are as in the event.
         """
@@ -113,7 +112,7 @@ class PullPlanner:
         return min(max(now_ms, self._rested_ms(stream)), end) if drain_ms else end
 
     def _rested_ms(self, stream: str) -> int:
-        """Returns the wall time before which no pull follows one that sent nothing."""
+        """Returns the wall time before which no pull may follow a pull that sent nothing."""
         clock = self._streams[stream].spec.clock
         assert clock is not None
         return clock.to_wall_ms(self._not_before_ms.get(stream, MIN_TIME_MS))
@@ -127,14 +126,14 @@ class PullPlanner:
                 continue
             offset = monitor.sampling.clock_offset_ms
             if pipeline.queue and not monitor.due(pipeline.arrivals_before_ms - offset):
-                continue  # it will be due once the query has run
+                continue  # the report is due when the query has run
             due_ms = monitor.next_due_ms(clock.to_event_ms(now_ms) - offset) + offset
             wall_ms = max(clock.to_wall_ms(due_ms), now_ms)
             dues.append(wall_ms + (clock.to_event_ms(wall_ms) < due_ms))  # a fast clock's rounding
         return min(dues, default=None)
 
     def _early_due_ms(self, stream: str, link: MeasuredLink, now_ms: int) -> int | None:
-        """Returns the wall time at which entries of open slices have to be sent; None: never."""
+        """Returns the earliest wall time at which entries of open slices have to be sent; None: never."""
         clock = self._streams[stream].spec.clock
         if clock is None:
             return None
@@ -152,8 +151,6 @@ class PullPlanner:
             ends = [p.spec.window.next_slice(after_ms) for p in self._queries_of(stream)]
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
             self._not_before_ms[stream] = after_ms + max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), least_ms)
-
-    # Under which conditions
 
     def drain_windows(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
         """Returns `PullEvent.drain_windows` for a pull at `now_ms`.
@@ -184,7 +181,7 @@ class PullPlanner:
         """Returns the conditions of a pull from one query.
 
         Args:
-            room_bytes: what earlier frames of the same pull have left of its capacity.
+            room_bytes: the capacity of the pull less its earlier frames.
         """
         stream = pipeline.spec.stream
         link = MeasuredLink(event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, event.least_bytes_s)
@@ -199,17 +196,17 @@ class PullPlanner:
         )
 
     def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:
-        """Returns the size of a frame of slices that have closed: their entries are final, so a large frame has nothing
-        that a later one would update, and its entries compress better. 0: as the link says.
+        """Returns the size of a frame of closed slices; 0: the size that the link allows.
 
-        Another query with a deadline must not wait for a large frame. Under a staleness budget alone, the most
-        valuable entries go first, and the last ones may be too late.
+        Entries of closed slices are final, so no later frame updates them, and a large frame compresses better. Another
+        query with a deadline must not wait for a large frame. Under a staleness budget alone, the most valuable entries
+        go first, and the last ones may be too late.
         """
         others = (p for p in self._queries.values() if p is not pipeline)
         if pipeline.shipper.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
             return 0
-        most = min(int(BACKLOG_FRAME_S * event.bandwidth_bytes_s), BACKLOG_FRAME_BYTES)
-        return min(most, pipeline.shipper.closed_bytes(pipeline.watermark_ms))
+        largest = min(int(BACKLOG_FRAME_S * event.bandwidth_bytes_s), BACKLOG_FRAME_BYTES)
+        return min(largest, pipeline.shipper.closed_bytes(pipeline.watermark_ms))
 
 
 def has_closed(pipeline: QueryPipeline) -> bool:
@@ -219,7 +216,7 @@ def has_closed(pipeline: QueryPipeline) -> bool:
 
 
 def _drops_are_due(pipeline: QueryPipeline, event: PullEvent) -> bool:
-    """Whether the first record that came too late was long enough ago; always in a stream without a clock."""
+    """Returns whether the first late record came long enough ago; always true in a stream without a clock."""
     due_ms, stream = pipeline.store.losses.drops.since_ms, pipeline.spec.stream
     clock = pipeline.stream.spec.clock
     if due_ms is None or clock is None or stream not in event.drain_windows:

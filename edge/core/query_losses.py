@@ -15,7 +15,7 @@ from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.wire import InputLoss, LossReason
 
 MEMORY = "memory"
-"""The source that a loss names if the query had no memory for the records."""
+"""The source of a loss of records for which the query had no memory."""
 
 
 class QueryLosses:
@@ -69,8 +69,9 @@ class QueryLosses:
             self.drops.begin(arrival_ms)
 
     def _not_final(self, loss: InputLoss, through_ms: int) -> InputLoss | None:
-        """Returns the part of a loss that may lie in windows that are not final here. None: there is no such part, and
-        the lost records count in no window of the query.
+        """Returns the part of a loss that may lie in windows that are not final here.
+
+        Returns None if no part does. The lost records then count in no window of the query.
         """
         window, from_ms = self._spec.window, self._since_ms
         if through_ms > MIN_TIME_MS:
@@ -84,30 +85,32 @@ class QueryLosses:
             loss = replace(loss, from_ms=max(from_ms, loss.from_ms or MIN_TIME_MS))
         return None if _is_empty(loss) else loss
 
-    def take(self, before_ms: int, through_ms: int, *, monitored: bool, recorded: Sequence[InputLoss] | None) -> (
-        tuple[InputLoss, ...]
-    ):  # fmt: skip
-        """Returns the losses that a frame states, and keeps the parts that later frames state again.
+    def take(
+        self, before_ms: int, through_ms: int, *, monitored: bool, recorded: Sequence[InputLoss] | None
+    ) -> tuple[InputLoss, ...]:
+        """Returns the losses that a frame states, and stores the parts that later frames state again.
 
-        A loss that only this replay has noticed is not in the recorded frame. It is stated by the next one. The records
-        of slices that the recorded frame closes are in that frame or in an earlier one.
+        In a replay, this run may have noticed a loss that the recorded frame does not have. The next frame states it.
+        The records of slices that the recorded frame closes are in that frame or in an earlier one.
 
         Args:
             before_ms, through_ms: event times up to which slices are closed, before the frame and with it.
-            monitored: the query has early answers, so that the frame may leave out an older slice.
+            monitored: the query has early answers, so that the frame may omit an older slice.
             recorded: in a replay, the losses in the recorded frame.
         """
         losses = self.unsent
-        sent = losses if recorded is None else recorded
-        left = (self._not_sent(loss, before_ms, through_ms, monitored=monitored) for loss in losses if loss not in sent)
-        self.unsent = tuple(loss for loss in left if not _is_empty(loss))
+        stated = losses if recorded is None else recorded
+        rest = (
+            self._not_sent(loss, before_ms, through_ms, monitored=monitored) for loss in losses if loss not in stated
+        )
+        self.unsent = tuple(loss for loss in rest if not _is_empty(loss))
         return losses
 
     def _not_sent(self, loss: InputLoss, before_ms: int, through_ms: int, *, monitored: bool) -> InputLoss:
         """Returns the part of a loss after the slices that are closed through `through_ms`.
 
-        The closed time advances only once all older slices have been sent, also slices with late records. With early
-        answers, a slice may be left out.
+        The closed time advances only when all older slices have been sent, also slices with late records. With early
+        answers, a frame may omit a slice.
         """
         from_ms = MIN_TIME_MS if loss.from_ms is None else loss.from_ms
         if through_ms <= before_ms or (monitored and from_ms < before_ms):

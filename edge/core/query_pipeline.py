@@ -1,7 +1,7 @@
-"""`QueryPipeline`: one query at one edge. It wires the parts through which records pass.
+"""`QueryPipeline`: one query at one edge. It connects the parts through which records pass.
 
-Records enter the slices through an `Intake`, slices live in a `SliceStore`, and a `Shipper` builds frames from them.
-The pipeline itself knows which records have not been processed yet: batches that wait in its queue, and a backfill.
+Records enter the slices through an `Intake`, slices are in a `SliceStore`, and a `Shipper` builds frames from them. The
+pipeline has the records that are not processed yet: batches in its queue, and a backfill.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class QueryPipeline:
     ) -> QueryPipeline:
         """Returns the pipeline of a query that was registered now.
 
-        Without `since` it begins with the first complete slice, because earlier records are gone. With `since`, what
-        was delivered before is read again, as far as the windows need it.
+        Without `since` the query begins with the first complete slice, because earlier records are gone. With `since`,
+        earlier records are read again, as far as the windows need them.
 
         Args:
             source, windows: as in `SliceStore`.
@@ -85,7 +85,7 @@ class QueryPipeline:
         if asked_ms is not None:
             result._begin_backfill(since_ms)
         else:
-            # Records ahead of the clock are gone too; only windows with such records lack them.
+            # Records ahead of the clock are gone too. Only windows with such records lack them.
             ahead = stream.losses_ahead(max(since_ms, store.begin_ms), counted=bound.where is None)
             store.losses.unsent += ahead
         return result
@@ -117,10 +117,10 @@ class QueryPipeline:
         return clock.to_event_ms(self.queue.first.arrival_ms) if self.queue and clock is not None else MAX_TIME_MS
 
     def ingest(self, records: BatchRecords, watermark_ms: int, batch_number: int, arrival_ms: int) -> dict[str, int]:
-        """Updates the slices with a batch; returns the numbers of records that were not counted, by reason.
+        """Updates the slices with a batch; returns how many records were not counted, by reason.
 
         Args:
-            watermark_ms: the stream's, before the batch.
+            watermark_ms: the stream's watermark before the batch.
             batch_number: ascending over the batches of all streams.
             arrival_ms: wall time.
         """
@@ -145,7 +145,7 @@ class QueryPipeline:
             self.end_backfill(backfill.unread.keys() - self.stream.replayable)
 
     def end_backfill(self, sources: Collection[str]) -> None:
-        """Ends the backfill of these sources; the records that it has not read are stated as lost to this query."""
+        """Ends the backfill of these sources. The unread records are stated as lost to this query."""
         assert self.backfill is not None
         for source in sorted(sources):
             for from_ms, to_ms, records in self.backfill.end(source):
@@ -163,7 +163,7 @@ class QueryPipeline:
         self.store.losses.lose(loss, self.through_ms, apart=apart)
 
     def to_state(self) -> State:
-        """Returns the state. The spec is bound again on reading, as a new release may evaluate it otherwise."""
+        """Returns the state. On reading, the spec is bound again, because a new release may evaluate it differently."""
         numbers = {
             "query": [self.ref.name, self.ref.version],
             "spec": self.spec.to_mapping(),
@@ -215,7 +215,7 @@ def _bind_again(ref: QueryRef, spec: QuerySpec, stream: StreamState, types: Sequ
     try:
         bound = spec.bind(stream.spec.columns)
     except InvalidQuery as exc:
-        # Without the query, the values that it has not sent yet would be lost.
+        # If the query were dropped, the values that it has not sent yet would be lost.
         raise StorageError(
             f"the columns of stream {spec.stream} do not match query {ref.name}, which this edge runs: {exc}. "
             f"{TYPES_REMEDY}"
@@ -233,6 +233,6 @@ def _types_of(bound: BoundQuery, constants: Mapping[str, Constant]) -> list[list
     """Returns the types of a query's keys, with their constants, and of its measures' arguments. States depend on
     them."""
     arguments = [str(m.argument.type) if m.argument is not None else "" for m in bound.measures]
-    known = {name: value for name, value in constants.items() if name in bound.spec.plain_keys}
+    own_constants = {name: value for name, value in constants.items() if name in bound.spec.plain_keys}
     keys = zip(bound.spec.group_by, bound.group_types, strict=True)
-    return [[constant_type(t, known.get(name)) for name, t in keys], arguments]
+    return [[constant_type(t, own_constants.get(name)) for name, t in keys], arguments]

@@ -1,8 +1,8 @@
-"""Selects the groups of a slice to send at a pull: applies the cache policies to the budget, the time and the link.
+"""Selects the groups of a slice to send at a pull, by the cache policies, the budget, the time and the link.
 
-Policies rank by exponentials, logarithms and sums, whose last bit may depend on the library or processor, and so may
-the selected groups. A replay therefore runs the policies only for the state that they change, and takes the selected
-groups from the recorded frame.
+Policies rank by exponentials, logarithms and sums. Their last bit may depend on the library or processor, and so may
+the selected groups. A replay therefore runs the policies only to change their state, and reads the selected groups from
+the recorded frame.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody
 
 PLANNED_SHARE = 0.8
-"""The fraction of the link's bytes that a staleness budget plans with: sizes of entries are estimated, and heartbeats
+"""The fraction of the link's bytes that a staleness budget plans with. Sizes of entries are estimates, and heartbeats
 use the link, too."""
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""
@@ -45,13 +45,13 @@ class PullContext:
 
     Attributes:
         start_ms, end_ms: the slice, in event time.
-        closed: whether the watermark has passed its end.
+        closed: whether the watermark has passed the slice's end.
         now_ms: event time.
         max_groups: how many groups may be sent.
-        least_groups: an open slice without a staleness budget sends nothing if fewer groups are worth it: a small frame
-            is mostly overhead.
-        late_groups: under a staleness budget, how many groups may be sent if the deadline has passed before the slice
-            is first found closed.
+        least_groups: how many groups a frame of an open slice needs without a staleness budget. A smaller frame is
+            mostly overhead.
+        late_groups: under a staleness budget, how many groups may be sent if the deadline has passed before the first
+            pull from the closed slice.
     """
 
     start_ms: int
@@ -74,7 +74,7 @@ class PullResult:
 
     Attributes:
         body: of the frame to send.
-        closed: the starts of the slices that are sent completely. (A slice of session windows has a `SliceClose`
+        closed: the starts of the slices that are now sent completely. (A slice of session windows has a `SliceClose`
             earlier, too.)
     """
 
@@ -84,11 +84,11 @@ class PullResult:
 
 @dataclass(slots=True)
 class RecordedPull:
-    """The recorded outcome of a pull that is replayed.
+    """The outcome of a pull that a replay reads from the journal.
 
     Attributes:
         result: None: nothing was sent.
-        partials: by slice, the sent values that have not been removed from the state yet.
+        partials: by slice, the sent values that the state still contains.
     """
 
     result: PullResult | None
@@ -109,13 +109,13 @@ class RecordedPull:
         return len(arrivals.substreams) if arrivals is not None else 0
 
     def replace_selection(self, start: int, slice_: Slice, selection: GroupSelection) -> GroupSelection:
-        """Returns the recorded selection of the slice, instead of the one that the policies make now."""
+        """Returns the recorded selection of the slice, which replaces the selection that the policies make now."""
         groups, closed = EMPTY_SELECTION.groups, slice_.close_reported or start in self.closed
         if start in self.partials:
-            # By key: if a source's records have changed, the groups are numbered differently.
+            # Compared by key, because groups are numbered differently if a source's records have changed.
             groups = slice_.entries.codes(self.partials[start].rows(), len(self.partials[start]))
-        if not np.array_equal(np.sort(groups), selection.groups):  # they may be recorded in the order of their keys
-            slice_.send_queue = SendQueue()  # the drawn groups that were not sent have to be ranked again
+        if not np.array_equal(np.sort(groups), selection.groups):  # a record may list them in the order of their keys
+            slice_.send_queue = SendQueue()  # drawn groups that were not sent have to be ranked again
         return GroupSelection(groups, closed)
 
 
@@ -148,7 +148,7 @@ def select_groups(
         slice_.late_groups = context.late_groups if slots is not None and slots.remaining <= 0.0 else 0
     allowed = np.inf if slots is None else max(slots.remaining // 1, slice_.late_groups)
     if allowed < 1 or (slots is not None and slice_.close_reported):
-        return EMPTY_SELECTION  # the other groups are omitted, and reported as withheld
+        return EMPTY_SELECTION  # the remaining groups are omitted, and reported as withheld
     if slice_.send_queue.expired_closed(slice_.entries):
         if slots is not None:
             slice_.send_queue = rank_closed_by_deadline(slice_.entries, history)
@@ -158,7 +158,7 @@ def select_groups(
             slice_.send_queue = rank_closed(slice_.entries, limits)
     selection = slice_.send_queue.draw(slice_.entries, int(min(context.max_groups, allowed)))
     slice_.late_groups = max(slice_.late_groups - len(selection.groups), 0)
-    # The close travels with the last frame that is in time: a frame of its own would miss the deadline.
+    # The close is in the last frame that is in time: a frame of its own would miss the deadline.
     return selection if context.max_groups < allowed else GroupSelection(selection.groups, True)
 
 
@@ -169,7 +169,7 @@ def _select_open_by_deadline(
         slice_.send_queue = rank_open_by_deadline(slice_.entries, spec.cache, history, context.ranking_context, slots)
     count = context.max_groups
     if context.now_ms < context.end_ms:
-        count = min(count, int(min(slots.remaining, count)))  # a send that ends too late would delay the close too
+        count = min(count, int(min(slots.remaining, count)))  # a send that ends too late would delay the close
     return slice_.send_queue.draw(slice_.entries, count)
 
 
@@ -193,10 +193,10 @@ def remaining_slots(
 def limit_to_capacity(
     slice_: Slice, selection: GroupSelection, capacity_bytes: int, entry_bytes: float
 ) -> GroupSelection:
-    """Reduces a selection, to one group at least, so that it is not much larger than a frame may be.
+    """Reduces a selection to at least one group, so that its frame is not much larger than allowed.
 
-    The center would refuse a frame above its limit forever. The check is needed until the first entries have been sent,
-    because their size is unknown before, and always for samples, whose sizes differ.
+    The center refuses a frame above its limit each time. The size of entries is unknown until the first entries have
+    been sent. Samples need this check always, because their sizes differ.
     """
     pending, groups = slice_.entries.pending, selection.groups
     if not pending.samples and entry_bytes != INITIAL_ENTRY_BYTES:
@@ -207,10 +207,10 @@ def limit_to_capacity(
 
 
 def late_groups(spec: QuerySpec, link: LinkEstimate, entry_bytes: float) -> int:
-    """Returns how many entries the link passes in the time of a staleness budget.
+    """Returns how many entries the link carries in the time of a staleness budget.
 
-    So many are sent although their deadline has passed, such as after an outage: an answer that is late should not be
-    empty, and should not make the next one late.
+    So many entries are sent although their deadline has passed, such as after an outage. A late answer should not be
+    empty, and should not delay the next answer.
     """
     if not isinstance(spec.budget, StalenessBudget) or link.bytes_per_ms <= 0.0:
         return 0

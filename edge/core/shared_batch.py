@@ -1,8 +1,8 @@
-"""A batch as the queries of its stream read it: what several queries compute of it alike is computed once.
+"""A batch as the queries of its stream read it. A result that several queries need is computed once.
 
-Queries of a stream often have a condition, key columns or windows in common. Evaluating a condition, copying the
-records that it keeps and encoding their keys does not depend on a query's state, and takes a third of the CPU of many
-queries (`docs/decisions/0012-scheduling.md`). What a query gets is the same as if it had been alone.
+Queries of a stream often have a condition, key columns or windows in common. These three steps do not depend on a
+query's state: to evaluate a condition, to copy the matching records, and to encode their keys. They take a third of the
+CPU of many queries (`docs/decisions/0012-scheduling.md`). The results of a query are the same as without sharing.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from edgewater.model.windows import SlicedWindow
 from edgewater.synopses import BoolArray, EncodedKeys, IntArray
 
 MOST_KEPT = 4
-"""What is kept of a batch takes at most so many times the batch's size; the rest each query computes for itself."""
+"""The cached results of a batch take at most this many times its size. Each query computes further results for itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a query computes of a batch before its state matters.
+    """What a query computes of a batch independently of its state.
 
     Attributes:
-        condition: equal for queries whose conditions keep the same records; None: all records.
+        condition: equal for queries whose conditions select the same records; None: all records.
         slicing: equal for queries whose slices have the same borders.
         keys: equal for queries with the same key columns.
-        columns: all columns that it reads of the records that fulfil its condition.
+        columns: all columns that the query reads of its matching records.
     """
 
     condition: Hashable
@@ -46,7 +47,7 @@ class Reading:
 
     @classmethod
     def of(cls, bound: BoundQuery, query: Hashable) -> Reading:
-        """Returns the reading of `query`. What calls plugin functions is not shared: failures count by query."""
+        """Returns the reading of `query`. Plugin calls are not shared, because failures count per query."""
         spec = bound.spec
         calls = spec.where is not None and called_names(parse_sql(spec.where, "where"))
         key_calls = any(called_names(parse_sql(text, "")) for _, text in spec.computed)
@@ -60,7 +61,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Sharing:
-    """Which results are kept, as several queries need them, and the bytes that they may take and take."""
+    """Which results several queries need, how many bytes the cache of results may take, and how many it takes."""
 
     readers: Counter[Hashable] = field(default_factory=Counter)
     columns: dict[Hashable, dict[str, None]] = field(default_factory=dict)
@@ -69,7 +70,7 @@ class Sharing:
 
     @classmethod
     def among(cls, readings: Iterable[Reading], batch: pa.RecordBatch) -> Sharing:
-        """Returns what these queries share of a batch."""
+        """Returns the results that these queries share of a batch."""
         readers, columns = Counter[Hashable](), dict[Hashable, dict[str, None]]()
         for reading in readings:
             columns.setdefault(reading.condition, {}).update(dict.fromkeys(reading.columns))
@@ -79,11 +80,11 @@ class Sharing:
         return cls(readers, columns, MOST_KEPT * int(batch.nbytes))
 
     def columns_of(self, reading: Reading) -> list[str]:
-        """Returns the columns that queries with its condition read; copying others would be in vain."""
+        """Returns the columns that queries with this reading's condition read. Other columns are not copied."""
         return list(self.columns.get(reading.condition, reading.columns))
 
     def keeps(self, result: Hashable, nbytes: int) -> bool:
-        """Returns whether a result is kept, and counts its size then."""
+        """Returns whether to cache a result of `nbytes`. If so, its size is counted."""
         if self.readers[result] < 2 or self.kept_bytes + nbytes > self.most_bytes:
             return False
         self.kept_bytes += nbytes
@@ -95,8 +96,8 @@ class BatchRecords:
 
     Args:
         ids: returns the numbers of the records in their stream, int64.
-        sharing: of the batch; by default nothing is kept.
-        condition: what the records were selected by (`Reading.condition`).
+        sharing: the sharing of the batch; by default nothing is cached.
+        condition: the condition that selected the records (`Reading.condition`).
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class BatchRecords:
 
     @classmethod
     def numbered(cls, batch: pa.RecordBatch, first: int, sharing: Sharing | None = None) -> BatchRecords:
-        """Returns all records of a batch; `first` is the number of its first one in the stream."""
+        """Returns all records of a batch; `first` is the number of the first record in the stream."""
         return cls(batch, lambda: np.arange(first, first + batch.num_rows), sharing)
 
     def __len__(self) -> int:
@@ -141,17 +142,17 @@ class BatchRecords:
         """Returns the records that fulfil the query's condition."""
         if bound.where is None:
             return self
-        found = self._matching.get(reading.condition)
-        if found is None:
+        records = self._matching.get(reading.condition)
+        if records is None:
             columns = self.batch.select(self._sharing.columns_of(reading))
-            found = self._filtered(columns, bound.where.array(self.batch), self._sharing, reading.condition)
-            if self._sharing.keeps(reading.condition, int(found.batch.nbytes)):
-                self._matching[reading.condition] = found
-        return found
+            records = self._filtered(columns, bound.where.array(self.batch), self._sharing, reading.condition)
+            if self._sharing.keeps(reading.condition, int(records.batch.nbytes)):
+                self._matching[reading.condition] = records
+        return records
 
-    def filtered(self, kept: BoolArray) -> BatchRecords:
-        """Returns the `kept` records; nothing of them is shared."""
-        return self._filtered(self.batch, pa.array(kept), None, None)
+    def filtered(self, mask: BoolArray) -> BatchRecords:
+        """Returns the records of a mask, a bool per record. Nothing of the result is shared."""
+        return self._filtered(self.batch, pa.array(mask), None, None)
 
     def _filtered(
         self, columns: pa.RecordBatch, mask: pa.BooleanArray, sharing: Sharing | None, condition: Hashable
@@ -165,28 +166,28 @@ class BatchRecords:
         # Nearly every batch lies in one slice.
         if (start := window.slice_start(least)) == window.slice_start(greatest):
             return [(start, self)]
-        found = self._slices.get(reading.slicing)
-        if found is None:
+        slices = self._slices.get(reading.slicing)
+        if slices is None:
             starts = window.slice_starts(self.times)
             columns = self.batch.select(self._sharing.columns_of(reading))
             rows = [(start, np.flatnonzero(starts == start)) for start in np.unique(starts).tolist()]
-            found = [(start, self._taken(columns, at)) for start, at in rows]
-            size = sum(int(records.batch.nbytes) for _, records in found)
+            slices = [(start, self._rows(columns, at)) for start, at in rows]
+            size = sum(int(records.batch.nbytes) for _, records in slices)
             if self._sharing.keeps((self._condition, reading.slicing), size):
-                self._slices[reading.slicing] = found
-        return found
+                self._slices[reading.slicing] = slices
+        return slices
 
-    def _taken(self, columns: pa.RecordBatch, rows: IntArray) -> BatchRecords:
+    def _rows(self, columns: pa.RecordBatch, rows: IntArray) -> BatchRecords:
         return BatchRecords(columns.take(pa.array(rows)), lambda: self.ids[rows], self._sharing, self._condition)
 
     def keys(self, bound: BoundQuery, reading: Reading) -> EncodedKeys:
         """Returns the keys of the records in a query."""
-        found = self._keys.get(reading.keys)
-        if found is None:
-            found = bound.encoded_keys(self.batch)
-            if self._sharing.keeps((self._condition, reading.keys), found.nbytes):
-                self._keys[reading.keys] = found
-        return found
+        keys = self._keys.get(reading.keys)
+        if keys is None:
+            keys = bound.encoded_keys(self.batch)
+            if self._sharing.keeps((self._condition, reading.keys), keys.nbytes):
+                self._keys[reading.keys] = keys
+        return keys
 
 
 class QueuedRecords:
@@ -197,23 +198,23 @@ class QueuedRecords:
 
     @property
     def nbytes(self) -> int:
-        """Size of what is kept, without the batches as they were queued."""
+        """Size of the cached results, without the batches as they were queued."""
         return sum(copied + sharing.kept_bytes for _, sharing, copied in self._held.values())
 
     def get(self, stream: str, parts: Sequence[QueuedBatch]) -> BatchRecords | None:
-        """Returns the records of these parts if they are kept."""
+        """Returns the records of these parts if they are cached."""
         held = self._held.get((stream, parts[0].first, parts[-1].end))
         return None if held is None else held[0]
 
     def of(
         self, stream: str, parts: Sequence[QueuedBatch], queries: Sequence[tuple[BatchQueue, Reading]], most_bytes: int
     ) -> BatchRecords:
-        """Returns the records of adjacent parts of a stream, which are not kept yet, as one batch.
+        """Returns the records of adjacent parts of a stream as one batch. Called when `get` returned None.
 
         Args:
-            queries: the queues of the stream's queries, and what these read.
-            most_bytes: what more would take is not kept. Queries go through the same batches in turn, so to forget the
-                oldest for the newest would leave each query with what it does not need next.
+            queries: the queues of the stream's queries, and their readings.
+            most_bytes: a result that exceeds this limit is not cached. Nothing is evicted for it: queries process the
+                same batches in turn, so an old batch is the one that a query needs next.
         """
         key = stream, parts[0].first, parts[-1].end
         needed = min((queue.next for queue, _ in queries if queue), default=math.inf)

@@ -32,9 +32,9 @@ class Slice:
         late_groups: under a staleness budget, how many groups may still be sent although the deadline has passed.
         first_arrival_ms: event time by the stream's clock at which the slice's first records arrived.
         unreported_until_ms: for a query with early answers: arrival time (by the monitor's clock) of the last batch
-            from which records were sampled out. The slice may be closed once the arrivals up to then are reported.
+            with sampled-out records. The slice may be closed when all arrivals until then are reported.
         sampling_rate: for a function of a sample: the lowest rate at which records of the slice were sampled.
-        send_queue: the order in which its entries are sent.
+        send_queue: the order in which the entries are sent.
         pending_count: the cache of `count_pending`: its key, and the number.
     """
 
@@ -64,11 +64,11 @@ class Slice:
         return self.pending_count[1]
 
     def discount_pending(self, limits: ErrorLimits, groups: IntArray) -> None:
-        """Updates the cached number before these groups are sent, without a full count."""
+        """Updates the cached count before these groups are sent, without a full count."""
         key, count = self.pending_count
         if key:
-            sent = primary_mask(self.entries, limits, float(key[-1]), groups)
-            self.pending_count = key, count - int(np.count_nonzero(sent))
+            counted = primary_mask(self.entries, limits, float(key[-1]), groups)
+            self.pending_count = key, count - int(np.count_nonzero(counted))
 
     def forget_unchanged(self, limits: ErrorLimits) -> None:
         """Forgets pending values that change nothing at the center, so that they are not sent."""

@@ -26,7 +26,7 @@ from edgewater.model.streams import (
 from edgewater.wire import REJECTIONS, InputLoss, LossReason
 
 MAX_LOSSES = 32
-"""Losses of input that are kept apart."""
+"""Losses of input that are stored one by one."""
 LIVE_MS = 60_000
 """A source keeps up with the stream's clock if its newest record is at most this far behind the clock."""
 RECENT_RECORDS, LEAST_RECORDS = 64, 16
@@ -41,10 +41,9 @@ class StreamSpec:
     Attributes:
         columns: name -> Arrow type of a record's columns.
         clock: maps wall time to event time; None: records are read as fast as possible, without a clock.
-        disorder_ms: the watermark lags this much behind the newest event time.
-        idle_ms: the watermark of a source that has had nothing to read for this long (wall time) follows the clock;
-            None: never.
-        deliveries: each delivery of its sources but exactly-once, sorted.
+        disorder_ms: how far the watermark is behind the newest event time.
+        idle_ms: the wall time without input after which a source's watermark follows the clock; None: never.
+        deliveries: the deliveries of its sources except exactly-once, sorted.
         constants: columns that have one value in all records.
     """
 
@@ -57,7 +56,7 @@ class StreamSpec:
 
 
 def constant_type(data_type: pa.DataType, constant: Constant | None) -> str:
-    """Returns the name of a column's type, with its constant: neither may change under a query."""
+    """Returns the name of a column's type, with its constant. Neither may change while a query uses the column."""
     return type_name(data_type) if constant is None else f"{type_name(data_type)}, always {constant!r}"
 
 
@@ -66,8 +65,8 @@ class ColumnValues:
     """How many of the newest records of a source have no value in a column.
 
     Attributes:
-        records, nulls: of the newest records; older ones count less and less.
-        had_values: at some time few of the newest records had no value.
+        records, nulls: counts of the newest records; older records have less and less weight.
+        had_values: whether few of the newest records were null at some time.
     """
 
     records: int = 0
@@ -95,12 +94,12 @@ class StreamState:
 
     Attributes:
         records: number of records read.
-        newest_ms: the newest event time, at most the clock's at the arrival of its record.
-        latest_ms: the newest event time, of whatever clock.
-        losses: the losses of input so far; the oldest are united.
-        ahead: by source, the records that were ahead of the clock when they were read, until it reaches them.
-        delivered: by source, the records that it has delivered so far.
-        rejected: by source and reason, the number of records that it has rejected so far.
+        newest_ms: the newest event time. A record ahead of the clock counts with the clock's time at its arrival.
+        latest_ms: the newest event time, even if it was ahead of the clock.
+        losses: the losses of input; the oldest are united.
+        ahead: by source, the records that were ahead of the clock when they were read, until the clock reaches them.
+        delivered: by source, the records that it has delivered.
+        rejected: by source and reason, the number of records that it has rejected.
         replayable: the sources whose records can be read again.
     """
 
@@ -131,7 +130,7 @@ class StreamState:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names of the sources, of the earlier runs too until `set_sources` is called."""
+        """The names of the sources. Sources of earlier runs are included until `set_sources` is called."""
         return tuple(self._sources)
 
     def source_watermark_ms(self, source: str) -> int:
@@ -139,7 +138,7 @@ class StreamState:
         return self._sources.get(source, MIN_TIME_MS)
 
     def set_sources(self, sources: Iterable[str], replayable: Collection[str] = ()) -> None:
-        """Sets the sources of the stream, and restarts the idle rule: they were not read until now."""
+        """Sets the sources of the stream. Called when sources are opened: silence is measured anew from then on."""
         self._sources = {source: self._sources.get(source, MIN_TIME_MS) for source in sources}
         self.replayable = frozenset(self._sources.keys() & set(replayable))
         self._quiet_since_ms.clear()
@@ -161,9 +160,10 @@ class StreamState:
     def reject(self, source: str, rejected: Iterable[RejectedRecords], arrival_ms: int) -> Iterator[RejectedRecords]:
         """Counts records that a source rejected, and yields them with the event times that they may have.
 
-        A record whose event time cannot be read may lie anywhere between the source's watermark and the newest valid
-        record of the input; if that is within `LIVE_MS` of the stream's clock, up to the clock. Before any valid record
-        it lies at the clock. Called before `advance` with the batch of the same input.
+        A record with an unreadable event time may lie anywhere between the source's watermark and the newest valid
+        record of the input. If that record is within `LIVE_MS` of the stream's clock, the range ends at the clock.
+        Without a valid record so far, the rejected record lies at the clock. Called before `advance` with the batch of
+        the same input.
         """
         counts = self.rejected.setdefault(source, {})
         for each in rejected:
@@ -187,7 +187,7 @@ class StreamState:
     def _count_nulls(self, source: str, batch: pa.RecordBatch) -> None:
         values = self._values.setdefault(source, {})
         rows, recent = batch.num_rows, RECENT_RECORDS
-        # Both ends of a long batch: a column may lose its values within it.
+        # Of a long batch, both ends: a column may lose its values within it.
         parts = [batch] if rows <= recent else [batch.slice(0, recent), batch.slice(max(recent, rows - recent))]
         for part in parts:
             for name, column in zip(part.schema.names, part.columns, strict=True):
@@ -201,7 +201,7 @@ class StreamState:
         ]
 
     def losses_ahead(self, since_ms: int, *, counted: bool) -> tuple[InputLoss, ...]:
-        """The records of slices from `since_ms` on that were read already: a query registered now does not have them.
+        """Returns the records of slices from `since_ms` on that were read already. A query registered now lacks them.
 
         Args:
             counted: whether the query counts every record, so that their number is known.
@@ -216,7 +216,7 @@ class StreamState:
         if records:
             self.latest_ms = max(self.latest_ms, newest)
             if self.spec.clock is not None:
-                # A device whose clock is ahead must not close windows for which others have records.
+                # A device whose clock is ahead must not close windows that still get records of other devices.
                 newest = min(newest, self.spec.clock.to_event_ms(arrival_ms))
             self.newest_ms = max(self.newest_ms, newest)
             current = self._sources.get(source, MIN_TIME_MS)
@@ -249,8 +249,8 @@ class StreamState:
     def tick(self, now_ms: int, unread: Collection[str] = (), empty_ms: Mapping[str, int] | None = None) -> None:
         """Applies the idle rule: the watermark of an idle source follows the stream's clock.
 
-        A read may take long, on a slow disk. Records that the read will return arrived before it ended, so a source is
-        idle up to the time at which it was last found to have nothing to read, and not up to now.
+        A read may take long, on a slow disk. Its records arrived before the read ended. So a source is idle only up to
+        the time at which its last read returned nothing, and not up to now.
 
         Args:
             unread: the sources that could not be read until now; they are not idle.
@@ -318,7 +318,9 @@ class StreamState:
 
 
 def add_loss(losses: tuple[InputLoss, ...], loss: InputLoss) -> tuple[InputLoss, ...]:
-    """Adds a loss. It is united with the last one if it continues that, and more than `MAX_LOSSES` with the first."""
+    """Adds a loss. It is united with the last loss, if source and reason are the same. Beyond `MAX_LOSSES`, the two
+    oldest losses are united.
+    """
     if losses and (losses[-1].source, losses[-1].reason) == (loss.source, loss.reason):
         return (*losses[:-1], losses[-1].union(loss))
     if len(losses) >= MAX_LOSSES:

@@ -1,7 +1,7 @@
 """The edge's gRPC client: sessions with the center, flow control of frames, and the agent's end of the protocol.
 
-Built by `edge.agent`. It moves frames and control messages; it decides nothing about what is in a frame, and keeps no
-durable state: frames and acknowledgements are in the journal. Importing it loads gRPC.
+`edge.agent` builds it. It moves frames and control messages, and does not decide what is in a frame. It has no durable
+state: frames and acknowledgements are in the journal. Importing it loads gRPC.
 """
 
 from edge.uplink.client import TlsFiles, Uplink

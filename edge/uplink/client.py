@@ -1,7 +1,7 @@
 """The uplink: maintains a gRPC session with the center, and reconnects.
 
-It keeps no durable state: the agent's journal has the frames to send and the acknowledgements. So a
-session may end at any point, and the next one resumes after the last frame that the center has.
+It has no durable state: the agent's journal has the frames to send and the acknowledgements. So a session may end at
+any point, and the next one resumes after the last frame that the center has.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from edgewater.wire import CODE_METADATA, RETRY_METADATA, uplink_pb2_grpc
 MAX_SILENCE_S = 60.0
 RECONNECT_FIRST_S = 0.25
 MAX_RETRY_AFTER_S = 60.0
-"""The longest wait before a reconnect that a center may ask for."""
+"""The longest wait before a reconnect that a center can request."""
 _MAX_MESSAGE_BYTES = 16 << 20
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # Pings keep middleboxes from dropping the connection. The session detects a dead link itself, and
-    # sooner: on a slow link a ping's answer may queue behind a frame.
+    # Pings keep middleboxes from dropping the connection. The session itself detects a dead link earlier: on a slow
+    # link a ping's answer may queue behind a frame.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Pings that measure the connection's delay would answer nearly each message of the center, on a link that may be
-    # narrow. What the center sends needs no large window.
+    # narrow. The center's messages need no large window.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.enable_retries", 0),
     # Each session opens a new connection: channels must not share one that may be half-open.
@@ -97,22 +97,24 @@ class Uplink:
         self.connected = False
         """Whether a session is open: the center has answered Hello with Welcome."""
         self.retired = asyncio.Event()
-        """Set when the center has ended or refused a session because the edge is retired. There is no further one: only
-        an admin of the center can reinstate the edge."""
+        """Set when the center has ended or refused a session because the edge is retired. No session follows: only an
+        admin of the center can reinstate the edge."""
 
     async def run(self) -> None:
-        """Connects, and reconnects with full jitter, until cancelled; then sends Goodbye. Returns if retired.
+        """Connects, and reconnects with full jitter, until cancelled; then sends Goodbye.
+
+        Returns if the edge is retired.
 
         Failures of the link or the center are retried. An exception from the endpoint is raised.
 
         Raises:
-            OutdatedState: the center knows a newer version of the edge's state, or another one.
+            OutdatedState: the center has seen a newer version of the edge's state, or another one.
         """
         backoff = wait_random_exponential(multiplier=RECONNECT_FIRST_S, max=self._limits.reconnect_max_s)
 
         def wait(state: RetryCallState) -> float:
             asked_s, self._retry_after_s = self._retry_after_s, None
-            # Not sooner than asked for. The jitter is a fraction: the center gives each edge a moment of its own.
+            # Not earlier than requested. The jitter is a fraction: the center gives each edge its own time.
             return backoff(state) if asked_s is None else wait_random(asked_s, 1.1 * asked_s)(state)
 
         retrying = AsyncRetrying(
@@ -172,7 +174,7 @@ class Uplink:
     def _channel(self) -> Any:
         if self._tls is not None:
             try:
-                self._credentials = _credentials(self._tls)  # they may have been renewed
+                self._credentials = _credentials(self._tls)  # the files may have been renewed
             except InvalidConfig as exc:
                 log.warning("%s; the ones read before are used", exc)
         if self._credentials is None:
@@ -187,7 +189,9 @@ class Uplink:
 
 
 async def _trailing(call: Any) -> dict[str, str]:
-    """The metadata with which the center has ended a call; empty: it has not ended it, or without any."""
+    """Returns the metadata with which the center has ended a call; empty: it has not ended the call, or without
+    metadata.
+    """
     if not call.done() or call.cancelled():
         return {}
     return {str(key): str(value) for key, value in await call.trailing_metadata() or ()}

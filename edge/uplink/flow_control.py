@@ -1,17 +1,18 @@
 """Flow control of the uplink: estimates of the link, the limit of bytes in flight, and the daily quota.
 
-Bytes in flight are fixed, while values in the primary cache are still updated until they are sent. So the
-limit of bytes in flight is just enough to keep the link busy: ``1.25 × bandwidth × round trip``, as in BBR
-(Cardwell et al., CACM 60(2), 2017). The bandwidth is the windowed maximum of the delivery rate, the round
-trip the recent minimum; both are measured from acknowledgements, so they include the center's time to make
-a frame durable. The extra 25 % detect a link that has become faster, but also build a queue. Once the minimum
-expires, the queue would count as a longer round trip, which would allow a longer queue, and so on up to the
-credit. So a minimum older than ten seconds is measured again after draining the link (BBR's ProbeRTT). Frames
-are paced at 1.25 times the bandwidth: sent at once into an empty link, they would build that queue.
+Bytes in flight are fixed, while values in the primary cache are still updated until they are sent. So the limit of
+bytes in flight is just enough to keep the link busy: ``1.25 × bandwidth × round trip``, as in BBR (Cardwell et al.,
+CACM 60(2), 2017). The bandwidth is the windowed maximum of the delivery rate, the round trip the recent minimum. Both
+are measured from acknowledgements, so they include the center's time to make a frame durable.
 
-An edge on a narrow link often has less to send than the link carries, so it never fills the link. A frame that is sent
-into an empty link shows the bandwidth all the same: it takes longer than a heartbeat by the time that its additional
-bytes take to pass. The time that the center held it, which the acknowledgement states, is subtracted. Until the
+The extra 25 % detect a link that has become faster, but also build a queue. When the minimum expires, the queue would
+count as a longer round trip, which would allow a longer queue, and so on up to the credit. So a minimum older than ten
+seconds is measured again after draining the link (BBR's ProbeRTT). Frames are paced at 1.25 times the bandwidth. If all
+were sent at once into an empty link, they would build that queue.
+
+An edge on a narrow link often has less to send than the link carries, so it never fills the link. But a frame that is
+sent into an empty link also shows the bandwidth. It takes longer than a heartbeat by the time that its additional bytes
+take to pass. The time until the center's acknowledgement, which the acknowledgement states, is subtracted. Until the
 bandwidth is known, bytes in flight start with two small frames and double per round trip (BBR's Startup).
 
 Pure: time is an argument, in seconds of a monotonic clock unless a name says otherwise.
@@ -30,37 +31,40 @@ MIN_IN_FLIGHT_BYTES = 4 << 10
 """Bytes in flight before anything has been measured."""
 IN_FLIGHT_GAIN, STARTUP_GAIN = 1.25, 2.0
 STARTUP_ROUNDS, STARTUP_GROWTH = 3, 1.25
-"""Startup ends when the bandwidth has not grown by this factor in so many full round trips."""
+"""Startup ends when the bandwidth has not grown by this factor in this many full round trips."""
 ESTIMATE_WINDOW_S = 10.0
 ESTIMATE_SAMPLES = 8
-"""The bandwidth is the maximum of at least so many samples, however old: rare frames give few."""
+"""The bandwidth is the maximum of at least this many samples, however old, because rare frames give few samples."""
 ECHO_SAMPLES = 5
-"""The round trip is the minimum of at least so many heartbeats: a single one may have waited behind frames."""
+"""The round trip is the minimum of at least this many heartbeats: a single one may have waited behind frames."""
 BASE_WINDOW_S = 60.0
 """The minimum over this time is the round trip of a heartbeat on an empty link."""
 SLOW_FRAMES = 3
-"""So many frames in a row must be slow before they show the bandwidth: a busy process delays some of them, too."""
+"""This many frames in a row must be slow before they show the bandwidth, because a busy process delays some of them,
+too."""
 FASTER_LINK = 1.25
-"""A frame that passes so many times faster than the link seemed to carry shows that the link is not narrow."""
+"""If a frame passes this many times faster than the estimated link allows, the link is not narrow."""
 MIN_TRANSIT_S = 0.05
-"""A frame that takes less than this longer than a heartbeat does not show the bandwidth: other delays are as large."""
+"""A frame must take at least this much longer than a heartbeat to show the bandwidth. Other delays are shorter."""
 PACING_SLACK_S = 0.002
 """Frames that are due within this time are sent together: timers have no finer resolution."""
 
 MIN_FRAME_BYTES = 8 << 10
 LEAST_FRAMES_IN_FLIGHT = 4
-"""The bytes in flight hold at least this many frames, unless frames are small."""
+"""The limit of bytes in flight allows at least this many frames, unless frames are small."""
 UNKNOWN_IN_FLIGHT_S, MAX_UNKNOWN_IN_FLIGHT_BYTES = 1.0, 64 << 10
-"""Once a frame has passed without showing the bandwidth, so much may be in flight: what the frame shows that the link
-carries in this time, at most so many bytes. A frame of a few bytes passes quickly on a narrow link, too."""
+"""If frames have passed without showing the bandwidth, this much may be in flight: the bytes that the link has been
+shown to carry in this time, limited by the second number. A frame of a few bytes passes quickly on a narrow link, too.
+"""
 SMALLEST_FRAME_BYTES, SMALL_FRAME_S = 1 << 10, 0.25
-"""A small frame has `MIN_FRAME_BYTES`, or on a narrow link what it carries in `SMALL_FRAME_S`."""
+"""A small frame has `MIN_FRAME_BYTES`. On a narrow link it has the bytes that the link carries in `SMALL_FRAME_S`."""
 PACKING_MEMORY_BYTES = 32 << 10
 """Plain bytes after which a message counts half in the estimate of how frames are compressed."""
 LEAST_PACKED_FRACTION = 1 / 16
-"""A smaller fraction is not relied on: the next values may be less repetitive."""
+"""A smaller fraction is not used, because the next values may be less repetitive."""
 LARGE_FRAME_S = 0.5
-"""A frame that takes longer is one of closed slices (`edge.core`); the next one must not wait until it has passed."""
+"""A frame that takes longer is a frame of closed slices (`edge.core`). The next frame must not wait until it has
+passed."""
 DAY_MS = 86_400_000
 DAILY_RESERVATIONS = 100
 """The daily quota is recorded on disk in steps of this fraction."""
@@ -88,13 +92,13 @@ class LinkLimits:
 
 
 class WindowedExtreme:
-    """The largest (or smallest) sample of the last `window_s` seconds, but of the last `least` samples at least."""
+    """The largest (or smallest) sample of the last `window_s` seconds, and at least of the last `least` samples."""
 
     def __init__(self, which: Literal["max", "min"], window_s: float = ESTIMATE_WINDOW_S, least: int = 1) -> None:
         self._sign = 1.0 if which == "max" else -1.0
         self._window_s, self._least, self._count = window_s, least, 0
-        # (time, number, value). Times ascend and values get less extreme: all but the first are candidates for when it
-        # expires.
+        # (time, number, value). Times ascend and values become less extreme. When the first sample expires, the next
+        # one is the extreme.
         self._samples: deque[tuple[float, int, float]] = deque()
 
     def add(self, value: float, now_s: float) -> None:
@@ -171,12 +175,14 @@ class LinkEstimator:
 
     @property
     def capacity_bytes_s(self) -> float:
-        """`bandwidth_bytes_s` once the link was full or a frame has shown its bandwidth; before that 0: unknown."""
+        """`bandwidth_bytes_s`, if the link was full or a frame has shown its bandwidth; 0: unknown."""
         return self.bandwidth_bytes_s if self._is_known else 0.0
 
     @property
     def least_bytes_s(self) -> float:
-        """What the link has been shown to carry at least, while `capacity_bytes_s` is unknown; 0: nothing."""
+        """A lower bound of the link's bandwidth that frames have shown, while `capacity_bytes_s` is unknown; 0: no
+        bound.
+        """
         return (self._at_least.value or 0.0) if not self._is_known else 0.0
 
     @property
@@ -206,7 +212,7 @@ class LinkEstimator:
 
     @property
     def _small_frame_bytes(self) -> int:
-        """The size of a frame below which it is mostly overhead, and that delays later frames little."""
+        """The size below which a frame is mostly overhead. A frame of this size delays later frames little."""
         if not self._is_known:
             return min(
                 max(MIN_IN_FLIGHT_BYTES // 2, int(SMALL_FRAME_S * (self._at_least.value or 0.0))), MIN_FRAME_BYTES
@@ -216,8 +222,8 @@ class LinkEstimator:
     def room_bytes(self, max_frame_bytes: int) -> int:
         """Returns the maximum size of the next frame; 0: none may be sent now.
 
-        An empty link always has room for one frame. A frame is at most what the link delivers in a second,
-        so that it does not delay the fresher values of the next one.
+        An empty link always has room for one frame. A frame is at most as large as the link delivers in a second, so
+        that it does not delay the fresher values of the next frame.
         """
         room, small = self.in_flight_limit_bytes - self.in_flight_bytes, self._small_frame_bytes
         if self._in_flight and room < small:
@@ -239,7 +245,7 @@ class LinkEstimator:
             self._delivered_at_s = now_s  # the link was idle until now, which must not lower the delivery rate
         if self._rtt_s is not None:
             gain = IN_FLIGHT_GAIN if self._is_known else STARTUP_GAIN
-            # Until the bandwidth is known, the pace must not be slower than what may be in flight.
+            # Until the bandwidth is known, the pace must allow the whole limit of bytes in flight.
             least = 2 * self._small_frame_bytes if self._is_known else self.in_flight_limit_bytes
             rate = gain * max(self.bandwidth_bytes_s, least / self._rtt_s)
             self._paced_until_s = max(self._paced_until_s, now_s) + wire_bytes / rate
@@ -263,7 +269,7 @@ class LinkEstimator:
         if newest is None:
             return
         rtt_s = max(now_s - newest.sent_at_s, 1e-6)
-        # A frame larger than a small one shows the round trip, too, less the time that its other bytes take to pass.
+        # A frame larger than a small one also shows the round trip, less the time that its other bytes take to pass.
         is_alone = self._is_known and newest.in_flight_bytes == newest.wire_bytes
         more_bytes = max(newest.wire_bytes - self._small_frame_bytes, 0) if is_alone else 0
         less_s = more_bytes / max(self.bandwidth_bytes_s, 1.0)
@@ -280,7 +286,7 @@ class LinkEstimator:
         self._delivered_at_s = now_s
 
     def _learn_from_transit(self, wire_bytes: int, rtt_s: float, now_s: float) -> None:
-        """Learns the bandwidth from a frame that was sent into an empty link."""
+        """Estimates the bandwidth from a frame that was sent into an empty link."""
         base_s, more_bytes = self._base.value, wire_bytes - self._echo_bytes
         if base_s is None or more_bytes <= 0:
             return
@@ -294,10 +300,10 @@ class LinkEstimator:
             self._slow_frames = 0
             self._at_least.add(more_bytes / MIN_TRANSIT_S, now_s)
             if (self._at_least.value or 0.0) > FASTER_LINK * self.bandwidth_bytes_s:
-                self._is_known = False  # what seemed to be the link was a pause of a process
+                self._is_known = False  # a pause of a process looked like a narrow link
 
     def _end_round(self, delivered_bytes: int) -> None:
-        """Ends Startup once the bandwidth has stopped growing.
+        """Ends Startup when the bandwidth has stopped growing.
 
         Args:
             delivered_bytes: bytes that had been delivered when the acknowledged frame was sent.
@@ -319,17 +325,19 @@ class LinkEstimator:
             self._draining = True
 
     def on_echo(self, rtt_s: float, now_s: float, wire_bytes: int = 0) -> None:
-        """Records the round trip of a heartbeat of `wire_bytes`, without the time that the center held it."""
+        """Records the round trip of a heartbeat of `wire_bytes`, less the time between its arrival and the center's
+        answer.
+        """
         self._echo_rtt.add(max(rtt_s, 0.0), now_s)
         self._base.add(max(rtt_s, 0.0), now_s)
         self._echo_bytes = wire_bytes
 
 
 class PackingEstimator:
-    """The bytes that a session sends for a byte of frames before compression, as the recent messages had it.
+    """The bytes that a session sends for a byte of frames before compression, estimated from recent messages.
 
-    The core plans in bytes before compression. It is given the link's capacity in these bytes, because it must not
-    depend on a compressor, whose output differs with the history of a session.
+    The core plans in bytes before compression, so it gets the link's capacity in these bytes. It must not depend on a
+    compressor, whose output differs with the history of a session.
     """
 
     def __init__(self) -> None:
@@ -369,7 +377,7 @@ class DailyQuota:
         self._reserved = self._used
 
     def delay_s(self, now_ms: int) -> float:
-        """Returns how long to wait before sending: until midnight, once the quota is used up."""
+        """Returns how long to wait before sending: until midnight, if the quota is used up."""
         self._roll_over(now_ms)
         return 0.0 if self._used < self._limit else (DAY_MS - now_ms % DAY_MS) / 1000
 

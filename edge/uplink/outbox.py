@@ -36,27 +36,29 @@ from edgewater.wire import uplink_pb2 as pb
 log = logging.getLogger(__name__)
 
 MAX_DIGESTS = 64
-"""Frames whose checksums are in a Hello."""
+"""Number of frames whose checksums are in a Hello."""
 MAX_PULLED_FRAMES = 64
-"""Frames of one pull, each of another query: it holds the event loop for one to two milliseconds per frame."""
+"""Maximum frames of one pull, each of another query. A pull takes the event loop one to two milliseconds per frame."""
 ASSUMED_BANDWIDTH_BYTES_S, LEAST_BANDWIDTH_BYTES_S = 1e6, 1e3
-"""An unknown link is assumed to be wide: a staleness budget would omit what the link may well carry. Only early sends
-that omit nothing are planned with what frames have shown, or with the lower figure before any has passed."""
+"""An unknown link is assumed to be wide, because a staleness budget would otherwise omit values that the link may
+carry. Early sends that omit nothing are planned with the bandwidth that frames have shown. Before the first frame they
+are planned with the lower figure."""
 EMPTY_PULL_PAUSE_S = 0.05
 DELAYS_EVERY_MS = 10_000
-"""Interval of the reports of how queries stand; between two, a heartbeat has none."""
+"""Interval of the reports about delays of queries. Heartbeats between two reports have none."""
 MAX_REJECTED, MAX_NULL_COLUMNS, MAX_SOURCE = 128, 64, 256
-"""Statements in a heartbeat: numbers of rejected records, and columns without values; characters of their names."""
+"""Maximum statements in a heartbeat: numbers of rejected records, and columns without values; and characters of their
+names."""
 CALM_SHARE, LAG_S = 0.6, 0.5
-"""An edge keeps up below this busy share, and with less unacknowledged than the link carries in so many seconds.
+"""An edge keeps up below this busy share, if its unacknowledged bytes are fewer than the link carries in this time.
 Otherwise the center needs heartbeats soon, to decide on sampling rates."""
 MAX_DELAYS = 200
-"""Queries in one heartbeat, 10 kB; the others follow in the next ones."""
+"""Maximum queries in one heartbeat, 10 kB. Further queries follow in the next heartbeats."""
 MIN_CHANGE_MS, MIN_RELATIVE_CHANGE = 20.0, 0.2
 """Smaller changes are not reported."""
 REPORT_EVERY_MS, REPORT_UNCHANGED_EVERY_MS = 10_000, 30_000
-"""Intervals of the reports of unchanged shares, which tell the center how the drift rates change: while they change,
-and otherwise. The center gives shares only to edges that have reported within a minute."""
+"""Intervals of the reports of shares, while drift rates change and otherwise. They tell the center how the rates
+change. The center gives shares only to edges that have reported within a minute."""
 
 
 _DELIVERIES = {
@@ -101,11 +103,11 @@ class UplinkOutbox:
     Attributes:
         bandwidth_bytes_s: capacity of the link: measured, or assumed until the link was full for the first time.
         workload: how busy the edge is; set it before the session begins.
-        refused_costs: costs of the center that cannot be right: the last one stays.
+        refused_costs: number of costs from the center that cannot be right. The previous cost stays.
         refused_frames: frames that the center has refused since the start, in whole or in part, by reason.
-        inputs: the files that the sources read, as far as they have a fingerprint.
+        inputs: the files that the sources read and that have a fingerprint.
         changed: set whenever the core has changed, which wakes a waiting `take`.
-        configured: set once the first queries are known.
+        configured: set when the first queries are known.
     """
 
     def __init__(
@@ -156,10 +158,10 @@ class UplinkOutbox:
             plain_bytes_s = self.bandwidth_bytes_s / self._packed_fraction
             processing_ms = self.processing_ms
             least_bytes_s = 0.0 if self._is_known else self._least_bytes_s / self._packed_fraction
-            due = self._durable.core.pulls.next_pull_ms(
+            due_ms = self._durable.core.pulls.next_pull_ms(
                 plain_bytes_s, now, self.path_delay_ms, processing_ms, least_bytes_s
             )
-            if due is not None and due <= now:
+            if due_ms is not None and due_ms <= now:
                 drain_windows = self._durable.core.pulls.drain_windows(plain_bytes_s, now)
                 pull = PullEvent(
                     capacity_bytes,
@@ -178,11 +180,11 @@ class UplinkOutbox:
                     return frames
                 await self._wait_for_change(EMPTY_PULL_PAUSE_S)
             else:
-                await self._wait_for_change(None if due is None else (due - now) / 1000)
+                await self._wait_for_change(None if due_ms is None else (due_ms - now) / 1000)
 
     @property
     def path_delay_ms(self) -> int:
-        """The delay of a frame that is sent now until it arrives at the center."""
+        """The delay of a frame that is sent now until its arrival at the center, ms of wall time."""
         return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s).ms
 
     @property
@@ -192,7 +194,7 @@ class UplinkOutbox:
         return {r: ms for r, ms in self._processing_delay_ms.items() if ms and r in queries and _is_timed(queries[r])}
 
     def answer_delay_ms(self, query: QueryRef) -> int:
-        """The delay from a frame that is sent now to answers of a query, as far as it has been measured."""
+        """Returns the delay from a frame that is sent now to answers of a query, in ms; 0 for unmeasured parts."""
         processing_ms = math.ceil(self._costs_ms.get(query, self._processing_delay_ms.get(query, 0)))
         return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, processing_ms).ms
 
@@ -204,7 +206,7 @@ class UplinkOutbox:
 
     def on_welcome(self, acked_through: int | None) -> None:
         self._recovered, self._durable.state.is_damaged = None, False
-        # Another center may have taken over, and an older one reports no costs.
+        # Another center may have taken over. A center of an older release reports no costs.
         self._costs_ms.clear()
         self._sent_delays.clear()
         self._sent_inputs = ()
@@ -244,7 +246,7 @@ class UplinkOutbox:
             self._durable.handle(BudgetSet(update.query, dict(update.shares), update.version, update.from_ms))
             self.changed.set()
         self._processing_delay_ms[update.query] = update.processing_delay_ms
-        # The center repeats a version that this edge already has only if it lacks the edge's report.
+        # The center repeats a version that this edge already has only if the edge's report has not reached it.
         self._reported_ms.pop(update.query, None)
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
@@ -256,8 +258,13 @@ class UplinkOutbox:
         if not 0 <= answer_ms <= MAX_COST_MS:
             self.refused_costs += 1
             if self.refused_costs == 1:
-                log.error("the center states %r ms as the cost of query %s@%d; expected 0 to %.0f",
-                          answer_ms, query.name, query.version, MAX_COST_MS)  # fmt: skip
+                log.error(
+                    "the center states %r ms as the cost of query %s@%d; expected 0 to %.0f",
+                    answer_ms,
+                    query.name,
+                    query.version,
+                    MAX_COST_MS,
+                )
         elif query in self._durable.core.queries:
             self._costs_ms[query] = answer_ms
 
@@ -334,10 +341,10 @@ class UplinkOutbox:
 
     @property
     def _comparable_records(self) -> Mapping[str, int]:
-        """Records that are durable, by stream.
+        """Returns the number of durable records, by stream.
 
-        In the first session of a process they are the recovered records: records that it has accepted since must not
-        hide that its state lacks some.
+        In the first session of a process these are the recovered records. Records that it has accepted since then must
+        not hide that its state lacks some.
         """
         return self._durable.durable_records if self._recovered is None else self._recovered
 
@@ -354,8 +361,11 @@ class UplinkOutbox:
         return stream
 
     def has_news(self) -> bool:
-        """Returns whether the last heartbeat showed that the edge does not keep up, or something happened since that a
-        user should see at once: a stream has ended, or a source rejects records, lacks a column or has other files."""
+        """Returns whether the center should get a heartbeat at once.
+
+        This is so if the last heartbeat showed that the edge does not keep up, or if a stream has ended, or if a source
+        rejects records, lacks a column or has other files.
+        """
         return self._is_pressed or self._news() != self._sent_news
 
     def _news(self) -> tuple[object, ...]:
@@ -406,10 +416,11 @@ class UplinkOutbox:
         return [pb.Input(stream=i.stream, source=i.source, fingerprints=i.fingerprints) for i in self.inputs]
 
     def _scheduling(self) -> pb.Scheduling | None:
-        """How queries stand otherwise than was sent last, while any has a queue, and once more when none has.
+        """Returns the delays of queries that differ from the last report, while any query has a queue, and once after
+        that.
 
-        None: this edge does not schedule its queries, or keeps up: then their order does not matter, and neither end
-        pays for what concerns it.
+        Returns None if this edge does not schedule its queries, or keeps up. Then their order does not matter, and
+        neither edge nor center spends time on it.
         """
         if self.workload.delays is None:
             return None
@@ -428,16 +439,25 @@ class UplinkOutbox:
         self._sent_delays = {ref: d for ref, d in self._sent_delays.items() if ref in delays} | sent
         return pb.Scheduling(
             queries=[
-                pb.QueryDelay(query=ref.name, query_version=ref.version, mean_ms=d.mean_ms, latest_ms=d.latest_ms,
-                              queued_ms=d.queued_ms, late_ms=d.late_ms)
+                pb.QueryDelay(
+                    query=ref.name,
+                    query_version=ref.version,
+                    mean_ms=d.mean_ms,
+                    latest_ms=d.latest_ms,
+                    queued_ms=d.queued_ms,
+                    late_ms=d.late_ms,
+                )
                 for ref, d in sent.items()
             ]
-        )  # fmt: skip
+        )
 
 
 def _add_rejected(streams: Mapping[str, StreamState], progress: Iterable[pb.StreamProgress]) -> None:
-    """Adds to the progress of the streams what their sources rejected, the largest numbers first, and which columns
-    have no values any more; at most `MAX_REJECTED` and `MAX_NULL_COLUMNS` of all streams."""
+    """Adds to the progress of the streams the records that their sources rejected, and the columns without values.
+
+    The largest numbers come first. All streams together have at most `MAX_REJECTED` numbers and `MAX_NULL_COLUMNS`
+    columns.
+    """
     by_stream = {each.stream: each for each in progress}
     counts = [
         (n, name, source, reason)
@@ -467,7 +487,7 @@ def _places(state: StreamState) -> Iterable[tuple[str, str]]:
 
 
 def _has_changed(sent: pb.BudgetReport | None, report: pb.BudgetReport) -> bool:
-    """Returns whether the center's allocation may depend on what has changed since a report."""
+    """Returns whether the center's allocation may depend on the difference between two reports."""
     if sent is None or (sent.version, sent.from_ms) != (report.version, report.from_ms) or sent.shares != report.shares:
         return True
     measured = {"": report.update_bytes, **report.drift_per_s}
@@ -478,5 +498,7 @@ def _has_changed(sent: pb.BudgetReport | None, report: pb.BudgetReport) -> bool:
 
 
 def _differs(sent: QueryDelay | None, now: QueryDelay) -> bool:
-    return sent is None or any(abs(new - old) > max(MIN_CHANGE_MS, MIN_RELATIVE_CHANGE * old)
-                               for old, new in zip(astuple(sent), astuple(now), strict=True))  # fmt: skip
+    return sent is None or any(
+        abs(new - old) > max(MIN_CHANGE_MS, MIN_RELATIVE_CHANGE * old)
+        for old, new in zip(astuple(sent), astuple(now), strict=True)
+    )

@@ -42,11 +42,11 @@ class BudgetUpdate:
 
 @dataclass(frozen=True, slots=True)
 class QueryDelay:
-    """What the center learns of a query at this edge.
+    """The delays of a query at this edge, as the center receives them.
 
     Attributes:
         mean_ms: mean delay of the watermark that sweeps a window, from the window's end; 0: unknown.
-        latest_ms: the delay that 95 % of them do not exceed; 0: unknown.
+        latest_ms: the 95th percentile of these delays; 0: unknown.
         queued_ms: estimated processing time of its queue.
         late_ms: time since the ingestion of the first watermark that it has not processed; 0: there is none.
     """
@@ -62,10 +62,10 @@ class Workload:
     """How busy the edge is.
 
     Attributes:
-        busy_share: returns the busy share since the last call: `BusyMeter.take_busy_share`, or more if queries are
-            late (`Worker.take_short_share`).
+        busy_share: returns the busy share since the last call: `BusyMeter.take_busy_share`, or more if queries are late
+            (`Worker.take_short_share`).
         unread: returns the streams that may have unread input.
-        delays: returns how the queries stand; None: this edge does not schedule them.
+        delays: returns the delays by query; None: this edge does not schedule its queries.
     """
 
     busy_share: Callable[[], float] = lambda: 0.0
@@ -104,11 +104,11 @@ class UplinkEndpoint(Protocol):
         """
 
     async def take(self, capacity_bytes: int) -> Sequence[Frame]:
-        """Waits for the next frames to send, and until they are durable. Before compression, they have together at most
-        about `capacity_bytes`.
+        """Waits for the next frames to send, and until they are durable.
 
-        At most one call at a time. A call may outlive the session that made it; it is cancelled only
-        when the uplink ends.
+        Before compression, they have together at most about `capacity_bytes`.
+
+        At most one call at a time. A call may outlive its session; it is cancelled only when the uplink ends.
         """
 
     def heartbeat(self) -> pb.Heartbeat:
@@ -118,10 +118,10 @@ class UplinkEndpoint(Protocol):
         """Returns whether the center should have a heartbeat now, although the interval has not passed."""
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
-        """Returns reports of the applied shares, once these are durable.
+        """Returns reports of the applied shares, when these are durable.
 
         Args:
-            all_queries: report all queries (at the beginning of a session), not only those that are due.
+            all_queries: report all queries (at the beginning of a session), not only queries whose report is due.
         """
 
     def on_welcome(self, acked_through: int | None) -> None:
@@ -145,7 +145,10 @@ class UplinkEndpoint(Protocol):
         """Applies the sampling rate of a query with an accuracy."""
 
     def on_cost(self, query: QueryRef, answer_ms: float) -> None:
-        """Takes what the center adds to the way of a query's answer. The value is the center's: it may be absurd."""
+        """Stores the time that the center adds to the delay of a query's answers.
+
+        The value is the center's: it may be absurd.
+        """
 
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         """Called when the center has refused `frames` more frames of a query, in whole or in part."""
@@ -158,6 +161,11 @@ class UplinkEndpoint(Protocol):
         packed_fraction: float,
         least_bytes_s: float = 0.0,
     ) -> None:
-        """Called when the link was measured; a value is 0 while it is unknown, as is the bandwidth of a link that
-        was never full. `packed_fraction` is `PackingEstimator.fraction`. `least_bytes_s` is what the link has been
-        shown to carry at least, while its bandwidth is unknown."""
+        """Called when the link was measured.
+
+        A value is 0 while it is unknown, such as the bandwidth of a link that was never full.
+
+        Args:
+            packed_fraction: as in `PackingEstimator.fraction`.
+            least_bytes_s: a lower bound of the bandwidth while the bandwidth is unknown.
+        """

@@ -25,24 +25,27 @@ from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
 
 MESSAGE_OVERHEAD_BYTES = 32
-"""Wire bytes of a message besides its body: the headers of gRPC, and of its first HTTP/2 frame and TLS record."""
+"""Wire bytes of a message in addition to its body: the headers of gRPC, and of its first HTTP/2 frame and TLS
+record.
+"""
 LINK_OVERHEAD_BYTES = 66
-"""What a link carries of a small message besides its body: headers of gRPC, HTTP/2, TCP and IP. Without them, the
-estimate of a narrow link's bandwidth would be too low."""
+"""Bytes that a link carries for a small message in addition to its body: headers of gRPC, HTTP/2, TCP and IP. Without
+them, the estimate of a narrow link's bandwidth would be too low."""
 HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
 LONGEST_HEARTBEAT_S = 20.0
-"""The longest interval of heartbeats that a center may ask for."""
+"""The longest interval of heartbeats that a center can request."""
 SPARE_HEARTBEAT_S = 5.0
-"""A center that asks for longer intervals has so many edges that no heartbeat may come sooner."""
+"""A center that requests longer intervals has so many edges that no heartbeat may come earlier."""
 FIRST_HEARTBEATS = 5
-"""The first heartbeats of a session follow each other quickly: the center takes the clock's offset from so many."""
+"""The first heartbeats of a session, which follow each other quickly. The center computes the clock's offset from this
+many."""
 WIDE_LEVEL, NARROW_LEVEL, NARROW_BYTES_S = 3, 19, 32 << 10
 """Levels of zstd: 3 takes 0.02 ms for a KB of plain bytes. 19 takes 0.2 ms, at most 2 % of a core on a link of
 `NARROW_BYTES_S`, and gives 4 to 11 % fewer bytes."""
 THREAD_BYTES = 64 << 10
 """A larger message is compressed in a thread: it takes more than two milliseconds."""
 
-_AIO: Any = grpc.aio  # its type stubs lack EOF
+_AIO: Any = grpc.aio  # the type stubs of grpc.aio lack EOF
 log = logging.getLogger(__name__)
 
 
@@ -71,7 +74,10 @@ class Pacing:
 
     @property
     def packing_level(self) -> int:
-        """The level at which a session compresses: a link that is known to be narrow is worth more time."""
+        """The level at which a session compresses.
+
+        On a link that is known to be narrow, compression may take more time.
+        """
         known = [rate for rate in (self._limit_bytes_s, self.link.capacity_bytes_s) if rate]
         return NARROW_LEVEL if known and min(known) <= NARROW_BYTES_S else WIDE_LEVEL
 
@@ -105,8 +111,11 @@ class Pacing:
 
 
 class PendingTake:
-    """The one call of `UplinkEndpoint.take` in progress. It outlives a session: frames that it has pulled
-    from the core must be sent next, whatever happens to the link meanwhile."""
+    """The current call of `UplinkEndpoint.take`.
+
+    It outlives a session: frames that it has pulled from the core must be sent next, whatever happens to the link
+    meanwhile.
+    """
 
     def __init__(self, endpoint: UplinkEndpoint) -> None:
         self._endpoint = endpoint
@@ -242,7 +251,9 @@ class UplinkSession:
             return size
 
     async def _packed(self, message: pb.FromEdge) -> pb.FromEdge:
-        """Returns a message as the next part of the session's stream, or as it is if that is not permitted."""
+        """Returns a message as the next part of the session's stream; unchanged, if the center does not permit a
+        stream.
+        """
         size = message.ByteSize()
         if not self._window_log or size > self._max_frame_bytes:
             return message
@@ -290,7 +301,7 @@ class UplinkSession:
                 await self._send(self._next_message(frames, self._max_frame_bytes))
 
     def _next_message(self, frames: deque[Frame], capacity_bytes: int) -> list[Frame]:
-        """Removes the frames of the next message: those that fit together, at least one."""
+        """Removes the frames of the next message: the frames that fit together, at least one."""
         message = [frames.popleft()]
         size, most = message[0].plain_wire_bytes, min(capacity_bytes, self._max_frame_bytes)
         while frames and len(message) < MAX_FRAMES and size + frames[0].plain_wire_bytes <= most:
@@ -299,7 +310,7 @@ class UplinkSession:
         return message
 
     async def _send(self, message: Sequence[Frame]) -> None:
-        # Some may have been taken while the link was down, and already been sent with the unacknowledged frames.
+        # Frames of a take may have been sent with the unacknowledged frames, if the link was down meanwhile.
         frames = [frame for frame in message if frame.seq > self._last_sent]
         for frame in frames:
             if frame.seq != self._last_sent + 1:
@@ -307,7 +318,7 @@ class UplinkSession:
             self._last_sent = frame.seq
         if not frames:
             return
-        # Compressed twice, frames would be larger. Those of large bodies are sent as they are.
+        # If they were compressed twice, frames would be larger. Frames of large bodies are sent as they are.
         fits = sum(frame.plain_wire_bytes for frame in frames) <= self._max_frame_bytes
         wire = [(frame.plain() if self._window_log and fits else frame).to_wire() for frame in frames]
         packed = pb.FromEdge(frame=wire[0]) if len(wire) == 1 else pb.FromEdge(frames=pb.Frames(frames=wire))
@@ -326,7 +337,10 @@ class UplinkSession:
                     await self._received.wait()
 
     async def _send_heartbeats(self) -> None:
-        """Sends heartbeats at the interval that the center asks for; the first ones, and those with news, sooner."""
+        """Sends heartbeats at the interval that the center requests.
+
+        The first ones, and those with news, are sent earlier.
+        """
         for number in count(1):
             heartbeat = self._endpoint.heartbeat()
             began_s, sent_at_ms = self._monotonic(), heartbeat.sent_at_ms
@@ -346,7 +360,7 @@ class UplinkSession:
         """
         waited_s, shortest_s = 0.0, self._limits.heartbeat_s
         while True:
-            # A center with very many edges asks for long intervals, which hold for all heartbeats.
+            # If a center with very many edges requests long intervals, they hold for all heartbeats.
             step_s = self._heartbeat_s if self._heartbeat_s > SPARE_HEARTBEAT_S else shortest_s
             await asyncio.sleep(step_s)
             waited_s += step_s
@@ -354,7 +368,10 @@ class UplinkSession:
                 return
 
     async def _report_budgets(self) -> None:
-        """Sends budget reports. Not part of heartbeats: a report waits for the disk, a heartbeat must not."""
+        """Sends budget reports.
+
+        They are not part of heartbeats: a report waits for the disk, but a heartbeat must not.
+        """
         all_queries = True
         while True:
             self._budgets_changed.clear()

@@ -26,14 +26,15 @@ _KIND, _VERSION = "grouped-substream", 1
 
 _MAX_STEP = 1 << 40
 _MAX_GROUPS = 1 << 12
-"""Groups that are read: a monitor has fewer, and the center takes memory for each lag group of each."""
+"""Maximum number of groups that are read. A monitor has fewer, and the center needs memory for each lag group of each
+group."""
 _MAX_KEYS = 16
 MAX_CELLS = 1 << 19
 """Limit of one report, 1 to 3 MB. Arrivals between two report slots (at most 30 slots) need less than half of it. A
 report that accumulates while the link is down may need more, up to every lag of every group."""
 
 NO_VALUES = np.array([[np.inf], [-np.inf]])
-"""Least and greatest of no values, (2, 1)."""
+"""Least and greatest value without any values, float64 (2, 1)."""
 
 
 @dataclass(slots=True)
@@ -127,12 +128,12 @@ class GroupedSubstream:
         self.bound()
 
     def bound(self) -> None:
-        """Keeps only the number of events if there are more cells than `MAX_CELLS`."""
+        """Replaces the statistics by the number of events if there are more cells than `MAX_CELLS`."""
         if len(self.cells) > MAX_CELLS:
             self.drop_groups()
 
     def drop_groups(self) -> None:
-        """Keeps only the number of events."""
+        """Replaces the statistics by the number of events."""
         self.unattributed += int(self.counts.sum())
         self.keys = [k.slice(0, 0) for k in self.keys]
         self.cells = self.counts = self.value_cells = np.zeros(0, np.int64)
@@ -151,7 +152,7 @@ class GroupedSubstream:
 
     @classmethod
     def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
-        """Raises CorruptSynopsis, UnsupportedVersion."""
+        """Reads the result of `to_state`. Raises CorruptSynopsis, UnsupportedVersion."""
         message = codec.unseal(state)
         header = codec.open_message(message, _KIND, _VERSION, len(message.arrays))
         try:

@@ -15,11 +15,11 @@ MAX_LAGS = 4096
 SLOTS_PER_SUBSTREAM = 30
 DEFAULT_SUBSTREAM_MS = 600
 SUBSTREAMS_SHORT, SUBSTREAMS_LONG, SHORT_MS = 5, 20, 12_000
-"""Sub-streams per slice by default: for slices of up to 12 s, and for longer ones."""
+"""Sub-streams per slice by default: for slices of up to 12 s, and for longer slices."""
 HORIZON_WINDOWS = 2.56
 MAX_DEFAULT_LAGS = 512
 REPORT_SLOTS_AFTER_END = (2, 5, 10, 20)
-"""Slots after a window's end at which an edge reports stragglers, besides the ends of sub-streams."""
+"""Slots after a window's end at which an edge reports stragglers, in addition to the ends of sub-streams."""
 
 _LAG_GROUP_BORDERS = (
     0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896,
@@ -55,7 +55,8 @@ class SlotGrid:
         """Returns the grid for a window and a sub-stream.
 
         Args:
-            horizon_ms: the longest lag that is resolved; at least two sub-streams are, and at most `MAX_LAGS` slots.
+            horizon_ms: the longest resolved lag. The grid resolves at least two sub-streams, and at most `MAX_LAGS`
+                slots.
             slot_ms: default: a `SLOTS_PER_SUBSTREAM`-th of the sub-stream, or the next shorter divisor of it.
 
         Raises:
@@ -76,16 +77,18 @@ class SlotGrid:
 
 
 def lag_groups(lags: int) -> IntArray:
-    """Returns the group of each lag: 0 to 4 alone, then about five groups per factor of four. int64, (lags,)."""
+    """Returns the group of each lag, int64, (lags,). Lags 0 to 4 have groups of their own; then a factor of four has
+    about five groups.
+    """
     return np.searchsorted(_LAG_GROUP_BORDERS, np.arange(lags), side="right") - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSchedule:
-    """The slots of a query's stream and its *report slots*, at which edges report what has arrived.
+    """The slots of a query's stream and its *report slots*, at which edges report arrivals.
 
-    Edges and center derive the same schedule from the same spec. All edges report up to the same slots, so the center
-    compares like with like whenever each report comes in.
+    Edges and center derive the same schedule from the same spec. All edges report up to the same slots. So the center
+    compares like with like, whenever each report arrives.
 
     Attributes:
         origin_ms: event time at which slot 0 starts, a border of the query's slices.
@@ -108,9 +111,10 @@ class ReportSchedule:
         substream = substream_ms or _default_substream(slice_ms)
         if slice_ms % substream:
             raise InvalidQuery(
-                "accuracy.substream", format_duration(substream),
+                "accuracy.substream",
+                format_duration(substream),
                 f"a divisor of {format_duration(slice_ms)}, the length of the window's slices",
-            )  # fmt: skip
+            )
         longest = MAX_DEFAULT_LAGS * max(1, substream // SLOTS_PER_SUBSTREAM)
         horizon = min(max(int(HORIZON_WINDOWS * slice_ms), lateness_ms), longest)
         grid = SlotGrid.of(slice_ms, substream, horizon)

@@ -21,7 +21,7 @@ _VERSION = 1
 _MAX_NUMBER = 1 << 53
 
 DEFAULT_MAX_SKEW_MS = 1_000
-"""Clock skew that is tolerated: an event time up to this much after the arrival time counts as a delay of 0."""
+"""Accepted clock skew: an event time up to this much after the arrival time counts as a delay of 0."""
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class SubstreamStatistics:
 
     @classmethod
     def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
-        """Raises CorruptSynopsis, UnsupportedVersion."""
+        """Reads the result of `to_state`. Raises CorruptSynopsis, UnsupportedVersion."""
         if state[:1] and state[0] != _VERSION:
             raise UnsupportedVersion(f"sub-stream statistics of version {state[0]}; this release reads {_VERSION}")
         try:
@@ -177,7 +177,7 @@ def require_counts(counts: IntArray, numbers: Sequence[int]) -> None:
 
 
 def require_sampled(value_sums: FloatArray) -> None:
-    """Raises CorruptSynopsis unless the numbers of sampled values can be such. Sums of values may overflow."""
+    """Raises CorruptSynopsis unless the numbers of sampled values are valid. Sums of values may overflow."""
     if not ((value_sums[0] >= 0) & (value_sums[0] <= MAX_SHIPPED)).all():
         raise CorruptSynopsis(f"sub-stream statistics have numbers of sampled values from 0 to {MAX_SHIPPED}")
 

@@ -9,22 +9,23 @@ from dataclasses import dataclass
 from edgewater.model.errors import InvalidConfig
 
 MAX_COST_MS = 60_000.0
-"""Per record, per firing, and of what another tier reports; more is taken for an error of the report."""
+"""Maximum cost per record, per firing, and per report of another tier. A larger cost is an error of the report."""
 WEIGHT = 0.1
 """Weight of a new measurement in the moving average."""
 MAX_FACTOR = 8.0
-"""A single measurement moves no average by more: one pause of the process must not send a query to the end."""
+"""A single measurement changes no average by more than this factor. One pause of the process must not send a query to
+the end."""
 _LEAST_MS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator of a query's pipeline, with what is assumed of it until it has been measured.
+    """One operator of a query's pipeline, with the values that are assumed until it has been measured.
 
     Attributes:
         cost_ms: processing time per record that reaches it.
         selectivity: records out per record in.
-        stores: it keeps its records until the window fires, as a join does, so that processing frees no memory. A
+        stores: it stores its records until the window fires, as a join does, so that processing frees no memory. A
             window that aggregates online (partial computation) does not.
     """
 
@@ -47,9 +48,9 @@ class CostEstimate:
     Attributes:
         remaining_ms: per stage, the cost of one record from there to the end; one more entry than operators, the last
             is 0.
-        kept: per stage, the records left of one that entered the pipeline.
+        kept: per stage, how many records reach it for one record that enters the pipeline.
         firing_ms: cost of emitting a window.
-        downstream_ms: what other tiers say the way to the answer costs after this pipeline.
+        downstream_ms: the cost of the way to the answer after this pipeline, as other tiers report it.
         refused: number of refused measurements and reports.
     """
 
@@ -81,7 +82,7 @@ class CostEstimate:
         self._derive()
 
     def assume(self, stage: int, cost_ms: float) -> None:
-        """Sets what is assumed of the operator at `stage` until the first `observe`."""
+        """Sets the assumed cost of the operator at `stage`. It is used until the first `observe`."""
         if not 0 <= cost_ms <= MAX_COST_MS:
             self.refused += 1
             return
@@ -95,14 +96,15 @@ class CostEstimate:
         self.firing_ms = _moved(self.firing_ms, spent_ms, _LEAST_MS)
 
     def report_downstream(self, cost_ms: float) -> None:
-        """Takes the cost that another tier reports; an absurd one is refused, and the last one stays."""
+        """Stores the cost that another tier reports. An absurd cost is refused, and the previous one stays."""
         if not 0 <= cost_ms <= MAX_COST_MS:
             self.refused += 1
             return
         self.downstream_ms = cost_ms
 
     def reduction(self, by_stage: Sequence[float], budget_ms: float) -> tuple[float, int]:
-        """The most records by which memory shrinks if this query runs, and how many operators to run for it.
+        """Returns by how many records the queues shrink at most if this query runs, and how many operators to run for
+        it.
 
         The thesis' p_k = size · (1 - product of the first k selectivities), for as many records as `budget_ms` pays.
 
@@ -128,7 +130,7 @@ class CostEstimate:
 
     @property
     def output_rate(self) -> float:
-        """Records out per ms of processing, end to end: Highest Rate's priority."""
+        """Records out per ms of processing, end to end: the priority of the policy Highest Rate."""
         return self.kept[-1] / max(self.remaining_ms[0], _LEAST_MS)
 
     def _derive(self) -> None:

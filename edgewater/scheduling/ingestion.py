@@ -1,11 +1,13 @@
 """When the next sweeping watermark of an input will be ingested, learnt from past epochs. Pure.
 
 A *sweeping watermark* is the first watermark at or after a window's end: it lets the window fire and ends the epoch.
-Its *delay* is its ingestion time minus the window's end. The Klink thesis (Eq. 3.2 to 3.10) takes it for normally
-distributed; `normal_interval` is that form. Its Eq. 3.6 is the variance of a mean of past means, which shrinks with
-their number, so that a "95 %" interval has 5 to 15 % of the delays. So `IngestionHistory` takes the shortest interval
-that held the wanted share of recent delays, whatever their distribution, and corrects the share by the record of its
-own hits (adaptive conformal inference, Gibbs and Candès 2021), which keeps it under drift as well.
+Its *delay* is its ingestion time minus the window's end. The Klink thesis (Eq. 3.2 to 3.10) assumes a normal
+distribution; `normal_interval` is that form. Its Eq. 3.6 is the variance of a mean of past means. It shrinks with their
+number, so that a "95 %" interval has 5 to 15 % of the delays.
+
+So `IngestionHistory` uses the shortest interval that contained the required share of recent delays, whatever their
+distribution. It corrects this share by its past hits (adaptive conformal inference, Gibbs and Candès 2021), which also
+works under drift.
 """
 
 from __future__ import annotations
@@ -27,19 +29,20 @@ FloatArray = NDArray[np.float64]
 Variance = Literal["predictive", "printed"]
 
 MAX_DELAY_MS = 86_400_000.0
-"""Longer delays count as a day: a clock that jumped must not move a mean by years."""
+"""Longer delays count as a day: a clock that jumped must not change a mean by years."""
 MIN_EPOCHS = 2
-"""Without that many delays there is no interval."""
+"""With fewer delays there is no interval."""
 DEFAULT_EPOCHS = 400
 STEP = 0.01
-"""By how much a miss raises the working share; a hit lowers it so that hits and misses balance at the confidence."""
+"""How much a miss raises the working share. A hit lowers it so that hits and misses balance at the confidence."""
 HALF_LIVES = 4
-"""The weight of a delay halves so often over the length of the history."""
+"""How often the weight of a delay halves over the length of the history."""
 MAX_SHARE = 2.0
 REACH = 5.0
 """By how many ranges of the delays the interval grows per unit of the working share above 1."""
 _REFRESHES = 50
-"""The interval is computed anew after a fiftieth of the history has been replaced: sorting is what costs."""
+"""The interval is computed anew after a fiftieth of the history has been replaced, because sorting takes most of the
+time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,13 @@ class DelayInterval:
 def normal_interval(
     means_ms: Sequence[float], squares: Sequence[float], confidence: float, variance: Variance = "predictive"
 ) -> DelayInterval:
-    """The thesis' interval of the next delay: normal, from the moments of past epochs.
+    """Returns the thesis' interval of the next delay: normal, from the moments of past epochs.
 
     Args:
         means_ms: mean delay μ of each epoch (Eq. 3.3).
         squares: mean squared delay χ of each epoch (Eq. 3.4).
-        variance: "printed" is Eq. 3.6, the variance of a mean of past means; "predictive" is mean(χ) - mean(μ)², that
-            of the next delay.
+        variance: "printed" is Eq. 3.6, the variance of a mean of past means. "predictive" is mean(χ) - mean(μ)², the
+            variance of the next delay.
 
     Raises:
         InvalidConfig: no epoch, or a confidence outside (0, 1).
@@ -88,13 +91,24 @@ class IngestionHistory:
         epochs: number m of epochs that are remembered.
 
     Attributes:
-        hits, predicted: how many of the ingestions for which there was an interval fell into it.
+        predicted: number of ingestions for which there was an interval.
+        hits: how many of these were in their interval.
     """
 
     __slots__ = (
-        "_ascending", "_confidence", "_fresh", "_interval", "_mean", "_recent", "_share", "_tail_sums",
-        "_tail_weights", "_weights", "hits", "predicted",
-    )  # fmt: skip
+        "_ascending",
+        "_confidence",
+        "_fresh",
+        "_interval",
+        "_mean",
+        "_recent",
+        "_share",
+        "_tail_sums",
+        "_tail_weights",
+        "_weights",
+        "hits",
+        "predicted",
+    )
 
     def __init__(self, confidence: float = 0.95, epochs: int = DEFAULT_EPOCHS) -> None:
         if not 0 < confidence < 1:
@@ -122,7 +136,7 @@ class IngestionHistory:
         return tuple(self._recent)
 
     def observe(self, delay_ms: float) -> bool | None:
-        """Adds the delay of an ingestion; whether the interval had it, None if there was none.
+        """Adds the delay of an ingestion. Returns whether the interval contained it; None: there was no interval.
 
         NaN is ignored; a delay beyond a day counts as a day.
         """
@@ -133,7 +147,7 @@ class IngestionHistory:
         if hit is not None:
             self.predicted += 1
             self.hits += hit
-            # Bounded, so that after delays that are all alike, or a clock gone mad, it is back in a few hundred epochs.
+            # Bounded, so that it recovers within a few hundred epochs after equal delays, or after a faulty clock.
             self._share = min(max(self._share + STEP * (self._confidence - hit), 0.0), MAX_SHARE)
         self._recent.append(delay_ms)
         self._fresh += 1
@@ -143,19 +157,20 @@ class IngestionHistory:
 
     @property
     def interval(self) -> DelayInterval | None:
-        """Where the next delay is with the configured confidence; None before `MIN_EPOCHS` epochs."""
+        """The interval of the next delay at the configured confidence; None before `MIN_EPOCHS` epochs."""
         return self._interval
 
     @property
     def mean_delay_ms(self) -> float:
-        """The mean of the remembered delays, recent ones weighted more; 0 without a history."""
+        """The mean of the remembered delays. Recent delays have more weight; 0 without a history."""
         return self._mean
 
     def expected_delay_ms(self, elapsed_ms: float) -> float:
-        """The expected delay if nothing has been ingested until `elapsed_ms` after the window's end.
+        """Returns the expected delay if nothing has been ingested until `elapsed_ms` after the window's end.
 
-        Eq. 3.8 with the condition of Eq. 3.9 the right way round: ranges that are already past have probability zero.
-        Never below `elapsed_ms`, and exactly that if all of the interval is past: any moment now. Without a history, 0.
+        Eq. 3.8 with the corrected condition of Eq. 3.9: ranges that are already past have probability zero. It is never
+        below `elapsed_ms`. If the whole interval is past, it is `elapsed_ms`: the watermark is expected at any moment.
+        Without a history, it is 0.
         """
         if not self._ascending or elapsed_ms <= self._ascending[0]:
             return max(self._mean, elapsed_ms)
@@ -170,7 +185,7 @@ class IngestionHistory:
         ascending = delays[order]
         weights = self._weights[-len(delays) :][order]
         first, last = _shortest(ascending, weights, self._share)
-        # A share above 1 asks for more than all delays so far: under drift the next one lies beyond them.
+        # A share above 1 needs more than all past delays: under drift the next delay is beyond them.
         reach = max(0.0, self._share - 1.0) * REACH * (ascending[-1] - ascending[0])
         self._interval = DelayInterval(float(ascending[first] - reach), float(ascending[last] + reach))
         inside, weight = ascending[first : last + 1], weights[first : last + 1]
@@ -181,9 +196,9 @@ class IngestionHistory:
 
 
 def _shortest(ascending: FloatArray, weights: FloatArray, share: float) -> tuple[int, int]:
-    """First and last index of the shortest run of values with at least `share` of the weight."""
+    """Returns first and last index of the shortest run of values with at least `share` of the weight."""
     before = np.concatenate(([0.0], np.cumsum(weights)))
-    # The next delay may lie between any two of n, so n + 1 places share the weight.
+    # The next delay may be between any two of n delays, so n + 1 places share the weight.
     need = share * (before[-1] + weights.mean())
     if need >= before[-1]:
         return 0, len(ascending) - 1

@@ -1,9 +1,9 @@
-"""When queued records fill the memory: who is held back, and who runs first. Pure.
+"""When queued records fill the memory: which sources wait, and which query runs first. Pure.
 
-Sources whose batches do not fit are held back; what becomes free goes to the query with the least slack first
-(`Scheduler.by_room`), so that memory does not fill with records whose answers are not due. The thesis runs the queries
-that shrink the queues most, which delays answers that are due and gives nothing back: a core does the same work
-whatever the queues hold. It is there for comparison (`reduction_first`), and for queues that share their batches.
+Sources whose batches do not fit have to wait. Memory that becomes free is given to the query with the least slack first
+(`Scheduler.by_room`). So memory does not fill with records whose answers are not due. The thesis instead runs the
+queries that shrink the queues most. That delays answers that are due and has no benefit: a core does the same work
+whatever the queues contain. It is here for comparison (`reduction_first`), and for queues that share their batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgewater.model.errors import InvalidConfig
 from edgewater.scheduling.queries import ScheduledQuery
 
 NEARLY_BEST = 0.99
-"""Queries whose reduction is at least this share of the largest are equal; the least slack decides."""
+"""Queries count as equal if their reduction is at least this share of the largest. The least slack then decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,15 @@ class QueueLimits:
     """Bounds of the queues' memory.
 
     Attributes:
-        cap_bytes: never exceeded: what does not fit is held back at its source.
+        cap_bytes: never exceeded: sources whose batches do not fit wait.
         record_bytes: memory of a queued record.
         threshold: share of the cap from which on memory is managed (the thesis' b).
         release: management ends at this share.
-        longest_ms: management ends after this time at the latest, and rests as long: meanwhile the policy decides.
+        longest_ms: management ends after this time at the latest, and pauses for as long. Meanwhile the policy decides.
         reduction_first: from the threshold on the queries with the largest reduction run, as in the thesis.
-        shared: queries queue the same batches, which take memory until the last of them has processed them. The worker
-            then sets `MemoryManager.used`, holds sources back itself, and what is managed is the query furthest behind.
+        shared: queries queue the same batches, which take memory until the last query has processed them. The worker
+            then sets `MemoryManager.used` and stops sources itself. From the threshold on, the query that is furthest
+            behind runs.
     """
 
     cap_bytes: float
@@ -55,8 +56,8 @@ class MemoryManager:
     """Decides when memory is managed, and by which query.
 
     Attributes:
-        manages: slack decides who gets room.
-        used: queued records; `peak`: the most so far.
+        manages: whether slack decides which source gets room.
+        used: queued records; `peak`: the maximum so far.
         activations: how often management began.
     """
 
@@ -83,7 +84,7 @@ class MemoryManager:
             self.peak = used
 
     def is_active(self, queries: Iterable[ScheduledQuery], now_ms: float) -> bool:
-        """Whether the next turn is for memory."""
+        """Returns whether the next turn is for memory."""
         if self._until_ms is None and self.used < self._threshold:
             return False
         limits = self.limits
@@ -96,7 +97,7 @@ class MemoryManager:
             return False
         if now_ms < self._rests_until_ms:
             return False
-        # Until the first answer would become late, unless answers are late already.
+        # Until the first answer would become late. If answers are already late, for `longest_ms`.
         slack_ms = min((query.slack_ms(now_ms) for query in queries if query.records), default=0.0)
         self._until_ms = now_ms + (min(slack_ms, limits.longest_ms) if slack_ms > 0 else limits.longest_ms)
         self.activations += 1
@@ -105,7 +106,7 @@ class MemoryManager:
     def choose(
         self, queries: Iterable[ScheduledQuery], cycle_ms: float, now_ms: float
     ) -> tuple[ScheduledQuery, int] | None:
-        """The query to run, and how many of its operators; of those with the largest reduction the least slack.
+        """Returns the query to run, and how many of its operators: the least slack among the largest reductions.
 
         None if no query has records that processing would remove.
         """

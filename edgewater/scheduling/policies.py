@@ -1,7 +1,7 @@
-"""Which query runs next: Klink's least slack, and the baselines that it is measured against. Pure.
+"""Which query runs next: Klink's least slack, and the baselines that it is compared with. Pure.
 
-A policy gives each query that has something queued a key; the least key runs. Ties go to the query that was registered
-first.
+A policy gives a key to each query with a queue. The query with the least key runs. Of equal keys, the query that was
+registered first runs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from edgewater.model.errors import InvalidConfig
 from edgewater.scheduling.queries import ScheduledQuery
 
 _DUE_FIRST = 1e13
-"""Above any time in ms, and small enough for a resolution of 2 µs."""
+"""Larger than any time in ms, and small enough for a resolution of 2 µs."""
 
 
 PATIENCE = 2.0
-"""Times the work that is left until an answer, which delays an answer that is due; see `LeastSlack`."""
+"""Factor of the work that remains until an answer. This product delays an answer that is due; see `LeastSlack`."""
 
 
 class Policy(Protocol):
@@ -25,7 +25,7 @@ class Policy(Protocol):
     Attributes:
         name: as the command line has it.
         timed: keys change as time passes, so they are renewed every cycle.
-        sticky: a query that was chosen runs until a sweeping watermark has been processed or its queue is empty.
+        sticky: a chosen query runs until a sweeping watermark has been processed or its queue is empty.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Policy(Protocol):
 class LeastSlack:
     """Klink, as corrected: least expected slack first, work-conserving.
 
-    The thesis' Algorithm 3 runs only queries with a slack of at most 0, and a query whose sweeping watermark is queued
-    like any other. Here the least slack runs whatever its sign, and queries whose watermark is queued, whose answer is
-    therefore due, come before those that still expect it, in the order of their window ends plus `patience` times the
-    work that is left until the answer: 0 is earliest deadline first, and a large one shortest remaining first, which
-    halves the mean past overload and starves the tail.
+    The thesis' Algorithm 3 runs only queries with a slack of at most 0. It treats a query whose sweeping watermark is
+    queued like any other. Here the least slack runs whatever its sign. A query whose watermark is queued is due, and
+    comes before queries that still expect their watermark. Due queries run in the order of their window ends plus
+    `patience` times the work that remains until the answer. With 0 this is earliest deadline first. A large factor is
+    shortest remaining first, which halves the mean past overload and starves the tail.
     """
 
     name = "klink"
@@ -58,8 +58,11 @@ class LeastSlack:
         return query.expected_ingestion_ms(now_ms) - query.queued_ms - query.costs.downstream_ms
 
     def room_key(self, query: ScheduledQuery, now_ms: float) -> float:
-        """Orders queries whose sources are held back. Their watermarks are held back too, so they count as due from
-        the time on at which past ones came. The time of a window's end does not grow, so nobody waits for ever."""
+        """Orders queries whose sources wait for room. Their watermarks wait too.
+
+        So they count as due from the expected time of their watermark on. The time of a window's end does not grow, so
+        no query waits forever.
+        """
         if not query.sweeps and (mean_ms := query.mean_ingestion_ms) <= now_ms:
             return self._due_key(query, mean_ms)
         return self.key(query, now_ms)
@@ -140,7 +143,7 @@ POLICIES = tuple(policy.name for policy in _POLICIES)
 
 
 def make_policy(name: str) -> Policy:
-    """The policy of that name. Raises InvalidConfig."""
+    """Returns the policy of that name. Raises InvalidConfig."""
     for policy in _POLICIES:
         if policy.name == name:
             return policy()

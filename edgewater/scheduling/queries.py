@@ -1,4 +1,4 @@
-"""The scheduler's state of each query: its queue, the window ends ahead, its costs. Pure."""
+"""The scheduler's state of each query: its queue, the next window ends, its costs. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from edgewater.scheduling.costs import CostEstimate, Operator
 from edgewater.scheduling.ingestion import DEFAULT_EPOCHS, IngestionHistory
 
 MAX_TIME_MS = 1e14
-"""3,000 years: a watermark beyond it, such as infinity at the end of a stream, counts as it."""
+"""3,000 years. A later watermark, such as infinity at the end of a stream, counts as this time."""
 MAX_COUNTED_FIRINGS = 1_000
-"""More windows that one watermark sweeps hold no records, and add nothing to the cost of the queue."""
+"""The windows that one watermark sweeps count up to this number. Further windows have no records, and add nothing to
+the cost of the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,11 @@ class QueryProfile:
 
     Attributes:
         name: unique among the scheduler's queries.
-        operators: its pipeline, from the source on.
-        period_ms: distance of the window ends: the length of tumbling windows, the step of sliding ones.
+        operators: its pipeline, beginning at the source.
+        period_ms: distance of the window ends: the length of tumbling windows, the step of sliding windows.
         offset_ms: the ends are at `offset_ms` plus multiples of the period.
-        inputs: number of inputs, such as a join's streams or the edges of a window; a window fires once the watermarks
-            of all have passed its end.
+        inputs: number of inputs, such as a join's streams or the edges of a window. A window fires when the watermarks
+            of all inputs have passed its end.
         firing_ms: assumed cost of emitting a window.
         confidence, epochs: of the ingestion estimate (`IngestionHistory`).
     """
@@ -50,7 +51,7 @@ class QueryProfile:
             raise InvalidConfig("inputs", self.inputs, "at least one input")
 
     def next_end_ms(self, now_ms: float) -> float:
-        """The first window end after `now_ms`."""
+        """Returns the first window end after `now_ms`."""
         return self.offset_ms + (math.floor((now_ms - self.offset_ms) / self.period_ms) + 1) * self.period_ms
 
 
@@ -59,12 +60,12 @@ class Item:
     """An element of a query's queue: a batch of records, or a watermark that sweeps windows.
 
     Attributes:
-        records: records of the batch, as many as are left after the stages that have run; 0 for a watermark.
+        records: records of the batch that remain after the stages that have run; 0 for a watermark.
         ingested_ms: when it was queued.
-        stage: operators that have processed it.
+        stage: number of operators that have processed it.
         end_ms: the last window end that the watermark sweeps; None for a batch.
         firings: number of windows that it sweeps.
-        payload: the worker's.
+        payload: the worker's own data.
     """
 
     records: float
@@ -96,8 +97,8 @@ class ScheduledQuery:
         queued_ms: estimated cost of the queue.
         sweeps: (window end, ingestion) of the sweeping watermarks in the queue.
         turn: number of its last turn.
-        served_ms: when it ran last, or when something was queued after it had been idle.
-        debt_ms: time beyond its cycles for which others come first.
+        served_ms: when it last ran, or when an item was queued after it had been idle.
+        debt_ms: time beyond its cycles for which other queries come first.
         overruns: number of turns that took more than two cycles.
         swept: number of sweeping watermarks that it has processed.
     """
@@ -126,9 +127,9 @@ class ScheduledQuery:
         return cls(profile, index, costs, inputs, end_ms, by_stage=[0.0] * len(profile.operators), served_ms=now_ms)
 
     def expected_ingestion_ms(self, now_ms: float) -> float:
-        """When the next sweeping watermark is expected: the minimum over the inputs that it is still missing from.
+        """Returns when the next sweeping watermark is expected: the minimum over the inputs that have not sent it yet.
 
-        The thesis' rule for joins (section 3.1.3), which holds for a window of several edges as well.
+        This is the thesis' rule for joins (section 3.1.3). It also holds for a window of several edges.
         """
         end_ms = self.end_ms
         if len(self.inputs) == 1:
@@ -139,14 +140,18 @@ class ScheduledQuery:
 
     @property
     def mean_ingestion_ms(self) -> float:
-        """When the next sweeping watermark comes if its delay is the mean of past ones, whatever time has passed."""
+        """When the next sweeping watermark comes if its delay is the mean of past delays, independent of the time
+        now.
+        """
         end_ms = self.end_ms
         return min(end_ms + each.history.mean_delay_ms for each in self.inputs if each.end_ms <= end_ms)
 
     def slack_ms(self, now_ms: float) -> float:
-        """Expected slack (Eq. 3.1, 3.8): how long the query can stay idle until its next answer becomes late.
+        """Returns the expected slack (Eq.
 
-        With a sweeping watermark in the queue the time since its ingestion counts against it.
+        3.1, 3.8): how long the query can stay idle until its next answer becomes late.
+
+        If a sweeping watermark is in the queue, the time since its ingestion is subtracted.
         """
         due_ms = self.sweeps[0][1] if self.sweeps else self.expected_ingestion_ms(now_ms)
         return due_ms - now_ms - self.queued_ms - self.costs.downstream_ms
@@ -157,7 +162,7 @@ class ScheduledQuery:
         if not min(watermark_ms, MAX_TIME_MS) >= this.end_ms:
             return 0
         period = self.profile.period_ms
-        # The first end alone is observed: of those that one watermark sweeps together the others are late by design.
+        # Only the first end is observed. If one watermark sweeps several windows, the later ends are late by design.
         this.history.observe(now_ms - this.end_ms)
         this.end_ms += (math.floor((min(watermark_ms, MAX_TIME_MS) - this.end_ms) / period) + 1) * period
         end_ms = min(each.end_ms for each in self.inputs)

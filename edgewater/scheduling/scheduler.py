@@ -1,9 +1,9 @@
-"""The scheduler: which query a worker runs next, for how long, and what fits into the queues. Pure.
+"""The scheduler: which query a worker runs next, for how long, and which batches fit into the queues. Pure.
 
-One scheduler serves one worker. The worker asks for a `Turn`, processes the head of that query's queue item by item
-until the turn's time is used or the queue is empty, and reports what it spent. A decision takes a few microseconds
-whatever the number of queries: keys are kept in an array, and renewed for the query that changed and, if they depend
-on the time, once a cycle.
+One scheduler serves one worker. The worker asks for a `Turn`, and processes the head of that query's queue item by item
+until the turn's time is used or the queue is empty. Then it reports the time that it spent. A decision takes a few
+microseconds whatever the number of queries. Keys are stored in an array. A key is renewed when its query changes and,
+if it depends on the time, once a cycle.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from edgewater.scheduling.queries import MAX_COUNTED_FIRINGS, Item, QueryProfile
 DEFAULT_CYCLE_MS = 120.0
 DEFAULT_FLOOR_MS = 30_000.0
 FLOOR_CYCLES = 4
-"""At most one of so many cycles is for a query that has waited too long, so that the policy keeps its effect."""
+"""At most one of this many cycles is for a query that has waited too long, so that the policy keeps its effect."""
 OVERRUN_CYCLES = 2
-"""A turn is an overrun beyond so many cycles; an item cannot be interrupted, so one cycle more is no fault."""
+"""A turn is an overrun if it takes more than this many cycles. An item cannot be interrupted, so one cycle more is no
+fault."""
 _INDEBTED = 1e15
-"""Added to the key of a query with a debt: it runs if nothing else can."""
+"""Added to the key of a query with a debt: it runs if no other query can."""
 
 
-@dataclass(slots=True)  # frozen ones take three times as long to make
+@dataclass(slots=True)  # frozen dataclasses take three times as long to make
 class Turn:
     """A query's time on the worker.
 
     Attributes:
-        through: number of operators to run; items that have passed them stay in the queue.
+        through: number of operators to run. Items that have passed them stay in the queue.
         limit_ms: after this time the worker asks again.
     """
 
@@ -43,14 +44,14 @@ class Turn:
     limit_ms: float
 
     def items(self) -> Iterator[Item]:
-        """Yields the head of the queue as long as this turn may process it; `Scheduler.complete` removes it."""
+        """Yields the head of the queue as long as this turn may process it. `Scheduler.complete` removes it."""
         queue = self.query.queue
         whole = self.through >= len(self.query.profile.operators)
         if whole:
             while queue:
                 yield queue[0]
         else:
-            # A watermark cannot overtake records, and is not processed before they have left the pipeline.
+            # A watermark cannot overtake records: it is not processed before they have left the pipeline.
             yield from [item for item in queue if item.end_ms is None and item.stage < self.through]
 
 
@@ -61,8 +62,9 @@ class Scheduler:
         policy: orders the queries.
         cycle_ms: the thesis' r: after this time another query may run.
         memory: None: unbounded queues.
-        manage_memory: whether slack decides who gets room at the cap (`by_room`); otherwise only the cap holds.
-        floor_ms: a query that has waited so long comes next, whatever the policy, in one of `FLOOR_CYCLES` cycles;
+        manage_memory: whether slack decides which source gets room at the cap (`by_room`). If false, only the cap
+            holds.
+        floor_ms: a query that has waited this long comes next, whatever the policy, in one of `FLOOR_CYCLES` cycles;
             None: never, as in the published baselines.
 
     Attributes:
@@ -103,7 +105,7 @@ class Scheduler:
         return tuple(self._states.values())
 
     def query(self, name: str) -> ScheduledQuery:
-        """Raises NotFound."""
+        """Returns a query. Raises NotFound."""
         if (state := self._states.get(name)) is None:
             raise NotFound(f"no query {name!r} is scheduled")
         return state
@@ -124,7 +126,7 @@ class Scheduler:
         return state
 
     def remove(self, name: str) -> list[Item]:
-        """Unregisters a query; its turn, if it has one, may still be reported. Returns what was queued.
+        """Unregisters a query, and returns its queue. If it has a turn, the turn may still be reported.
 
         Raises:
             NotFound: there is no such query.
@@ -144,9 +146,9 @@ class Scheduler:
         return dropped
 
     def offer(self, query: ScheduledQuery, records: float, now_ms: float, payload: object = None) -> bool:
-        """Queues a batch of records. False: it would exceed the cap, so its source has to keep it for now.
+        """Queues a batch of records. Returns false if it would exceed the cap; its source has to keep it for now.
 
-        A batch that is larger than the cap as a whole is refused for ever: sources cut batches below it.
+        A batch that alone is larger than the cap is always refused: sources divide batches.
 
         Raises:
             InvalidRecord: `records` is not a number of records.
@@ -163,13 +165,14 @@ class Scheduler:
         return True
 
     def by_room(self, held_since_ms: Mapping[ScheduledQuery, float], now_ms: float) -> list[ScheduledQuery]:
-        """The order in which sources that are held back get room: the least slack first.
+        """Returns the order in which waiting sources get room: the least slack first.
 
-        The first that does not fit ends the round: otherwise small batches would take the room that it waits for.
+        The first source that does not fit ends the round. Otherwise small batches would take the room that it waits
+        for.
 
         Args:
-            held_since_ms: the queries whose sources are held back. Without management, or with a policy that knows no
-                slack, it is the order.
+            held_since_ms: the queries whose sources wait, and since when. Without management, or with a policy without
+                slack, the order is by this time.
         """
         if self.memory.manages and isinstance(self._policy, LeastSlack):
             policy, now_ms = self._policy, self._at(now_ms)
@@ -184,12 +187,14 @@ class Scheduler:
         number: int = 0,
         arrived_ms: float = math.inf,
     ) -> bool:
-        """Advances the watermark of an input. Whether it sweeps windows, in which case it is queued behind the records.
+        """Advances the watermark of an input.
 
-        Never refused: without it the windows could not fire and give their memory back.
+        Returns whether it sweeps windows; it is then queued after the records.
+
+        It is never refused: without it the windows could not fire and free their memory.
 
         Args:
-            arrived_ms: when it arrived at a source that was held back; the answer is due since then.
+            arrived_ms: when it arrived at a source that had to wait; the answer is due since then.
         """
         if self._slots[query.index] is not query:
             return False
@@ -206,7 +211,7 @@ class Scheduler:
         return True
 
     def next(self, now_ms: float) -> Turn | None:
-        """The next turn; None if nothing is queued. Work-conserving: never None otherwise."""
+        """Returns the next turn; None only if nothing is queued, so the worker is never idle needlessly."""
         now_ms = self._at(now_ms)
         whole_cycle = now_ms - self._renewed_ms >= self._cycle_ms
         if whole_cycle:
@@ -215,7 +220,7 @@ class Scheduler:
                 for state in self._states.values():
                     if state.queue and not state.sweeps:
                         self._renew(state)
-        # Before memory management: that trades tail latency for throughput, and the floor bounds the tail.
+        # Before memory management, which raises the tail latency for throughput; the floor bounds the tail.
         if whole_cycle and (starved := self._starved()) is not None:
             return self._begin(starved, len(starved.profile.operators))
         if self.memory.is_active(self._states.values(), now_ms):
@@ -239,14 +244,14 @@ class Scheduler:
         return self._begin(first, len(first.profile.operators))
 
     def waiting(self) -> list[ScheduledQuery]:
-        """The queries with a queue, in the order of the policy: the first would run next."""
+        """Returns the queries with a queue, in the order of the policy: the first would run next."""
         order = np.argsort(self._keys, kind="stable").tolist()
         return [state for index in order if (state := self._slots[index]) is not None and state.queue]
 
     def complete(self, query: ScheduledQuery, item: Item, through: int | None = None) -> None:
-        """The worker has processed an item of its turn, through all operators or as many as the turn has.
+        """Records that the worker has processed an item of its turn, through all operators or as many as the turn has.
 
-        An item that has left the pipeline leaves the queue; otherwise it stays with fewer records.
+        An item that has left the pipeline leaves the queue. Otherwise it stays with fewer records.
         """
         if self._slots[query.index] is not query:
             return
@@ -263,18 +268,21 @@ class Scheduler:
             query.queued_ms -= item.cost_ms
             return
         costs = query.costs
-        left = item.records * costs.kept[through] / max(costs.kept[item.stage], 1e-12)
-        left = min(left, item.records)
-        cost_ms = left * costs.remaining_ms[through]
-        query.records += left - item.records
+        records = item.records * costs.kept[through] / max(costs.kept[item.stage], 1e-12)
+        records = min(records, item.records)
+        cost_ms = records * costs.remaining_ms[through]
+        query.records += records - item.records
         query.by_stage[item.stage] -= item.records
-        query.by_stage[through] += left
-        self.memory.add(left - item.records)
+        query.by_stage[through] += records
+        self.memory.add(records - item.records)
         query.queued_ms += cost_ms - item.cost_ms
-        item.records, item.stage, item.cost_ms = left, through, cost_ms
+        item.records, item.stage, item.cost_ms = records, through, cost_ms
 
     def shrink(self, query: ScheduledQuery, item: Item, records: float) -> None:
-        """The worker has processed so many records of the head of a queue, through all operators; the rest stays."""
+        """Records that the worker has processed this many records of a queue's head, through all operators.
+
+        Others stay.
+        """
         share = item.cost_ms * records / item.records
         item.records -= records
         item.cost_ms -= share
@@ -284,7 +292,7 @@ class Scheduler:
         self.memory.add(-records)
 
     def ran(self, turn: Turn, spent_ms: float, now_ms: float) -> None:
-        """The turn has ended. A query that was removed meanwhile is passed over."""
+        """Records the end of a turn. A query that was removed meanwhile is skipped."""
         now_ms = self._at(now_ms)
         query = turn.query
         if self._indebted:
@@ -312,7 +320,7 @@ class Scheduler:
 
     def _renew(self, query: ScheduledQuery) -> None:
         if not query.queue:
-            query.queued_ms = query.records = 0.0  # what rounding has left
+            query.queued_ms = query.records = 0.0  # removes the remainders of rounding
             query.by_stage = [0.0] * len(query.by_stage)
             self._keys[query.index] = np.inf
             return
@@ -320,7 +328,10 @@ class Scheduler:
         self._keys[query.index] = key + _INDEBTED if query.debt_ms > 0 else key
 
     def _pay(self, query: ScheduledQuery, spent_ms: float) -> None:
-        """Others have run, or nothing else was queued: debts shrink by the time, so nobody is set back for ever."""
+        """Reduces debts, because other queries have run, or nothing else was queued.
+
+        So no query is set back forever.
+        """
         for name, debtor in list(self._indebted.items()):
             debtor.debt_ms = max(0.0, debtor.debt_ms - spent_ms)
             if not debtor.debt_ms:
@@ -341,7 +352,7 @@ class Scheduler:
         if self._now_ms <= now_ms < math.inf:
             self._now_ms = now_ms
         elif now_ms < self._now_ms:
-            # Everything that is a time since then begins anew; otherwise cycles and the floor would stand still.
+            # All times that are relative to the clock begin anew. Otherwise cycles and the floor would stop.
             self.clock_jumps += 1
             self._renewed_ms = self._floor_at_ms = -math.inf
             for state in self._states.values():

@@ -1,8 +1,8 @@
 """Mergeable synopses: the states that an edge ships and the center merges, with an interval on every estimate.
 
-Edges, the center and the simulator use them through this facade; a query builds them by name (`Function`). The package
-reads no clock and no files, has no threads, and imports neither side: batches of values in, states, bytes and estimates
-out. Importing it registers the built-in functions and kinds.
+Edges, the center and the simulator use them through this facade; a query builds them by name (`Function`). Input are
+batches of values; output are states, bytes and estimates. The package reads no clock and no files, has no threads, and
+imports neither the edge nor the center. Importing it registers the built-in functions and kinds.
 """
 
 from __future__ import annotations

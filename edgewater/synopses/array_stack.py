@@ -30,10 +30,10 @@ class ArrayStack:
     questions: ClassVar[Questions]
     arrays: ClassVar[dict[str, tuple[str, float]]]
     layouts: ClassVar[tuple[Layout, ...]] = ()
-    """The layouts of its messages, each with another number of arrays; empty: they are not known."""
+    """The layouts of the kind's messages, each with another number of arrays; empty: the kind declares no layout."""
     stacking: ClassVar[ArrayRoles | None] = None
-    """The roles of the message's arrays when partials are read as one stack (`encoding.stacking`). Then `merge` takes
-    codes that repeat, and gives the bytes of merging one partial after the other. None: partials merge one by one."""
+    """The roles of the message's arrays when partials are read as one stack (`encoding.stacking`). `merge` then accepts
+    repeated codes, and gives the same bytes as merging one partial after the other. None: partials merge one by one."""
 
     def __init__(self, groups: int = 0) -> None:
         self._length = groups
@@ -59,11 +59,11 @@ class ArrayStack:
         if groups <= self._length:
             return
         for name, (_, empty) in self.arrays.items():
-            held = self._state[name]
-            if groups > len(held):
+            old = self._state[name]
+            if groups > len(old):
                 # Doubling keeps growth amortised O(1) per group.
-                wider = np.full(max(groups, 2 * len(held)), empty, held.dtype)
-                wider[: self._length] = held[: self._length]
+                wider = np.full(max(groups, 2 * len(old)), empty, old.dtype)
+                wider[: self._length] = old[: self._length]
                 self._state[name] = wider
         self._length = groups
 
@@ -82,7 +82,7 @@ class ArrayStack:
         return result
 
     def _empty(self) -> Self:
-        """Returns a stack of no groups with equal parameters."""
+        """Returns an empty stack with equal parameters, of no groups."""
         return type(self)()
 
     def reset(self, groups: IntArray) -> None:
@@ -99,10 +99,10 @@ class ArrayStack:
             raise InvalidRequest("question", question, f"one of {able}", f"{self.kind} cannot answer it")
 
     def _require_equal_parameters(self, other: ArrayStack) -> None:
-        """Raises IncompatibleSynopses unless parameters, and seeds if there are any, are equal."""
+        """Raises IncompatibleSynopses unless the parameters are equal, and the seeds, if the kind has seeds."""
         codec.require_equal(self.kind, self.parameters, other.parameters)
         if getattr(self, "seed", None) != getattr(other, "seed", None):
-            # Without the seeds: they are secrets of the queries.
+            # The message does not contain the seeds: they are secrets of the queries.
             raise IncompatibleSynopses(
                 f"{self.kind}: the seeds differ. To join or merge synopses of two queries, give both the same `seed`"
             )
@@ -131,13 +131,16 @@ class ArrayStack:
         return parameters, layout_for(cls.kind, layouts, message.arrays).decode(cls.kind, message.arrays)
 
     def _load(self, decoded: Sequence[npt.NDArray[Any]]) -> None:
-        """Sets `arrays`, which are the first ones of a message."""
+        """Sets `arrays` from the first arrays of a message."""
         self._state.update(zip(self.arrays, decoded, strict=False))
         self._length = len(decoded[0])
 
 
 def with_capacity(rows: npt.NDArray[T], groups: int) -> npt.NDArray[T]:
-    """Returns `rows`, or a copy with zero rows added, so that there are at least `groups`; grows by half or more."""
+    """Returns `rows` if it has at least `groups` rows.
+
+    Otherwise returns a copy with zero rows added, by half or more.
+    """
     if groups <= len(rows):
         return rows
     wider = np.zeros((max(groups, len(rows) * 3 // 2), *rows.shape[1:]), rows.dtype)
@@ -152,7 +155,7 @@ def run_indices(starts: IntArray, counts: IntArray) -> IntArray:
 
 
 def rounds(codes: IntArray) -> list[IntArray]:
-    """Returns positions in `codes` by occurrence: the first one of each code, then the second one, and so on."""
+    """Returns positions in `codes` by occurrence: the first occurrence of each code, then the second, and so on."""
     counts = np.bincount(codes)
     if counts.max(initial=0) <= 1:
         return [np.arange(len(codes))]
@@ -164,7 +167,7 @@ def rounds(codes: IntArray) -> list[IntArray]:
 
 
 def keep_better(better: np.ufunc, held: npt.NDArray[Any], codes: IntArray, values: npt.NDArray[Any]) -> None:
-    """Keeps, in place, the smaller or the larger of ``held[codes[i]]`` and ``values[i]``, one after the other."""
+    """Replaces, in place, ``held[codes[i]]`` by ``values[i]`` if that is smaller (or larger), one i after the other."""
     if has_negative_zero(held) or has_negative_zero(values):
         for at in rounds(codes):
             held[codes[at]] = better(held[codes[at]], values[at])
@@ -173,7 +176,7 @@ def keep_better(better: np.ufunc, held: npt.NDArray[Any], codes: IntArray, value
 
 
 def has_negative_zero(values: npt.NDArray[Any]) -> bool:
-    """Returns whether any float64 is -0.0; of both zeros, the smaller one depends on the operation."""
+    """Returns whether any float64 is -0.0. Operations differ in which of both zeros they count as smaller."""
     return values.dtype.kind == "f" and bool((np.signbit(values) & (values == 0.0)).any())
 
 

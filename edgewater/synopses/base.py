@@ -27,7 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 ITEM_TYPES = ("string", "int64", "float64", "bool")
-"""Column types whose values can be compared for equality: those of functions of items and of samples."""
+"""Column types whose values can be compared for equality. Functions of items and samples accept them."""
 NUMBER_TYPES = ("int64", "float64")
 
 
@@ -61,8 +61,8 @@ class Properties:
 class Estimate:
     """An answer: the true value lies in [`lower`, `upper`] with probability at least `confidence`.
 
-    A confidence of 1.0 is a deterministic bound. `basis` names the method behind the interval. A value of
-    NaN means that there is no answer, such as the mean of no values.
+    A confidence of 1.0 is a deterministic bound. `basis` names the method of the interval. A value of NaN means that
+    there is no answer, such as the mean of no values.
     """
 
     value: float
@@ -77,11 +77,11 @@ class Estimates:
     """One estimate per group: three float64 arrays of shape (groups,).
 
     Attributes:
-        integers: the values as int64, or as decimal128(38, 0) if one exceeds int64; null where there is none. `value`
-            has the nearest float64. None: the values are no integers.
-        present: which groups have a value; a NaN of such a group is the value, as of a sum of NaN. None: those whose
-            `value` is not NaN.
-        rounding: how far values may be from those without rounding; None: not at all, or the bounds include it.
+        integers: the values as int64, or as decimal128(38, 0) if one exceeds int64; null for a group without a value.
+            `value` has the nearest float64. None: the values are no integers.
+        present: which groups have a value. If `present` is true, a NaN is the value, such as the sum of a NaN. None:
+            the groups whose `value` is not NaN.
+        rounding: how far values may be from values without rounding; None: no rounding, or the bounds include it.
     """
 
     value: FloatArray
@@ -114,7 +114,7 @@ class Estimates:
 
     @classmethod
     def exact_integers(cls, value: pa.Array, present: BoolArray | None = None) -> Estimates:
-        """Exact int64 or decimal128 values, one per group; null where there is none."""
+        """Exact int64 or decimal128 values, one per group; null for a group without a value."""
         mask = None if present is None or present.all() else pa.array(present)
         integers = value if mask is None else pc.if_else(mask, value, None)
         values = integers.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -122,7 +122,7 @@ class Estimates:
 
     @classmethod
     def exact_floats(cls, value: FloatArray, present: BoolArray, rounding: FloatArray | None = None) -> Estimates:
-        """Values that are exact up to rounding; of a group without a value, `value` does not matter."""
+        """Values that are exact up to rounding. The `value` of a group that is not `present` is ignored."""
         values = np.where(present, value, np.nan)
         return cls(values, values, values, present=present, rounding=rounding)
 
@@ -131,7 +131,7 @@ class Estimates:
 class Question:
     """Base of all questions. A synopsis lists in `questions` the classes that it answers.
 
-    `confidence` is the one requested of the interval; synopses with deterministic bounds ignore it.
+    `confidence` is the requested confidence of the interval. Synopses with deterministic bounds ignore it.
     """
 
 
@@ -223,7 +223,7 @@ class Synopsis(Protocol):
         """
 
     def query(self, question: Question) -> Estimate:
-        """Raises InvalidRequest for a question that this kind cannot answer, and lists those that it can."""
+        """Returns the answer. Raises InvalidRequest, with the accepted questions, if this kind cannot answer."""
 
     def to_bytes(self) -> bytes:
         """Bytes in the format of `proto/edgewater/v1/synopsis.proto`, which `from_bytes` reads."""
@@ -264,8 +264,10 @@ class Stack(Protocol):
         """Returns the answer per group; None asks the default question of the kind."""
 
     def to_message(self) -> SynopsisMessage:
-        """Returns the whole state and leaves it unchanged: a stack that is read from the message behaves as this
-        one."""
+        """Returns the whole state and leaves it unchanged.
+
+        A stack that is read from the message behaves like this stack.
+        """
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
@@ -273,15 +275,15 @@ class Stack(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory held by the arrays, in bytes."""
+        """Memory of the arrays, in bytes."""
 
 
 class Compacting(Stack, Protocol):
     """A stack that buffers values and compacts many at a time.
 
-    The moment of a compaction decides later random bits and cuts, so only updates, merges and resets may start
-    one. `to_message` therefore includes the buffered values as they are. `take` returns a compacted copy, which is
-    the form that is shipped.
+    The moment of a compaction decides later random bits and cuts, so only updates, merges and resets may start a
+    compaction. `to_message` therefore includes the buffered values unchanged. `take` returns a compacted copy, as an
+    edge ships it.
     """
 
     def compact(self) -> None:
@@ -293,9 +295,15 @@ class BoundedError(Protocol):
     """A stack with an error function, which lets an edge withhold updates under an error budget."""
 
     def change(self, sent: FloatArray) -> FloatArray:
-        """Returns error(F, F ⊕ V) per group, signed: by how much the center's value would change if the pending
-        state V (this stack) were sent. `sent` is F, the value sent so far (0 if none was; minima and maxima have their
-        own type and empty value). Infinite, or NaN, where the change has no bound: such groups are always sent."""
+        """Returns error(F, F ⊕ V) per group, signed, where V is the pending state (this stack).
+
+        It is the change of the center's value if V were sent. It is infinite or NaN if the change has no bound: such
+        groups are always sent.
+
+        Args:
+            sent: F, the value sent so far, float64 per group; 0 if none was sent. Minima and maxima have their own type
+                and empty value.
+        """
 
     def advance(self, sent: FloatArray) -> FloatArray:
         """Returns F ⊕ V per group, in the type of F: the center's value after the pending state is sent."""
@@ -303,19 +311,27 @@ class BoundedError(Protocol):
 
 @runtime_checkable
 class DivisibleSum(Protocol):
-    """A stack of sums or counts that may be sent in parts: rounded values first, the rest later or never."""
+    """A stack of sums or counts that may be sent in parts: rounded values first, their remainders later or never."""
 
     def cut(self, quantum: float) -> Self:
-        """Rounds each value down to a multiple of `quantum`, a power of two, and returns the rest, as the sum of no
-        values. A value that such a multiple cannot express stays whole, and its rest is 0."""
+        """Rounds each value down to a multiple of `quantum`, a power of two.
+
+        Returns the remainders, as sums of no values. A value that is too large for such a multiple stays unchanged, and
+        its remainder is 0.
+        """
 
 
 @runtime_checkable
 class Incremental(Protocol):
-    """A stack that may be sent without what the receiver has already: merging either gives the receiver's state."""
+    """A stack that may be sent without values that the receiver has.
+
+    Merging it gives the same state as the whole stack.
+    """
 
     def beyond(self, known: Self) -> Self:
-        """Returns what this stack has and `known`, of the same groups, has not, in the form in which it is shipped."""
+        """Returns the values of this stack that `known`, of the same groups, does not have, in the form that is
+        shipped.
+        """
 
     @property
     def holds_values(self) -> BoolArray:
@@ -330,17 +346,17 @@ MAX_ROW_COLUMNS = 16
 
 
 class SampleFunction:
-    """A function of rows, evaluated at the center. Subclasses define how it is computed and name its numbers.
+    """A function of rows, evaluated at the center. Subclasses define how to compute it and name its numbers.
 
-    It must be a function of the rows as a set: a sample of n of them must give about what all give. A sum or a count
-    over all rows is not such a function; use `sum` and `count`.
+    It must depend on the set of rows such that a sample of the rows gives about the same value as all rows. A sum or a
+    count over all rows is not such a function; use `sum` and `count`.
     """
 
     columns: tuple[int, int] = (1, MAX_ROW_COLUMNS)
     """The minimum and maximum number of columns of a row."""
 
     def names(self, parameters: Mapping[str, Any], columns: int) -> Sequence[str]:
-        """Returns the names of its numbers, in order; a single empty name stands for a single number."""
+        """Returns the names of the function's numbers, in order. A single empty name stands for a single number."""
         return ("",)
 
     def fit(self, rows: FloatArray, parameters: Mapping[str, Any], start: FloatArray | None) -> FloatArray:
@@ -348,8 +364,9 @@ class SampleFunction:
 
         Args:
             rows: float64 (n, columns), at least `min_rows` of them.
-            start: the value on the rows from which these were resampled, for functions that search from an initial
-                value, so that the numbers of both correspond; None: no such value. Equal rows give equal values.
+            start: given if `rows` are resampled: the value on the original rows. Functions that search from an initial
+                value use it, so that the numbers of both values correspond. None: no such value. Equal rows give equal
+                values.
 
         Returns:
             float64, one per name.
@@ -357,8 +374,9 @@ class SampleFunction:
         raise NotImplementedError
 
     def distance(self, value: FloatArray, reference: FloatArray, parameters: Mapping[str, Any]) -> float:
-        """Returns the distance of a value from a reference, relative to the reference: here the largest relative
-        error of any number."""
+        """Returns the distance of a value from a reference, relative to the reference. By default it is the largest
+        relative error of any number.
+        """
         gap, size = np.abs(value - reference), np.abs(reference)
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.where(gap == 0, 0.0, gap / size).max(initial=0.0))

@@ -54,7 +54,7 @@ def check_not_nan(name: str, value: float) -> float:
 
 
 MAX_DENSE_BYTES = 2 << 30
-"""Memory of the states of fixed size of a stack of several groups, which may have few bytes."""
+"""Limit of the memory that a stack's states of fixed size take. A message may state many groups in few bytes."""
 
 
 def check_dense(groups: int, group_bytes: int) -> None:
@@ -64,7 +64,7 @@ def check_dense(groups: int, group_bytes: int) -> None:
 
 
 def check_fold(levels: int, most: int, reason: str) -> None:
-    """Checks that a synopsis can be folded by `levels`, of at most `most`."""
+    """Checks that a synopsis can be folded by `levels`, at most `most`. Raises InvalidRequest."""
     if not 0 <= levels <= most:
         raise InvalidRequest("level", levels, f"0 to {most}", reason)
 
@@ -73,10 +73,10 @@ def whole_numbers(name: str, values: Any, present: BoolArray, least: int | None 
     """Returns int64 numbers, one per value, at the places where `present` is true.
 
     Args:
-        least: the smallest number that is accepted.
+        least: the smallest accepted number.
 
     Raises:
-        InvalidRecord: other numbers, or not one per value.
+        InvalidRecord: a value is no such number, or the lengths differ.
     """
     numbers = np.asarray(values)
     fit = numbers.dtype.kind in "iu" and numbers.shape == present.shape
@@ -84,5 +84,5 @@ def whole_numbers(name: str, values: Any, present: BoolArray, least: int | None 
         floor = "" if least is None else f" from {least}"
         accepted = f"{len(present)} whole numbers{floor}, one per value"
         raise InvalidRecord(name, f"{numbers.dtype}{numbers.shape}", accepted)
-    held: IntArray = numbers.astype(np.int64)[present]
-    return held
+    present_numbers: IntArray = numbers.astype(np.int64)[present]
+    return present_numbers

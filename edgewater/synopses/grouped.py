@@ -30,9 +30,9 @@ from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 T = TypeVar("T")
 R = TypeVar("R")
 _MIN_STACKED = 4
-"""Partials from which it is faster to read them as one stack."""
+"""The least number of partials for which it is faster to read them as one stack."""
 _STACKED_BYTES = 1 << 22
-"""Bytes of partials that are read as one stack: what they become stays in the cache."""
+"""The bytes of partials that are read as one stack. The arrays of this stack then stay in the cache."""
 _NO_GROUPS = np.zeros(0, np.int64)
 _GROUPS = Field("number of groups", ("<i8",), ((1,),), total="groups")
 _MERGE_PARAMETERS = ("parameters", "seed", "item_type")
@@ -71,7 +71,7 @@ class GroupedAggregate:
 
     @property
     def properties(self) -> Properties:
-        """The properties that all measures have together."""
+        """The properties that hold for all measures."""
         each = [m.properties for m in self._measures.values()]
         return Properties(
             **{
@@ -86,7 +86,7 @@ class GroupedAggregate:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters that must be equal for a merge, apart from the measures' own."""
+        """The parameters that must be equal for a merge, without the parameters of the measures."""
         keys = [[n, type_name(t)] for n, t in zip(self._key_names, self._table.types, strict=True)]
         return {"keys": keys, "measures": list(self._measures)}
 
@@ -140,7 +140,7 @@ class GroupedAggregate:
 
         Args:
             codes: the records' group codes, int64, shape (rows,), from `encode` or `look_up`.
-            values, times, ids: as of `update`.
+            values, times, ids: as in `update`.
         """
         for name, stack in self._measures.items():
             _update(stack, codes, values[name], times, ids)
@@ -152,23 +152,27 @@ class GroupedAggregate:
         return any(isinstance(stack, SampleStack) for stack in self._measures.values())
 
     def set_source(self, source: int) -> None:
-        """Sets the identity of the source that numbers the records, from 0 to 2^64 - 1. Aggregates that merge must have
-        different sources, unless they assign equal numbers to equal records. Call it while the aggregate is empty."""
+        """Sets the identity of the source that numbers the records, from 0 to 2^64 - 1.
+
+        Call it while the aggregate is empty.
+
+        Aggregates that merge must have different sources, unless they assign equal numbers to equal records.
+        """
         for stack in self._measures.values():
             if isinstance(stack, SampleStack | KllStack):
                 stack.source = source
 
     def merge(self, other: Self) -> IntArray:
-        """Merges `other` into this aggregate and returns the codes of its groups in this one; see `merge_all`."""
+        """Merges `other` into this aggregate and returns its groups' codes in this aggregate; see `merge_all`."""
         return self.merge_all([other])
 
     def merge_all(self, others: Sequence[Self]) -> IntArray:
-        """Merges others into this aggregate and returns the codes of their groups in this one, concatenated.
+        """Merges others into this aggregate and returns their groups' codes in this aggregate, concatenated.
 
         Looks up all keys together, so that many partials cost little more than one.
 
         Raises:
-            IncompatibleSynopses: other keys, measures or parameters of measures.
+            IncompatibleSynopses: keys, measures or parameters of measures differ.
         """
         if not others:
             return np.zeros(0, np.int64)
@@ -186,7 +190,7 @@ class GroupedAggregate:
         return codes
 
     def _codes_of(self, others: Sequence[Self]) -> IntArray:
-        """Returns the codes of all their groups in this one. Neighbours with equal keys share a look-up."""
+        """Returns the codes of all groups of `others` in this aggregate. Neighbours with equal keys share a look-up."""
         runs: list[tuple[list[pa.Array], int]] = []
         which = []
         for other in others:
@@ -206,23 +210,25 @@ class GroupedAggregate:
             if theirs.kind != stack.kind:
                 raise IncompatibleSynopses(f"measure {name}: {stack.kind} and {theirs.kind} do not merge")
             if not _may_merge(stack, theirs):
-                # Before anything changes: a merge of stacks without groups raises the error, if there is one.
+                # Checked before anything changes: a merge of stacks without groups raises the same error.
                 stack.take(_NO_GROUPS).merge(theirs.take(_NO_GROUPS), _NO_GROUPS)
 
     def merge_many(self, others: Sequence[Self]) -> Self:
-        """Returns the union of this aggregate and all others as a new one."""
+        """Returns the union of this aggregate and all others as a new aggregate."""
         result = self.take(np.arange(len(self)))
         result.records = self.records
         result.merge_all(others)
         return result
 
     def rows(self, groups: IntArray | None = None) -> list[pa.Array]:
-        """Returns the key columns of these groups; None: of all."""
+        """Returns the key columns of these groups; None: of all groups."""
         return self._table.rows(groups)
 
     def take(self, groups: IntArray) -> Self:
-        """Returns a copy of these groups, in this order, in the form in which it is shipped. Its `records` are 0; the
-        caller sets them if they are known."""
+        """Returns a copy of these groups, in this order, in the form that is shipped.
+
+        The caller sets `records`, which are 0 in the copy, if they are known.
+        """
         keys = dict(zip(self._key_names, self._table.types, strict=True))
         result = type(self)(keys, {name: stack.take(groups) for name, stack in self._measures.items()})
         table = KeyTable.of_distinct(self._table.types, self.rows(groups), len(groups), checked=True)
@@ -231,7 +237,7 @@ class GroupedAggregate:
         return result
 
     def replace(self, measure: str, stack: Stack) -> None:
-        """Replaces the states of a measure by those of a stack of its kind, with as many groups."""
+        """Replaces the states of a measure by the states of a stack of its kind, with as many groups."""
         self._measures[measure] = stack
 
     def reset(self, groups: IntArray) -> None:
@@ -244,8 +250,10 @@ class GroupedAggregate:
         return self._measures[measure].query(question)
 
     def to_message(self) -> SynopsisMessage:
-        """Returns the whole state: an aggregate that is read from it behaves as this one. To ship groups, `take` them,
-        which compacts buffered values."""
+        """Returns the whole state. An aggregate that is read from it behaves like this aggregate.
+
+        To ship groups, `take` them, which compacts buffered values.
+        """
         message = codec.header(self.kind, self.version, self.parameters, records=self.records)
         message.arrays.extend(codec.encode_keys(column) for column in self.rows())
         message.arrays.append(codec.encode(np.array([len(self)], np.int64)))
@@ -270,13 +278,16 @@ class GroupedAggregate:
 
     @classmethod
     def from_message(cls, message: SynopsisMessage, *, are_distinct: bool = False) -> Self:
-        """Raises CorruptSynopsis or UnsupportedVersion.
+        """Reads the result of `to_message`.
 
         Args:
             are_distinct: these bytes were read before, so that no two groups have the same key.
+
+        Raises:
+            CorruptSynopsis, UnsupportedVersion: the message is damaged, or of a newer release.
         """
         keys, names = cls._open(message)
-        # First the number of groups, which is last: all keys have as many.
+        # First the number of groups, which is the last array: all keys have as many values.
         layout = _layout(tuple(keys))
         (count, *columns) = layout.decode(cls.kind, [message.arrays[-1], *message.arrays[:-1]])
         for (name, key_type), column in zip(keys.items(), columns, strict=True):
@@ -302,7 +313,7 @@ class GroupedAggregate:
 
     @classmethod
     def merge_bytes(cls, partials: Sequence[bytes]) -> bytes:
-        """Returns the union of at least one partial; checks a single one and returns it unchanged.
+        """Returns the union of at least one partial. A single partial is checked and returned unchanged.
 
         Raises the errors of `from_bytes` and `merge_all`, with the number of the partial.
         """
@@ -333,7 +344,10 @@ class GroupedAggregate:
         return first._sealed()
 
     def _sealed(self) -> bytes:
-        """Returns the bytes of a merged aggregate. Raises IncompatibleSynopses if they could not be read again."""
+        """Returns the bytes of a merged aggregate.
+
+        Raises IncompatibleSynopses if its numbers are too large to be read again.
+        """
         message = self.to_message()
         for stack, part in zip(self._measures.values(), message.parts, strict=True):
             require_readable(stack, part)
@@ -341,10 +355,10 @@ class GroupedAggregate:
 
     @classmethod
     def _stacked_union(cls, partials: Sequence[bytes]) -> Self:
-        """Returns the union of partials that are read as one stack of all their groups (`encoding.stacking`).
+        """Returns the union of partials, read as one stack of all their groups (`encoding.stacking`).
 
         Raises:
-            Exception: they are to be read one by one.
+            Exception: the caller has to read the partials one by one.
         """
         first = codec.unseal(partials[0])
         head, heads = _head(first), [_head(part) for part in first.parts]
@@ -366,8 +380,11 @@ class GroupedAggregate:
         return result
 
     def _add_messages(self, names: Sequence[str], messages: Sequence[SynopsisMessage]) -> None:
-        """Merges the messages of aggregates with equal headers; adds measures that are missing. Raises Exception, with
-        anything changed."""
+        """Merges the messages of aggregates with equal headers, and adds missing measures.
+
+        Raises:
+            Exception: the caller has to read the partials one by one. Some changes may be applied already.
+        """
         groups = stacking.numbers([message.arrays[-1] for message in messages])
         require_stackable(bool(self._key_names) or groups.max() <= 1)
         kinds = [kind_named(part.kind) for part in messages[0].parts]
@@ -393,7 +410,7 @@ class GroupedAggregate:
     def _merged_apart(
         self, held: Stack | None, parts: Sequence[SynopsisMessage], codes: IntArray, groups: IntArray
     ) -> Stack:
-        """Merges the stacks of one measure one after the other; without `held`, into the first one."""
+        """Merges the stacks of one measure one after the other. Without `held`, the first stack is the target."""
         starts = np.cumsum(groups) - groups
         for part, start, count in zip(parts, starts.tolist(), groups.tolist(), strict=True):
             other = stack_from_message(part)
@@ -442,12 +459,17 @@ def _stacked(kind: Any, parts: Sequence[SynopsisMessage], groups: IntArray) -> S
 
 
 def _head(message: SynopsisMessage) -> tuple[Any, ...]:
-    """Returns what is equal in messages that are read as one stack."""
+    """Returns the part of a message that must be equal in messages that are read as one stack."""
     return message.kind, message.version, message.parameters, message.seed, len(message.parts)
 
 
 def _repeats(codes: IntArray, counts: IntArray, groups: int) -> bool:
-    """Returns whether a code repeats within one of the runs, of these lengths, of codes below `groups`."""
+    """Returns whether a code repeats within a run.
+
+    Args:
+        codes: int64, runs of codes below `groups`.
+        counts: int64, the length of each run.
+    """
     marks = np.repeat(np.arange(len(counts)) * groups, counts) + codes
     if len(counts) * groups <= 8 * len(codes):
         return bool(np.bincount(marks).max(initial=0) > 1)
@@ -456,8 +478,10 @@ def _repeats(codes: IntArray, counts: IntArray, groups: int) -> bool:
 
 
 def _key_bytes(message: SynopsisMessage) -> tuple[bytes, ...]:
-    """Returns what is equal if two aggregates have the same keys in the same order, to the last byte: of equal ones,
-    only the first is checked."""
+    """Returns bytes that are equal if two aggregates have the same keys in the same order.
+
+    Of aggregates with equal bytes, only the first is checked.
+    """
     return tuple(array.SerializeToString(deterministic=True) for array in message.arrays)
 
 
@@ -475,8 +499,10 @@ def _layout(keys: tuple[str, ...]) -> Layout:
 
 
 def require_readable(stack: Any, message: SynopsisMessage) -> None:
-    """Checks that the message of a merged stack can be read again, if its numbers are so large that this is not
-    certain. Raises IncompatibleSynopses."""
+    """Checks that the message of a merged stack can be read again. Raises IncompatibleSynopses.
+
+    Only a stack with large numbers needs the check.
+    """
     for layout in getattr(stack, "layouts", ()):
         if len(layout.fields) == len(message.arrays) and layout.may_overflow(message.arrays):
             try:

@@ -37,10 +37,10 @@ _TAGS = {"bool": 1, "integer": 2, "float": 3, "string": 4, "binary": 5}
 _ACCEPTED = "strings, bytes, integers, floats or bools, without nulls"
 
 _WORDS_BY_POSITION = 16
-"""Words of a string that are hashed position by position; the rest of a longer string is hashed row by row."""
+"""Words of a string that are hashed position by position. Further words of a longer string are hashed row by row."""
 
 _ENCODE_FROM_BYTES = 48
-"""Mean length in bytes from which hashing only distinct strings is faster, if values repeat."""
+"""Mean length in bytes of repeated values above which it is faster to hash only distinct strings."""
 
 
 def hash_values(values: Any, seed: int = DEFAULT_SEED) -> WordArray:
@@ -143,7 +143,7 @@ def _finalise(words: WordArray, key: int) -> WordArray:
 
 
 def _repeats(values: pa.Array) -> bool:
-    """Whether to hash only distinct strings: they are long, and a sample has few distinct ones."""
+    """Returns whether to hash only distinct strings: they are long, and a sample has few distinct strings."""
     rows = len(values)
     if rows < 4096 or values.nbytes < rows * _ENCODE_FROM_BYTES:
         return False
@@ -176,7 +176,7 @@ def _byte_words(values: pa.Array, key: int) -> WordArray:
 
 
 def _add_by_position(result: WordArray, at_byte: WordArray, starts: IntArray, lengths: IntArray, key: int) -> None:
-    """Adds the first words of every row: one step per word position, over all rows that reach it."""
+    """Adds the first words of every row: one step per word position, over all rows with a word there."""
     rows: IntArray | None = None
     for position in range(min(_WORDS_BY_POSITION, -(-int(lengths.max()) // 8))):
         if position:
@@ -201,13 +201,13 @@ def _add_rest(result: WordArray, at_byte: WordArray, row: int, start: int, lengt
 
 
 def _masked(words: WordArray, remaining: IntArray) -> WordArray:
-    """Clears the bytes of words after the first `remaining` ones, which belong to other values."""
+    """Clears the bytes of each word after its first `remaining` bytes. They belong to other values."""
     surplus = np.clip(8 - remaining, 0, 7).astype(np.uint64) * np.uint64(8)
     return words & (np.uint64(_MASK) >> surplus)
 
 
 def _mix_words(words: WordArray, position: int | IntArray, key: int) -> WordArray:
-    """Returns mix(word + key of the position under the seed's key)."""
+    """Returns mix(word + key), where the key is derived from the word's position and the seed's key."""
     if isinstance(position, int):
         return _finalise(words, _mix((key + position * _GOLDEN) & _MASK))
     keys = _finalise(position.view(np.uint64) * np.uint64(_GOLDEN), key)

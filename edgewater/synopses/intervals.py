@@ -24,12 +24,12 @@ def normal_quantile(confidence: float) -> float:
 def dominated_quantile(confidence: float) -> float:
     """Returns t such that a sum of bounded random terms is within t·√V of its mean, at this confidence.
 
-    The terms have the mean 0 given the terms before, and each term's contribution to V is (d + σ²/d)²/4 for a greatest
-    value d and a variance σ²: a² for ±a, and W²/4 for two values at a distance of W. Nothing else is assumed: whether a
-    term occurs may depend on the terms before. Then E(S - s)₊⁵ ≤ E(√V·Z - s)₊⁵ for all s, with Z normal (Pinelis,
-    "Binomial upper bounds on generalized moments and tail probabilities of (super)martingales", 2006). Markov's
-    inequality with the best s bounds the tail: P(S ≥ t√V) ≤ m₄⁵/m₅⁴ at t = s + m₅/m₄, where mₙ = E(Z - s)₊ⁿ.
-    Hoeffding's inequality, √(2·ln(2/(1 - confidence))), is 5 to 10 % wider.
+    Given the terms before, each term has the mean 0. Its contribution to V is (d + σ²/d)²/4 for a greatest value d and
+    a variance σ²: a² for ±a, and W²/4 for two values at a distance of W. Nothing else is assumed: whether a term occurs
+    may depend on the terms before. Then E(S - s)₊⁵ ≤ E(√V·Z - s)₊⁵ for all s, with Z normal (Pinelis, "Binomial upper
+    bounds on generalized moments and tail probabilities of (super)martingales", 2006). Markov's inequality with the
+    best s bounds the tail: P(S ≥ t√V) ≤ m₄⁵/m₅⁴ at t = s + m₅/m₄, where mₙ = E(Z - s)₊ⁿ. Hoeffding's inequality,
+    √(2·ln(2/(1 - confidence))), is 5 to 10 % wider.
     """
     failures = (1 - check_confidence(confidence)) / 2
     hoeffding = math.sqrt(-2 * math.log(failures))
@@ -56,11 +56,14 @@ def _upper_moments(s: float) -> tuple[float, float]:
 def wilson(hits: FloatArray, sampled: FloatArray, rate: FloatArray, z: float) -> tuple[FloatArray, FloatArray]:
     """Returns bounds of a proportion from `hits` among `sampled` values (Wilson 1927), with continuity correction.
 
-    Without the correction, coverage falls to 0.84 where few hits are expected (Brown, Cai and DasGupta 2001).
+    Without the correction, coverage falls to 0.84 if few hits are expected (Brown, Cai and DasGupta 2001). The bounds
+    of 0/0 are 0 and 1.
 
     Args:
-        rate: the fraction of the population that was sampled, without replacement: widths shrink by √(1 - rate), and
-            the proportion is exact at 1. The bounds of 0/0 are 0 and 1.
+        hits, sampled: float64 per group.
+        rate: the fraction of the population that was sampled, without replacement. Widths shrink by √(1 - rate), so the
+            proportion is exact at 1.
+        z: `normal_quantile` of the confidence.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         proportion = np.where(sampled > 0, hits / sampled, 0.0)

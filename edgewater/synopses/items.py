@@ -1,7 +1,7 @@
-"""The base of stacks of items, values that are only compared for equality: one item type, and hashes.
+"""The base of stacks of items. Items are values that are compared only for equality; a stack has one item type.
 
-A stack takes the item type from the measure's argument or from the first batch, and accepts no other. 1, 1.0 and
-"1" hash differently, so a question about an item of another type would silently answer 0.
+A stack takes the item type from the measure's argument or from the first batch, and accepts no other type. 1, 1.0 and
+"1" have different hashes, so a question about an item of another type would silently answer 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgewater.synopses.base import ITEM_TYPES, FloatArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, finalised, hash_values
 
-CHUNK = 1 << 14  # values hashed at a time, so that a chunk's temporaries stay in the L2 cache
+CHUNK = 1 << 14  # values hashed at a time, so that temporaries stay in the L2 cache
 _BY_KIND = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}
 
 
@@ -55,13 +55,16 @@ class ItemStack(ArrayStack):
         return hash_values(values, self.seed)
 
     def _hash_item(self, item: Any) -> WordArray | None:
-        """Returns the hash of a question's item, shape (1,); None if there are no items. Raises InvalidRequest."""
+        """Returns the hash of a question's item, shape (1,); None if the stack has no items. Raises InvalidRequest."""
         if self.item_type is None:
             return None
         return self._hash(pa.array([coerce_item(item, self.item_type)], COLUMN_TYPES[self.item_type]))
 
     def _require_mergeable(self, other: ItemStack) -> None:
-        """Raises IncompatibleSynopses; adopts the item type if it is not known here."""
+        """Raises IncompatibleSynopses if the stacks do not merge.
+
+        Adopts the item type of `other` if this stack has none.
+        """
         self._require_same_items(other)
         self.item_type = self.item_type or other.item_type
 
@@ -111,7 +114,7 @@ def coerce_item(item: Any, item_type: str) -> Any:
 
 
 def membership_confidence(false_positives: FloatArray) -> float:
-    """Returns the confidence of the groups that answer yes, from their false positive rates; 1 if there are none.
+    """Returns the confidence of the groups that answer yes, from their false positive rates; 1 without such groups.
 
     A yes is never certain, however empty the filter, so the confidence stays below 1.
     """

@@ -1,8 +1,9 @@
 """Group keys as dense codes: maps rows of key columns to int64 group numbers without a loop over rows.
 
-Arrow's dictionary encoding reduces each batch to its distinct key rows. Only those are looked up: column by column in
-the table's dictionaries, then as pairs of ids in a sorted array. Look-ups compare keys, never only their hashes.
-Memory is the keys themselves plus 12 bytes per group and column, and 16 for integers that are looked up few at a time.
+Arrow's dictionary encoding reduces each batch to its distinct key rows. Only distinct rows are looked up: column by
+column in the table's dictionaries, then as pairs of ids in a sorted array. Look-ups compare keys, never only their
+hashes. Memory is the keys themselves plus 12 bytes per group and column, and 16 for integers that are looked up few at
+a time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from edgewater.synopses.base import IntArray
 
 FEW = 16
-"""Values that are looked up in a sorted array are fewer than one in this many of those in the table."""
+"""A column uses a sorted array if the looked-up values are fewer than one in this many of the table's values."""
 
 
 class _Column:
@@ -74,8 +75,12 @@ class _Column:
 
 @cache
 def _empty_array(data_type: pa.DataType) -> pa.Array:
-    """Arrays are immutable, so one serves all: making one takes longer than reading a partial's arrays. Not from a
-    list, for which Arrow imports pandas: 0.4 s of a process, such as the gateway, that needs it for nothing else."""
+    """Returns an empty array.
+
+    Arrays are immutable, so all callers share one: making one takes longer than reading a partial.
+
+    It is not made from a list, for which Arrow imports pandas. That would cost processes such as the gateway 0.4 s.
+    """
     return pa.nulls(0, data_type)
 
 
@@ -117,7 +122,9 @@ class _Pairs:
 
 @dataclass(slots=True)
 class EncodedKeys:
-    """Rows of key columns, by their distinct rows: what does not depend on a table, so that several may look them up.
+    """Rows of key columns, encoded by their distinct rows.
+
+    It does not depend on a table, so several tables may look it up.
 
     Attributes:
         inverse: the position in `distinct` of each row's key, int64, shape (rows,).
@@ -132,10 +139,11 @@ class EncodedKeys:
     def of(cls, columns: Sequence[pa.Array], rows: int) -> Self:
         """Encodes `rows` rows.
 
+        As in SQL's GROUP BY, all nulls are one key, all NaNs are one key, and -0.0 is 0.0.
+
         Args:
-            columns: one Arrow array per key column, each of `rows` values; none: all rows have the same key. As in
-                SQL's GROUP BY, all nulls are one key, all NaNs are one key, and -0.0 is 0.0. A dictionary-encoded array
-                may have nulls and equal values in its dictionary, and no null indices.
+            columns: one Arrow array per key column, each of `rows` values; none: all rows have the same key. A
+                dictionary-encoded array may have nulls and equal values in its dictionary, and no null indices.
         """
         return cls(*_distinct(columns)) if columns else cls(np.zeros(rows, np.int64), [])
 
@@ -154,7 +162,7 @@ class EncodedKeys:
 class KeyTable:
     """Distinct rows of key columns, numbered 0, 1, … in order of first appearance.
 
-    Without key columns there is one group, code 0, once a row was encoded.
+    Without key columns there is one group, code 0, after the first row was encoded.
     """
 
     def __init__(self, types: tuple[pa.DataType, ...]) -> None:
@@ -172,14 +180,14 @@ class KeyTable:
     def nbytes(self) -> int:
         columns: int = sum(c.nbytes for c in self._columns)
         columns += sum(c.nbytes for c in self._loaded or [])
-        ids = 0 if self._loaded is not None else 4 * self._length * len(self._ids)  # int32, one a group and column
+        ids = 0 if self._loaded is not None else 4 * self._length * len(self._ids)  # int32, one per group and column
         return columns + ids + sum(p.nbytes for p in self._pairs)
 
     def encode(self, columns: Sequence[pa.Array], rows: int) -> IntArray:
         """Returns the group codes of `rows` rows; new keys get new codes.
 
         Args:
-            columns: as of `EncodedKeys.of`, in the table's types.
+            columns: as in `EncodedKeys.of`, in the table's types.
         """
         keys = EncodedKeys.of(columns, rows)
         return self.look_up(keys)[keys.inverse]
@@ -197,9 +205,12 @@ class KeyTable:
     def of_distinct(
         cls, types: tuple[pa.DataType, ...], columns: list[pa.Array], rows: int, *, checked: bool = False
     ) -> Self | None:
-        """Makes a table of distinct rows, numbered in their order; None if two are equal, unless it was checked before.
+        """Makes a table of distinct rows, numbered in their order. Returns None if two rows are equal.
 
-        The first `encode` builds the index. A table that is only read or merged into another never needs it.
+        The first `encode` builds the index. A table that is only read or merged into another table never needs it.
+
+        Args:
+            checked: the rows were checked before, so that no two are equal.
         """
         if not checked and rows > 1 and (not columns or len(_distinct(columns)[1][0]) != rows):
             return None
@@ -237,7 +248,7 @@ class KeyTable:
         """Returns the key columns of these groups, in the order of `codes`; None: of all groups."""
         if self._loaded is not None:
             return self._loaded if codes is None else [column.take(pa.array(codes)) for column in self._loaded]
-        if len(self._columns) == 1:  # its values are numbered as the groups are
+        if len(self._columns) == 1:  # its values have the same numbers as the groups
             values = self._columns[0].values
             return [values if codes is None else values.take(pa.array(codes))]
         result = []
@@ -250,7 +261,7 @@ class KeyTable:
 
 
 def _canonical(column: pa.Array) -> pa.Array:
-    """Returns the column with one zero and one NaN; Arrow takes NaN of different bits for different keys."""
+    """Returns the column with one zero and one NaN. Arrow treats NaN of different bits as different keys."""
     if not pa.types.is_floating(column.type):
         return column
     odd = pc.is_nan(column)

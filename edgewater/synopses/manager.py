@@ -1,8 +1,8 @@
 """Managers: order-based partial synopses of a signal that answer as one synopsis (Condor, section 6.2).
 
-Synopses that depend on the order of values do not merge into the synopsis of their union. A manager holds the partials
-and maps indices of the signal to indices of partials, so that it can forward questions and add the answers and their
-bounds. Its size is that of its partials.
+Synopses that depend on the order of values do not merge into the synopsis of their union. A manager stores the partials
+and maps indices of the signal to indices of partials. So it can forward questions, and add the answers and their
+bounds. Its size is the sum of the sizes of its partials.
 
 - `SliceManager`: consecutive partials, such as the slices of a window.
 - `GeneralManager`: partials of a signal that was partitioned round robin, a block of values at a time.
@@ -35,8 +35,8 @@ _KEYS = 1 << 62
 class Manager(OrderedSynopsis):
     """Partials by key. A partial is an order-based synopsis: it answers `Point` and `RangeSum`, and has `records`.
 
-    Managers merge as sets of partials, in any order and more than once. They keep references: the caller must not use a
-    partial that it registered.
+    Managers merge as sets of partials, in any order and more than once. They keep references: after a caller has
+    registered a partial, the caller must not use it.
     """
 
     kind: ClassVar[str]
@@ -106,8 +106,10 @@ class Manager(OrderedSynopsis):
         return result
 
     def _routed(self, first: int, end: int) -> Iterable[tuple[int, int, int]]:
-        """Yields (key, first, last) per partial with indices in [first, end) of the signal; both by indices of the
-        partial."""
+        """Yields (key, first, last) for each partial with indices in [first, end) of the signal.
+
+        The yielded `first` and `last`, both included, are indices of the partial.
+        """
         raise NotImplementedError
 
     def _range_sum(self, first: int, last: int) -> Estimate:
@@ -115,7 +117,7 @@ class Manager(OrderedSynopsis):
         for key, low, high in self._routed(first, last + 1):
             partial = self._partials[key]
             answers.append(partial.query(Point(low) if low == high else RangeSum(low, high)))
-        # Union bound.
+        # Union bound: the failures of the partials add up.
         confidence = max(1 - math.fsum(1 - a.confidence for a in answers), 0.0)
         value, lower, upper = (math.fsum(getattr(a, name) for a in answers) for name in ("value", "lower", "upper"))
         # Each sum is rounded once.
@@ -180,13 +182,13 @@ class SliceManager(Manager):
 class GeneralManager(Manager):
     """Partials of a signal that was partitioned round robin: index i is in partition (i // block) mod partitions.
 
-    Its index there is (i // block // partitions) · block + i mod block. For the usual block of one value that is
-    partition i mod P, index i div P.
+    Its index in the partition is (i // block // partitions) · block + i mod block. For the usual block of one value,
+    index i of the signal is index i div P of partition i mod P.
 
     Args:
         partitions: the number of partitions, P.
         block: number of consecutive values in one partition.
-        partials: (partition, synopsis) of some or all partitions; others may be registered or merged later.
+        partials: (partition, synopsis) of some or all partitions; more may be registered or merged later.
     """
 
     kind: ClassVar[str] = "general_manager"
@@ -209,7 +211,7 @@ class GeneralManager(Manager):
         """Appends values to the signal, distributed over the partials of all partitions.
 
         Raises:
-            InvalidRecord: values that the partials do not accept; nothing is added then.
+            InvalidRecord: the partials do not accept the values; nothing is added then.
             InvalidRequest: a partial is missing, or has another number of values than the signal's length implies.
         """
         self._require_partials(range(self.partitions))
@@ -248,7 +250,7 @@ class GeneralManager(Manager):
         return length
 
     def _end(self, key: int, count: int) -> int:
-        """Returns the length of a signal whose last value is the last of `count` in a partition."""
+        """Returns the length of a signal whose last value is the last value of a partition with `count` values."""
         rounds, rest = divmod(count - 1, self.block)
         return (rounds * self.partitions + key) * self.block + rest + 1
 

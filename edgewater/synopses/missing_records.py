@@ -1,7 +1,7 @@
-"""Bounds of a synopsis' answers where some records are missing from it.
+"""Bounds of a synopsis' answers if some records are missing from it.
 
 An edge that withholds a group's records withholds them from all measures. Their number is known, and their values are
-not. So a missing record may have any value: it raises a count of an item or of distinct values by at most 1, and it
+not. So a missing record may have any value. It raises a count of an item or of distinct values by at most 1, and it
 shifts a rank by at most 1. Nothing bounds its effect on a mean, a variance or a sum.
 
 `docs/explanation/budgets.md` derives the bounds.
@@ -46,7 +46,7 @@ from edgewater.synopses.sampling.sample_stack import SampleStack
 _RANK_CHUNKS = 64
 """Chunks of groups whose quantiles are evaluated at the same ranks."""
 _OF_A_PART = (BiasedReservoirStack, FifoStack)
-"""Samples of the newest records: a missing record may replace any of them."""
+"""Samples of the newest records: a missing record may replace any record of them."""
 
 
 @lru_cache(maxsize=1024)
@@ -59,7 +59,7 @@ def has_bounds(function: str, parameters: Parameters) -> bool:
 
 def _has_bounds(stack: Stack) -> bool:
     if isinstance(stack, SampleStack | EquiDepthStack):
-        return False  # means and sums have none, nor have the least and the greatest boundary
+        return False  # means, sums, and the least and the greatest boundary have no bounds
     if isinstance(stack, ItemRanking) or Quantile in stack.questions or Range in stack.questions:
         return True
     default = default_question(stack, None)
@@ -74,7 +74,7 @@ def with_missing_records(
     Args:
         question: None: the stack's own default, which has no bounds then.
         estimates: the stack's answer, one per entry of `missing`.
-        missing: float64, the most records that may be missing; infinite: unknown.
+        missing: float64, how many records may be missing at most; infinite: unknown.
     """
     most = np.floor(missing)
     if not (most > 0).any():
@@ -91,7 +91,7 @@ def with_missing_records(
 def _bounds(
     stack: Stack, question: Question | None, estimates: Estimates, most: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns the bounds with at most so many missing records; NaN: there is none."""
+    """Returns the bounds if at most `most` records are missing, float64 per group; NaN: there is no bound."""
     lower, upper, unknown = estimates.lower, estimates.upper, np.full(len(estimates), np.nan)
     if isinstance(stack, _OF_A_PART) and not isinstance(question, Count):
         return unknown, unknown
@@ -121,15 +121,15 @@ def _quantile_bounds(
 ) -> tuple[FloatArray, FloatArray]:
     """Returns the bounds of the value at rank ⌊q·(N - 1)⌋ of all N ≤ n + m values, n of which are in the synopsis.
 
-    The value with index t among all has an index from t - m to t among the n, if there are such values.
+    The value with index t among all N values has an index from t - m to t among the n values, if there are such values.
     """
     n = _known_counts(stack)
     with np.errstate(invalid="ignore"):
         last = np.floor(question.q * (n + most - 1))
         first = last - most
     lower, upper = np.full(len(stack), np.nan), np.full(len(stack), np.nan)
-    confidence = (1 + question.confidence) / 2  # each side may miss, at another rank
-    # The middle between two ranks is rounded down to the first whatever the rounding of the division is.
+    confidence = (1 + question.confidence) / 2  # each side may fail, at another rank
+    # The middle between two ranks is rounded down to the first rank, whatever the rounding of the division is.
     for bound, index, side in ((lower, first, "lower"), (upper, last, "upper")):
         groups = np.flatnonzero(np.isfinite(index) & (index >= 0) & (index <= n - 1) & (most > 0))
         ranks = np.clip((index[groups] + 0.5) / np.maximum(n[groups] - 1, 1), 0.0, 1.0)
@@ -142,6 +142,6 @@ def _quantile_bounds(
 
 
 def _known_counts(stack: Stack) -> FloatArray:
-    """Returns the number of values per group; NaN where it is only estimated."""
+    """Returns the number of values per group; NaN if the number is only an estimate."""
     counts = stack.query(Count())
     return np.where(counts.lower == counts.upper, counts.value, np.nan)

@@ -66,24 +66,30 @@ QUESTION_KINDS: dict[str, tuple[type[Question], ...]] = {
     "false_positive_rate": (FalsePositiveRate,),
     "top": (TopItems,),
 }
-"""The question classes that a name stands for; the first one that the synopsis answers is used."""
+"""The question classes that a name stands for. The first class that the synopsis answers is used."""
 
 BINARY_QUESTIONS = ("join_size", "union_size", "intersection_size")
-"""Questions about two synopses; `other` is the second."""
+"""Questions about two synopses; `other` is the second synopsis."""
 
 INTEGER_QUESTIONS: tuple[type[Question], ...] = (Count, Frequency, Range, TopItems)
 """Questions whose answers are integers on stacks that count."""
 
 _FIELDS: dict[str, tuple[str, ...]] = {
-    "quantile": ("q",), "rank": ("x",), "frequency": ("item",), "contains": ("item",), "range": ("lo", "hi"),
-    "proportion": ("lo", "hi"), "top": ("k",), **dict.fromkeys(BINARY_QUESTIONS, ("other",)),
-}  # fmt: skip
+    "quantile": ("q",),
+    "rank": ("x",),
+    "frequency": ("item",),
+    "contains": ("item",),
+    "range": ("lo", "hi"),
+    "proportion": ("lo", "hi"),
+    "top": ("k",),
+    **dict.fromkeys(BINARY_QUESTIONS, ("other",)),
+}
 
 
 def question_kind(name: str, stack: Stack) -> type[Question] | None:
-    """The question class that a name stands for on this stack; None: the stack cannot answer it."""
+    """Returns the question class that a name stands for on this stack; None: the stack cannot answer it."""
     if isinstance(stack, SampleStack) and stack.item_type == "string" and name != "count":
-        return None  # strings are neither averaged nor ordered
+        return None  # strings have neither a mean nor an order
     for kind in QUESTION_KINDS.get(name, ()):
         if kind in stack.questions or (kind is TopItems and isinstance(stack, ItemRanking)):
             return kind
@@ -201,7 +207,7 @@ def top_items_question(stack: Stack, k: int | None, measure: str = "") -> TopIte
 
 
 def default_question(stack: Stack, confidence: float | None) -> Question | None:
-    """The question that a stack answers if none is asked; None: the stack's `query` has its own default."""
+    """Returns the question that a stack answers by default; None: the stack's `query` chooses it."""
     for kind in (Distinct, SelfJoinSize):
         if kind in stack.questions:
             return kind() if confidence is None else kind(confidence)
@@ -219,7 +225,7 @@ def default_question(stack: Stack, confidence: float | None) -> Question | None:
 
 
 def read_confidence(given: Any) -> float | None:
-    """Validates a confidence; None: none was given. Raises InvalidRequest."""
+    """Validates a confidence. None means that the caller did not state one. Raises InvalidRequest."""
     if given is None:
         return None
     number = isinstance(given, int | float) and not isinstance(given, bool)
@@ -232,7 +238,7 @@ def read_confidence(given: Any) -> float | None:
 def evaluate_question(
     stack: Stack, asked: Question | None, confidence: float | None = None, *, measure: str = ""
 ) -> Estimates:
-    """The stack's answer per group, at `confidence` or higher (`TopItems` is answered by `ItemRanking.top`).
+    """Returns the stack's answer per group, at `confidence` or higher (`ItemRanking.top` answers `TopItems`).
 
     Raises:
         InvalidRequest: the stack's intervals have a lower confidence; the message names it.

@@ -28,7 +28,7 @@ class OrderedSynopsis:
         raise NotImplementedError
 
     def _length(self) -> int:
-        """Returns the length of the signal, which may be longer than `records` if values are missing."""
+        """Returns the length of the signal. It is longer than `records` if values are missing."""
         return self.records
 
     def _range_sum(self, first: int, last: int) -> Estimate:
@@ -39,7 +39,7 @@ class OrderedSynopsis:
         """Returns the answer with deterministic bounds; the default question is the sum of the signal.
 
         Raises:
-            InvalidRequest: a question that is not one of `questions`, an index outside the signal, or values that are
+            InvalidRequest: the question is not one of `questions`, an index is outside the signal, or values are
                 missing.
         """
         n = self.records

@@ -1,11 +1,11 @@
 """Third-party synopses, discovered through the entry-point group `edgewater.synopses`.
 
-An entry point refers to one object, or a tuple of objects, of three types: a `Stack` class (its bytes become
-readable), a `Function` (queries may name it), a `SingleSynopsis` class (`from_bytes` returns it for its kind).
-Importing them registers nothing; the loader registers all objects of an entry point, or none.
+An entry point refers to one object, or a tuple of objects, of three types: a `Stack` class (its bytes become readable),
+a `Function` (queries may name it), a `SingleSynopsis` class (`from_bytes` returns it for its kind). Importing them
+registers nothing; the loader registers all objects of an entry point, or none.
 
-Plugins are loaded when a name or a kind comes up that is not built in, so an edge whose queries use only built-in
-functions imports none. A plugin that fails gives a warning and a `PluginProblem`; the others are loaded.
+Plugins are loaded when a name or kind that is not built in is looked up. So an edge whose queries use only built-in
+functions imports none. A plugin that fails gives a warning and a `PluginProblem`; the other plugins are loaded.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _check_function(function: Function, kinds: set[str]) -> None:
         )
     required = any(p.default is registry.REQUIRED for p in function.parameters.values())
     if function.unavailable or required:
-        return  # a stack cannot be made without parameters
+        return  # without parameters no stack can be made
     for type_ in (None, *(COLUMN_TYPES[t] for t in function.types)):
         at = f"function {function.name} of {type_ if type_ is not None else 'an unknown type'}"
         stack = function.make(function.read_parameters([], {}, function.name), type_)

@@ -15,7 +15,7 @@ class Frequency(Question):
     """The number of occurrences of `item`, which has the type of the values.
 
     Attributes:
-        confidence: for synopses that support any confidence; others state their own.
+        confidence: used by synopses that support any confidence. Other synopses state their own.
     """
 
     item: Any
@@ -41,7 +41,7 @@ class JoinSize(Question):
     """The number of pairs of equal items, one from this synopsis and one from `other`.
 
     Attributes:
-        other: a synopsis of the same kind, parameters and seed, or a stack of as many groups or of one.
+        other: a synopsis of the same kind, parameters and seed, or a stack of as many groups or of one group.
     """
 
     other: Any
@@ -99,9 +99,9 @@ class ItemRanking(Protocol):
     """A stack that answers `TopItems`."""
 
     def top(self, question: TopItems | None = None) -> RankedItems:
-        """Returns the most frequent items; None: the number that the measure was defined with.
+        """Returns the most frequent items; None: as many as the measure's own k.
 
-        Raises InvalidRequest for more items than it has counters.
+        Raises InvalidRequest if the stack has fewer counters.
         """
 
 

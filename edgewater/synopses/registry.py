@@ -2,7 +2,7 @@
 
 A `Function` maps a name in a query to the `Stack` that it builds. `stack_from_message` reads a stack by the `kind` in
 its message. Every module of stacks registers its own functions and kinds when it is imported; the registry itself
-imports no kind. Plugins are registered when a name or kind comes up that is unknown (`add_plugins`).
+imports no kind. Plugins are registered when an unknown name or kind is looked up (`add_plugins`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ Parameters = tuple[tuple[str, Any], ...]
 """All parameters of a measure as (name, value), with defaults filled in, in the function's order."""
 
 MAX_STATE_BYTES = 3 << 20
-"""Memory of one group of a measure of fixed size: one group must fit into a frame."""
+"""Maximum memory of one group of a measure of fixed size: one group must fit into a frame."""
 MAX_SAMPLE_SIZE = 1 << 16
-"""Records of a group's sample, for the same reason."""
+"""Maximum records of a group's sample, for the same reason."""
 MAX_ENTRY_BYTES = (4 << 20) - (128 << 10)
-"""Bytes of all measures of one group: a center's default `max_frame`, less room for the rest of the frame."""
+"""Maximum bytes of all measures of one group: a center's default `max_frame`, less room for the other parts of the
+frame."""
 
 
 class Required:
-    """The default of a parameter without a default."""
+    """Stands in place of a default: the parameter has none."""
 
     def __repr__(self) -> str:
         return "(needed)"
@@ -117,18 +118,18 @@ class Function:
 
     Attributes:
         make: builds an empty stack for the parameters and the argument's type; with `seeded`, also for the seed.
-        argument: whether an expression is required, optional or forbidden; or "rows": one or several expressions,
-            which together are a row.
+        argument: whether an expression is required, optional or forbidden; or "rows": one or several expressions, which
+            together are a row.
         types: names of the accepted argument types.
         error: how an error budget divides among edges: a "sum" in shares, an "extremum" whole; None: the stack has no
             error function.
         goals: accuracy goals that a query may give in place of parameters, such as ``epsilon``, each with its default;
-            the first is required.
-        size_for: computes parameters from goals. They replace the goals when a query is read, so that all edges use
-            the same ones.
-        unavailable: the reason why no query may name it, and where it can be used instead; empty: queries may.
+            the first goal is required.
+        size_for: computes parameters from goals. They replace the goals when a query is read, so that all edges use the
+            same parameters.
+        unavailable: the reason why no query may name it, and where it can be used instead; empty: queries may name it.
         sample: the function that the center evaluates on the sampled rows; None: the stack answers.
-        exact: its values are exact, but for a stated rounding.
+        exact: its values are exact, except for a stated rounding.
         seeded: its state depends on a seed, of a hash or of random choices.
         question: returns the question that a measure's value answers, from its parameters; None: the stack's default.
     """
@@ -250,7 +251,7 @@ class Function:
 def require_fit(sizes: Mapping[str, int]) -> None:
     """Raises InvalidQuery, with the largest sizes, unless one group of all measures fits into a frame.
 
-    Only for new queries: a registered query is served whatever its size.
+    Called only for new queries: a registered query is served whatever its size.
 
     Args:
         sizes: `entry_bytes` per measure.
@@ -282,7 +283,7 @@ class PluginLookup(Protocol):
     """Third-party functions and kinds, which register themselves when they are loaded."""
 
     def load(self) -> None:
-        """Loads all of them; later calls do nothing."""
+        """Loads all functions and kinds; later calls do nothing."""
 
     def hint(self) -> str:
         """Returns the packages that were loaded or failed, for the end of an error message."""
@@ -302,7 +303,7 @@ def _load_plugins() -> None:
 
 
 def register_function(function: Function, *aliases: str) -> None:
-    """Registers a function under its name and aliases. Raises ValueError if one of them is taken."""
+    """Registers a function under its name and aliases. Raises ValueError if a name is registered already."""
     for name in (function.name, *aliases):
         if name in _FUNCTIONS or name in _ALIASES:
             raise ValueError(f"function {name} is registered already")
@@ -328,14 +329,14 @@ def is_kind(name: str) -> bool:
 
 
 def function_named(name: str) -> Function | None:
-    """Returns the function of this name or alias, plugins' included; None: there is none."""
+    """Returns the function of this name or alias, including plugins; None: there is none."""
     if not is_function(name):
         _load_plugins()
     return _FUNCTIONS.get(_ALIASES.get(name, name))
 
 
 def function_names() -> list[str]:
-    """Returns the sorted names of the functions that queries may use, plugins' included."""
+    """Returns the sorted names of the functions that queries may use, including plugins."""
     _load_plugins()
     return sorted(name for name, function in _FUNCTIONS.items() if not function.unavailable)
 
@@ -352,7 +353,7 @@ _MEANT = {
 
 
 def meant_function(name: str) -> str:
-    """Returns ``, did you mean distinct?`` for a name that is no function; empty if none is like it."""
+    """Returns ``, did you mean distinct?`` for a name that is no function; empty if no function has a similar name."""
     if re.fullmatch(r"p\d{1,2}(_?\d+)?", name):
         return ", did you mean quantile(x, 0.99), or quantiles, which answers any quantile?"
     if name in _MEANT:
@@ -401,5 +402,5 @@ def stack_from_message(message: SynopsisMessage) -> Stack:
     except Exception as exc:
         if kind.__module__.startswith("edgewater."):
             raise
-        # What a third-party library raises for bytes from elsewhere is not known.
+        # A third-party library may raise any exception for foreign bytes.
         raise CorruptSynopsis(f"{message.kind}: {type(exc).__name__}: {exc}") from exc

@@ -30,22 +30,31 @@ from edgewater.synopses.named_questions import merge_groups
 from edgewater.wire import Rest
 
 MAX_PARTS = 8
-"""Numbers of a rest that a reader accepts. Sums of floats of usual sizes have one to three."""
+"""Maximum numbers of a rest that a reader accepts. Sums of floats of usual sizes have one to three."""
 NOTHING = Rest()
 _MAX_VALUES = 1 << 62
 _MAX_INTEGER = 1 << 120
-"""Larger sums of integers are unknown: those of all edges have to fit into 128 bits."""
+"""Larger sums of integers are unknown: the sum over all edges has to fit into 128 bits."""
 _BY_FUNCTION = {"sum": FloatSumStack, "mean": MeanStack, "var": VarianceStack}
 _EXACT: frozenset[Any] = frozenset(
-    {CountStack, IntegerSumStack, FloatSumStack, MeanStack, VarianceStack,
-     MinStack, MaxStack, IntegerMinStack, IntegerMaxStack}
-)  # fmt: skip
+    {
+        CountStack,
+        IntegerSumStack,
+        FloatSumStack,
+        MeanStack,
+        VarianceStack,
+        MinStack,
+        MaxStack,
+        IntegerMinStack,
+        IntegerMaxStack,
+    }
+)
 FUNCTIONS = ("count", "sum", "min", "max", "mean", "var")
 """The functions whose rests are exact."""
 
 
 def has_exact_rest(stack: Stack) -> bool:
-    """Returns whether the rests of a measure are exact; not of a subclass, whose values may be others."""
+    """Returns whether the rests of a measure are exact. False for a subclass, whose values may differ."""
     return type(stack) in _EXACT
 
 
@@ -63,7 +72,7 @@ def rest_of(stack: Stack, groups: IntArray, records: int) -> Rest | None:
 
 
 def union_of_rests(function: str, rests: Sequence[Rest | None]) -> Rest | None:
-    """Returns the rest of several edges and slices; None: one of them is unknown.
+    """Returns the rest of several edges and slices; None: one of the rests is unknown.
 
     Args:
         function: of the measure.
@@ -86,8 +95,10 @@ def union_of_rests(function: str, rests: Sequence[Rest | None]) -> Rest | None:
 
 
 def with_rest(stack: Stack, rest: Rest) -> Stack | None:
-    """Returns the union of all groups of an exact stack and of a rest, as a stack of one group; None: the rest is no
-    value of the measure, such as a fraction in a sum of integers."""
+    """Returns the union of all groups of an exact stack and of a rest, as a stack of one group.
+
+    Returns None if the rest is no value of the measure, such as a fraction in a sum of integers.
+    """
     result = merge_groups(stack)
     added: Stack | None = _from_numbers(result, [rest])
     if added is None:
@@ -97,7 +108,7 @@ def with_rest(stack: Stack, rest: Rest) -> Stack | None:
 
 
 def _as_numbers(stack: Any) -> Rest | None:
-    """Returns the only group of a stack."""
+    """Returns the only group of a stack as a rest; None: a few numbers do not represent it."""
     values = int(stack._view("n")[0])
     if isinstance(stack, CountStack):
         return Rest(values)
@@ -179,7 +190,7 @@ def _number(parts: Sequence[float], *, is_float: bool) -> Any:
 
 
 def _extreme(rests: Sequence[Rest], better: Any) -> Rest:
-    """Returns the better one of extrema, NaN if any is.
+    """Returns the best of extrema, or NaN if one of them is NaN.
 
     The first part of a number is the number rounded to float64. So tuples of parts compare like the numbers.
     """

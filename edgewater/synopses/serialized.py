@@ -1,8 +1,8 @@
 """Synopses of any kind as bytes: reading one (`from_bytes`), merging many (`merge_bytes`).
 
-`merge_bytes` is what a center does with the partials of a window. Dense sketches of one layout are merged as one
-matrix (`encoding.flat`), others are read as one stack of many groups (`encoding.columns`), and what neither supports
-is parsed and merged one by one.
+A center merges the partials of a window with `merge_bytes`. Dense sketches of one layout are merged as one matrix
+(`encoding.flat`). Other kinds are read as one stack of many groups (`encoding.columns`). Kinds that neither supports
+are parsed and merged one by one.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ _BUILT_IN: dict[str, type[AnySynopsis]] = {
     )
 }
 
-_MIN_SAME_LAYOUT = 4  # partials of one layout from which it is faster to read them as a matrix
-_MIN_BATCH = 24  # partials from which it is faster to read them in columns
-_BATCH_BYTES = 1 << 22  # memory of partials that are read in columns together
-_MATRIX_BYTES = 1 << 19  # bytes of partials that are read as a matrix together: they stay in the cache
+_MIN_SAME_LAYOUT = 4  # least number of partials of one layout for which a matrix is faster
+_MIN_BATCH = 24  # least number of partials for which reading in columns is faster
+_BATCH_BYTES = 1 << 22  # memory of the partials that are read in columns at a time
+_MATRIX_BYTES = 1 << 19  # bytes of the partials that are read as a matrix at a time: they stay in the cache
 _NO_GROUPS = np.zeros(0, np.int64)
 
 
@@ -79,8 +79,10 @@ class MessageMerging(Protocol):
     """A stack whose arrays for many groups are the concatenated arrays of single groups."""
 
     def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each, of equal parameters and seeds, into this stack of one group. The result is
-        that of `merge_singles`. Raises SynopsisError."""
+        """Merges messages of one group each, of equal parameters and seeds, into this stack of one group.
+
+        The result is the result of `merge_singles`. Raises SynopsisError.
+        """
 
 
 class DenseMerging(Protocol):
@@ -93,8 +95,13 @@ class DenseMerging(Protocol):
     varying_arrays: tuple[int, ...]
 
     def merge_dense(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Merges many dense stacks of one group, given by their varying arrays: shapes (partials, …), in their stored
-        types. Raises ValueError, with nothing changed, unless these can be states of this stack."""
+        """Merges many dense stacks of one group.
+
+        Raises ValueError, with nothing changed, if they cannot be states of this stack.
+
+        Args:
+            arrays: the varying arrays of the stacks: shapes (partials, …), in their stored types.
+        """
 
 
 def from_bytes(data: bytes) -> AnySynopsis:
@@ -160,11 +167,13 @@ def _sealed(union: Any) -> bytes:
 
 
 def _merge_batches(first: SingleSynopsis[Any], partials: list[bytes]) -> Any:
-    """Merges `first` and partials that are read as stacks of many groups; None: not all have its header, or one is
-    invalid."""
+    """Merges `first` and partials, which are read as stacks of many groups.
+
+    Returns None if a partial has another header, or is invalid.
+    """
     if getattr(first._stack, "merge_messages", None) is None:
         return None
-    # The bytes of a batch stay in the cache; so does the memory of stacks of a fixed size, which are sparse in bytes.
+    # The bytes of a batch stay in the cache. Stacks of a fixed size may have few bytes; their memory stays in it, too.
     fixed = first._stack.nbytes if hasattr(first._stack, "merge_dense") else len(partials[0])
     multiple = getattr(first._stack, "merge_batch_size", 2 * _MIN_SAME_LAYOUT)
     step = -(-_BATCH_BYTES // (fixed * multiple)) * multiple
@@ -236,8 +245,10 @@ def _merge_matrices(first: SingleSynopsis[Any], partials: Sequence[bytes]) -> np
 
 
 def _layout_of(first: SingleSynopsis[Any], partial: bytes, is_first: bool) -> flat.Layout | None:
-    """Returns the layout of a partial that is dense and merges with `first`, which it may be; None: it is not, or does
-    not."""
+    """Returns the layout of a partial that is dense and merges with `first`; None: it is not dense, or does not merge.
+
+    The partial may be `first` itself.
+    """
     try:
         message = codec.unseal(partial)
         if not is_first:
@@ -248,7 +259,7 @@ def _layout_of(first: SingleSynopsis[Any], partial: bytes, is_first: bool) -> fl
     except SynopsisError:
         return None  # reading them one by one reports the error and the partial
     if codec.seal(message) != partial:
-        return None  # the layout is that of bytes which `seal` wrote
+        return None  # the layout describes bytes that `seal` wrote
     varying = first._stack.varying_arrays
     dense = message.arrays[varying[-1]].shape[0] == 1
     return flat.Layout.of(partial, message, varying) if dense else None
@@ -257,7 +268,7 @@ def _layout_of(first: SingleSynopsis[Any], partial: bytes, is_first: bool) -> fl
 def _merge_matrix(
     first: SingleSynopsis[Any], partials: list[bytes], layout: flat.Layout, model: bytes
 ) -> npt.NDArray[np.bool_]:
-    """Merges partials of the length of `model`; returns which it merged: those that are valid and of its layout."""
+    """Merges partials of the length of `model`. Returns which partials were merged: the valid ones of its layout."""
     rows = np.frombuffer(b"".join(partials), np.uint8).reshape(len(partials), layout.length)
     valid = flat.valid_checksums(rows) & layout.matches(rows, np.frombuffer(model, np.uint8))
     chosen = rows if valid.all() else rows[valid]

@@ -29,7 +29,7 @@ S = TypeVar("S", bound=Stack)
 def merge_singles(stack: S, others: Sequence[S]) -> None:
     """Merges stacks of one group into a stack of one group, all at once if it is `BatchMerging`.
 
-    Looks for the attribute: `isinstance` of a protocol looks up all of its members and takes longer than a merge.
+    It tests for the attribute: `isinstance` of a protocol looks up all members, and takes longer than a merge.
     """
     merge = getattr(stack, "merge_singles", None)
     if merge is not None:
@@ -40,7 +40,7 @@ def merge_singles(stack: S, others: Sequence[S]) -> None:
 
 
 def compacted(stack: S) -> S:
-    """Returns a stack of one group in the form in which it is shipped: without buffered values (`Compacting`)."""
+    """Returns a stack of one group in the form that is shipped: without buffered values (`Compacting`)."""
     return stack.take(np.zeros(1, np.int64)) if hasattr(stack, "compact") else stack
 
 
@@ -50,7 +50,7 @@ class SingleSynopsis(Generic[S]):
     Subclasses define `stack_type` and `types`; the other constants of the contract are the stack's.
 
     Attributes:
-        records: values added, merged ones included, nulls excluded.
+        records: number of values that were added or merged, without nulls.
     """
 
     stack_type: type[S]
@@ -95,7 +95,7 @@ class SingleSynopsis(Generic[S]):
             self.records += len(columnar)
 
     def _columnar(self, values: pa.Array) -> Any:
-        """Returns values without nulls in the form that the stack takes. Raises InvalidRecord for another type."""
+        """Returns values without nulls in the form that the stack accepts. Raises InvalidRecord for another type."""
         array = self._widened(values)
         return array if pa.types.is_string(array.type) else array.to_numpy(zero_copy_only=False)
 
@@ -137,14 +137,14 @@ class SingleSynopsis(Generic[S]):
         return self._stack.query(question)[0]
 
     def fold(self, level: int = 1) -> Self:
-        """Returns a smaller copy with a coarser bound, which still merges with unfolded ones. Raises InvalidRequest."""
+        """Returns a smaller copy with a wider bound. It still merges with unfolded synopses. Raises InvalidRequest."""
         fold = getattr(self._stack, "fold", None)
         if fold is None:
             raise InvalidRequest("level", level, "a synopsis that folds", f"{self.kind} does not")
         return self._with(fold(level), self.records)
 
     def to_bytes(self) -> bytes:
-        """Returns the synopsis in the form in which it is shipped, and leaves it unchanged."""
+        """Returns the synopsis in the form that is shipped, and leaves it unchanged."""
         message = compacted(self._stack).to_message()
         message.records = min(self.records, codec.MAX_RECORDS)
         return codec.seal(message)
@@ -218,7 +218,7 @@ class WeightedSynopsis(InvertibleSynopsis):
 
         Args:
             values: NumPy or Arrow array or a sequence, of one of `types` or a narrower type; all batches of one type.
-            weights: whole numbers, the multiplicity of each value; negative ones subtract values if `min_weight` is
+            weights: whole numbers, the multiplicity of each value. Negative weights subtract values if `min_weight` is
                 None.
 
         Raises:

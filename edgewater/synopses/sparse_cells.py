@@ -23,8 +23,8 @@ from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 _CELL_BITS = 32
 _MIN_PENDING = 1 << 14
 _DENSE, _DENSE_SMALL, _SMALL = 3, 32, 1 << 20
-"""Cells are combined in an array of all cells if that is at most `_DENSE` times as long as they are, or, of up to
-`_SMALL` cells, which stay in the cache, `_DENSE_SMALL` times."""
+"""When cells are combined in an array of all cells. Up to `_SMALL` cells, it may be `_DENSE_SMALL` times as long as the
+used cells, because it stays in the cache. Above, it may be `_DENSE` times as long."""
 _IDENTITIES: dict[np.ufunc, Callable[[np.dtype[Any]], Any]] = {
     np.add: lambda dtype: 0,
     np.maximum: lambda dtype: np.iinfo(dtype).min,
@@ -123,7 +123,9 @@ class SparseCells:
     def _scattered(
         self, keys: IntArray, values: npt.NDArray[Any], least: int, shape: tuple[int, int]
     ) -> tuple[IntArray, npt.NDArray[Any]]:
-        """As `_combined`: scatters into an array of all cells from `least` on, which takes a tenth of a sort."""
+        """As `_combined`, but scatters into an array of all cells from `least` on, which takes a tenth of a sort's
+        time.
+        """
         at = groups_of(keys) * shape[1] + (cells_of(keys) - least)
         used = np.zeros(shape[0] * shape[1], bool)
         used[at] = True
@@ -145,8 +147,9 @@ class SparseCells:
         self._runs, self._pending = [], 0
 
     def starts(self, groups: int) -> IntArray:
-        """Returns the index in `consolidated` at which each of `groups` groups begins, and the end: shape (groups +
-        1,)."""
+        """Returns the index in `consolidated` at which each of `groups` groups begins, and the end; int64, shape
+        (groups + 1,).
+        """
         return np.searchsorted(self.consolidated()[0], np.arange(groups + 1) << _CELL_BITS)
 
     def counts(self, groups: int) -> IntArray:
@@ -154,7 +157,7 @@ class SparseCells:
         return np.diff(self.starts(groups))
 
     def select(self, groups: IntArray, length: int) -> tuple[IntArray, npt.NDArray[Any]]:
-        """Returns the cells of ``groups[i]`` as those of group i, for each i. `length`: the number of groups."""
+        """Returns the cells of ``groups[i]`` as the cells of group i, for each i. `length`: the number of groups."""
         keys, values = self.consolidated()
         if length == len(groups) == 1:
             return keys, values  # no copy: consolidated arrays are never written to
@@ -170,8 +173,11 @@ class SparseCells:
         self._keys, self._values = keys[kept], values[kept]
 
     def pack(self, groups: int) -> tuple[IntArray, IntArray, IntArray, npt.NDArray[Any]]:
-        """Returns the cells as small numbers: cells per group, the first cell of each group that has any, differences
-        between neighbouring cells (0 at a group's first), values."""
+        """Returns the cells as four arrays of small numbers.
+
+        They are: cells per group; the first cell of each group that has any; differences between neighbouring cells (0
+        at a group's first); values.
+        """
         keys, values = self.consolidated()
         counts = self.counts(groups)
         cells = cells_of(keys)
@@ -181,7 +187,7 @@ class SparseCells:
         return counts, cells[begins], steps, values
 
     def unpack(self, counts: IntArray, firsts: IntArray, steps: IntArray, values: npt.NDArray[Any]) -> None:
-        """Loads arrays of `cell_fields`. Raises ValueError for those that `pack` cannot have returned."""
+        """Loads arrays of `cell_fields`. Raises ValueError if `pack` cannot have returned them."""
         held = counts[counts > 0]
         begins = np.cumsum(held) - held
         running = np.cumsum(steps)
@@ -197,8 +203,12 @@ _SPARSE_DIVISOR = 2
 
 
 def pack_rows(rows: npt.NDArray[Any]) -> list[ArrayMessage]:
-    """Encodes `rows`, shape (groups, cells), as `ROW_ARRAYS` arrays: each row as all its cells, or as those that are
-    not zero. The content of a row alone decides, so equal states give equal bytes."""
+    """Encodes `rows`, shape (groups, cells), as `ROW_ARRAYS` arrays.
+
+    A row is stored as all its cells, or as its non-zero cells.
+
+    The content of a row alone decides, so equal states give equal bytes.
+    """
     sparse = np.count_nonzero(rows, axis=1) * _SPARSE_DIVISOR <= rows.shape[1]
     which = np.flatnonzero(sparse)
     groups, cells = np.nonzero(rows[which])

@@ -1,7 +1,7 @@
 """The wire format: frames and their contents, and the generated code of `proto/edgewater/v1`.
 
-Edge, center and simulator build and read frames with it. The gRPC stubs are imported by the uplink and the gateway
-only, from `edgewater.wire.uplink_pb2_grpc`: Spark's Python workers read frames and must not import gRPC.
+Edge, center and simulator build and read frames with it. Only the uplink and the gateway import the gRPC stubs, from
+`edgewater.wire.uplink_pb2_grpc`: Spark's Python workers read frames and must not import gRPC.
 """
 
 from edgewater.wire.frames import (

@@ -17,36 +17,38 @@ from edgewater.model.errors import CorruptFrame
 from edgewater.wire import uplink_pb2 as pb
 
 MAX_BODY_BYTES = 64 << 20
-"""Bytes of a frame's body before compression that a reader accepts."""
+"""Maximum bytes of a frame's body before compression that a reader accepts."""
 
 _ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10
 """A block of zstd takes at least 4 bytes, and is at most 128 KiB when it is decompressed (RFC 8878, 3.1.1.2)."""
 
 _LEAST_COMPRESSED_BYTES = 256
-"""Alone, smaller bodies hardly become smaller."""
+"""Smaller bodies hardly become smaller if they are compressed alone."""
 
 _WITHHELD = Nesting(packed=frozenset({10}))
 _BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: _WITHHELD}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
 MAX_MESSAGES = 1 << 16
-"""Messages in a body that a reader accepts; a third more than a center applies (`edgewater.guard.frame_work`)."""
+"""Maximum messages in a body that a reader accepts: a third more than a center applies
+(`edgewater.guard.frame_work`).
+"""
 _BYTES_PER_MESSAGE = 4
-"""A close of a slice without records has the slice's start, which is more; others are longer."""
+"""The shortest message, a close of a slice without records, contains the slice's start, which takes more bytes."""
 
 RETRY_METADATA = "edgewater-retry-after-ms"
-"""Trailing metadata of a call that the center has refused for the moment: when the edge may connect again."""
+"""Key in the trailing metadata of a call that the center refuses for now: when the edge may connect again."""
 CODE_METADATA = "edgewater-code"
 """Key in the trailing metadata of a session that the gateway refuses or ends: the code of the error."""
 
 MIN_PROTOCOL, PROTOCOL = 1, 1
 """The versions of the session's protocol that this release speaks."""
 MAX_FRAMES = 512
-"""Frames of one message that a reader accepts."""
+"""Maximum frames of one message that a reader accepts."""
 FRAME_OVERHEAD_BYTES = 64
 """Upper bound of the bytes of a frame on the wire without its body and the query's name."""
 
 
 class Signs(IntEnum):
-    """The signs of an edge's values of a measure in a slice; the numbers are those on the wire."""
+    """The signs of an edge's values of a measure in a slice. The numbers are the numbers on the wire."""
 
     NOT_NEGATIVE = 0
     """No group is below 0, or the edge does not report signs."""
@@ -56,17 +58,17 @@ class Signs(IntEnum):
 
     @classmethod
     def from_number(cls, number: int) -> Signs:
-        """Returns the signs with this number; BOTH, which excludes nothing, for one that is not known."""
+        """Returns the signs with this number. For an unknown number it returns BOTH, which excludes nothing."""
         return cls(number) if number in cls._value2member_map_ else cls.BOTH
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What an edge did not send of a measure, over all groups together. It is exact.
+    """The values of a measure that an edge did not send, over all groups together. It is exact.
 
     Attributes:
         values: number of values; of records for a count of records and for synopses.
-        parts: float64 numbers whose exact sum is the sum of the values, or the extreme one of them; () for counts and
+        parts: float64 numbers whose exact sum is the sum of the values, or the extreme value; () for counts and
             synopses.
         squares: for a variance: the sum of the squared deviations of the values from their mean.
     """
@@ -92,17 +94,17 @@ class Withheld:
     """The amounts of a measure in a slice that an edge withheld, over all groups.
 
     Attributes:
-        largest_above: by how much the true value of a group exceeds the sent one, at most; infinite: by an unknown
+        largest_above: by how much the true value of a group exceeds the sent value, at most; infinite: by an unknown
             amount.
-        largest_below: by how much the true value of a group falls below the sent one, as a positive number.
+        largest_below: by how much the true value of a group is below the sent value, at most, as a positive number.
         groups: number of groups with a withheld amount.
-        largest_unsent: for a maximum: the largest one of the groups of which the edge sent none; None: there is none.
-            It bounds the true maximum of any group at the center, whatever other edges sent.
+        largest_unsent: for a maximum: the largest value of the groups of which the edge sent nothing; None: there is
+            none. It bounds the true maximum of any group at the center, whatever other edges sent.
         signs: for a sum of a query with a relative limit. Values of both signs may cancel at the center.
         above_share, below_share: for a query with a relative limit, the largest withheld amounts of a group, as
-            fractions of the group's own value in the slice; for a measure without an error function, of its records.
-            None: unknown.
-        rest: what all groups together lack; None: unknown.
+            fractions of the group's own value in the slice. For a measure without an error function, as fractions of
+            its records. None: unknown.
+        rest: the values that all groups together lack; None: unknown.
     """
 
     measure: str
@@ -130,7 +132,7 @@ class SliceClose:
 
     Attributes:
         observed: records of the slice that passed `where`.
-        late: those of them that arrived after the slice was closed.
+        late: observed records that arrived after the slice was closed.
         first_ms, last_ms: event times of the first and the last observed record; for session windows only, in every
             frame that contains records of the slice.
     """
@@ -144,7 +146,7 @@ class SliceClose:
 
 
 class DropReason(IntEnum):
-    """Why an edge did not count a record that it had read; the numbers are those on the wire."""
+    """Why an edge did not count a record that it had read. The numbers are the numbers on the wire."""
 
     TOO_LATE = 0
     """The lateness had passed at the edge."""
@@ -184,12 +186,12 @@ REJECTIONS = {reason.label: reason for reason in DropReason if reason.is_rejecti
 
 @dataclass(frozen=True, slots=True)
 class DroppedRecords:
-    """Records of a slice that an edge did not count, as they came too late or a source rejected them.
+    """Records of a slice that an edge did not count, because they came too late or a source rejected them.
 
     Attributes:
-        slice_start_ms: `MIN_TIME_MS` without `until_ms`: the slices are not known, as there were too many.
-        until_ms: end of the last slice that may have the records; it is not known which slices have them. None: the
-            records lie in the slice that starts at `slice_start_ms`.
+        slice_start_ms: `MIN_TIME_MS` without `until_ms`: the slices are not known, because there were too many.
+        until_ms: end of the last slice that may contain the records; it is not known which slices do. None: the records
+            are in the slice that starts at `slice_start_ms`.
     """
 
     slice_start_ms: int
@@ -199,7 +201,7 @@ class DroppedRecords:
 
 
 class SamplingReason(IntEnum):
-    """Why an edge processes a sample of its records; the numbers are those on the wire."""
+    """Why an edge processes a sample of its records. The numbers are the numbers on the wire."""
 
     NONE = 0
     """It processes all records, or reports no reason."""
@@ -242,7 +244,7 @@ class LossReason(StrEnum):
     FILE_GONE = "file-gone"
     """A file was deleted before its end was known to have been read."""
     FILE_TRUNCATED = "file-truncated"
-    """A file was truncated or overwritten in place; what was appended shortly before may not have been read."""
+    """A file was truncated or overwritten in place. Data that were appended shortly before may not have been read."""
     FILE_DAMAGED = "file-damaged"
     """A part of a file cannot be read, such as the rest of a damaged compressed file."""
     INPUT_GONE = "input-gone"
@@ -250,10 +252,11 @@ class LossReason(StrEnum):
     JOURNAL_DAMAGED = "journal-damaged"
     """Records of the edge's journal are damaged."""
     BEFORE_QUERY = "before-query"
-    """Records were read before the query was registered, and its edge does not read them again: records ahead of the
-    clock, or of a query with `since` those of sources that can no longer be read. They are lost to this query only."""
+    """Records were read before the query was registered, and its edge does not read them again. They are records ahead
+    of the clock or, of a query with `since`, records of sources that can no longer be read. They are lost to this query
+    only."""
     QUERY_MEMORY = "query-memory"
-    """The groups of the query's open windows took more memory than an edge gives it. They are lost to this query
+    """The groups of the query's open windows need more memory than an edge gives the query. They are lost to this query
     only."""
     FRAME_DAMAGED = "frame-damaged"
     """The center cannot read a frame of the edge; stated by the center."""
@@ -356,14 +359,14 @@ class Frame:
         return cls(seq, query, plain, google_crc32c.value(plain), raw_bytes=len(plain)).compressed()
 
     def compressed(self) -> Frame:
-        """Returns a frame whose body is PLAIN with a compressed body, if that is smaller."""
+        """Returns the frame with a compressed body, or unchanged if that is not smaller. The body must be PLAIN."""
         if self.raw_bytes < _LEAST_COMPRESSED_BYTES:
             return self
         zstd = pa.compress(self.body, codec="zstd", asbytes=True)
         return self if len(zstd) >= self.raw_bytes else replace(self, body=zstd, encoding=Encoding.ZSTD)
 
     def plain(self) -> Frame:
-        """Returns the frame with its body as it was before compression. Raises CorruptFrame like `plain_body`."""
+        """Returns the frame with its body before compression. Raises CorruptFrame like `plain_body`."""
         return (
             self if self.encoding is Encoding.PLAIN else replace(self, body=self.plain_body(), encoding=Encoding.PLAIN)
         )
@@ -410,8 +413,10 @@ class Frame:
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes on the wire with the protobuf and gRPC envelope. `shipped_bytes` if they are known, otherwise an upper
-        bound for a frame that is not sent through a session's stream, exact to within a few bytes."""
+        """Bytes on the wire with the protobuf and gRPC envelope: `shipped_bytes`, if they are known.
+
+        Otherwise it is an upper bound for a frame outside a session's stream, exact to within a few bytes.
+        """
         return self.shipped_bytes or len(self.body) + len(self.query.name) + FRAME_OVERHEAD_BYTES
 
     @property
@@ -432,7 +437,7 @@ class Frame:
 
     @classmethod
     def from_wire(cls, message: pb.Frame) -> Frame:
-        """Raises CorruptFrame for an unknown encoding. `plain_body` checks the body."""
+        """Converts a message. Raises CorruptFrame for an unknown encoding. `plain_body` checks the body."""
         try:
             encoding = Encoding(message.encoding)
         except ValueError as exc:

@@ -1,11 +1,11 @@
-"""The zstd stream of a session: each message of an edge is compressed with the memory of the messages before it.
+"""The zstd stream of a session: the compressor uses the previous messages of the session to compress the next one.
 
 Frames of the same query have the same keys again and again. If each frame is compressed alone, each frame takes bytes
 for its keys. In one stream, only the first frame takes these bytes. Identity and checksums of frames are computed from
-the plain bodies. So a session that ends loses nothing: the next session begins a new stream and sends again what was
-not acknowledged.
+the plain bodies. So a session that ends loses nothing: the next session begins a new stream and sends unacknowledged
+frames again.
 
-Imported by the uplink and the gateway only, as the gRPC stubs are.
+Only the uplink and the gateway import it, like the gRPC stubs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ _BLOCK_BYTES = 128 << 10
 
 
 def unpacker_bytes(window_log: int) -> int:
-    """Returns the most memory of a `SessionUnpacker` between two messages; 0 if `window_log` is 0 (no stream)."""
+    """Returns the maximum memory of a `SessionUnpacker` between two messages, in bytes; 0 if `window_log` is 0 (no
+    stream).
+    """
     if not window_log:
         return 0
     window, block = 1 << window_log, min(1 << window_log, _BLOCK_BYTES)
-    # The window is followed by two blocks, so that it does not move; a further block has what was not decoded yet.
+    # Two blocks follow the window, so that it does not move. A further block has bytes that are not decoded yet.
     return zstandard.estimate_decompression_context_size() + window + 3 * block
 
 
@@ -71,7 +73,7 @@ class SessionPacker:
 
 
 class _BoundedSink:
-    """Collects what is decompressed, up to a number of bytes."""
+    """Collects decompressed bytes, up to a limit."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -106,7 +108,7 @@ class SessionUnpacker:
         self._most = max_message_bytes
         self._sink = _BoundedSink()
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << window_log)
-        # In one piece: after several, what is left in the decompressor would wait for the next message.
+        # Written in one piece: with several pieces, the rest in the decompressor would wait for the next message.
         self._stream = decompressor.stream_writer(self._sink, write_size=max_message_bytes + 1, closefd=False)  # type: ignore[arg-type]
 
     def unpack(self, packed: pb.Packed) -> pb.FromEdge:

@@ -1,5 +1,5 @@
 """Error and staleness budgets under a virtual clock: production edges, offline optima and baselines on one trace.
 
-`sim.plan` and `bench.budgets` run experiments (`experiment.run`). Nothing here reads a clock or a file other than
+`sim.plan` and `bench.budgets` run experiments (`experiment.run`). The package reads no clock, and no files except
 traces.
 """

@@ -8,7 +8,8 @@ from edgewater.synopses import FloatArray, IntArray
 from sim.budgets.optimal import ROUNDING, WindowSchedule, WindowTrace
 
 RANDOM_STEPS = 500
-"""The policy Random sends this often per window, each time as many random groups as the link carries until the next."""
+"""How often per window the policy Random sends. Each time it sends as many random groups as the link carries until the
+next."""
 
 
 def accumulate(state: FloatArray, groups: IntArray, values: FloatArray, aggregate: str) -> None:
@@ -38,9 +39,14 @@ def _total(window: WindowTrace) -> FloatArray:
 
 
 def _flush(
-    window: WindowTrace, error: FloatArray, at_ms: float, updates: int, service_ms: float,
-    budget: float | None, staleness_ms: float | None,
-) -> WindowSchedule:  # fmt: skip
+    window: WindowTrace,
+    error: FloatArray,
+    at_ms: float,
+    updates: int,
+    service_ms: float,
+    budget: float | None,
+    staleness_ms: float | None,
+) -> WindowSchedule:
     """Returns the schedule with the updates after the window's end.
 
     Under an error budget these are all groups with a larger error; under a staleness budget the groups with the largest
@@ -56,8 +62,8 @@ def _flush(
         count = min(max(room, 0), int(np.count_nonzero(error)))
     done = at + count * service_ms
     stale = done - window.end_ms if count or at_ms > window.end_ms else 0.0
-    left = float(ordered[count]) if count < len(ordered) else 0.0
-    return WindowSchedule(stale, left, updates + count, done if count else at_ms)
+    unsent = float(ordered[count]) if count < len(ordered) else 0.0
+    return WindowSchedule(stale, unsent, updates + count, done if count else at_ms)
 
 
 def batching(
@@ -116,11 +122,11 @@ def streaming(
     else:
         assert staleness_ms is not None
         count = int(np.searchsorted(done, window.end_ms + staleness_ms, "right"))
-    left = np.zeros(window.count)
-    np.maximum.at(left, groups, initial)
-    left[groups[:count]] = error[:count]  # of duplicate indices, the last one wins
+    unsent = np.zeros(window.count)
+    np.maximum.at(unsent, groups, initial)
+    unsent[groups[:count]] = error[:count]  # if an index occurs several times, the last one wins
     free = float(done[count - 1]) if count else free_ms
-    return WindowSchedule(max(free - window.end_ms, 0.0) if count else 0.0, float(left.max()), count, free)
+    return WindowSchedule(max(free - window.end_ms, 0.0) if count else 0.0, float(unsent.max()), count, free)
 
 
 def _first_within(groups: IntArray, over: np.ndarray, needed: np.ndarray, count: int) -> int:
@@ -133,5 +139,5 @@ def _first_within(groups: IntArray, over: np.ndarray, needed: np.ndarray, count:
     first = np.full(count, len(groups))
     chosen = np.flatnonzero(after & needed)
     np.minimum.at(first, groups[chosen], chosen)
-    wanted = np.unique(groups[needed])
-    return int(first[wanted].max()) + 1 if len(wanted) else 0
+    bounded = np.unique(groups[needed])
+    return int(first[bounded].max()) + 1 if len(bounded) else 0

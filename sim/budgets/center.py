@@ -1,6 +1,6 @@
 """A fast center for simulations: merges the values of all groups of a window in one array.
 
-Its results equal those of `GroupedAggregate.merge_bytes` on the same frames (`tests/sim/budgets`).
+For the same frames, its results equal the results of `GroupedAggregate.merge_bytes` (`tests/sim/budgets`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Edges under a virtual clock: production `EdgeCore`s with simulated links to a center that merges.
 
 Time advances in coarse steps. Whenever its link is idle, a core first ingests all records up to that moment and is then
-asked for a frame, so that frames have the newest values. A frame is limited to what the link carries in a small
-fraction of the time left until the window's end (`RESOLUTION`, at most `COARSEST` of a window), so decisions are finer
+asked for a frame, so that frames have the newest values. A frame has at most the bytes that the link carries in a small
+fraction of the remaining time of the window (`RESOLUTION`, at most `COARSEST` of a window). So decisions are finer
 towards the end, where they matter. The link model determines arrival times byte by byte, independently of these steps.
 
-Where every update has the same size (`LinkModel.bytes_per_update`), frames contain tickets of that size instead of
-encoded partials (`TicketCodec`). The core's decisions are the same, at a fraction of the run time.
+If every update has the same size (`LinkModel.bytes_per_update`), frames contain tickets of that size instead of encoded
+partials (`TicketCodec`). The core's decisions are the same, at a fraction of the run time.
 """
 
 from __future__ import annotations
@@ -45,14 +45,19 @@ from sim.budgets.trace import Trace
 RESOLUTION = 0.03
 COARSEST = 0.03
 NEAR = 0.1
-"""With this fraction of a window left, steps are twice as coarse as `RESOLUTION`; they approach it towards the end."""
+"""When this fraction of a window remains, steps are twice as coarse as `RESOLUTION`. They approach it towards the
+end.
+"""
 FINEST_MS = 1.0
 GROUP_CODE_COLUMN = "group_code"
 TICKET = struct.Struct("<Q")
 
 
 class TicketCodec:
-    """Encodes partials as tickets: as many bytes as the updates have, which refer to the aggregate."""
+    """Encodes partials as tickets, which refer to the aggregate.
+
+    A ticket has as many bytes as the partial's updates.
+    """
 
     def __init__(self, bytes_per_update: float) -> None:
         self.entry_bytes = max(round(bytes_per_update), TICKET.size)
@@ -120,13 +125,13 @@ class EdgeSimulation:
             self.core.handle(TickEvent(self._window_end_ms))
             self._window_end_ms += self._query.window.slice_ms
         self._ingest(now)
-        left = self._window_end_ms - now_ms
+        left_ms = self._window_end_ms - now_ms
         size = self._query.window.slice_ms
-        step_ms = max(min(RESOLUTION * left * (1.0 + left / size / NEAR), COARSEST * size), FINEST_MS)
+        step_ms = max(min(RESOLUTION * left_ms * (1.0 + left_ms / size / NEAR), COARSEST * size), FINEST_MS)
         bandwidth = self._bandwidth()
         path_delay = round(self._link.latency_ms + self._link.jitter_ms)
-        due = self.core.pulls.next_pull_ms(bandwidth, now, path_delay)
-        if due is not None and due <= now and self._pull(now_ms, now, step_ms, bandwidth, path_delay, center):
+        due_ms = self.core.pulls.next_pull_ms(bandwidth, now, path_delay)
+        if due_ms is not None and due_ms <= now and self._pull(now_ms, now, step_ms, bandwidth, path_delay, center):
             return max(self.wire.free_ms, now_ms + 1e-6)
         return float(min(now_ms + step_ms, self._window_end_ms))
 
@@ -143,7 +148,7 @@ class EdgeSimulation:
         entries = max(1, round(bandwidth * step_ms / 1000.0 / self._entry_bytes))
         capacity = math.ceil(entries * self._entry_bytes) + 1
         if self._query.saves_bytes and self._link.bytes_per_update is None:
-            capacity = max(capacity, MIN_FRAME_BYTES)  # as an agent, since small frames are mostly overhead
+            capacity = max(capacity, MIN_FRAME_BYTES)  # like an agent, since small frames are mostly overhead
         event = PullEvent(capacity, self.core.pulls.drain_windows(bandwidth, now), bandwidth, path_delay_ms)
         built = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in built:
@@ -182,7 +187,7 @@ def equal_shares(query: QuerySpec, edges: int) -> dict[str, float]:
 def with_group_codes(trace: Trace, query: QuerySpec) -> tuple[Trace, QuerySpec]:
     """Replaces the key columns by the integer code of the group, which is faster.
 
-    Equivalent where the size of an update does not depend on its keys.
+    The result is the same if the size of an update does not depend on its keys.
     """
     columns = {f.name: trace.batch.column(f.name) for f in trace.batch.schema if f.name not in trace.keys}
     batch = pa.record_batch({GROUP_CODE_COLUMN: pa.array(trace.codes), **columns})
@@ -194,7 +199,7 @@ def with_group_codes(trace: Trace, query: QuerySpec) -> tuple[Trace, QuerySpec]:
 def simulate(
     trace: Trace, parts: list[Trace], query: QuerySpec, link: LinkModel, rebalance: Rebalance | None = None
 ) -> PolicyOutcome:
-    """Runs the edges until the trace has ended and nothing is left to send."""
+    """Runs the edges until the trace has ended and nothing remains to be sent."""
     truth = truth_per_window(trace, query, query.measures[0].name)
     measure = query.measures[0]
     simulated = query

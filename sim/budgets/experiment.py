@@ -50,10 +50,10 @@ def run(
     """Runs one policy over a trace.
 
     Args:
-        query: groups by the trace's key columns, in tumbling windows. The evaluated measure is that of its error
-            budget, or else its first one.
-        edges: number of edges. Records are assigned to them at random, the error budget is divided equally (for
-            extrema each edge has all of it), and each edge has its own link.
+        query: groups by the trace's key columns, in tumbling windows. The evaluated measure is the measure of its error
+            budget, or else its first measure.
+        edges: number of edges. Records are assigned to them at random, the error budget is divided equally (for extrema
+            each edge has all of it), and each edge has its own link.
         seed: seed of the assignment and of the policy `random`.
         rebalance: returns new shares after a window; `caching` only.
 
@@ -122,7 +122,8 @@ def _one_edge(
 ) -> list[WindowSchedule]:
     measure = evaluated_measure(query)
     values = measured_values(part, query, measure)
-    # Under both budgets the error is kept, with the least staleness: the optimum then sends the fewest updates too.
+    # Under both budgets the error budget holds, with the least staleness. The optimum then sends the fewest updates
+    # too.
     error, staleness = query.error_budget, query.staleness_budget
     budget = dict(error.limits)[measure] / shares if error is not None else None
     stale = float(staleness.staleness_ms) if staleness is not None and budget is None else None
@@ -144,9 +145,14 @@ def _one_edge(
 
 
 def _schedule(
-    window: WindowTrace, policy: SimulatedPolicy, service_ms: float, free: float,
-    budget: float | None, stale: float | None, seed: int,
-) -> WindowSchedule:  # fmt: skip
+    window: WindowTrace,
+    policy: SimulatedPolicy,
+    service_ms: float,
+    free: float,
+    budget: float | None,
+    stale: float | None,
+    seed: int,
+) -> WindowSchedule:
     match policy.name:
         case "optimal":
             if budget is not None:

@@ -18,7 +18,7 @@ class LinkModel:
         jitter_ms: mean of an exponential delay added to the latency. Frames do not overtake each other.
         outages: (from, to) in ms without transmission; a frame in transmission continues afterwards.
         trace: (from ms, factor of the bandwidth), ascending.
-        bytes_per_update: size of an entry, with everything else free, as in TR 16-003; None: a frame has its real
+        bytes_per_update: size of an entry, as in TR 16-003, where only entries take bytes; None: a frame has its real
             size on the wire.
         seed: seed of the jitter.
     """

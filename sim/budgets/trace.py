@@ -128,8 +128,8 @@ def rhythm(
 ) -> Trace:
     """Returns up to `records` per window, like `zipf` but with a rhythm that repeats in every window.
 
-    The rate rises and falls by a factor of 12 within a window. Each group occurs in one quarter of the window only, at
-    a phase of its own. From window to window its weight is multiplied by a lognormal factor of 0.1.
+    The rate rises and falls by a factor of 12 within a window. Each group occurs in only one quarter of the window, and
+    each group has its own phase. From window to window its weight is multiplied by a lognormal factor of 0.1.
     """
     rng = np.random.default_rng(seed)
     weights = np.arange(1, groups + 1) ** -ZIPF_EXPONENT

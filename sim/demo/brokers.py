@@ -89,7 +89,7 @@ class KafkaBroker(Broker):
 
         admin = AdminClient(
             {"bootstrap.servers": self.address, "log_level": 4}
-        )  # it must live until the results are there
+        )  # the process must live until the results are there
         for future in admin.create_topics([NewTopic(topic, partitions, 1) for topic in topics]).values():
             future.result(START_S)
 
@@ -109,7 +109,10 @@ class MqttBroker(Broker):
         return [MOSQUITTO, "-c", str(config)]
 
     def wait_for_session(self, client_id: str) -> None:
-        """Waits until a client has subscribed: the broker drops what is published before. Raises DemoFailed."""
+        """Waits until a client has subscribed, because the broker drops messages published before.
+
+        Raises DemoFailed.
+        """
         path, deadline = self.directory / "sessions.log", time.monotonic() + START_S
         while not (path.exists() and f" {client_id} " in path.read_text()):
             if time.monotonic() > deadline:

@@ -43,8 +43,13 @@ SETTLE_TIMEOUT_S = 60.0
     show_default=True,
     help="File for the report as JSON.",
 )
-@click.option("--directory", type=click.Path(path_type=Path), default=Path(".edgewater/demo"), show_default=True,
-              help="Directory for state, configurations and logs; removes the state of an earlier run.")  # fmt: skip
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    default=Path(".edgewater/demo"),
+    show_default=True,
+    help="Directory for state, configurations and logs; removes the state of an earlier run.",
+)
 @click.option("--port", default=7480, show_default=True, help="Port of the REST API on loopback; 0: a free port.")
 def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Path, port: int) -> None:
     """Run a center and three edges on a year of flights, and compare each answer with the truth.
@@ -129,8 +134,13 @@ def _finish(
 
 def _follow(run: Demo, truths: dict[str, Truth], console: Console) -> None:
     """Shows the progress until the last window of every query is final."""
-    bar = Progress(TextColumn("{task.description}"), BarColumn(60), TextColumn("{task.percentage:>3.0f} %"),
-                   TimeElapsedColumn(), console=console)  # fmt: skip
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(60),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        console=console,
+    )
     year = bar.add_task("2013", total=LAST_MS - FIRST_MS)
     last = {name: rfc3339(max(truth)) for name, truth in truths.items()}
     deadline: float | None = None

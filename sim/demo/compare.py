@@ -18,7 +18,7 @@ Value = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class QueryReport:
-    """The results of one query. Bytes are over all edges; staleness is that of a window's first answer."""
+    """The results of one query. Bytes are over all edges. Staleness is the staleness of a window's first answer."""
 
     name: str
     windows: int
@@ -93,7 +93,7 @@ class EarlyReport:
         stated: early answers with an interval.
         held: intervals that contain the final value.
         promised: early answers whose contract is met: they promise to be within the accuracy's error.
-        within: of these, the answers that are within it.
+        within: promised answers that are within it.
         error_p50, error_max: relative, over the answers with an interval.
         earlier_ms_p50: wall time from an early answer to the final one.
     """
@@ -119,9 +119,9 @@ class EarlyReport:
 def compare_early(
     spec: Mapping[str, Any], firsts: Iterable[Mapping[str, Any]], finals: Iterable[Mapping[str, Any]]
 ) -> EarlyReport:
-    """Compares the first answer of each window of a query without groups with the final one.
+    """Compares the first answer of each window of a query without groups with the final answer.
 
-    The contract is met unless more intervals missed than chance explains.
+    The contract is met unless more intervals missed the final value than chance explains.
     """
     accuracy = spec["accuracy"]
     measure = accuracy["measure"]
@@ -173,10 +173,14 @@ def early_table(reports: Iterable[EarlyReport]) -> Table:
         result.add_column(name, justify="left" if name in ("query", "accuracy") else "right")
     for r in reports:
         result.add_row(
-            r.name, r.accuracy, f"{r.early} of {r.windows}", f"{r.held} of {r.stated}", f"{r.within} of {r.promised}",
+            r.name,
+            r.accuracy,
+            f"{r.early} of {r.windows}",
+            f"{r.held} of {r.stated}",
+            f"{r.within} of {r.promised}",
             *("–" if x is None else f"{100 * x:.2f} %" for x in (r.error_p50, r.error_max)),
             "–" if r.earlier_ms_p50 is None else f"{r.earlier_ms_p50:,.0f} ms",
-        )  # fmt: skip
+        )
     return result
 
 
@@ -214,8 +218,16 @@ def table(reports: Iterable[QueryReport], seconds: float) -> Table:
     for r in reports:
         met = "[green]yes[/]" if r.contract_met else "[red]NO[/]"
         result.add_row(
-            r.name, str(r.windows), str(r.groups), f"{r.max_error:.4g}", r.budget, met,
-            f"{r.bytes_shipped / 1024:,.0f} KiB", f"{r.bytes_raw_gzip / 1024:,.0f} KiB",
-            f"{r.bytes_shipped / r.bytes_raw_gzip:.2f}", f"{r.staleness_ms_p50:.0f} ms", f"{r.staleness_ms_p95:.0f} ms",
-        )  # fmt: skip
+            r.name,
+            str(r.windows),
+            str(r.groups),
+            f"{r.max_error:.4g}",
+            r.budget,
+            met,
+            f"{r.bytes_shipped / 1024:,.0f} KiB",
+            f"{r.bytes_raw_gzip / 1024:,.0f} KiB",
+            f"{r.bytes_shipped / r.bytes_raw_gzip:.2f}",
+            f"{r.staleness_ms_p50:.0f} ms",
+            f"{r.staleness_ms_p95:.0f} ms",
+        )
     return result

@@ -1,7 +1,7 @@
-"""Flights whose records arrive when they land: the demo's stream with stragglers, so that early answers have a use.
+"""Flights whose records arrive when they land: the demo's stream with stragglers, for which early answers are useful.
 
-The event time is the scheduled departure. The record comes after the flight's real delay and its real time in the air,
-which are 0.3 to 13.4 hours together in these days. No delay is made up.
+The event time is the scheduled departure. The record arrives after the flight's real delay and its real time in the
+air, which are 0.3 to 13.4 hours together in these days. No delay is invented.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sim.demo.pusher import Pusher
 STREAM = "landings"
 FIRST_DAY, DAYS = "2013-10-01T00:00:00Z", 15
 END = "2013-10-15T00:00:00Z"
-"""Later windows are not compared: the records of the last day bring the watermark past the windows before."""
+"""Later windows are not compared. The records of the last day bring the watermark past the earlier windows."""
 _FIRST_MS, _END_MS = 1_380_585_600_000, 1_381_881_600_000
 DISORDER = "14h"
 """The shortest whole number of hours within which each flight of these days has landed."""

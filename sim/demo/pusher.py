@@ -14,12 +14,12 @@ RETRY_S = 0.2
 
 
 class Pusher(threading.Thread):
-    """Pushes records in NDJSON to one stream of an edge. Records that are due go into one request.
+    """Pushes records in NDJSON to one stream of an edge. All records that are due go into one request.
 
     Args:
         url: of the edge's stream.
         due_s: wall time at which each record is due, in s; ascending.
-        lines: returns the records from the first index to before the second one, one line each.
+        lines: (first, end) -> the records from index `first` to before `end`, one line each.
         every_s: the least time between two requests.
 
     Attributes:
@@ -41,17 +41,17 @@ class Pusher(threading.Thread):
             self.failure = exc
 
     def _push(self, client: httpx.Client) -> None:
-        sent = 0
-        while sent < len(self._due_s):
+        pushed = 0
+        while pushed < len(self._due_s):
             now_s = time.time()  # noqa: TID251
-            due = int(np.searchsorted(self._due_s, now_s))
-            if due > sent:
+            due_records = int(np.searchsorted(self._due_s, now_s))
+            if due_records > pushed:
                 try:
-                    client.post(self._url, content=self._lines(sent, due)).raise_for_status()
+                    client.post(self._url, content=self._lines(pushed, due_records)).raise_for_status()
                 except httpx.ConnectError:
-                    if sent:
+                    if pushed:
                         raise
                     time.sleep(RETRY_S)  # the edge is still starting
                     continue
-                sent = due
+                pushed = due_records
             time.sleep(max(0.0, self._every_s - (time.time() - now_s)))  # noqa: TID251

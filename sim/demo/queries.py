@@ -40,7 +40,7 @@ SPECS: list[dict[str, Any]] = [
         "from": "flights",
         "measures": {"aircraft": "distinct(tailnum)"},
         "window": {"tumbling": "1w"},
-        "seed": 1,  # given, so that each run of the demo prints the same numbers
+        "seed": 1,  # stated, so that each run of the demo prints the same numbers
         "edges": EDGES,
     },
     {
@@ -54,7 +54,8 @@ SPECS: list[dict[str, Any]] = [
     {
         "name": "miles_landed",
         "from": "landings",
-        "measures": {"miles": "sum(distance)", "flights": "count()"},  # of two measures, edges draw no sample
+        # if a query has two measures, edges draw no sample
+        "measures": {"miles": "sum(distance)", "flights": "count()"},
         "window": {"tumbling": "1d"},
         "accuracy": {"error": "5%", "confidence": "95%", "measure": "miles"},
         "lateness": "0s",
@@ -73,10 +74,10 @@ WATCHED_SPECS: list[dict[str, Any]] = [
         "edges": [*EDGES, "teb"],
     },
 ]
-"""To look at, and not compared with the truth: what answers say while an expected edge is missing."""
+"""To look at, and not compared with the truth: shows the statements of answers while an expected edge is missing."""
 
 QUESTIONS: dict[str, dict[str, Any]] = {"delay_quantiles": {"quantile": list(QUANTILES)}, "miles_landed": {"end": END}}
-"""Which windows of a query are compared, and questions to its synopses, as parameters of the URL."""
+"""By query, parameters of the URL: which windows are compared, and questions to the synopses."""
 
 Group = tuple[Any, ...]
 Truth = Mapping[int, Mapping[Group, Mapping[str, float | None]]]
@@ -149,7 +150,9 @@ def _quantiles(flights: pa.Table) -> Truth:
 
 
 def misses_allowed(total: int, rate: float = 0.05) -> int:
-    """Returns the number of values outside of their intervals, of `total`, that one run in 10,000 exceeds by chance."""
+    """Returns how many of `total` values are outside of their intervals by chance at most, except in one of 10,000
+    runs.
+    """
     rng = np.random.default_rng(13)
     return int(np.quantile(rng.binomial(total, rate, 100_000), 0.9999))
 

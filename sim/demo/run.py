@@ -51,7 +51,7 @@ class Demo:
     seconds: float
     api_port: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
-    """The center's configuration besides its addresses: keys of sections, or values."""
+    """The center's configuration in addition to its addresses: keys of sections, or values."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     feeds: dict[str, Pusher] = field(default_factory=dict)
 

@@ -42,9 +42,17 @@ def make_baseline(
 
 
 def run_baseline(
-    workload: Workload, name: str, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
-    substream_ms: float, fixed_ms: float, silent: SilentSource | None = None, progress: Progress = lambda done: None,
-) -> list[WindowOutcome]:  # fmt: skip
+    workload: Workload,
+    name: str,
+    target: AccuracyTarget,
+    measure: MeasureKind,
+    event_cost_ms: float,
+    *,
+    substream_ms: float,
+    fixed_ms: float,
+    silent: SilentSource | None = None,
+    progress: Progress = lambda done: None,
+) -> list[WindowOutcome]:
     results = []
     algorithm = make_baseline(name, target, measure, substream_ms, fixed_ms)
     for index in range(workload.windows):

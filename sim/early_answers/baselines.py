@@ -1,8 +1,10 @@
-"""Published algorithms for answering windows, as baselines. Each uses the events that have arrived by its answer.
+"""Published algorithms for answering windows, as baselines.
+
+Each uses the events that have arrived before its answer.
 
 `WaitForAll` waits for all events. `KSlack` waits for the slack of Mutschler and Philippsen (2013), the "Default" in
 Aion's figures. `AqKSlack` follows Ji et al. (2015) in the form that Aion compares with: slack and sample size from the
-error. `AionAsPublished` is Algorithms 1 and 2 with Eq. 4, 7 and 8 as published, δ = 1 - confidence; `AionMinus`
+error. `AionAsPublished` is Algorithms 1 and 2 with Eq. 4, 7 and 8 as published, δ = 1 - confidence. `AionMinus`
 combines its sample with K-Slack's wait. `FixedWatermark` is the bounded out-of-orderness of Spark and Flink.
 """
 
@@ -212,8 +214,8 @@ class AionAsPublished:
     """Algorithms 1 and 2 of the Aion paper, which close each sub-stream at its own deadline, with Eq. 7 and 8.
 
     As published: the rate divides the window's n by the N of one sub-stream; the delay is its mean; a closed sub-stream
-    drops later events; N is that of the history. Two changes are necessary for it to run: a timer at the deadline, and
-    a sub-stream waits for n of its own events.
+    drops later events; N is the N of the history. Two changes are necessary to run it: a timer at the deadline, and a
+    sub-stream waits for n of its own events.
     """
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind, substream_ms: float) -> None:
@@ -227,27 +229,27 @@ class AionAsPublished:
         arrived = np.zeros(len(window.value), bool)
         fire, size = window.end_ms, float(len(window.value))
         parts = round((window.end_ms - window.start_ms) / self.substream_ms)
-        wanted, rate = np.inf, 1.0
+        sample_size, rate = np.inf, 1.0
         if not self._past.empty:
             size = self._past.size
-            wanted = float(mean_size(self._past.variation, size, self.target.error, self.target.confidence))
+            sample_size = float(mean_size(self._past.variation, size, self.target.error, self.target.confidence))
             gap = (window.end_ms - window.start_ms) / max(size, 1.0)
-            expected = (self.substream_ms - self._delay_ms) / gap  # Eq. 7; negative where E[D] > f
-            rate = min(1.0, wanted / expected) if expected > 0 else 1.0
+            expected = (self.substream_ms - self._delay_ms) / gap  # Eq. 7; negative if E[D] > f
+            rate = min(1.0, sample_size / expected) if expected > 0 else 1.0
         for index in range(parts):
             mine = part == index
             sample = mine & (window.mark < rate)
-            closed = self._closed_ms(window, sample, window.start_ms + (index + 1) * self.substream_ms, wanted)
+            closed = self._closed_ms(window, sample, window.start_ms + (index + 1) * self.substream_ms, sample_size)
             fire = max(fire, closed)
             processed |= sample & (window.arrival_ms <= closed)
             arrived |= mine & (window.arrival_ms <= closed)
         self._learn(window, processed)
         return BaselineAnswer(fire, processed, arrived, _scaled(self.measure, window, processed, size))
 
-    def _closed_ms(self, window: WindowArrivals, sample: BoolArray, deadline_ms: float, wanted: float) -> float:
-        """Returns when the sub-stream closes: at the deadline, or once the sample is large enough or complete."""
+    def _closed_ms(self, window: WindowArrivals, sample: BoolArray, deadline_ms: float, sample_size: float) -> float:
+        """Returns when the sub-stream closes: at the deadline, or when the sample is large enough or complete."""
         at = np.sort(window.arrival_ms[sample])
-        enough = int(min(wanted, len(at)))
+        enough = int(min(sample_size, len(at)))
         return max(deadline_ms, float(at[enough - 1])) if enough else deadline_ms
 
     def _learn(self, window: WindowArrivals, processed: BoolArray) -> None:

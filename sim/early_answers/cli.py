@@ -221,8 +221,11 @@ def _studies(flags: dict[str, Any]) -> list[Study]:
     }
     return [
         Study(algorithm=ALIASES.get(a, a), delays=d, scenario=s, measure=m, **flags)  # type: ignore[arg-type]
-        for d in names["delays"] for s in names["scenario"] for m in names["measure"] for a in names["algorithm"]
-    ]  # fmt: skip
+        for d in names["delays"]
+        for s in names["scenario"]
+        for m in names["measure"]
+        for a in names["algorithm"]
+    ]
 
 
 def _check_divisor(window_ms: int, substream_ms: int) -> None:

@@ -33,7 +33,7 @@ class SimulatedEdge:
         self.rate = 1.0
 
     def read(self, event_ms: IntArray, arrived_ms: IntArray, value: FloatArray, group: IntArray) -> IntArray:
-        """Reads events in order of arrival; returns the positions of the sampled ones."""
+        """Reads events in order of arrival; returns the positions of the sampled events."""
         kept = np.zeros(0, np.int64)
         if self._has_values:
             kept = self._sampler.keep(self._read, len(event_ms), self.rate)
@@ -47,9 +47,14 @@ class SimulatedEdge:
         return kept
 
     def _read_by_slot(
-        self, monitor: GroupMonitor, event_ms: IntArray, arrived_ms: IntArray, value: FloatArray, group: IntArray,
+        self,
+        monitor: GroupMonitor,
+        event_ms: IntArray,
+        arrived_ms: IntArray,
+        value: FloatArray,
+        group: IntArray,
         kept: IntArray,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Passes one batch per arrival slot, as the group monitor takes batches with one arrival time."""
         slot = arrived_ms // self._slot_ms
         begins = np.flatnonzero(np.diff(slot, prepend=-1))

@@ -1,9 +1,9 @@
 """Production's early answers under a virtual clock: edges report the arrivals of a workload, and the ledger answers.
 
-The production code is that of the edges' statistics and samples (`edges.py`), of the `Ledger` with its early-answer
-estimator, and of the sampling rates that it requests. Simulated are time, events, and the path between edges and
-center: reports arrive immediately and have no partials. Time advances to each report slot and to each deadline of the
-ledger. The answer of a window is its first one; revisions are not simulated.
+The production code is the edges' statistics and samples (`edges.py`), the `Ledger` with its early-answer estimator, and
+the sampling rates that it requests. Simulated are time, events, and the path between edges and center: reports arrive
+immediately and have no partials. Time advances to each report slot and to each deadline of the ledger. A window's
+answer is its first answer; revisions are not simulated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class WindowOutcome:
 
     Attributes:
         truth: NaN for a group without events, and for a group that is not answered before the window is complete.
-        half_width: half width of the interval; NaN where the algorithm states none.
+        half_width: half width of the interval; NaN if the algorithm states none.
         latency_ms: from the window's end until the answer is available, with processing.
         processed: number of events that the query's operator processed.
         missed: number of events that arrived too late for the answer.
@@ -106,22 +106,29 @@ def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> fl
 
 
 def query_spec(
-    workload: Workload, target: AccuracyTarget, measure: MeasureKind, substream_ms: int, latest_ms: int | None,
-    lateness_ms: int | None = None, delays_ms: int | None = None, ref: QueryRef = REF,
-) -> QuerySpec:  # fmt: skip
-    """Returns the query of a study. Raises InvalidQuery for what production refuses."""
+    workload: Workload,
+    target: AccuracyTarget,
+    measure: MeasureKind,
+    substream_ms: int,
+    latest_ms: int | None,
+    lateness_ms: int | None = None,
+    delays_ms: int | None = None,
+    ref: QueryRef = REF,
+) -> QuerySpec:
+    """Returns the query of a study. Raises InvalidQuery for a query that production refuses."""
     given: dict[str, object] = {
         "name": ref.name,
         "from": "events",
         "measures": {"answer": "count()" if measure == "count" else f"{measure}(value)"},
         "window": {"sliding": f"{workload.window_ms}ms", "every": f"{workload.step_ms}ms"},
         "accuracy": {
-            "error": f"{100 * target.error:.12g}%", "confidence": f"{100 * target.confidence:.12g}%",
+            "error": f"{100 * target.error:.12g}%",
+            "confidence": f"{100 * target.confidence:.12g}%",
             "measure": "answer",
             "substream": f"{substream_ms}ms",
         },
         "lateness": f"{lateness_ms or int(HORIZON_WINDOWS * workload.window_ms)}ms",
-    }  # fmt: skip
+    }
     more = {"delays": f"{delays_ms}ms"} if delays_ms is not None else {}
     if workload.groups > 1:
         given["group_by"], more["scope"] = ["key"], target.scope
@@ -155,7 +162,7 @@ class _Answers:
         self.ledger = Ledger()
 
     def begin(self, edges: Sequence[EdgeId], now_ms: int, ref: QueryRef, *, afresh: bool = True) -> None:
-        """Registers the query or its watcher, afresh: without history."""
+        """Registers the query or its watcher; with `afresh`, without history."""
         self.open, self.outcomes = {}, self.outcomes if afresh else {}
         if afresh:
             self.ledger = Ledger()
@@ -174,35 +181,45 @@ class EarlyAnswerSimulation:
     """Runs one query on a workload, or several over the same edges.
 
     Args:
-        others: accuracies and measures of further queries. They share the edges' statistics and samples, so that all
-            have values or none, and no rate follows from their accuracies.
+        others: accuracies and measures of further queries. They share the edges' statistics and samples. So all have
+            values or none, and their accuracies determine no rate.
         sampling: whether edges sample, as for an expensive measure, or process all events.
         fixed_rate: the rate at which edges sample, whatever the accuracy needs; None: the rate that it needs.
         latest_ms: staleness budget.
         disorder_ms: the edges' watermark delay, before which no window is complete, and the query's lateness. None: the
             longest lag.
         delays_ms: declared delays.
-        watched: number of the workload's first windows of which an equal query is asked instead. It is not deleted.
+        watched: for the workload's first `watched` windows, an equal query is registered instead. It is not deleted.
     """
 
     def __init__(
-        self, workload: Workload, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
-        substream_ms: int, silent: SilentSource | None = None, latest_ms: int | None = None, sampling: bool = True,
-        disorder_ms: int | None = None, fixed_rate: float | None = None,
-        delays_ms: int | None = None, watched: int = 0,
+        self,
+        workload: Workload,
+        target: AccuracyTarget,
+        measure: MeasureKind,
+        event_cost_ms: float,
+        *,
+        substream_ms: int,
+        silent: SilentSource | None = None,
+        latest_ms: int | None = None,
+        sampling: bool = True,
+        disorder_ms: int | None = None,
+        fixed_rate: float | None = None,
+        delays_ms: int | None = None,
+        watched: int = 0,
         others: Sequence[tuple[AccuracyTarget, MeasureKind]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         has_values = [kind != "count" for _, kind in ((target, measure), *others)]
         if others and (len(set(has_values)) > 1 or (sampling and fixed_rate is None)):
             raise InvalidInput("others", len(others), "queries that need the same reports and no rate of their own")
         self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
         self.silent, self.sampling, self.fixed_rate = silent, sampling, fixed_rate
         self._watched, self._ref = watched, WATCHER if watched else REF
-        asked = [
+        queries = [
             (workload, each, kind, substream_ms, latest_ms, disorder_ms) for each, kind in ((target, measure), *others)
         ]
         self._queries = [
-            _Answers(query_spec(*each, delays_ms), each[2], query_spec(*each, ref=WATCHER)) for each in asked
+            _Answers(query_spec(*each, delays_ms), each[2], query_spec(*each, ref=WATCHER)) for each in queries
         ]
         spec = self._queries[0].spec
         schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
@@ -213,7 +230,7 @@ class EarlyAnswerSimulation:
         self._disorder_ms = disorder_ms or schedule.grid.lags * schedule.grid.slot_ms
         self._per_window = workload.window_ms // workload.step_ms
         self._steps: dict[int, _Step] = {}
-        self._processed: list[int] = []  # per step; _counts: per step and edge
+        self._processed: list[int] = []  # number of processed events per step; _counts: per step and edge
         self._counts: list[list[int]] = []
         self._begin(0)
 
@@ -222,7 +239,7 @@ class EarlyAnswerSimulation:
         return self.run_each(progress)[0]
 
     def run_each(self, progress: Progress = lambda done: None) -> list[list[WindowOutcome]]:
-        """Returns `run` of the query, and of each of the others."""
+        """Returns the result of `run` for the query, and for each of the others."""
         for index in range(self.workload.windows + self._per_window - 1):
             if index and self.workload.restarts_before(index):
                 self._drain()
@@ -240,14 +257,12 @@ class EarlyAnswerSimulation:
             for query in self._queries
         ]
 
-    # Time
-
     def _start(self, step: int) -> int:
         """Returns the event time at which a step starts."""
         return self._origin_ms + step * self.workload.step_ms
 
     def _begin(self, step: int, *, afresh: bool = True) -> None:
-        """Registers the query at the start of a step, with new edges and, afresh, a new ledger."""
+        """Registers the query at the start of a step, with new edges; with `afresh`, a new ledger."""
         self._first, self.now_ms = step, self._start(step)
         has_values, grouped = self.measure != "count", self.workload.groups > 1
         self._readers = [
@@ -260,7 +275,7 @@ class EarlyAnswerSimulation:
         self._pending = [np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.int64, float, np.int64, np.int64)]
         self._positions = np.zeros(0, np.int64)
         self._closed = [step] * len(self.edges)  # per edge: the first step whose slice is open
-        self._observed: list[set[int]] = [set() for _ in self.edges]  # per edge: steps of which it has read events
+        self._observed: list[set[int]] = [set() for _ in self.edges]  # per edge: steps whose events it has read
         self._shipped: list[set[int]] = [set() for _ in self.edges]  # per edge: steps whose partial it has shipped
         self._frames = 0
         self._rates: dict[EdgeId, float] = {}
@@ -291,8 +306,6 @@ class EarlyAnswerSimulation:
             self._advance(self.now_ms + self.schedule.grid.substream_ms)
         self._read(1 << 62)
 
-    # Edges
-
     def _add(self, index: int) -> None:
         """Queues the events of a step in order of arrival."""
         events = self.workload.step(index)
@@ -311,7 +324,7 @@ class EarlyAnswerSimulation:
                 query.open[self._start(window)] = window
 
     def _read(self, before_ms: int) -> None:
-        """Lets edges read the events that arrive before a time."""
+        """Makes edges read the events that arrive before a time."""
         cut = int(np.searchsorted(self._pending[0], before_ms))
         arrival_ms, event_ms, source, value, group, step = (column[:cut] for column in self._pending)
         positions, self._positions = self._positions[:cut], self._positions[cut:]
@@ -370,11 +383,18 @@ class EarlyAnswerSimulation:
         self._shipped[edge] |= ended
         self._frames += 1
         return FrameSummary(
-            self._ref, self._frames, self.edges[edge], self._start(through), tuple(closes),
-            tuple(map(self._start, sorted(ended))), 0, self.now_ms, "i", None, self._readers[edge].report(self.now_ms),
-        )  # fmt: skip
-
-    # Answers
+            self._ref,
+            self._frames,
+            self.edges[edge],
+            self._start(through),
+            tuple(closes),
+            tuple(map(self._start, sorted(ended))),
+            0,
+            self.now_ms,
+            "i",
+            None,
+            self._readers[edge].report(self.now_ms),
+        )
 
     def _answer(self, query: _Answers, emissions: Sequence[Emission]) -> None:
         for emission in emissions:
@@ -392,7 +412,7 @@ class EarlyAnswerSimulation:
             del self._steps[index]
 
     def _outcome(self, measure: MeasureKind, window: int, emission: Emission) -> WindowOutcome:
-        """Returns the outcome of the window's first answer; `processed` is filled in at the end."""
+        """Returns the outcome of the window's first answer; `processed` is set at the end."""
         steps = [self._steps[i] for i in range(window, window + self._per_window)]
         group, value = (np.concatenate([getattr(s.events, name) for s in steps]) for name in ("group", "value"))
         arrival_ms, kept = np.concatenate([s.arrival_ms for s in steps]), np.concatenate([s.kept for s in steps])
@@ -403,7 +423,7 @@ class EarlyAnswerSimulation:
         assert emission.quality.accuracy is not None
         prediction = emission.quality.accuracy.prediction
         estimate, half = np.full(groups, np.nan), np.full(groups, np.nan)
-        if prediction is None:  # the answer has the events that arrived
+        if prediction is None:  # the answer consists of the events that arrived
             present = arrival_ms < answered_ms
             arrived, promised = int(present.sum()), 1.0
             estimate = true_values(group[present], value[present], measure, groups)
@@ -429,7 +449,20 @@ class EarlyAnswerSimulation:
 
 def _record(edge: EdgeId) -> EdgeRecord:
     return EdgeRecord(
-        edge=edge, incarnation="i", labels={}, streams=(StreamRecord("events", COLUMNS, LIVE),), first_seen_ms=0,
-        last_seen_ms=0, connected=True, watermarks={}, records={}, drops={}, backlog_bytes=0, bandwidth_bytes_s=0.0,
-        rtt_ms=0.0, clock_offset_ms=0.0, retired=False, incarnations=1,
-    )  # fmt: skip
+        edge=edge,
+        incarnation="i",
+        labels={},
+        streams=(StreamRecord("events", COLUMNS, LIVE),),
+        first_seen_ms=0,
+        last_seen_ms=0,
+        connected=True,
+        watermarks={},
+        records={},
+        drops={},
+        backlog_bytes=0,
+        bandwidth_bytes_s=0.0,
+        rtt_ms=0.0,
+        clock_offset_ms=0.0,
+        retired=False,
+        incarnations=1,
+    )

@@ -61,8 +61,14 @@ class RecordedDownloads:
         arrival = REPLAYED_HOUR_MS * (1 + place)
         start = float(index * REPLAYED_HOUR_MS)
         zeros = np.zeros(len(inside), np.int64)
-        return Events(edge, np.minimum(born, REPLAYED_HOUR_MS - 1e-6) + start, arrival - born, size, zeros,
-                      rng.random(len(inside)))  # fmt: skip
+        return Events(
+            edge,
+            np.minimum(born, REPLAYED_HOUR_MS - 1e-6) + start,
+            arrival - born,
+            size,
+            zeros,
+            rng.random(len(inside)),
+        )
 
     def step(self, index: int) -> Events:
         return self.window(index)

@@ -67,8 +67,9 @@ class Study:
         values = ValueSource.named(self.values)
         step_ms = self.every_ms or self.window_ms
         if self.window_ms % step_ms or (self.silent_edge and step_ms != self.window_ms):
-            raise InvalidConfig("--every", f"{step_ms} ms", f"a divisor of the window, {self.window_ms} ms, and no "
-                                "silent edge")  # fmt: skip
+            raise InvalidConfig(
+                "--every", f"{step_ms} ms", f"a divisor of the window, {self.window_ms} ms, and no silent edge"
+            )
         steps = self.windows + self.window_ms // step_ms - 1
         synthetic = SyntheticWorkload(
             WorkloadSpec(self.delays, self.scenario, self.rate, self.edges, self.groups, step_ms, steps, self.seed),
@@ -91,11 +92,24 @@ def run_workload(study: Study, workload: Workload, progress: Progress = lambda d
     """Runs the study's algorithm on a given workload."""
     if study.algorithm != "edgewater":
         return run_baseline(
-            workload, study.algorithm, study.target, study.measure, study.event_cost_ms,
-            substream_ms=study.substream_ms, fixed_ms=study.fixed_ms, silent=study.silent, progress=progress,
-        )  # fmt: skip
+            workload,
+            study.algorithm,
+            study.target,
+            study.measure,
+            study.event_cost_ms,
+            substream_ms=study.substream_ms,
+            fixed_ms=study.fixed_ms,
+            silent=study.silent,
+            progress=progress,
+        )
     simulation = EarlyAnswerSimulation(
-        workload, study.target, study.measure, study.event_cost_ms, substream_ms=study.substream_ms,
-        silent=study.silent, latest_ms=study.latest_ms, sampling=study.sampling,
-    )  # fmt: skip
+        workload,
+        study.target,
+        study.measure,
+        study.event_cost_ms,
+        substream_ms=study.substream_ms,
+        silent=study.silent,
+        latest_ms=study.latest_ms,
+        sampling=study.sampling,
+    )
     return simulation.run(progress)

@@ -19,9 +19,9 @@ def summarise(outcomes: list[WindowOutcome], target: AccuracyTarget) -> dict[str
     """Returns statistics over all windows.
 
     `coverage`: fraction of windows (with several groups and scope "each": of window-group pairs) whose relative error
-    is at most the target's. `interval_coverage`: fraction whose stated interval contains the truth; None if none is
-    stated. `missed`: fraction of events that arrived too late. `contract_met`: fraction of answers that state that the
-    contract is met. `promised`: fraction of groups with events for which the answer has an interval; all other
+    is at most the target's. `interval_coverage`: fraction whose stated interval contains the truth; None if no interval
+    is stated. `missed`: fraction of events that arrived too late. `contract_met`: fraction of answers that state that
+    the contract is met. `promised`: fraction of groups with events for which the answer has an interval. All other
     statistics exclude the other groups, which are answered when the window is complete, and groups without events.
     """
     truth, estimate = _stack(outcomes, "truth"), _stack(outcomes, "estimate")
@@ -52,7 +52,7 @@ def summarise(outcomes: list[WindowOutcome], target: AccuracyTarget) -> dict[str
 def relative_errors(truth: FloatArray, estimate: FloatArray) -> FloatArray:
     """Returns |estimate - truth| / |truth|, (windows, groups).
 
-    Infinite for a missing answer and for a wrong one where the truth is 0; NaN where the truth is NaN.
+    Infinite for a missing answer, and for a wrong answer if the truth is 0; NaN if the truth is NaN.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.abs(estimate - truth) / np.abs(truth)
@@ -62,7 +62,7 @@ def relative_errors(truth: FloatArray, estimate: FloatArray) -> FloatArray:
 
 
 def oracle_rate(workload: Workload, measure: MeasureKind, target: AccuracyTarget, windows: int = 100) -> float:
-    """Returns the mean sampling rate of Eq. 4 with the true N, σ and μ of each of the first `windows`.
+    """Returns the mean sampling rate of Eq. 4 with the true N, σ and μ of each of the first `windows` windows.
 
     0 for a count, which needs no sample.
     """
@@ -83,13 +83,22 @@ def oracle_rate(workload: Workload, measure: MeasureKind, target: AccuracyTarget
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Formats rows as a table for the terminal."""
     columns = (
-        ("algorithm", "algorithm", "{}"), ("delays", "delays", "{}"), ("scenario", "scenario", "{}"),
-        ("measure", "measure", "{}"), ("coverage", "coverage", "{:.3f}"), ("interval_coverage", "interval", "{:.3f}"),
-        ("bias", "bias", "{:+.4f}"), ("error_p95", "err p95", "{:.4f}"), ("latency_ms_mean", "ms mean", "{:.1f}"),
-        ("latency_ms_p95", "ms p95", "{:.1f}"), ("latency_ms_p99", "ms p99", "{:.1f}"),
-        ("sampling_rate", "rate", "{:.4f}"), ("oracle_rate", "oracle", "{:.4f}"), ("missed", "missed", "{:.4f}"),
+        ("algorithm", "algorithm", "{}"),
+        ("delays", "delays", "{}"),
+        ("scenario", "scenario", "{}"),
+        ("measure", "measure", "{}"),
+        ("coverage", "coverage", "{:.3f}"),
+        ("interval_coverage", "interval", "{:.3f}"),
+        ("bias", "bias", "{:+.4f}"),
+        ("error_p95", "err p95", "{:.4f}"),
+        ("latency_ms_mean", "ms mean", "{:.1f}"),
+        ("latency_ms_p95", "ms p95", "{:.1f}"),
+        ("latency_ms_p99", "ms p99", "{:.1f}"),
+        ("sampling_rate", "rate", "{:.4f}"),
+        ("oracle_rate", "oracle", "{:.4f}"),
+        ("missed", "missed", "{:.4f}"),
         ("contract_met", "met", "{:.3f}"),
-    )  # fmt: skip
+    )
     lines = [[title for _, title, _ in columns]]
     lines += [["-" if row.get(key) is None else form.format(row[key]) for key, _, form in columns] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]

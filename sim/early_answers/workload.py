@@ -17,8 +17,15 @@ from sim.early_answers.values import ValueSource
 
 DELAYS = ("CC", "GG", "EC", "EG")
 SCENARIOS = (
-    "stationary", "correlated-source", "correlated-value", "ramp", "step", "burst", "delay-shift", "cold-start",
-)  # fmt: skip
+    "stationary",
+    "correlated-source",
+    "correlated-value",
+    "ramp",
+    "step",
+    "burst",
+    "delay-shift",
+    "cold-start",
+)
 
 RAMP_WINDOWS, RAMP_LOW, RAMP_HIGH = 20, 0.5, 1.5
 STEP_WINDOWS, STEP_FACTOR = 10, 3.0
@@ -58,8 +65,8 @@ class Events:
 class Workload(Protocol):
     """Windows of `window_ms`, one starting every `step_ms`; tumbling windows if both are equal.
 
-    Events are generated step by step, in order: `step(i)` returns those of step i, `window(i)` those of the window that
-    starts with it.
+    Events are generated step by step, in order. `step(i)` returns the events of step i. `window(i)` returns the events
+    of the window that starts with step i.
     """
 
     sources: int
@@ -95,9 +102,12 @@ class WorkloadSpec:
             if part not in SCENARIOS:
                 raise InvalidConfig("--scenario", part, f"one of {', '.join(SCENARIOS)}, or several joined with +")
         for field, value, least in (
-            ("--windows", self.windows, 1), ("--edges", self.sources, 1), ("--groups", self.groups, 1),
-            ("--rate", self.rate, 1), ("--window", self.window_ms, 1),
-        ):  # fmt: skip
+            ("--windows", self.windows, 1),
+            ("--edges", self.sources, 1),
+            ("--groups", self.groups, 1),
+            ("--rate", self.rate, 1),
+            ("--window", self.window_ms, 1),
+        ):
             if not value >= least:
                 raise InvalidConfig(field, value, f"at least {least}")
 
@@ -121,7 +131,10 @@ class SyntheticWorkload:
         self._source_scale = scale / scale.mean() if correlated else np.ones(shape.sources)
 
     def restarts_before(self, index: int) -> bool:
-        """Returns whether the center restarts without history before a window; under cold-start before every window."""
+        """Returns whether the center restarts without history before a window.
+
+        In the scenario cold-start it does for each window.
+        """
         return "cold-start" in self.shape.parts
 
     def step(self, index: int) -> Events:
@@ -154,7 +167,7 @@ class SyntheticWorkload:
         return np.asarray(np.interp(marks, integral, edges), np.float64)
 
     def _intensity(self, at_ms: FloatArray, index: int) -> FloatArray:
-        """Returns the event rate relative to the nominal one."""
+        """Returns the event rate relative to the nominal rate."""
         result = np.ones(len(at_ms))
         position = at_ms / self.window_ms
         if "ramp" in self.shape.parts:
@@ -217,7 +230,7 @@ class SlidingWorkload:
         self._next = 0
 
     def step(self, index: int) -> Events:
-        """Generates each step once, in order; keeps the steps of one window."""
+        """Generates each step once, in order; stores the steps of one window."""
         while self._next <= index:
             self._recent.append(self._steps.window(self._next))
             self._next += 1

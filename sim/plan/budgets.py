@@ -1,4 +1,4 @@
-"""The budgets that a plan tries: those of the command line, or a sweep."""
+"""The budgets that a plan tries: budgets of the command line, or a sweep."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class PlannedBudget:
     """One budget of a plan.
 
     Attributes:
-        size: an error as a fraction of the largest possible error; a staleness in windows. Of a combined budget it is
-            the error.
+        size: an error as a fraction of the largest possible error; a staleness in windows. Of a combined budget, the
+            error.
         amount: an error in the measure's unit; a staleness in ms.
         of_query: whether it is the budget of the query itself.
         staleness_ms: the staleness of a combined budget.
@@ -55,11 +55,11 @@ def budgets(
     Args:
         errors, stalenesses: budgets from the command line. If both are empty: a sweep of the query's kind of budget,
             error by default.
-        largest: the largest possible error, which is that of an answer without the largest group.
-        combined: each error is combined with each staleness; also if the query's own budget is combined.
+        largest: the largest possible error, which is the error of an answer without the largest group.
+        combined: each error is combined with each staleness. This is also so if the query's own budget is combined.
 
     Raises:
-        InvalidConfig: names the flag, the value and what is accepted.
+        InvalidConfig: names the flag, the value and the accepted values.
     """
     window_ms = query.window.longest_ms
     own = _own(query, largest)
@@ -85,7 +85,7 @@ def _key(budget: PlannedBudget) -> tuple[str, int, float]:
 def _combined(
     errors: Sequence[str], stalenesses: Sequence[str], own: PlannedBudget | None, largest: float, window_ms: int
 ) -> list[PlannedBudget]:
-    """Returns each error with each staleness. Where no staleness is given: that of the query, or a sweep."""
+    """Returns each error with each staleness. Without a given staleness: the query's staleness, or a sweep."""
     lengths = sorted({int(_staleness(text, window_ms).amount) for text in stalenesses})
     if not lengths and own is not None and own.staleness_ms is not None:
         lengths = [own.staleness_ms]
@@ -140,7 +140,7 @@ def _staleness(text: str, window_ms: int) -> PlannedBudget:
 
 
 def bandwidth(text: str) -> int:
-    """Bytes per second of one edge's link. Raises InvalidConfig."""
+    """Returns the bytes per second of one edge's link. Raises InvalidConfig."""
     accepted = "bytes per second of each edge's link, such as 64KiB or 1MB"
     try:
         size = size_bytes(text.removesuffix("/s"), "--bandwidth", InvalidConfig)

@@ -1,7 +1,7 @@
 """`edgewater plan center`: pods, cores and bytes of a center, by arithmetic from costs that benches have measured.
 
-A query's edge sends a frame per window, with one partial. So what a center has to do follows from the pairs of query
-and edge, and from their windows. Queries whose windows close together share messages, which is not counted here: the
+A query's edge sends a frame per window, with one partial. So the center's work follows from the pairs of query and
+edge, and from their windows. Queries whose windows close together share messages. This is not counted here, so the
 figures are an upper bound.
 """
 
@@ -17,13 +17,13 @@ from edgewater.model.quantities import duration_ms
 
 DAY_S = 86_400
 MEASURED_PARTIAL_BYTES = 3_600
-"""The size of the partials of which the costs were measured."""
+"""The size of the partials with which the costs were measured."""
 LOAD = 0.6
-"""Part of a core that a process should use: costs vary by 1.4 between machines, and a restart needs some."""
+"""Part of a core that a process should use. Costs vary by 1.4 between machines, and a restart needs some reserve."""
 TAKEOVER_S = 5.0
 SESSIONS_PER_GATEWAY = 11_000
 DATABASE_ROWS_S = 16_700
-"""The most rows of frames in a second for which one PostgreSQL was considered: docs/explanation/scale.md."""
+"""Maximum rows of frames per second for which one PostgreSQL was considered: docs/explanation/scale.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a center is for.
+    """The load of a center.
 
     Attributes:
-        edges: that are connected.
-        edges_per_query: that answer each query.
+        edges: number of connected edges.
+        edges_per_query: number of edges that answer each query.
         partial_bytes: of a query's window at an edge.
         answer_bytes: of a window's answer, merged over its edges.
         frames_days: how long the frame log keeps applied frames, in days.
@@ -108,7 +108,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """A component of the center: how many pods, and what each of them needs."""
+    """A component of the center: the number of its pods, and the resources of each."""
 
     part: str
     pods: int
@@ -119,7 +119,7 @@ class Pods:
 
 @dataclass(frozen=True, slots=True)
 class CenterPlan:
-    """What a workload needs."""
+    """The resources that a workload needs."""
 
     workload: Workload
     pods: tuple[Pods, ...]
@@ -130,13 +130,13 @@ class CenterPlan:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The plan, with the costs that it follows from."""
+        """Returns the plan, with the costs that determine it."""
         rates = {"pairs": self.workload.pairs, "frames_s": self.workload.frames_s, "answers_s": self.workload.answers_s}
         return {**asdict(self), "rates": rates, "costs": [asdict(cost) for cost in COSTS.values()]}
 
 
 def cores(rate_s: float, *names: str) -> float:
-    """Cores that events at a rate take, by the costs of these names."""
+    """Returns the cores that events at a rate take, by the costs of these names."""
     return rate_s * sum(COSTS[name].value for name in names) / 1e6
 
 
@@ -154,8 +154,13 @@ def plan_center(workload: Workload) -> CenterPlan:
     driver = Pods("job", drivers + 1, _rounded((python + jvm) / drivers), 2048, because)
     merging = cores(frames, "merge") + cores(frames * _further_kb(workload.partial_bytes), "merge_kb")
     each = max(1, math.ceil(merging / LOAD / drivers))
-    executor = Pods("executor", each * (drivers + 1), 1.0, 1792,
-                    f"merging takes {merging:.2f} cores; the standby has executors, too")  # fmt: skip
+    executor = Pods(
+        "executor",
+        each * (drivers + 1),
+        1.0,
+        1792,
+        f"merging takes {merging:.2f} cores; the standby has executors, too",
+    )
     api = Pods("api", 2, 0.25, 512, "reads were not planned: scale by CPU")
     up = round(frames * workload.partial_bytes * DAY_S)
     idle = round(workload.edges * COSTS["idle_bytes"].value * DAY_S)
@@ -167,7 +172,7 @@ def plan_center(workload: Workload) -> CenterPlan:
         _rounded(cores(frames, "row")),
         {"from_edges": up + idle, "from_an_edge": round((up + idle) / workload.edges), "to_results": results},
         {
-            # An hour of frames is there while the job is away; the log must not be full then.
+            # If the job is away for an hour, an hour of frames is in the log. It must not be full then.
             "frame_log": round(up * max(workload.frames_days, 1 / 24)),
             "results": round(results * workload.answers_days),
         },
@@ -189,20 +194,20 @@ def _further_kb(partial_bytes: int) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Cores as Kubernetes takes them, at least a tenth."""
+    """Returns cores in the form that Kubernetes accepts, at least a tenth."""
     return max(0.1, math.ceil(value * 100) / 100)
 
 
 def _warnings(workload: Workload, gateways: int) -> Sequence[str]:
-    found = []
+    texts = []
     if workload.frames_s > DATABASE_ROWS_S:
-        found.append(
+        texts.append(
             f"{workload.frames_s:,.0f} rows of frames a second: docs/explanation/scale.md considers at most "
             f"{DATABASE_ROWS_S:,} for one PostgreSQL. Take longer windows, or fewer edges per query"
         )
     back_s = cores(workload.edges / gateways, "join")
     if back_s > 30:
-        found.append(f"after a restart of all gateways, edges are back within {back_s:.0f} s: take more gateways")
+        texts.append(f"after a restart of all gateways, edges are back within {back_s:.0f} s: take more gateways")
     if (one := cores(workload.edges_per_query, "ledger")) * 1000 > 100:
-        found.append(f"a window of one query takes {one * 1000:.0f} ms in its driver, whatever the number of drivers")
-    return found
+        texts.append(f"a window of one query takes {one * 1000:.0f} ms in its driver, whatever the number of drivers")
+    return texts

@@ -17,17 +17,42 @@ DAY_MS = DAY_S * 1000
 
 @click.command()
 @click.option("--edges", required=True, type=click.IntRange(1, 1_000_000), help="Number of edges.")
-@click.option("--queries", "queries", required=True, multiple=True, metavar="COUNT@WINDOW",
-              help="Number of queries, and the length of their windows, such as 200@1m. May be repeated.")  # fmt: skip
+@click.option(
+    "--queries",
+    "queries",
+    required=True,
+    multiple=True,
+    metavar="COUNT@WINDOW",
+    help="Number of queries, and the length of their windows, such as 200@1m. May be repeated.",
+)
 @click.option("--edges-per-query", type=click.IntRange(1), help="Edges that answer each query.  [default: all]")
-@click.option("--partial", "partial_bytes", type=Size(), default="3.6KB", show_default=True,
-              help="Size of a frame: what an edge sends of a query's window.")  # fmt: skip
-@click.option("--answer", "answer_bytes", type=Size(),
-              help="What the center stores of a window.  [default: as --partial]")  # fmt: skip
-@click.option("--retention-frames", "frames_ms", type=Duration(), default="0s", show_default=True,
-              help="The center's retention.frames.")  # fmt: skip
-@click.option("--retention-answers", "answers_ms", type=Duration(), default="30d", show_default=True,
-              help="The center's retention.answers.")  # fmt: skip
+@click.option(
+    "--partial",
+    "partial_bytes",
+    type=Size(),
+    default="3.6KB",
+    show_default=True,
+    help="Size of a frame: what an edge sends of a query's window.",
+)
+@click.option(
+    "--answer", "answer_bytes", type=Size(), help="What the center stores of a window.  [default: as --partial]"
+)
+@click.option(
+    "--retention-frames",
+    "frames_ms",
+    type=Duration(),
+    default="0s",
+    show_default=True,
+    help="The center's retention.frames.",
+)
+@click.option(
+    "--retention-answers",
+    "answers_ms",
+    type=Duration(),
+    default="30d",
+    show_default=True,
+    help="The center's retention.answers.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan and the costs as JSON.")
 def center(
     edges: int,

@@ -38,73 +38,158 @@ PATH = click.Path(dir_okay=False, path_type=Path)
 
 def _query_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the flags that define the query."""
-    for option in reversed((
-        click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path)),
-        click.option("--query", "query_file", type=PATH, help="YAML file of a query; other flags override it."),
-        click.option("--time", "time", multiple=True, required=True, metavar="COL",
-                     help="Event time. Give it twice for a date and a time of day in two columns."),
-        click.option("--time-unit", type=click.Choice([*UNITS]), help="Unit of numeric times.  [default: ms]"),
-        click.option("--key", "keys", multiple=True, metavar="COL", help="Column to group by.  [default: the query's]"),
-        click.option("--value", metavar="COL", help="Column to aggregate.  [default: the query's]"),
-        click.option("--aggregate", metavar="NAME",
-                     help="sum, count, min or max.  [default: the query's; else sum of --value, or count]"),
-        click.option("--measure", metavar="NAME",
-                     help="The measure to evaluate.  [default: that of the query's error budget, or its first one]"),
-        click.option("--window", metavar="DURATION",
-                     help="Length of the tumbling windows.  [default: the query's, or about 30 windows]"),
-    )):  # fmt: skip
+    for option in reversed(
+        (
+            click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path)),
+            click.option("--query", "query_file", type=PATH, help="YAML file of a query; other flags override it."),
+            click.option(
+                "--time",
+                "time",
+                multiple=True,
+                required=True,
+                metavar="COL",
+                help="Event time. Give it twice for a date and a time of day in two columns.",
+            ),
+            click.option("--time-unit", type=click.Choice([*UNITS]), help="Unit of numeric times.  [default: ms]"),
+            click.option(
+                "--key", "keys", multiple=True, metavar="COL", help="Column to group by.  [default: the query's]"
+            ),
+            click.option("--value", metavar="COL", help="Column to aggregate.  [default: the query's]"),
+            click.option(
+                "--aggregate",
+                metavar="NAME",
+                help="sum, count, min or max.  [default: the query's; else sum of --value, or count]",
+            ),
+            click.option(
+                "--measure",
+                metavar="NAME",
+                help="The measure to evaluate.  [default: that of the query's error budget, or its first one]",
+            ),
+            click.option(
+                "--window",
+                metavar="DURATION",
+                help="Length of the tumbling windows.  [default: the query's, or about 30 windows]",
+            ),
+        )
+    ):
         command = option(command)
     return command
 
 
 def _grid_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the repeatable flags whose combinations are run."""
-    for option in reversed((
-        click.option("--bandwidth", "bandwidths", multiple=True, required=True, metavar="SIZE",
-                     help="Bytes per second of each edge's link, such as 64KiB."),
-        click.option("--budget", "error_budgets", multiple=True, metavar="AMOUNT",
-                     help="Error budget: 1000, 1MB, or 0.1% of the largest possible error.  [default: 0.001% to 10%]"),
-        click.option("--staleness", "stalenesses", multiple=True, metavar="DURATION",
-                     help="Staleness budget: 2s, or 10% of a window."),
-        click.option("--combined", is_flag=True,
-                     help="Each --budget together with each --staleness: bytes against both.  [default: if the query "
-                          "has both]"),
-        click.option("--policy", "policies", multiple=True, metavar="NAME",
-                     help=f"{', '.join(POLICIES)}, or all.  [default: caching, the policy of an edge]"),
-        click.option("--eviction", "evictions", multiple=True, metavar="NAME",
-                     help=f"For caching: {', '.join(EVICTIONS)}, or all.  [default: the query's, or {EVICTIONS[0]}]"),
-        click.option("--estimate", "estimates", multiple=True, metavar="NAME",
-                     help=f"For caching with --staleness: {', '.join(ESTIMATES)}, or all."),
-        click.option("--sizing", "sizings", multiple=True, metavar="NAME",
-                     help=f"For caching with --staleness: {', '.join(SIZINGS)}, or all."),
-    )):  # fmt: skip
+    for option in reversed(
+        (
+            click.option(
+                "--bandwidth",
+                "bandwidths",
+                multiple=True,
+                required=True,
+                metavar="SIZE",
+                help="Bytes per second of each edge's link, such as 64KiB.",
+            ),
+            click.option(
+                "--budget",
+                "error_budgets",
+                multiple=True,
+                metavar="AMOUNT",
+                help="Error budget: 1000, 1MB, or 0.1% of the largest possible error.  [default: 0.001% to 10%]",
+            ),
+            click.option(
+                "--staleness",
+                "stalenesses",
+                multiple=True,
+                metavar="DURATION",
+                help="Staleness budget: 2s, or 10% of a window.",
+            ),
+            click.option(
+                "--combined",
+                is_flag=True,
+                help="Each --budget together with each --staleness: bytes against both.  [default: if the query "
+                "has both]",
+            ),
+            click.option(
+                "--policy",
+                "policies",
+                multiple=True,
+                metavar="NAME",
+                help=f"{', '.join(POLICIES)}, or all.  [default: caching, the policy of an edge]",
+            ),
+            click.option(
+                "--eviction",
+                "evictions",
+                multiple=True,
+                metavar="NAME",
+                help=f"For caching: {', '.join(EVICTIONS)}, or all.  [default: the query's, or {EVICTIONS[0]}]",
+            ),
+            click.option(
+                "--estimate",
+                "estimates",
+                multiple=True,
+                metavar="NAME",
+                help=f"For caching with --staleness: {', '.join(ESTIMATES)}, or all.",
+            ),
+            click.option(
+                "--sizing",
+                "sizings",
+                multiple=True,
+                metavar="NAME",
+                help=f"For caching with --staleness: {', '.join(SIZINGS)}, or all.",
+            ),
+        )
+    ):
         command = option(command)
     return command
 
 
 def _run_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the flags of edges, windows and output."""
-    for option in reversed((
-        click.option("--edges", type=click.IntRange(1, 10_000),
-                     help="Number of edges.  [default: 1, or the number of values of --edge-column]"),
-        click.option("--edge-column", metavar="COL", help="All records with the same value are at one edge."),
-        click.option("--spread", type=click.Choice(["records", "keys"]), default="records", show_default=True,
-                     help="Without --edge-column: assign records, or whole groups, to random edges."),
-        click.option("--windows", default=30, show_default=True, type=click.IntRange(1),
-                     help="Maximum number of windows."),
-        click.option("--update-bytes", type=click.FloatRange(1), metavar="N",
-                     help="Size of an update on the wire.  [default: measured on frames of the trace]"),
-        click.option("--wire", is_flag=True,
-                     help="For caching: model packets, headers, compression, acknowledgements, and how edges learn "
-                          "the bandwidth. Takes longer."),
-        click.option("--delay", type=Duration(), default="50ms", show_default=True,
-                     help="With --wire: delay of each edge's link, in each direction."),
-        click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of all randomness."),
-        click.option("--jobs", type=click.IntRange(1), help="Number of processes.  [default: number of cores]"),
-        click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead of a table."),
-        click.option("--csv", "csv_file", type=PATH, help="Write the rows to a CSV file."),
-        click.option("--plot", "plot_file", type=PATH, help="Plot the curves to FILE.svg, .png or .pdf."),
-    )):  # fmt: skip
+    for option in reversed(
+        (
+            click.option(
+                "--edges",
+                type=click.IntRange(1, 10_000),
+                help="Number of edges.  [default: 1, or the number of values of --edge-column]",
+            ),
+            click.option("--edge-column", metavar="COL", help="All records with the same value are at one edge."),
+            click.option(
+                "--spread",
+                type=click.Choice(["records", "keys"]),
+                default="records",
+                show_default=True,
+                help="Without --edge-column: assign records, or whole groups, to random edges.",
+            ),
+            click.option(
+                "--windows", default=30, show_default=True, type=click.IntRange(1), help="Maximum number of windows."
+            ),
+            click.option(
+                "--update-bytes",
+                type=click.FloatRange(1),
+                metavar="N",
+                help="Size of an update on the wire.  [default: measured on frames of the trace]",
+            ),
+            click.option(
+                "--wire",
+                is_flag=True,
+                help="For caching: model packets, headers, compression, acknowledgements, and how edges learn "
+                "the bandwidth. Takes longer.",
+            ),
+            click.option(
+                "--delay",
+                type=Duration(),
+                default="50ms",
+                show_default=True,
+                help="With --wire: delay of each edge's link, in each direction.",
+            ),
+            click.option(
+                "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of all randomness."
+            ),
+            click.option("--jobs", type=click.IntRange(1), help="Number of processes.  [default: number of cores]"),
+            click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead of a table."),
+            click.option("--csv", "csv_file", type=PATH, help="Write the rows to a CSV file."),
+            click.option("--plot", "plot_file", type=PATH, help="Plot the curves to FILE.svg, .png or .pdf."),
+        )
+    ):
         command = option(command)
     return command
 
@@ -191,8 +276,11 @@ def _rows(flags: dict[str, Any], jobs: int, notify: Notify) -> list[Row]:
     stated: float | None = flags["update_bytes"]
     costs = {width: stated or update_bytes(trace, query, edges, width) for width in widths}
     if stated is None:
-        notify("size of an update: " + ", ".join(f"{cost:g} bytes" for cost in dict.fromkeys(costs.values()))
-               + ", measured on the frames of the first window")  # fmt: skip
+        notify(
+            "size of an update: "
+            + ", ".join(f"{cost:g} bytes" for cost in dict.fromkeys(costs.values()))
+            + ", measured on the frames of the first window"
+        )
     inputs = PlanInputs(trace, query, edges, flags["seed"], costs, flags["delay"] if flags["wire"] else None)
     todo = combinations(policies, evictions, estimates, sizings, default.eager, widths, tried)
     rows = _measured(inputs, todo, jobs)

@@ -58,8 +58,8 @@ class _Meter:
     def pull(self, now_ms: int) -> int:
         """Returns the wire bytes of the next frame; 0 if no frame is due."""
         capacity, bandwidth = (size / self._packing.fraction for size in (self._capacity, self._bandwidth))
-        due = self._core.pulls.next_pull_ms(bandwidth, now_ms)
-        if due is None or due > now_ms:
+        due_ms = self._core.pulls.next_pull_ms(bandwidth, now_ms)
+        if due_ms is None or due_ms > now_ms:
             return 0
         event = PullEvent(int(capacity), self._core.pulls.drain_windows(bandwidth, now_ms), bandwidth)
         frames = [e.frame for e in self._core.handle(event) if isinstance(e, FrameBuilt)]

@@ -26,7 +26,7 @@ NUMBER = re.compile(r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?\s*$")
 def event_times(
     table: pa.Table, columns: Sequence[str], unit: str | None, notify: Callable[[str], None]
 ) -> tuple[IntArray, BoolArray]:
-    """Returns times in ms, and a mask of the valid ones; reports the number of the others to `notify`.
+    """Returns times in ms, and a mask of the valid times. Reports the number of invalid times to `notify`.
 
     Args:
         columns: one column, or a date and a time of day.
@@ -62,7 +62,7 @@ def event_times(
 
 
 def _numbers_of_text(raw: pa.Array) -> pa.Array:
-    """Converts texts that are numbers, as in CSV files, of which the time columns are read as text."""
+    """Converts texts that are numbers. Time columns of CSV files are read as text."""
     if not pa.types.is_string(raw.type):
         return raw
     some = next((v for v in raw.slice(0, 1000).to_pylist() if v), "")
@@ -79,9 +79,11 @@ def _check_unit(raw: pa.Array, unit: str | None, field: str) -> None:
     scale = UNITS[unit or "ms"]
     if unit is None and YEAR_2000_MS <= earliest * 1000 <= latest * 1000 <= YEAR_2200_MS:
         raise InvalidConfig(
-            "--time", field, "--time-unit s (or --time-unit ms, if they are milliseconds)",
+            "--time",
+            field,
+            "--time-unit s (or --time-unit ms, if they are milliseconds)",
             f"times from {earliest:.0f} to {latest:.0f} look like seconds since 1970; milliseconds are the default",
-        )  # fmt: skip
+        )
     if latest * scale > YEAR_2200_MS:
         likely = {u: s for u, s in {**UNITS, "ns": 1e-6}.items() if YEAR_2000_MS <= latest * s <= YEAR_2200_MS}
         looks = f" and look like {NAMES[next(iter(likely))]}" if likely else ""

@@ -87,9 +87,14 @@ def cache_specs(
 
 
 def combinations(
-    policies: Sequence[str], evictions: Sequence[str], estimates: Sequence[str], sizings: Sequence[str],
-    eager: float, bandwidths: Sequence[int], budgets: Sequence[PlannedBudget],
-) -> list[Combination]:  # fmt: skip
+    policies: Sequence[str],
+    evictions: Sequence[str],
+    estimates: Sequence[str],
+    sizings: Sequence[str],
+    eager: float,
+    bandwidths: Sequence[int],
+    budgets: Sequence[PlannedBudget],
+) -> list[Combination]:
     """Returns all combinations in the order in which they are printed."""
     result = []
     for width in bandwidths:
@@ -106,7 +111,7 @@ def measure(inputs: PlanInputs, combination: Combination) -> Row:
     query = replace(inputs.query, budget=combination.budget.for_query(measure.name))
     cost, caching = inputs.update_bytes[combination.bandwidth_bytes_s], combination.policy == "caching"
     on_wire = caching and inputs.wire_delay_ms is not None
-    # A combined budget is about bytes, so the frames that edges build for it are measured.
+    # A combined budget limits bytes too, so the real frames of edges are measured.
     measured = on_wire or (caching and combination.budget.kind == "combined")
     link = LinkModel(float(combination.bandwidth_bytes_s), bytes_per_update=None if measured else cost)
     if on_wire:
@@ -144,7 +149,7 @@ def measure(inputs: PlanInputs, combination: Combination) -> Row:
 
 
 def _late_windows(query: QuerySpec, done: PolicyOutcome) -> int | None:
-    """Returns how many windows missed the staleness budget; None without one."""
+    """Returns how many windows missed the staleness budget; None without a staleness budget."""
     budget = query.staleness_budget
     if budget is None:
         return None

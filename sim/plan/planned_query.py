@@ -45,9 +45,11 @@ def read_query(flags: QueryFlags) -> QuerySpec:
     evaluated = query.measures[0]
     if evaluated.function.name not in AGGREGATES:
         raise InvalidQuery(
-            f"measures.{evaluated.name}", evaluated.to_text(), f"a measure by one of {', '.join(AGGREGATES)}",
+            f"measures.{evaluated.name}",
+            evaluated.to_text(),
+            f"a measure by one of {', '.join(AGGREGATES)}",
             "the offline optimum is not defined for it; select another measure with --measure",
-        )  # fmt: skip
+        )
     if not isinstance(query.window, SlidingWindow) or not query.window.is_tumbling:
         raise InvalidQuery("window", query.window.to_mapping(), "tumbling windows, such as {tumbling: 60s}")
     return query
@@ -63,9 +65,12 @@ def _from_flags(flags: QueryFlags) -> QuerySpec:
         raise InvalidConfig("--aggregate", aggregate, f"one of {', '.join(AGGREGATES)}")
     window = 1 if flags.window is None else duration_ms(flags.window, "--window", InvalidConfig, minimum_ms=1)
     return QuerySpec(
-        "plan", "trace", (_measure(_free("measured", flags.keys), aggregate, flags.value),), TumblingWindow(window),
+        "plan",
+        "trace",
+        (_measure(_free("measured", flags.keys), aggregate, flags.value),),
+        TumblingWindow(window),
         group_by=_distinct(flags.keys),
-    )  # fmt: skip
+    )
 
 
 def _free(name: str, taken: tuple[str, ...]) -> str:
@@ -81,7 +86,7 @@ def _distinct(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _measure(name: str, aggregate: str, value: str | None) -> Measure:
-    # Quoted, as a column may have any name, such as "bytes sent".
+    # Quoted, because a column may have any name, such as "bytes sent".
     return Measure.parse(
         name, "count()" if aggregate == "count" else f'{aggregate}("{(value or "").replace(chr(34), chr(34) * 2)}")'
     )
@@ -109,13 +114,17 @@ def _from_file(path: Path, flags: QueryFlags) -> QuerySpec:
         window = TumblingWindow(duration_ms(flags.window, "--window", InvalidConfig, minimum_ms=1))
     # The simulation has no late records, no missing edges and no early answers.
     return replace(
-        query, measures=(evaluated, *[m for m in measures if m.name != evaluated.name]), window=window,
-        lateness_ms=0, edges=None, accuracy=None,
-    )  # fmt: skip
+        query,
+        measures=(evaluated, *[m for m in measures if m.name != evaluated.name]),
+        window=window,
+        lateness_ms=0,
+        edges=None,
+        accuracy=None,
+    )
 
 
 def _evaluated(query: QuerySpec, name: str | None) -> Measure:
-    """Returns the measure of --measure, else of the error budget, else the first supported one."""
+    """Returns the measure of --measure, else of the error budget, else the first supported measure."""
     by_name = {m.name: m for m in query.measures}
     if name is not None:
         if name not in by_name:

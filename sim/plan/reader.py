@@ -27,8 +27,7 @@ class ColumnSelection:
 
     Attributes:
         columns: column -> the flag or query field that needs it, for error messages.
-        texts: columns that are read as text from CSV, so that 1.10 and 1.1 are different keys and times keep their
-            form.
+        texts: columns that are read as text from CSV. So 1.10 and 1.1 are different keys, and times are not converted.
     """
 
     columns: dict[str, str]
@@ -106,7 +105,7 @@ def _csv(path: Path, data: bytes, selection: ColumnSelection, notify: Callable[[
 
 
 def _ndjson(path: Path, data: bytes, selection: ColumnSelection) -> pa.Table:
-    # An empty first record, as Arrow crashes on data whose first value is null (apache/arrow#47409).
+    # An empty first record, because Arrow crashes on data whose first value is null (apache/arrow#47409).
     data = b"{}\n" + data
     table = pyarrow.json.read_json(
         pa.BufferReader(data), read_options=pyarrow.json.ReadOptions(block_size=min(len(data) + 1, MAX_BLOCK_BYTES))

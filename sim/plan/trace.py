@@ -79,8 +79,12 @@ def place(table: pa.Table, codes: IntArray, placement: Placement, notify: Notify
         values = len(encoded.dictionary)
         edges = placement.edges or values
         if edges > MAX_EDGES:
-            raise InvalidConfig("--edge-column", placement.column, f"--edges N as well, at most {MAX_EDGES}",
-                                f"it has {values:,} values, and each is an edge")  # fmt: skip
+            raise InvalidConfig(
+                "--edge-column",
+                placement.column,
+                f"--edges N as well, at most {MAX_EDGES}",
+                f"it has {values:,} values, and each is an edge",
+            )
         ids = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
         if edges >= values:
             notify(f"edges: {edges}, assigned by the column {placement.column} ({values} values)")
@@ -110,7 +114,7 @@ def build_trace(
         windows: maximum number of complete windows.
 
     Raises:
-        InvalidConfig: no record is left, or no window is complete.
+        InvalidConfig: no record remains, or no window is complete.
         InvalidQuery: a column's type does not fit the query.
     """
     keep = _counted(table, times, query, notify)
@@ -129,8 +133,10 @@ def build_trace(
     inside = (times >= first) & (times < first + min(count, windows) * size)
     table, times = table.filter(pa.array(inside)), times[inside]
     if min(count, windows) < FEW_WINDOWS:
-        notify(f"fewer than {FEW_WINDOWS} windows: the 95th percentile is close to the maximum, often of the first "
-               "window, when edges have no history")  # fmt: skip
+        notify(
+            f"fewer than {FEW_WINDOWS} windows: the 95th percentile is close to the maximum, often of the first "
+            "window, when edges have no history"
+        )
     columns = {
         name: _stream_type(table.column(name), name in query.group_by) for name in query.columns if name != TIME_COLUMN
     }
@@ -195,13 +201,13 @@ def _counted(table: pa.Table, times: IntArray, query: QuerySpec, notify: Notify)
 
 
 def complete_windows(times: IntArray, query: QuerySpec) -> tuple[int, int]:
-    """Returns the start of the first window that the records cover and the end of the last one.
+    """Returns the start of the first window that the records cover and the end of the last window.
 
     The first and the last window are complete if the records reach to within a twentieth of a window of its border, or
     to within ten mean gaps between records, which a Poisson process exceeds with probability e^-10.
 
     Raises:
-        InvalidConfig: there is none.
+        InvalidConfig: no window is complete.
     """
     size = query.window.longest_ms
     earliest, latest = int(times.min()), int(times.max())
@@ -215,7 +221,9 @@ def complete_windows(times: IntArray, query: QuerySpec) -> tuple[int, int]:
         last -= size
     if last <= first:
         raise InvalidConfig(
-            "window", format_duration(size), "a shorter window, or a longer trace",
+            "window",
+            format_duration(size),
+            "a shorter window, or a longer trace",
             f"no window is complete: the trace covers {format_duration(latest - earliest)}",
-        )  # fmt: skip
+        )
     return first, last

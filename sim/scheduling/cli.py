@@ -66,7 +66,7 @@ def _check_load(value: object, field: str, error: type[InvalidConfig]) -> float:
     type=Duration(),
     default=format_duration(int(DEFAULT_CYCLE_MS)),
     show_default=True,
-    help="A query runs so long before another one may.",
+    help="How long a query runs before another may run.",
 )
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of the arrivals and costs.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per policy.")

@@ -1,7 +1,7 @@
 """Runs the production scheduler on simulated workers under a virtual clock.
 
-Whole queries are placed on nodes, in turn; each node has one core and one scheduler, and an equal part of the memory.
-True costs are those of the profiles; the scheduler knows only what it measures.
+Whole queries are placed on nodes, in turn. Each node has one core and one scheduler, and an equal part of the memory.
+True costs are the costs of the profiles; the scheduler has only its measurements.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sim.scheduling.workload import Arrival, Load, arrivals, profiles
 
 RECORD_BYTES = 100.0
 MEASURED_EVERY = 16
-"""One of so many batches is measured by operator."""
+"""One of this many batches is measured by operator."""
 FAIR_QUANTUM_MS = 10.0
 """Fair scheduling switches more often than once a cycle, as an operating system does."""
 GUESS = 3.0
-"""Before anything is measured the scheduler's costs are wrong by this factor."""
+"""Before the first measurement, the scheduler's costs are wrong by this factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Outcome:
 
     Attributes:
         latency_ms: from the ingestion of each sweeping watermark until its window was emitted.
-        window_latency_ms: from the window's end.
+        window_latency_ms: from the window's end until the window was emitted.
         slowdown: latency over the time that the firing takes alone.
         records: records processed while records arrived.
         seconds: simulated time until then.
-        memory_peak: bytes queued at most, per node, summed.
+        memory_peak: maximum bytes queued, per node, summed.
         turns, activations: of the schedulers, and of their memory management.
         scheduler_s, busy_s: CPU of scheduling, if it is measured, and simulated CPU of the queries.
         clock_calls: pairs of readings of the clock in `scheduler_s`.
@@ -83,7 +83,7 @@ class Outcome:
 
 
 def run(experiment: Experiment, tick: Callable[[], None] = lambda: None) -> Outcome:
-    """Simulates the arrivals and everything that is queued at their end, so that no late answer is left out."""
+    """Simulates the arrivals, and the queues at their end, so that no late answer is omitted."""
     queries = profiles(experiment.load)
     outcome = Outcome(seconds=experiment.load.seconds)
     by_node: list[list[Arrival]] = [[] for _ in range(experiment.nodes)]
@@ -130,7 +130,7 @@ class _Node:
                 self._arrive(mine[at])
                 at += 1
             if ended is not None:
-                # After what has arrived during the turn: the scheduler's clock does not go back.
+                # Not before the arrivals during the turn, because the scheduler's clock does not go back.
                 began_s = clock()
                 scheduler.ran(*ended, now_ms)
                 outcome.scheduler_s += clock() - began_s
@@ -182,7 +182,7 @@ class _Node:
         return taken
 
     def _release(self, now_ms: float) -> None:
-        """Sources that are held back deliver as far as there is room."""
+        """Lets waiting sources deliver as far as there is room."""
         since_ms = {self._states[query]: held[0].at_ms for query, held in self._held.items()}
         began_s = self._clock()
         order = self._scheduler.by_room(since_ms, now_ms)

@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def summarise(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
-    """One row; latencies are None if no window was emitted."""
+    """Returns one row; latencies are None if no window was emitted."""
     return {
         "policy": experiment.policy,
         **_distribution("latency_ms", outcome.latency_ms),

@@ -17,11 +17,11 @@ COSTS = ("equal", "mixed")
 MAX_DELAY_MS = 1_000
 ZIPF = 0.99
 BATCH_MS = 200.0
-"""Records arrive in batches of so much time, as an edge's decoder makes them."""
+"""Records arrive in batches of this much time, as an edge's decoder makes them."""
 BURSTS = 4.0
 """Shape of the gamma distribution of a batch's size: a coefficient of variation of one half."""
 MAX_BATCH = 6.0
-"""Times the mean: sources cut larger batches, of which there is one in ten million."""
+"""Maximum size, as a multiple of the mean: sources cut larger batches, of which there is one in ten million."""
 MIXED_SIGMA = 1.0
 """Standard deviation of the logarithm of the queries' cost factors, with --costs mixed."""
 JOIN_INPUTS = 3
@@ -88,7 +88,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """At `at_ms`, records or (with `watermark_ms`) a watermark of one input of a query."""
+    """Records or (with `watermark_ms`) a watermark of one input of a query, which arrive at `at_ms`."""
 
     at_ms: float
     query: int
@@ -98,11 +98,11 @@ class Arrival:
 
 
 def profiles(load: Load) -> list[QueryProfile]:
-    """The queries, with costs so that all together need `load.share` of a core."""
+    """Returns the queries. Their costs are such that all queries together need `load.share` of a core."""
     rng = np.random.default_rng([load.seed, 1])
     kinds = PIPELINES[load.benchmark]
     factors = np.exp(rng.normal(0.0, MIXED_SIGMA, load.queries)) if load.costs == "mixed" else np.ones(load.queries)
-    found = []
+    made = []
     for index in range(load.queries):
         kind = kinds[index % len(kinds)]
         operators = [
@@ -110,16 +110,20 @@ def profiles(load: Load) -> list[QueryProfile]:
         ]
         offset_ms = float(rng.integers(0, int(kind.period_ms)))
         firing_ms = kind.firing * factors[index] * _per_record(operators)
-        found.append(QueryProfile(f"{kind.name}-{index}", operators, kind.period_ms, offset_ms, kind.inputs, firing_ms))
-    per_ms = math.fsum(_per_record(q.operators) * load.rate / 1e3 + q.firing_ms / q.period_ms for q in found)
+        made.append(QueryProfile(f"{kind.name}-{index}", operators, kind.period_ms, offset_ms, kind.inputs, firing_ms))
+    per_ms = math.fsum(_per_record(q.operators) * load.rate / 1e3 + q.firing_ms / q.period_ms for q in made)
     scale = load.share / per_ms
     return [
         QueryProfile(
-            q.name, [Operator(o.cost_ms * scale, o.selectivity, o.stores) for o in q.operators],
-            q.period_ms, q.offset_ms, q.inputs, q.firing_ms * scale,
+            q.name,
+            [Operator(o.cost_ms * scale, o.selectivity, o.stores) for o in q.operators],
+            q.period_ms,
+            q.offset_ms,
+            q.inputs,
+            q.firing_ms * scale,
         )
-        for q in found
-    ]  # fmt: skip
+        for q in made
+    ]
 
 
 def _per_record(operators: Sequence[Operator]) -> float:
@@ -131,8 +135,10 @@ def _per_record(operators: Sequence[Operator]) -> float:
 
 
 def draw_delays(name: str, count: int, rng: np.random.Generator) -> FloatArray:
-    """Delays in ms of successive watermarks: uniform up to a second; Zipf(0.99) over 1 … 1000; exponential with a mean
-    of 200; drifting: exponential with a mean that moves between 100 and 500.
+    """Returns the delays of successive watermarks, float64, ms.
+
+    Uniform up to a second; Zipf(0.99) over 1 … 1000; exponential with a mean of 200; drifting: exponential with a mean
+    that moves between 100 and 500.
     """
     if name == "uniform":
         return rng.uniform(0, MAX_DELAY_MS, count)
@@ -154,7 +160,7 @@ _ZIPF_QUANTILES = _zipf_quantiles()
 
 
 def arrivals(load: Load, queries: list[QueryProfile]) -> Iterator[Arrival]:
-    """All arrivals in order of time; the watermarks of an input never overtake each other."""
+    """Yields all arrivals in order of time. The watermarks of an input never overtake each other."""
     rng = np.random.default_rng([load.seed, 2])
     at, query, number, records, watermark = [], [], [], [], []
     duration_ms = load.seconds * 1e3

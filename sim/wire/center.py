@@ -24,7 +24,7 @@ from sim.wire.connection import Call
 LIMITS = GatewayConfig()
 CLOCK_LEAD_MS = 1_000
 MARGIN_MS = 200
-"""An early answer is given so long before it is due."""
+"""An early answer is given this long before it is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,14 @@ class WireCenter:
     """
 
     def __init__(
-        self, query: QuerySpec, edges: int, merging: MergingCenter, times: CenterTimes, clock: StreamClock,
+        self,
+        query: QuerySpec,
+        edges: int,
+        merging: MergingCenter,
+        times: CenterTimes,
+        clock: StreamClock,
         now_ms: Callable[[], int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ref = QueryRef(query.name, 1)
         self.entries = 0
         self._query, self._merging, self._times, self._clock, self._now_ms = query, merging, times, clock, now_ms
@@ -93,10 +98,16 @@ class WireCenter:
             self._welcome(number)
         elif kind == "heartbeat":
             now_ms = self._now_ms()
-            call.send(pb.ToEdge(time_echo=pb.TimeEcho(
-                edge_sent_at_ms=message.heartbeat.sent_at_ms, center_received_at_ms=now_ms, center_replied_at_ms=now_ms,
-                heartbeat_ms=LIMITS.edge_heartbeat_ms,
-            )))  # fmt: skip
+            call.send(
+                pb.ToEdge(
+                    time_echo=pb.TimeEcho(
+                        edge_sent_at_ms=message.heartbeat.sent_at_ms,
+                        center_received_at_ms=now_ms,
+                        center_replied_at_ms=now_ms,
+                        heartbeat_ms=LIMITS.edge_heartbeat_ms,
+                    )
+                )
+            )
         elif kind == "budget_report":
             _, report = read_budget_report(self._edges[number], message.budget_report)
             self._allocator.handle(ShareReported(self._edges[number], report, self._now_ms()))
@@ -106,9 +117,12 @@ class WireCenter:
 
     def _welcome(self, number: int) -> None:
         welcome = pb.Welcome(
-            protocol=PROTOCOL, max_frame_bytes=LIMITS.max_frame_bytes, credit_bytes=LIMITS.credit_bytes,
-            received_at_ms=self._now_ms(), window_log=MOST_WINDOW_LOG,
-        )  # fmt: skip
+            protocol=PROTOCOL,
+            max_frame_bytes=LIMITS.max_frame_bytes,
+            credit_bytes=LIMITS.credit_bytes,
+            received_at_ms=self._now_ms(),
+            window_log=MOST_WINDOW_LOG,
+        )
         query = pb.Query(name=self.ref.name, version=1, spec=json.dumps(self._query.to_mapping()))
         self._calls[number].send(pb.ToEdge(welcome=welcome))
         self._calls[number].send(pb.ToEdge(queries=pb.Queries(version=1, queries=[query])))
@@ -125,7 +139,7 @@ class WireCenter:
                 self._grant(number)
 
     def _grant(self, number: int) -> None:
-        """Sends an edge its shares and the processing delay, if they differ from what it was sent."""
+        """Sends an edge its shares and the processing delay, if they differ from the last message."""
         grant = self._allocator.grants().get(self._edges[number])
         delay_ms = self._delay_ms if self._query.staleness_budget is not None else 0
         if (grant, delay_ms) == self._sent.get(self._edges[number], (None, 0)):

@@ -20,7 +20,7 @@ SEGMENTS_PER_ACK = 2
 WINDOW_UPDATE_BYTES = 26
 """The next message after a received one has the window updates of HTTP/2, of the stream and of the connection."""
 OPENING_BYTES = 900, 550
-"""What opening a call takes up and down: TCP's handshake, the settings of HTTP/2, the headers of the call."""
+"""Bytes up and down of opening a call: TCP's handshake, the settings of HTTP/2, the headers of the call."""
 
 
 class Direction:
@@ -55,7 +55,7 @@ class Direction:
             self._packet(size, message if left == 0 else None)
 
     def open(self, size: int) -> None:
-        """Sends bytes that no message has."""
+        """Sends bytes that belong to no message."""
         self._link.transmit(float(size), self._loop.time() * 1000.0)
 
     def _packet(self, size: int, message: bytes | None) -> None:

@@ -52,9 +52,17 @@ class WireEdge:
     """
 
     def __init__(
-        self, number: int, part: Trace, stream: str, clock: StreamClock, directory: Path, call: Call, times: EdgeTimes,
-        limits: LinkLimits, now_ms: Callable[[], int],
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        part: Trace,
+        stream: str,
+        clock: StreamClock,
+        directory: Path,
+        call: Call,
+        times: EdgeTimes,
+        limits: LinkLimits,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._loop, name = asyncio.get_running_loop(), f"edge{number}"
         self._part, self._stream, self._clock, self._times, self._now_ms = part, stream, clock, times, now_ms
         self._cpu_s, self._counted = 0.0, (0.0, 0.0)
@@ -69,14 +77,24 @@ class WireEdge:
         self._outbox = UplinkOutbox(name, {}, self._durable, self._commit, now_ms, limits.bandwidth_bytes_s)
         self._outbox.workload = Workload(self._busy_share)
         self._worker = Worker(
-            self._durable, changed=self._outbox.changed.set, busy_s=lambda _: 0.0, policy=OFF,
-            limit_bytes=MEMORY_BYTES, now_ms=now_ms, clock=lambda: self._cpu_s,
-        )  # fmt: skip
+            self._durable,
+            changed=self._outbox.changed.set,
+            busy_s=lambda _: 0.0,
+            policy=OFF,
+            limit_bytes=MEMORY_BYTES,
+            now_ms=now_ms,
+            clock=lambda: self._cpu_s,
+        )
         self._pending_take = PendingTake(self._outbox)
         self._session = UplinkSession(
-            call, self._outbox, self._pending_take, Pacing(limits, now_ms, self._loop.time), limits=limits,
-            silence_s=FOREVER_S, monotonic=self._loop.time,
-        )  # fmt: skip
+            call,
+            self._outbox,
+            self._pending_take,
+            Pacing(limits, now_ms, self._loop.time),
+            limits=limits,
+            silence_s=FOREVER_S,
+            monotonic=self._loop.time,
+        )
 
     def _busy_share(self) -> float:
         """Returns the processor's busy share since the last call."""
@@ -87,7 +105,7 @@ class WireEdge:
         raise AssertionError("nothing is recovered")
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
-        """Returns everything that the edge runs; each runs until cancelled."""
+        """Returns the loops of the edge. Each runs until it is cancelled."""
         return [self._commit.run(), self._connect(), self._read(), self._tick()]
 
     async def _connect(self) -> None:

@@ -65,9 +65,14 @@ def run(
 
 
 async def _run(
-    loop: VirtualLoop, trace: Trace, parts: list[Trace], query: QuerySpec, link: LinkModel, settings: WireSettings,
+    loop: VirtualLoop,
+    trace: Trace,
+    parts: list[Trace],
+    query: QuerySpec,
+    link: LinkModel,
+    settings: WireSettings,
     directory: Path,
-) -> PolicyOutcome:  # fmt: skip
+) -> PolicyOutcome:
     truth = truth_per_window(trace, query, query.measures[0].name)
     starts, size = list(truth), query.window.slice_ms
     clock = StreamClock(starts[0], EPOCH_MS + round(1000 * settings.lead_s), settings.speed)

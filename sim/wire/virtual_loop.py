@@ -8,7 +8,7 @@ from typing import Any
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop whose time passes only when nothing is left to do. It is deterministic: one thread, no I/O.
+    """An event loop whose time passes only when no callback is ready. It is deterministic: one thread, no I/O.
 
     Args:
         thread_s: the time from a call in a thread until its result is back on the loop.

@@ -1,7 +1,7 @@
-"""Answers as Prometheus series, and the part of PromQL that is true of them: what Grafana reads.
+"""Answers as Prometheus series, and the part of PromQL that is valid for them. Grafana reads them.
 
-`center.api.routers.prometheus` serves it. A query's answers are samples at the ends of its windows; each measure has
-the series of its estimate and of its two bounds.
+`center.api.routers.prometheus` serves it. A query's answers are samples at the ends of its windows. Each measure has
+three series: its estimate and its two bounds.
 """
 
 from center.api.prometheus.evaluate import PromqlError, evaluate, instant_json, parse, range_json, selectors

@@ -1,8 +1,8 @@
 """PromQL over answers: selectors, numbers, ``+ - * /``, comparisons, and aggregations of a selector.
 
-An aggregation of a bound is a bound, if each group has one: the sum of the upper bounds is an upper bound of the sum.
-Where one group has none, the result is absent. Functions such as `rate` are refused: an answer is about a window
-already. The rules are those of Prometheus 2: anchored RE2, one-to-one matching, names dropped by arithmetic.
+An aggregation of bounds is a bound, if each group has one: the sum of the upper bounds is an upper bound of the sum. If
+one group has none, the result is absent. Functions such as `rate` are refused, because an answer is already about a
+window. The rules are the rules of Prometheus 2: anchored RE2, one-to-one matching, names dropped by arithmetic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_LENGTH = 8_192
 MAX_DEPTH = 50
 MAX_RANKED = 10_000
 MAX_OPERATORS = 100
-"""The parser takes quadratic time in their number."""
+"""Maximum number of operators, because the parser takes quadratic time in their number."""
 _TOO_DEEP = f"the expression is nested more than {MAX_DEPTH} deep, or has more than {MAX_OPERATORS} operators"
 _QUOTED = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`""")
 REFUSED = (
@@ -52,8 +52,13 @@ AGGREGATIONS: dict[str, Callable[[Any], Any]] = {
     "count": lambda rows: np.full(rows.shape[1], float(len(rows))),
 }
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    ">": np.greater, "<": np.less, ">=": np.greater_equal, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal,
-}  # fmt: skip
+    ">": np.greater,
+    "<": np.less,
+    ">=": np.greater_equal,
+    "<=": np.less_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+}
 BOUNDS = ("_lower", "_upper")
 Scalar = npt.NDArray[np.float64]
 
@@ -72,7 +77,7 @@ class PromqlError(EdgewaterError):
 
 @dataclass(frozen=True, slots=True)
 class Matchers:
-    """The matchers of a selector; every one holds."""
+    """The matchers of a selector. A series must fulfil all of them."""
 
     each: tuple[tuple[str, str, str], ...]
     """Name, operator (``= != =~ !~``) and value."""
@@ -93,7 +98,7 @@ def _holds(operator: str, value: str, wanted: str) -> bool:
 
 
 def _matches(value: str, pattern: str) -> bool:
-    """Whether an RE2 pattern matches the whole value, in linear time."""
+    """Returns whether an RE2 pattern matches the whole value, in linear time."""
     found: bool = pc.match_substring_regex(pa.array([value]), f"^(?:{pattern})$")[0].as_py()
     return found
 
@@ -118,11 +123,12 @@ def parse(text: str) -> Any:
 
 
 def matchers(selector: Any) -> Matchers:
-    """A selector's matchers. Raises PromqlError: a pattern that RE2 refuses."""
+    """Returns a selector's matchers. Raises PromqlError for a pattern that RE2 refuses."""
     import promql_parser
 
     op = promql_parser.MatchOp
-    operators = ((op.Equal, "="), (op.NotEqual, "!="), (op.Re, "=~"), (op.NotRe, "!~"))  # no hash
+    # compared one by one: these operators have no hash
+    operators = ((op.Equal, "="), (op.NotEqual, "!="), (op.Re, "=~"), (op.NotRe, "!~"))
     if selector.matchers.or_matchers:
         raise PromqlError("`or` between matchers is not supported")
     each = [
@@ -142,7 +148,7 @@ def matchers(selector: Any) -> Matchers:
 
 
 def selectors(texts: list[str]) -> list[Matchers]:
-    """The matchers of `match[]` parameters. Raises PromqlError."""
+    """Returns the matchers of `match[]` parameters. Raises PromqlError."""
     import promql_parser
 
     found = []
@@ -155,11 +161,11 @@ def selectors(texts: list[str]) -> list[Matchers]:
 
 
 def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Samples | Scalar:
-    """The series, or the numbers, of an expression on an axis.
+    """Returns the series, or the numbers, of an expression on an axis.
 
     Raises:
         PromqlError: the expression is not supported, or cannot be evaluated.
-        TooMany: it needs too much.
+        TooMany: it needs too many windows, series or values.
     """
     import promql_parser as ast
 
@@ -196,8 +202,11 @@ def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Sam
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide,
-}  # fmt: skip
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.divide,
+}
 
 
 def _binary(tree: Any, left: Samples | Scalar, right: Samples | Scalar) -> Samples | Scalar:
@@ -224,7 +233,7 @@ def _binary(tree: Any, left: Samples | Scalar, right: Samples | Scalar) -> Sampl
 def _compared(
     holds: Callable[[Any, Any], Any], left: Samples | Scalar, right: Samples | Scalar, modifier: Any
 ) -> Samples | Scalar:
-    """Keeps the samples for which a comparison holds; with `bool`, returns 1 or 0 for each."""
+    """Returns the samples for which a comparison holds; with `bool`, 1 or 0 for each sample."""
     returns_bool = modifier is not None and modifier.return_bool
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         if not returns_bool:
@@ -285,7 +294,7 @@ def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
 
 
 def _same_presence(there: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.intp]]]:
-    """Yields sets of series, and the times at which exactly these have a sample."""
+    """Yields a mask of series, and the times at which exactly these series have a sample."""
     patterns, inverse = np.unique(there, axis=1, return_inverse=True)
     for number in range(patterns.shape[1]):
         yield patterns[:, number], np.flatnonzero(inverse.reshape(-1) == number)
@@ -294,7 +303,9 @@ def _same_presence(there: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[n
 def _lacking(
     selector: Any, modifier: Any, samples: Samples, reader: SeriesReader, axis: Axis
 ) -> dict[Labels, npt.NDArray[np.bool_]]:
-    """Returns, per group of a selector of bounds, the times at which one of its series has a value and no bound."""
+    """Returns, per group of a selector of bounds, the times at which a series has a value but no bound; bool per
+    step.
+    """
     name = selector.name
     bound = next((b for b in BOUNDS if name is not None and name.endswith(b)), None)
     if bound is None:
@@ -322,32 +333,35 @@ def _group(labels: Labels, modifier: Any) -> Labels:
 
 
 def _ranked(tree: Any, groups: Mapping[Labels, list[tuple[Labels, Scalar]]], axis: Axis) -> Samples:
-    """Keeps the series with the greatest, or least, values at each time."""
+    """Returns the series with the greatest, or least, values at each time."""
     import promql_parser as ast
 
     if not isinstance(tree.param, ast.NumberLiteral) or not tree.param.val >= 1:
         raise PromqlError(f"{tree.op} needs a number of at least 1, such as {tree.op}(5, flights:n)")
-    most, sign = int(min(tree.param.val, MAX_RANKED)), -1.0 if str(tree.op) == "topk" else 1.0
+    limit, sign = int(min(tree.param.val, MAX_RANKED)), -1.0 if str(tree.op) == "topk" else 1.0
     result: Samples = {}
     for series in groups.values():
         rows = np.stack([values for _, values in series])
         keys = np.where(is_absent(rows) | np.isnan(rows), np.inf, sign * rows)
         places = np.argsort(np.argsort(keys, axis=0, kind="stable"), axis=0, kind="stable")
         for row, (labels, values) in enumerate(series):
-            result[labels] = _marked(values, places[row] >= most)
+            result[labels] = _marked(values, places[row] >= limit)
     return result
 
 
 def _mapped(samples: Samples, apply: Callable[[Any], Any]) -> Samples:
     """Applies an operation to each series and drops the name."""
-    found: Samples = {}
+    result: Samples = {}
     for labels, values in samples.items():
-        _put(found, _without_name(labels), _marked(apply(values), is_absent(values)))
-    return found
+        _put(result, _without_name(labels), _marked(apply(values), is_absent(values)))
+    return result
 
 
 def _matched(left: Samples, right: Samples, modifier: Any, apply: Callable[[Any, Any], Any]) -> Samples:
-    """One-to-one matching: series of both sides with the same labels, or those of `on`, without those of `ignoring`."""
+    """One-to-one matching: pairs series of both sides with equal labels.
+
+    With `on`, only these labels are compared; with `ignoring`, all other labels.
+    """
     import promql_parser as ast
 
     on: frozenset[str] | None = None
@@ -370,17 +384,19 @@ def _matched(left: Samples, right: Samples, modifier: Any, apply: Callable[[Any,
 
     sides: list[dict[Labels, Scalar]] = []
     for name, side in (("left", left), ("right", right)):
-        found: dict[Labels, Scalar] = {}
+        by_group: dict[Labels, Scalar] = {}
         for labels, values in side.items():
             group = key(labels)
-            if group in found and not (is_absent(values) | is_absent(found[group])).all():
+            if group in by_group and not (is_absent(values) | is_absent(by_group[group])).all():
                 raise PromqlError(
                     f"found duplicate series for the match group {dict(group)} on the {name} hand-side of the"
                     " operation; many-to-many matching not allowed: matching labels must be unique on one side",
                     "execution",
                 )
-            found[group] = values if group not in found else np.where(is_absent(found[group]), values, found[group])
-        sides.append(found)
+            by_group[group] = (
+                values if group not in by_group else np.where(is_absent(by_group[group]), values, by_group[group])
+            )
+        sides.append(by_group)
     result: Samples = {}
     for group, values in sides[0].items():
         if group in sides[1]:
@@ -404,7 +420,7 @@ def _without_name(labels: Labels) -> Labels:
 
 
 def instant_json(value: Samples | Scalar, axis: Axis) -> dict[str, Any]:
-    """The `data` of an instant query."""
+    """Returns the `data` of an instant query."""
     at = axis.start_ms / 1000
     if isinstance(value, np.ndarray):
         return {"resultType": "scalar", "result": [at, number(float(value[0]))]}
@@ -417,7 +433,7 @@ def instant_json(value: Samples | Scalar, axis: Axis) -> dict[str, Any]:
 
 
 def range_json(value: Samples | Scalar, axis: Axis) -> dict[str, Any]:
-    """The `data` of a range query."""
+    """Returns the `data` of a range query."""
     times = axis.times
     samples: Samples = {(): value} if isinstance(value, np.ndarray) else value
     result = [
@@ -435,7 +451,7 @@ def _points(times: npt.NDArray[np.int64], values: Scalar) -> Iterator[list[Any]]
 
 
 def number(value: float) -> str:
-    """A number as Prometheus writes it: shortest digits, no exponent."""
+    """Returns a number as Prometheus writes it: shortest digits, no exponent."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

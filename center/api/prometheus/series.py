@@ -38,24 +38,24 @@ from edgewater.synopses import GroupedAggregate
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name, with `__name__`."""
 Samples = dict[Labels, npt.NDArray[np.float64]]
-"""Per series a value per step; `ABSENT` where it has no sample."""
+"""By series, float64, a value per step; `ABSENT` for a step without a sample."""
 
 CACHE_BYTES = 32 << 20
 SAMPLE_BYTES = 400
-"""Size of a sample with its labels, about."""
+"""Approximate size of a sample with its labels."""
 MAX_POINTS = 11_000
-"""Steps of a request, and windows that it reads of a query."""
+"""Maximum number of steps of a request, and of windows that it reads of a query."""
 MAX_SERIES = 1_000
-"""Series of one query in a request."""
+"""Maximum number of series of one query in a request."""
 MAX_CELLS = 300_000
-"""Values, each with its bounds, that a request evaluates: about three seconds."""
+"""Maximum number of values, each with its bounds, that a request evaluates: about three seconds."""
 MAX_BYTES = 256 << 20
-"""Bytes of synopses that a request reads of a query."""
+"""Maximum bytes of synopses that a request reads of a query."""
 MIN_LOOKBACK_MS = 300_000
 PAGE = 25
 PHASES = {Phase.EARLY: 0.0, Phase.COMPLETE: 1.0, Phase.FINAL: 2.0}
 KEYED = {"quantiles": "quantile", "ranks": "le", "ranges": "range"}
-"""Members of a cell with an interval per key, and the label that has the key."""
+"""Members of a cell with an interval per key -> the label that contains the key."""
 LISTED = ("top", "items", "contains")
 RESERVED = frozenset({"__name__", "item", *KEYED.values()})
 DESCRIBING = ("completeness", "staleness_seconds", "contract_met", "phase", "exactly_once")
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 
 class TooMany(EdgewaterError):
-    """A request needs more than the center evaluates for one."""
+    """A request needs more work than the center does for one request."""
 
     code = "too-many"
 
@@ -99,9 +99,9 @@ class AnswerSamples:
 
 
 class SamplesCache:
-    """Samples of answers, which later requests of a dashboard that refreshes ask again. Thread-safe.
+    """Samples of answers, for the repeated requests of dashboards. Thread-safe.
 
-    What is kept is a function of its key: an answer's data never change, only the number of records that came later.
+    A value depends only on its key: an answer's data never change, only the number of records that came later.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class SamplesCache:
             return self._kept.get(key)
 
     def keep(self, key: Hashable, made: AnswerSamples) -> None:
-        with self._lock, contextlib.suppress(ValueError):  # larger than all that is kept
+        with self._lock, contextlib.suppress(ValueError):  # larger than the whole cache
             self._kept[key] = made
 
 
@@ -125,8 +125,9 @@ class SeriesReader:
 
     Attributes:
         cache: shared by requests.
-        queries: those that the caller may read, by name and version. The series of a version go on in the next one.
-        warnings: what could not be evaluated.
+        queries: those that the caller may read, by name and version. The series of a version continue in the next
+            version.
+        warnings: which answers could not be evaluated, and why.
     """
 
     results: ResultStore
@@ -136,7 +137,7 @@ class SeriesReader:
     _evaluated: int = field(default=0, init=False)
 
     def samples(self, wanted: Wanted, axis: Axis) -> Samples:
-        """The wanted series on an axis; a step where a series has no sample is `ABSENT`.
+        """Returns the selected series on an axis; `ABSENT` for a step without a sample.
 
         Raises:
             TooMany: more windows, bytes, series or samples than a request may have.
@@ -172,12 +173,12 @@ class SeriesReader:
 
     @staticmethod
     def _may_show(query: RegisteredQuery, axis: Axis) -> bool:
-        """Whether an answer of this version of a query may be shown on an axis."""
+        """Returns whether an answer of this version of a query may be shown on an axis."""
         shown_ms = query.spec.window.longest_ms + lookback_ms(query)
         return query.windows.from_ms <= axis.end_ms and query.windows.until_ms + shown_ms >= axis.start_ms
 
     def newest(self, query: RegisteredQuery, start_ms: int | None, end_ms: int | None) -> dict[Labels, float]:
-        """The series of the query's newest window between two times; None: of the last one."""
+        """Returns the series of the query's newest window between two times; None: of the last window."""
         latest = self.results.latest(query.ref, until_ms=query.windows.until_ms)
         if latest is not None and end_ms is not None and latest.window_end_ms > end_ms:
             latest = None
@@ -188,7 +189,9 @@ class SeriesReader:
         return self.series(query, latest, ALL)
 
     def _newest_by_time(self, query: RegisteredQuery, axis: Axis) -> Iterator[tuple[AnswerRecord, int]]:
-        """The newest answers to the windows that steps of the axis may show, each with the end of the next window."""
+        """Yields the newest answers to the windows that steps of the axis may show, each with the end of the next
+        window.
+        """
         latest = self.results.latest(query.ref, until_ms=query.windows.until_ms)
         if latest is not None and latest.window_end_ms <= axis.start_ms:
             yield latest, FOREVER_MS
@@ -214,14 +217,14 @@ class SeriesReader:
                 if first <= record.window_end_ms <= last:
                     count, size = count + 1, size + len(record.synopsis or b"")
                     if count > MAX_POINTS or size > MAX_BYTES:
-                        what = f"{MAX_POINTS} windows" if count > MAX_POINTS else f"{MAX_BYTES >> 20} MiB of windows"
-                        raise TooMany(f"query {query.ref.name}: more than {what} in the range; choose a shorter one")
+                        limit = f"{MAX_POINTS} windows" if count > MAX_POINTS else f"{MAX_BYTES >> 20} MiB of windows"
+                        raise TooMany(f"query {query.ref.name}: more than {limit} in the range; choose a shorter one")
                     yield record
             if cursor is None:
                 return
 
     def series(self, query: RegisteredQuery, record: AnswerRecord, selection: SeriesSelection) -> dict[Labels, float]:
-        """The samples of an answer. What cannot be evaluated is left out, with a warning."""
+        """Returns the samples of an answer. If its data cannot be evaluated, they are omitted with a warning."""
         late = tuple(record.quality["records"][name] for name in ("after_final", "rejected"))
         key = record.query, record.window_start_ms, record.revision, late, selection
         try:
@@ -255,9 +258,12 @@ class SeriesReader:
         if selection.describes:
             quality, contract = stated_quality(record, query.spec, rows, selection.questions, merged)
             described = (
-                quality["completeness"]["ratio"], record.staleness_ms / 1000, float(contract["met"]),
-                PHASES[record.phase], float("delivery" not in quality["completeness"]),
-            )  # fmt: skip
+                quality["completeness"]["ratio"],
+                record.staleness_ms / 1000,
+                float(contract["met"]),
+                PHASES[record.phase],
+                float("delivery" not in quality["completeness"]),
+            )
             for measure, cell in totals_of(query, record, merged).items():
                 _add_interval(found, f"{name}:{measure}", {}, cell)
             for suffix, number in zip(describing(query), described, strict=True):
@@ -278,8 +284,8 @@ class SeriesSelection:
     """The part of a query's answers that is evaluated.
 
     Attributes:
-        measures: whether any measure is; `questions` says which.
-        describes: whether completeness, staleness, contract, phase and delivery are.
+        measures: whether to evaluate measures; `questions` states which.
+        describes: whether to evaluate completeness, staleness, contract, phase and delivery.
     """
 
     questions: MeasureQuestions = NO_QUESTIONS
@@ -294,13 +300,13 @@ class Wanted(Protocol):
     """The part of each query that a selector needs."""
 
     def of(self, query: RegisteredQuery) -> SeriesSelection | None:
-        """The part of a query that has to be evaluated; None: nothing."""
+        """Returns the part of a query that has to be evaluated; None: no part."""
 
     def selects(self, labels: Labels) -> bool: ...
 
 
 def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> SeriesSelection | None:
-    """The part of a query with the series of this name (None: any) and these labels; None: no part has them."""
+    """Returns the part of a query with the series of this name (None: any) and these labels; None: no part has them."""
     groups = tuple(
         (column, (labels[column],))
         for column, label in zip(query.spec.group_by, label_names(query.spec.group_by), strict=True)
@@ -319,20 +325,20 @@ def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str
 
 
 def describing(query: RegisteredQuery) -> tuple[str, ...]:
-    """The names of the series that describe answers; one that a measure has gets a prefix."""
+    """Returns the names of the series that describe answers. If a measure has the same name, a prefix is added."""
     taken = {m.name for m in query.spec.measures}
     return tuple(f"answer_{suffix}" if suffix in taken else suffix for suffix in DESCRIBING)
 
 
 def all_groups(query: RegisteredQuery) -> str:
-    """The prefix of the series of totals; the name of a measure is not used."""
+    """Returns the prefix of the series of totals. It differs from the names of measures."""
     return "answer_all" if any(m.name == "all" for m in query.spec.measures) else "all"
 
 
 def totals_of(
     query: RegisteredQuery, record: AnswerRecord, merged: GroupedAggregate | None
 ) -> dict[str, Mapping[str, Any]]:
-    """The totals of an answer by the name of the series. Without groups, the measures are the totals."""
+    """Returns the totals of an answer by the name of the series. Without groups, the measures are the totals."""
     if not query.spec.group_by:
         return {}
     totals = answer_totals(record, query.spec, NO_QUESTIONS, merged)["total"]
@@ -345,13 +351,13 @@ ABSENT = float(np.frombuffer(np.uint64(0x7FF0000000000002).tobytes(), np.float64
 
 
 def is_absent(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which values are the staleness marker."""
+    """Returns which values are the staleness marker."""
     marked: npt.NDArray[np.bool_] = np.ascontiguousarray(values).view(np.uint64) == np.uint64(0x7FF0000000000002)
     return marked
 
 
 def _next_version_ms(query: RegisteredQuery, following: Sequence[RegisteredQuery]) -> int:
-    """The end of the first window of the next version, which takes the place of this one's last window."""
+    """Returns the end of the next version's first window, which replaces this version's last window."""
     for after in following:
         if after.ref.name == query.ref.name and isinstance(after.spec.window, TimeWindow):
             return after.spec.window.end(after.windows.from_ms)
@@ -359,13 +365,13 @@ def _next_version_ms(query: RegisteredQuery, following: Sequence[RegisteredQuery
 
 
 def lookback_ms(query: RegisteredQuery) -> int:
-    """How long a window's answer is shown after its end, if no newer one follows."""
+    """Returns how long a window's answer is shown after its end, if no newer answer follows."""
     spec = query.spec.window
     return max(MIN_LOOKBACK_MS, spec.longest_ms)
 
 
 def label_names(columns: Iterable[str]) -> list[str]:
-    """The labels of group columns: valid names, none of those that measures use, each once."""
+    """Returns the labels of group columns: valid names, different from the labels of measures, each once."""
     names: list[str] = []
     for column in columns:
         name = _NOT_A_LABEL.sub("_", column)
@@ -377,7 +383,10 @@ def label_names(columns: Iterable[str]) -> list[str]:
 
 
 def label_value(value: object) -> str:
-    """A group's value as a label's: null is ``null``; texts that could be mistaken for it, or are empty, are quoted."""
+    """Returns a group's value as a label.
+
+    Null is ``null``; texts that could be mistaken for it, or are empty, are quoted.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):

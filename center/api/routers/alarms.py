@@ -19,8 +19,8 @@ router = APIRouter(prefix="/v1", tags=["alarms"])
 def alarms(
     center: Center, limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Alarms at most.")] = MAX_LISTED
 ) -> AlarmList:
-    """Violations of the protocol's guarantees, such as one frame number with two contents.
+    """Lists violations of the protocol's guarantees, such as one frame number with two contents.
 
-    If there are more, each edge has an equal share, and each query of those that are about no edge.
+    If there are more than `limit`, each edge has an equal share. Alarms without an edge are shared among their queries.
     """
     return AlarmList(alarms=[Alarm.of(a) for a in center.catalog.alarms.latest(limit)])

@@ -1,4 +1,4 @@
-"""Alerts: what the rules of the sinks of the kind `alerts` say now, and what rules would have said."""
+"""Alerts: the state of the rules of sinks of the kind `alerts`, and the result of new rules on stored answers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AlertList(BaseModel):
 
 
 class RuleState(BaseModel):
-    """A rule and how it stands."""
+    """A rule and its state."""
 
     sink: str
     rule: str
@@ -102,9 +102,13 @@ class CheckedRule(BaseModel):
             alert = stated(rule, change.alert, change.status, change.at_ms)
             changes.append(CheckedAlert(at=alert["ends_at"], **{n: alert[n] for n in ("status", "labels", "details")}))
         return cls(
-            rule=rule.name, query=rule.query, condition=rule.text, problem=report.problem or None, fired=report.fired,
+            rule=rule.name,
+            query=rule.query,
+            condition=rule.text,
+            problem=report.problem or None,
+            fired=report.fired,
             changes=changes,
-        )  # fmt: skip
+        )
 
 
 class RuleCheck(BaseModel):
@@ -115,7 +119,7 @@ class RuleCheck(BaseModel):
 
 @router.get("", dependencies=[READS, IN_TURN], summary="The alerts that fire or are pending")
 def alerts(center: Center, caller: Caller) -> AlertList:
-    """Of the queries that the caller may read."""
+    """Lists the alerts of the queries that the caller may read."""
     shown = [
         FiringAlert(sink=name, **{key: value for key, value in alert.items() if key != "ends_at"})
         for name, state in saved_states(center.sinks)
@@ -125,9 +129,9 @@ def alerts(center: Center, caller: Caller) -> AlertList:
     return AlertList(alerts=shown)
 
 
-@router.get("/rules", dependencies=[READS, IN_TURN], summary="The rules, and how each stands")
+@router.get("/rules", dependencies=[READS, IN_TURN], summary="The rules and their states")
 def rules(center: Center, caller: Caller) -> RuleList:
-    """Of the queries that the caller may read. A rule is there once a process has run its sink."""
+    """Lists the rules of the queries that the caller may read. A rule is listed after a process has run its sink."""
     shown = [
         RuleState(sink=name, **rule)
         for name, state in saved_states(center.sinks)
@@ -145,7 +149,7 @@ def rules(center: Center, caller: Caller) -> RuleList:
     openapi_extra=_BODY,
 )
 async def check(request: Request, params: Annotated[FromParams, Query()], center: Center) -> RuleCheck:
-    """Reads the definition of a sink of the kind `alerts`. Defines nothing and notifies nobody."""
+    """Evaluates the definition of a sink of the kind `alerts`. Defines nothing and notifies nobody."""
     body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     return await run_sync(_check, request, center, body, content_type, params.start, limiter=center.parsing)
 
@@ -162,9 +166,13 @@ def _check(request: Request, center: Services, body: bytes, content_type: str, s
     for query in sorted(options.reads):
         require(request, "reader", query)
     report = check_rules(
-        [section.rule() for section in options.rules], center.catalog, center.results, start_ms=start_ms,
-        now_ms=center.now_ms, timeout_ms=CHECK_MS,
-    )  # fmt: skip
+        [section.rule() for section in options.rules],
+        center.catalog,
+        center.results,
+        start_ms=start_ms,
+        now_ms=center.now_ms,
+        timeout_ms=CHECK_MS,
+    )
     return RuleCheck(
         rules=[CheckedRule.of(rule) for rule in report.rules], answers=report.answers, is_whole=report.is_whole
     )

@@ -33,14 +33,14 @@ from edgewater.model.timestamps import rfc3339
 MAX_LIMIT = 1_000
 CHUNK = 25
 PAGE_BYTES = 4 << 20
-"""Bytes of synopses after which a page ends before its `limit`; rendered answers are about ten times larger."""
+"""A page ends after this many bytes of synopses, before its `limit`. Rendered answers are about ten times larger."""
 MAX_NAMED = 3
-"""Edges that a problem names."""
+"""Number of edges that a problem names."""
 CHANGING = "private, no-cache"
 """Cacheable, but revalidated each time; If-None-Match makes that cheap."""
 IMMUTABLE = "private, max-age=31536000, immutable"
 IMMUTABLE_SHORT = "private, max-age=60, immutable"
-"""For URLs without the query's version, since the name may be registered again after a deletion."""
+"""For URLs without the query's version. Another query may be registered under the name after a deletion."""
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
@@ -96,9 +96,9 @@ class RevisionParams(AnswerParams):
 def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that starts in [start, end), ascending, in pages.
 
-    Every answer states its completeness; windows without an answer are not listed. The range may span versions of the
-    query: a page has the windows of one version, and ends at the border to the next one. Earlier versions that cannot
-    answer the questions, such as about a measure that they lack, are left out.
+    Every answer states its completeness. Windows without an answer are not listed. The range may span versions of the
+    query: a page has the windows of one version, and ends at the border to the next version. Earlier versions that
+    cannot answer the questions are omitted, such as versions without a measure.
     """
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
@@ -119,10 +119,10 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     summary="The last window",
 )
 def latest(name: str, params: Annotated[LatestParams, Query()], request: Request, center: Center) -> Response:
-    """The newest revision of the last window that has an answer. After a change it is a window of the version before,
-    until the new version has an answer.
+    """The newest revision of the last window that has an answer.
 
-    Without one, the problem (404) says why: `state`, `reason`, `remedy`, `since` and `waits_for`, as `/status` does.
+    After a change it is a window of the previous version, until the new version has an answer. Without an answer, the
+    problem (404) states why: `state`, `reason`, `remedy`, `since` and `waits_for`, as `/status` does.
     """
     versions = _asked(versions_of(center, name, params.version), params)
     for query in reversed(versions):
@@ -133,10 +133,12 @@ def latest(name: str, params: Annotated[LatestParams, Query()], request: Request
 
 
 def _no_answer(request: Request, center: Services, query: RegisteredQuery, min_phase: Phase) -> Response:
-    """404 with the query's status: why it has no answer, whom it waits for, and what to do."""
+    """Returns a 404 with the query's status: why it has no answer, which edges it waits for, and what to do."""
     status = query_status(center, caller(request), query)
-    which = "answer" if min_phase is Phase.EARLY else f"answer of phase {min_phase.value}"
-    detail = f"query {query.ref.name} has no {which} yet: {status.reason or 'its windows are still open or may change'}"
+    wanted = "answer" if min_phase is Phase.EARLY else f"answer of phase {min_phase.value}"
+    detail = (
+        f"query {query.ref.name} has no {wanted} yet: {status.reason or 'its windows are still open or may change'}"
+    )
     if status.remedy:
         detail += f". What to do: {status.remedy}"
     members = status.model_dump(include={"state", "reason", "remedy", "since", "waits_for", "edges"})
@@ -180,8 +182,8 @@ def window(
 ) -> Response:
     """The answer to the window that starts at `start`.
 
-    A revision never changes, so it may be cached; the quality of a final one states the records that have come since,
-    so it is validated each time.
+    A revision never changes, so it may be cached. The quality of a final revision states later records, so clients
+    validate it each time.
     """
     query = version_with(versions_of(center, name, params.version), start)
     questions = params.questions(query.spec)
@@ -208,7 +210,7 @@ def revisions(name: str, start: Time, center: Center) -> Revisions:
 
 
 def _asked(versions: Sequence[RegisteredQuery], params: AnswerParams) -> list[RegisteredQuery]:
-    """Returns the versions that can answer the questions. Raises InvalidRequest: the newest cannot."""
+    """Returns the versions that can answer the questions. Raises InvalidRequest if the newest version cannot."""
     params.questions(versions[-1].spec)
     able = []
     for query in versions:
@@ -255,10 +257,10 @@ def _read_version(
 
 
 def _revisions(center: Services, query: RegisteredQuery, start_ms: int) -> list[int]:
-    found = center.results.revisions(query.ref, start_ms)
-    if not found:
+    revisions = center.results.revisions(query.ref, start_ms)
+    if not revisions:
         raise NotFound(f"query {query.ref.name}: no window that starts at {rfc3339(start_ms)} has an answer")
-    return found
+    return revisions
 
 
 def _respond(
@@ -274,7 +276,7 @@ def _respond(
     cache: str = CHANGING,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Answers in the requested form, or 304 before anything is rendered. Raises HttpProblem for `require`."""
+    """Returns answers in the requested form, or 304 before anything is rendered. Raises HttpProblem for `require`."""
     form = params.form(request.headers.get("accept"))
     if params.require is not None:
         require_complete(records)
@@ -296,9 +298,9 @@ def require_complete(records: Sequence[AnswerRecord]) -> None:
             edges = [*completeness["missing"], *completeness.get("left", ())]
             lacking = f"records of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}"
             if not edges:
-                said = {"after_final": "that came when it was final", "rejected": "that sources rejected"}
+                reasons = {"after_final": "that came when it was final", "rejected": "that sources rejected"}
                 parts = [
-                    f"{completeness[name]} records {text}" for name, text in said.items() if completeness.get(name)
+                    f"{completeness[name]} records {text}" for name, text in reasons.items() if completeness.get(name)
                 ]
                 lacking = " and ".join(parts) or "an expected edge"
             raise HttpProblem(

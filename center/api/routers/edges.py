@@ -1,4 +1,4 @@
-"""Edges as of their last Hello and heartbeat."""
+"""Edges, as their last Hello and heartbeat describe them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/edges", tags=["edges"])
 
 @router.get("", dependencies=[READS, IN_TURN], summary="All edges that ever connected")
 def edges(center: Center) -> EdgeList:
-    """`up` and `unreachable` describe the connection; whether an edge has events shows in its watermarks."""
+    """Lists all edges. `up` and `unreachable` describe the connection. Watermarks show whether an edge has events."""
     now_ms = center.now_ms()
     return EdgeList(edges=[Edge.of(e, now_ms) for e in center.catalog.edges.all()])
 
@@ -29,10 +29,10 @@ def edge(edge: str, center: Center) -> Edge:
     "/{edge}", dependencies=[ADMINISTERS], status_code=204, summary="Retire an edge", responses=problems(403, 404)
 )
 def retire(edge: str, center: Center) -> None:
-    """Declares an edge gone: answers no longer need it, and the center takes nothing from it.
+    """Retires an edge: answers no longer need it, and the center accepts no frames from it.
 
-    An edge that is connected, or connects again, learns it: it accepts no more records, and keeps what it has not
-    shipped.
+    A retired edge that is connected, or connects again, accepts no more records. Its journal keeps all records that are
+    not shipped.
     """
     center.catalog.edges.retire(EdgeId(edge))
 
@@ -45,5 +45,5 @@ def retire(edge: str, center: Center) -> None:
     responses=problems(403, 404),
 )
 def reinstate(edge: str, center: Center) -> None:
-    """Answers need the edge again. An agent that has learned of the retirement has to be restarted."""
+    """Reinstates an edge: answers need it again. Restart its agent if it has received the retirement."""
     center.catalog.edges.reinstate(EdgeId(edge))

@@ -51,7 +51,7 @@ router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
 
 def _readable(center: Services, caller: Principal, name: str) -> RegisteredQuery:
-    """The query, which a question names. Raises NotFound, also if the caller may not read it."""
+    """Returns the query that a question names. Raises NotFound, also if the caller may not read it."""
     if not caller.may("reader", name):
         raise NotFound(f"query {name} is not registered")
     return center.catalog.queries.get(name)
@@ -66,15 +66,16 @@ def _readable(center: Services, caller: Principal, name: str) -> RegisteredQuery
     summary="A stream of questions",
 )
 async def evaluate(name: str, request: Request, center: Center, caller: Caller) -> Response:
-    """Answers lines in their order while they are received; an invalid line is answered by a problem.
+    """Answers lines in their order while they are received. An invalid line is answered by a problem.
 
-    Windows: `latest` n, those that contain a time (`at`), or the one that starts at `window`; one line each, or one for
-    all with `merge`. `group` selects groups, `global` merges all groups; with neither, `data` has a row per group.
+    Windows: `latest` n, the windows that contain a time (`at`), or the window that starts at `window`. There is one
+    line per window, or one for all with `merge`. `group` selects groups, `global` merges all groups; with neither,
+    `data` has a row per group.
     """
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given and given not in READ_TYPES:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type and media_type not in READ_TYPES:
         accepted = ", ".join(READ_TYPES)
-        raise HttpProblem("unsupported-media-type", f"Content-Type: {given} is not one of {accepted}")
+        raise HttpProblem("unsupported-media-type", f"Content-Type: {media_type} is not one of {accepted}")
     query = await run_in_threadpool(center.catalog.queries.get, name)
     windows = StoredWindows(center.results, query, center.synopses, partial(_readable, center, caller))
     evaluator = LineEvaluator(windows, Evaluator(windows, center.synopses), request.url.path)

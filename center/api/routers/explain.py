@@ -27,14 +27,14 @@ from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 
 MAX_REVISIONS = 20
-"""Revisions of a window that an explanation evaluates."""
+"""Maximum number of revisions of a window that an explanation evaluates."""
 MAX_WINDOWS = 1_000
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
 
 class ExplainParams(QuestionParams):
-    """Selects a value of a window: a measure, a group, and what else the measure is asked."""
+    """Selects a value of a window: a measure, a group, and the questions about the measure."""
 
     revision: Annotated[int | None, Field(ge=1, le=1 << 53, description="Default: the newest.")] = None
 
@@ -54,9 +54,9 @@ class MatrixParams(BaseModel):
     summary="Why a value is what it is",
 )
 def explain(name: str, start: Time, params: Annotated[ExplainParams, Query()], center: Center) -> Explanation:
-    """The error by cause, what each edge had stated, and the value's revisions.
+    """Returns the error by cause, the statements of each edge, and the value's revisions.
 
-    Default: the first measure, and of several groups the one with the widest interval.
+    Default: the first measure, and of several groups the group with the widest interval.
     """
     query = version_with(versions_of(center, name, None), start)
     measure = _measure(params, query.spec)
@@ -121,7 +121,7 @@ def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measu
     shown = []
     for edge in edges:
         found, statement = known.get(EdgeId(edge)), stated.get(edge, unknown)
-        # The last heartbeat may be older than the frames that the answer has.
+        # The answer may contain frames that are newer than the last heartbeat.
         closed_ms = record.window_end_ms if statement["closed"] else until.get(edge)
         heard_ms = found.watermarks.get(query.spec.stream) if found else None
         shown.append(
@@ -143,7 +143,7 @@ def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measu
     summary="Which edges each window has",
 )
 def completeness(name: str, params: Annotated[MatrixParams, Query()], center: Center) -> CompletenessMatrix:
-    """The newest answer of each window, by edge. Windows without an answer are not listed."""
+    """Returns the newest answer of each window, by edge. Windows without an answer are not listed."""
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
     query = center.catalog.queries.get(name)
@@ -162,7 +162,7 @@ def completeness(name: str, params: Annotated[MatrixParams, Query()], center: Ce
 
 
 def _closed_by(record: AnswerRecord) -> frozenset[str] | None:
-    """The edges that had closed the window; None: unknown."""
+    """Returns the edges that had closed the window; None: unknown."""
     closed = record.quality.get("edges", {}).get("closed")
     return None if closed is None else frozenset(closed)
 
@@ -189,7 +189,7 @@ def _state(record: AnswerRecord, closed: frozenset[str] | None, edge: str) -> st
     "/budget", dependencies=[READS_QUERY, IN_TURN], responses=problems(404), summary="How the error budget is divided"
 )
 def budget(name: str, center: Center) -> QueryBudget:
-    """Per edge, the share that it was granted, that is in force and pending, and what it withholds."""
+    """Returns, per edge, the share that was granted, the share in force, the pending share, and the withheld values."""
     query = center.catalog.queries.get(name)
     divided, whole = error_limits(query.spec)
     state = center.catalog.budgets.state(query.ref)

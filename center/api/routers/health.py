@@ -31,10 +31,13 @@ async def livez() -> dict[str, bool]:
     responses={503: {"model": Readiness, "description": "Not ready; `missing` says why."}},
 )
 async def readyz(request: Request, center: Center) -> Response:
-    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway. Queries
-    that are set aside (`set_aside`) and sinks that fail do not make the center unready: the others are answered.
+    """Returns whether gateway, job and API send heartbeats, and both stores are reachable.
 
-    Where credentials are needed, reasons and addresses are for callers with the role reader on all queries.
+    Answers are served anyway.
+
+    Queries that are set aside (`set_aside`) and failing sinks do not make the center unready, because other queries are
+    answered. If credentials are required, reasons and addresses are shown to callers with the role reader on all
+    queries.
     """
     readiness = await run_in_threadpool(_readiness, center)
     if not await _may_read_all(request, center):
@@ -51,7 +54,7 @@ async def _may_read_all(request: Request, center: Services) -> bool:
 
 
 def _without_details(readiness: Readiness) -> Readiness:
-    """Which components are not ready, without addresses and reasons, which may quote a database's message."""
+    """Returns which components are not ready, without addresses and reasons, which may quote a database's message."""
     known = readiness.components
     components = {
         name: ComponentReadiness(
@@ -65,7 +68,7 @@ def _without_details(readiness: Readiness) -> Readiness:
 
 
 def missing_components(center: Services) -> list[str]:
-    """Which components are not ready, and why; blocks."""
+    """Returns which components are not ready, and why; blocks."""
     return _readiness(center).missing
 
 

@@ -50,7 +50,7 @@ router = APIRouter(prefix="/v1", tags=["live"])
 
 
 MAX_QUERIES = 500
-"""Queries that a stream of several names."""
+"""Maximum number of names of a stream of several queries."""
 
 
 Summary = Annotated[
@@ -101,9 +101,11 @@ async def live(
     caller: Caller,
     last_event_id: LastEventId = None,
 ) -> Response:
-    """Begins with the latest answer of each query. For the events, see the stream of one.
+    """A stream of several queries.
 
-    A query that is deleted leaves the stream; one that is registered under a name of the stream joins it.
+    It begins with the latest answer of each query. Its events are those of `/v1/queries/{name}/live`.
+
+    A deleted query leaves the stream. A new query with a name of the stream joins it.
     """
     _require_one(params)
     names = tuple(dict.fromkeys(params.query))
@@ -114,9 +116,15 @@ async def live(
                 raise NotFound(f"query {name} is not registered")
     after, allowed = _answer_id(last_event_id), partial(require_still, request)
     stream = LiveStream(
-        center.feed, reader=caller, after=after, require_allowed=allowed, names=names, summary=params.summary,
-        changes=params.changes, min_phase=params.min_phase,
-    )  # fmt: skip
+        center.feed,
+        reader=caller,
+        after=after,
+        require_allowed=allowed,
+        names=names,
+        summary=params.summary,
+        changes=params.changes,
+        min_phase=params.min_phase,
+    )
     return _stream(center, stream)
 
 
@@ -135,28 +143,34 @@ async def live_query(
     caller: Caller,
     last_event_id: LastEventId = None,
 ) -> Response:
-    """`answer`: an answer, with its answer id as the event id; the latest one comes first.
+    """A stream of one query.
 
-    `progress`: every few seconds, also without data: the edges' states and watermarks.
-    `gap`: answers were skipped because the client was too far behind; the newest follow.
-    A slow client gets the newest revision of each window only; `skipped` is then the number of revisions of the window
-    before it that this client did not get.
-    After a change of the query, the stream goes over to the new version with its first answer.
-    The stream ends when the query is deleted.
+    `answer`: an answer, with its answer id as the event id; the latest answer comes first. `progress`: every few
+    seconds, also without data: the edges' states and watermarks. `gap`: answers were skipped because the client was too
+    far behind; the newest follow. A slow client gets only the newest revision of each window. `skipped` is then the
+    number of earlier revisions that it did not get. After a change of the query, the stream continues with the new
+    version from its first answer. The stream ends when the query is deleted.
     """
     _require_one(params)
     query = await run_in_threadpool(_answered_version, center, name, params.min_phase)
     questions = await run_in_threadpool(params.questions, query.spec)
     after, allowed = _answer_id(last_event_id), partial(require_still, request)
     stream = LiveStream(
-        center.feed, query, questions, caller, after, allowed, summary=params.summary, changes=params.changes,
+        center.feed,
+        query,
+        questions,
+        caller,
+        after,
+        allowed,
+        summary=params.summary,
+        changes=params.changes,
         min_phase=params.min_phase,
-    )  # fmt: skip
+    )
     return _stream(center, stream)
 
 
 def _answered_version(center: Services, name: str, min_phase: Phase) -> RegisteredQuery:
-    """Returns the newest version of a query that has an answer; without one, the newest."""
+    """Returns the newest version of a query that has an answer; without any answer, the newest version."""
     versions = center.catalog.queries.versions(name)
     results = center.results
     answered = (q for q in reversed(versions) if results.latest(q.ref, min_phase, q.windows.until_ms) is not None)
@@ -184,7 +198,7 @@ def _stream(center: Services, stream: LiveStream) -> Response:
                     if events:
                         yield events
             except EdgewaterError as exc:
-                # The response has started, so no status can report the error; the client reconnects and continues.
+                # The response has started, so no status can report the error. The client reconnects and continues.
                 log.warning("a live stream was closed: %s", exc)
 
     # `progress` events keep the connection alive, so no pings are needed.

@@ -1,4 +1,4 @@
-"""How the queries stand at the center: what an operator looks at when it is short of CPU."""
+"""The load of the queries, for an operator whose center is short of CPU."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from edgewater.model.edge_records import expected_edges
 router = APIRouter(prefix="/v1", tags=["load"])
 
 
-@router.get("/load", dependencies=[READS, IN_TURN], summary="How the queries stand, the least slack first")
+@router.get("/load", dependencies=[READS, IN_TURN], summary="The load of the queries, the least slack first")
 def load(center: Center, caller: Caller) -> Load:
-    """Of each query that the caller may read: how long it can wait until its next answer is late, frames that are not
-    applied, what an answer costs here, and how it stands at the edges that schedule their queries.
+    """Lists, for each query that the caller may read: its slack, its unapplied frames, and the cost of an answer.
+
+    It also lists the query's load at the edges that schedule their queries.
     """
     catalog, now_ms = center.catalog, center.now_ms()
     consumed, last = center.results.consumed(), catalog.frames.last_positions()
@@ -25,7 +26,7 @@ def load(center: Center, caller: Caller) -> Load:
     costs, delays, edges = catalog.budgets.processing_delays(), catalog.queries.delays(), catalog.edges.all()
     known = {e.edge: e for e in edges}
     set_aside = {ref: query.state for ref, query in catalog.quarantine.queries().items()}
-    found = [
+    loads = [
         QueryLoad.of(
             query,
             frames=max(0, pending[query.key][1] - pending[query.key][0]),
@@ -38,4 +39,4 @@ def load(center: Center, caller: Caller) -> Load:
         )
         for query in queries
     ]
-    return Load(queries=sorted(found, key=QueryLoad.by_slack))
+    return Load(queries=sorted(loads, key=QueryLoad.by_slack))

@@ -1,6 +1,6 @@
 """The read-only part of Prometheus' HTTP API that Grafana uses, over answers: see `center.api.prometheus`.
 
-Errors have Prometheus' form, so that clients show them; those of access have the API's.
+Errors have Prometheus' form, so that clients show them. Errors of access have the API's form.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import EARLIEST_MS, LATEST_MS, parse_time
 
 PROMETHEUS_VERSION = "2.42.0"
-"""The version whose answers these are like. Clients choose by it what they ask."""
+"""The Prometheus version that the responses follow. Clients choose their requests by it."""
 FORM = "application/x-www-form-urlencoded"
 MAX_PARAMETERS = 1_000
 
@@ -43,13 +43,13 @@ class InvalidParameter(PromqlError):
 @router.get("/", dependencies=[OPEN])
 @router.get("", dependencies=[OPEN])
 async def home() -> Response:
-    """Some clients look here whether the address is right."""
+    """Some clients request this page to check the address."""
     return PlainTextResponse("Edgewater: answers as Prometheus series, at /prometheus/api/v1/\n")
 
 
 @router.api_route(f"{API}/query", methods=["GET", "POST"], dependencies=[READS, IN_TURN])
 async def query(request: Request, center: Center) -> Response:
-    """An expression at a time."""
+    """Evaluates an expression at a time."""
     return await _answer(request, center, _instant)
 
 
@@ -61,7 +61,7 @@ def _instant(center: Services, reader: SeriesReader, params: Params) -> Any:
 
 @router.api_route(f"{API}/query_range", methods=["GET", "POST"], dependencies=[READS, IN_TURN])
 async def query_range(request: Request, center: Center) -> Response:
-    """An expression over a range."""
+    """Evaluates an expression over a range."""
     return await _answer(request, center, _range)
 
 
@@ -78,7 +78,7 @@ def _range(center: Services, reader: SeriesReader, params: Params) -> Any:
 
 @router.api_route(f"{API}/series", methods=["GET", "POST"], dependencies=[READS, IN_TURN])
 async def series(request: Request, center: Center) -> Response:
-    """The series of the newest window in the range that match a selector."""
+    """Lists the series of the newest window in the range that match a selector."""
     return await _answer(request, center, _series)
 
 
@@ -107,26 +107,26 @@ async def label_values(name: str, request: Request, center: Center) -> Response:
 
 @router.get(f"{API}/metadata", dependencies=[READS, IN_TURN])
 async def metadata(request: Request, center: Center) -> Response:
-    """The type and the meaning of each series."""
+    """Lists the type and the meaning of each series."""
     return await _answer(request, center, _metadata)
 
 
 def _metadata(center: Services, reader: SeriesReader, params: Params) -> Any:
-    wanted = params.get("metric", [""])[0]
-    found: dict[str, list[dict[str, str]]] = {}
+    metric = params.get("metric", [""])[0]
+    result: dict[str, list[dict[str, str]]] = {}
     for query in reader.queries:
         expressions = query.spec.to_mapping()["measures"]
         assert isinstance(expressions, Mapping)
         for labels in reader.newest(query, None, None):
             name = dict(labels)["__name__"]
-            if not wanted or name == wanted:
+            if not metric or name == metric:
                 measure = name.partition(":")[2].partition(":")[0]
                 base = next((m for m in (measure, measure[:-6]) if m in expressions), None)
                 meaning = {"_lower": "lower bound of ", "_upper": "upper bound of "}.get(name[-6:], "")
-                said = f"{meaning}{expressions[base]}" if base else f"{measure} of the newest answer"
-                text = f"{said}, query {query.ref.name}"
-                found.setdefault(name, [{"type": "gauge", "help": text, "unit": ""}])
-    return found
+                description = f"{meaning}{expressions[base]}" if base else f"{measure} of the newest answer"
+                text = f"{description}, query {query.ref.name}"
+                result.setdefault(name, [{"type": "gauge", "help": text, "unit": ""}])
+    return result
 
 
 @router.get(f"{API}/rules", dependencies=[READS])
@@ -151,19 +151,19 @@ async def buildinfo() -> Response:
 
 
 def _found(reader: SeriesReader, params: Params) -> list[Labels]:
-    """The series of the newest window in the range of each query, that any `match[]` selects."""
+    """Returns the labels of each series of the newest window in the range that any `match[]` selects."""
     selected: Sequence[Matchers] = selectors(params.get("match[]", []))
     start = _time(params, "start", None) if "start" in params else None
     end = _time(params, "end", None) if "end" in params else None
     if start is not None and end is not None and end < start:
         raise InvalidParameter("end", _one(params, "end"), "a time that is not before start")
-    found: set[Labels] = set()
+    result: set[Labels] = set()
     for query in reader.queries:
         if selected and not any(m.of(query) for m in selected):
             continue
         each = reader.newest(query, start, end)
-        found.update(labels for labels in each if not selected or any(m.selects(labels) for m in selected))
-    return sorted(found)
+        result.update(labels for labels in each if not selected or any(m.selects(labels) for m in selected))
+    return sorted(result)
 
 
 async def _answer(request: Request, center: Services, make: Any) -> Response:
@@ -200,8 +200,11 @@ async def _answer(request: Request, center: Services, make: Any) -> Response:
 
 def _success(data: Any, warnings: Sequence[str] = ()) -> Response:
     body = {"status": "success", "data": data, **({"warnings": list(dict.fromkeys(warnings))} if warnings else {})}
-    return Response(json.dumps(body, ensure_ascii=False, allow_nan=False).encode(errors="replace"), 200,
-                    media_type="application/json")  # fmt: skip
+    return Response(
+        json.dumps(body, ensure_ascii=False, allow_nan=False).encode(errors="replace"),
+        200,
+        media_type="application/json",
+    )
 
 
 def _error(kind: str, message: str, status: int) -> Response:
@@ -217,7 +220,7 @@ def _one(params: Params, name: str) -> str:
 
 
 def _time(params: Params, name: str, default: int | None = None) -> int:
-    """A time in ms: seconds since 1970, or RFC 3339."""
+    """Returns a time in ms, from seconds since 1970, or RFC 3339."""
     if default is not None and not params.get(name):
         return default
     text = _one(params, name)
@@ -235,7 +238,7 @@ def _time(params: Params, name: str, default: int | None = None) -> int:
 
 
 def _seconds(text: str) -> int:
-    """A step in ms: seconds, or a duration."""
+    """Returns a step in ms, from seconds or a duration."""
     import promql_parser
 
     try:

@@ -19,10 +19,10 @@ router = APIRouter(prefix="/v1/quarantine", tags=["alarms"])
 
 @router.get("", dependencies=[READS_ALL, IN_TURN], summary="Frames and queries that are set aside")
 def quarantine(center: Center) -> QuarantineList:
-    """The frames could not be applied: windows state them as lost, and their bytes are kept.
+    """Lists the frames that could not be applied, and the queries that are set aside.
 
-    The queries are `paused` or `quarantined`: they get no answers, and their frames are kept. See `edgewater center
-    quarantine --help`.
+    Windows state the frames as lost, and their bytes are stored. Queries that are `paused` or `quarantined` get no
+    answers, and their frames are stored. See `edgewater center quarantine --help`.
     """
     quarantine = center.catalog.quarantine
     return QuarantineList(
@@ -37,5 +37,5 @@ def quarantine(center: Center) -> QuarantineList:
 def quarantined_frame(
     center: Center, query: str, position: Annotated[int, Path(ge=1, le=MAX_POSITION)]
 ) -> QuarantinedFrame:
-    """By the query's key, `name@version`, and the frame's position."""
+    """Returns a frame by the query's key, `name@version`, and the frame's position."""
     return QuarantinedFrame.of(center.catalog.quarantine.frame(query, position))

@@ -118,16 +118,16 @@ _BODY: dict[str, Any] = {
     },
 )
 async def register(params: Annotated[RegisterParams, Query()], request: Request, center: Center) -> Response:
-    """Edges receive it within a second. Registering the same query again changes nothing.
+    """Registers a query. Edges receive it within a second. Registering the same query again changes nothing.
 
-    The seed of its synopses is drawn, unless it has one.
+    The seed of its synopses is drawn, unless the query states one.
 
-    `dry_run` answers what would happen (`DryRun`), and registers nothing.
+    `dry_run` returns what would happen (`DryRun`), and registers nothing.
 
-    An invalid query is refused with the field, its value and what is accepted.
+    An invalid query is refused with the field, its value and the accepted values.
     """
     body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
-    # Never on the event loop, and one after the other: parsing takes up to a second of pure Python.
+    # Not on the event loop, and one query at a time: parsing takes up to a second of pure Python.
     spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
     return await register_query(request, center, spec, dry_run=params.dry_run, lasts_ms=params.lasts_ms)
@@ -166,7 +166,8 @@ async def change(
     No answer is deleted. Version n ends by itself when its last window is final. A query that is equal to the newest
     version changes nothing. A name without a query gets its first version.
 
-    An edge that hears late of the border states what it lacks or, with `since`, reads its records again.
+    If an edge receives the change after the border, it states the missing records or, with `since`, reads its records
+    again.
     """
     body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     spec = await run_sync(read_query, body, content_type, name, limiter=center.parsing)
@@ -192,7 +193,7 @@ async def register_query(
     lasts_ms: int | None = None,
     change: Change | None = None,
 ) -> Response:
-    """Registers a query for the caller, or answers what a registration would do.
+    """Registers a query for the caller, or returns what a registration would do.
 
     Args:
         lasts_ms, change: as in `Catalog.queries.register`.
@@ -219,17 +220,17 @@ def _answered_ms(center: Services, name: str) -> int:
 
 
 def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Change | None) -> DryRun:
-    """What a registration would do. Raises what the registration would raise."""
+    """Returns what a registration would do. Raises the exceptions that the registration would raise."""
     if change is not None:
         change = replace(change, answered_ms=_answered_ms(center, spec.name))
     queries = center.catalog.queries
     live, windows, misfit = queries.try_register(spec, center.now_ms(), lasts_ms=lasts_ms, change=change)
     known = {e.edge: e for e in center.catalog.edges.all()}
     if spec.edges is None:
-        # An edge whose permissions, or columns, do not fit is shown too.
-        wanted = [e.edge for e in known.values() if not e.retired and e.stream(spec.stream)]
+        # Edges whose permissions or columns do not fit are listed too.
+        expected = [e.edge for e in known.values() if not e.retired and e.stream(spec.stream)]
     else:
-        wanted = [EdgeId(edge) for edge in spec.edges]
+        expected = [EdgeId(edge) for edge in spec.edges]
     return DryRun(
         spec=spec.to_mapping(seed=False),
         sql=to_sql(spec, seed=False),
@@ -240,19 +241,19 @@ def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Ch
         refused=None if misfit is None or live is not None else misfit.message,
         entry_bytes={m.name: m.entry_bytes for m in spec.measures},
         notes=[*spec.notes, *_stream_notes(spec.stream, known.values())],
-        edges=[_would_accept(edge, known.get(edge), spec) for edge in sorted(wanted)],
+        edges=[_would_accept(edge, known.get(edge), spec) for edge in sorted(expected)],
     )
 
 
 def _stream_notes(stream: str, edges: Iterable[EdgeRecord]) -> list[str]:
-    """Returns a note if no edge serves the stream and an edge serves one with a similar name."""
+    """Returns a note if no edge serves the stream, but an edge serves a stream with a similar name."""
     served = {s.name for edge in edges for s in edge.streams if not edge.retired}
     near = did_you_mean(stream, sorted(served))
     return [f"from: no edge serves the stream {stream}{near}"] if near and stream not in served else []
 
 
 def _would_accept(edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec) -> DryRunEdge:
-    """As an edge decides, as far as its columns tell."""
+    """Returns whether an edge would accept the query, as far as its columns show."""
     if record is None:
         return DryRunEdge(edge=edge, accepted=None, code="never-connected", message=f"{edge} has never connected")
     stream = record.stream(spec.stream)
@@ -272,10 +273,10 @@ def _would_accept(edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec) -> D
 
 
 def read_query(body: bytes, content_type: str, name: str | None = None) -> QuerySpec:
-    """The query of a body. Raises InvalidQuery and HttpProblem; takes time that is linear in the body.
+    """Returns the query of a body. Raises InvalidQuery and HttpProblem; takes time that is linear in the body.
 
     Args:
-        name: the name that it has, or gets.
+        name: the name that the query has, or gets.
     """
     mapping = read_document(body, content_type, "a query")
     if name is not None and isinstance(mapping, dict):
@@ -296,7 +297,7 @@ def _register(
     center: Services, spec: QuerySpec, lasts_ms: int | None, change: Change | None, caller: Principal
 ) -> Response:
     def spend() -> None:
-        # Within the transaction, so that registering an equal query again costs nothing and reads the catalog once.
+        # Within the transaction: registering an equal query again costs nothing, and the catalog is read once.
         from_thread.run(center.rates.spend, caller, "registrations")
 
     seed = center.draw_seed()
@@ -375,12 +376,12 @@ def query(
     responses=problems(404),
 )
 def status(name: str, center: Center, caller: Caller) -> QueryStatus:
-    """Which edges the query waits for, since when, and what to do."""
+    """Returns which edges the query waits for, since when, and what to do."""
     return query_status(center, caller, center.catalog.queries.get(name))
 
 
 def query_status(center: Services, reader: Principal, query: RegisteredQuery) -> QueryStatus:
-    """The status of a query at this moment. Why a component is not ready may name other queries."""
+    """Returns the status of a query at this moment. The reason of an unready component may name other queries."""
     sees_all = reader.may("reader", None)
     latest, now_ms = center.results.latest(query.ref), center.now_ms()
     heartbeats = center.components.heartbeats()

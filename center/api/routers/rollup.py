@@ -1,4 +1,4 @@
-"""Roll-ups: windows merged into longer intervals, when they are asked for."""
+"""Roll-ups: windows merged into longer intervals, on request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgewater.model.windows import UTC
 MAX_INTERVALS = 1_000
 MAX_WINDOWS = 50_000
 MAX_BYTES = 256 << 20
-"""Bytes of the synopses that one request merges."""
+"""Maximum bytes of the synopses that one request merges."""
 CHUNK = 200
 CHUNK_BYTES = 16 << 20
 
@@ -64,8 +64,9 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
     """The newest answers of the windows of each interval, merged, ascending, in pages.
 
     Works for tumbling windows, and for sliding windows that fill an interval without overlaps. Each answer states in
-    `quality.completeness` how many `windows` its interval has and how many of them are `unanswered`; with an unanswered
-    window a sum has no bounds. The contract is the one of the windows. Intervals without an answer are not listed.
+    `quality.completeness` how many `windows` its interval has, and how many of them are `unanswered`. With an
+    unanswered window a sum has no bounds. The contract is met if each window has met its contract. Intervals without an
+    answer are not listed.
     """
     versions = versions_of(center, name, None)
     query, _, _ = only_version(versions, params.start if params.cursor is None else params.cursor, params.end)
@@ -89,13 +90,13 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
         headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
     if matches(request.headers.get("if-none-match"), etag):
         return Response(None, 304, headers)
-    # A budget is about one window, and the contract says how the windows kept it.
-    asked = replace(query, spec=replace(query.spec, budget=None))
-    return Response(center.renderer.rolled_up(answers, asked, questions, page, form), 200, headers, form)
+    # A budget is about one window. The contract states whether the windows met it.
+    unbudgeted = replace(query, spec=replace(query.spec, budget=None))
+    return Response(center.renderer.rolled_up(answers, unbudgeted, questions, page, form), 200, headers, form)
 
 
 class _PageFull(Exception):
-    """The windows of a page are as many, or as large, as one request may merge.
+    """A page has reached the number or the size of windows that one request may merge.
 
     Attributes:
         start_ms: start of the first window that was not merged.

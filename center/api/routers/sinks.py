@@ -36,7 +36,7 @@ class SinkGap(BaseModel):
 
 
 class SinkState(BaseModel):
-    """A sink and how far it is."""
+    """A sink and its progress."""
 
     name: str
     definition: dict[str, Any] | None = Field(description="As it was put here; null: it is in the center's file.")
@@ -48,7 +48,7 @@ class SinkState(BaseModel):
     behind_ms: int = Field(description="Age of the oldest answer that it has not read.")
     answers: int = Field(description="Answers that it has written, repetitions included.")
     rows: int
-    gap: SinkGap | None = Field(description="Answers that it never got.")
+    gap: SinkGap | None = Field(description="Answers that were deleted before the sink had them.")
     owner: str | None = Field(description="The process that runs it, host:pid.")
 
     @classmethod
@@ -77,7 +77,7 @@ class SinkList(BaseModel):
     sinks: list[SinkState]
 
 
-@router.get("", dependencies=[READS_ALL, IN_TURN], summary="The sinks, and how far they are")
+@router.get("", dependencies=[READS_ALL, IN_TURN], summary="The sinks and their progress")
 def sinks(center: Center) -> SinkList:
     return SinkList(sinks=[SinkState.of(status, center) for status in center.sinks.statuses()])
 
@@ -96,10 +96,10 @@ def sink(name: str, center: Center) -> SinkState:
     openapi_extra=_BODY,
 )
 async def define(name: str, request: Request, center: Center) -> Response:
-    """A changed sink goes on where it was.
+    """Defines a sink. A changed sink continues after the last answer that it has.
 
     A secret is `{"env": NAME}` or `{"file": PATH}`, which the process `edgewater center sink` reads. A sink of the
-    center's file is changed there (409).
+    center's file can be changed only there (409).
     """
     body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     return await run_sync(_define, center, name, body, content_type, limiter=center.parsing)
@@ -126,18 +126,18 @@ def _define(center: Services, name: str, body: bytes, content_type: str) -> Resp
     "/{name}", dependencies=[ADMINISTERS], status_code=204, summary="Delete a sink", responses=problems(403, 404)
 )
 def remove(name: str, center: Center) -> None:
-    """What it has written stays where it is."""
+    """Removes a sink. The answers that it has written stay in its target."""
     center.sinks.remove(name)
 
 
 @router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink", responses=problems(403, 404))
 def pause(name: str, center: Center) -> SinkState:
-    """The center keeps the answers that it has not written for `retention.sinks` longer."""
+    """Pauses a sink. For `retention.sinks`, the center keeps the answers that the sink has not written."""
     center.sinks.pause(name, True)
     return sink(name, center)
 
 
-@router.post("/{name}/resume", dependencies=[ADMINISTERS], summary="Let a sink go on", responses=problems(403, 404))
+@router.post("/{name}/resume", dependencies=[ADMINISTERS], summary="Resume a sink", responses=problems(403, 404))
 def resume(name: str, center: Center) -> SinkState:
     center.sinks.pause(name, False)
     return sink(name, center)
@@ -147,9 +147,10 @@ def resume(name: str, center: Center) -> SinkState:
     "/{name}/replay", dependencies=[ADMINISTERS], summary="Write answers again", responses=problems(403, 404, 422)
 )
 def replay(name: str, params: Annotated[FromParams, Query()], center: Center) -> SinkState:
-    """Writes all stored answers again that were given since the first one to a window that starts at `from` or later.
+    """Writes stored answers again: all that were given since the first answer to a window that starts at `from` or
+    later.
 
-    A sink replaces what it has, so repetitions do no harm.
+    A sink replaces its answers, so repetitions do no harm.
     """
     first = None if params.start is None else center.results.first_answer_from(params.start)
     center.sinks.replay(name, 0 if params.start is None else (first or center.results.last_answer_id() + 1) - 1)

@@ -111,11 +111,11 @@ _BODY: dict[str, Any] = {
 async def run_statement(params: Annotated[SqlParams, Query()], request: Request, center: Center) -> Response:
     """`CREATE [OR REPLACE] MATERIALIZED VIEW` registers a query, and `DROP MATERIALIZED VIEW` deletes one.
 
-    `EXPLAIN CREATE …` says what a registration would do. `SHOW QUERIES`, `STREAMS`, `EDGES` and `FUNCTIONS` list;
-    `SHOW CREATE q` has the statement of a query, and `DESCRIBE` the columns of a stream or a query.
+    `EXPLAIN CREATE …` returns what a registration would do. `SHOW QUERIES`, `STREAMS`, `EDGES` and `FUNCTIONS` list;
+    `SHOW CREATE q` returns the statement of a query, and `DESCRIBE` the columns of a stream or a query.
 
-    `SELECT` reads answers: each query is a table with a row per window and group, and `DESCRIBE` lists its columns.
-    It runs on DuckDB for at most 3 s, in 512 MiB, with the functions of a list.
+    `SELECT` reads answers: each query is a table with a row per window and group, and `DESCRIBE` lists its columns. It
+    runs on DuckDB for at most 3 s, in 512 MiB, with a fixed list of functions.
 
     A request has one statement. Each statement needs the role that the endpoint for the same task needs.
     """
@@ -183,16 +183,16 @@ async def _select(request: Request, center: Services, text: str, params: SqlPara
 
 def _selected(center: Services, checked: CheckedSelect, params: SqlParams) -> pa.Table:
     tables: dict[str, pa.Table] = {}
-    left = MAX_ROWS
+    rows_left = MAX_ROWS
     for name in checked.tables:
         versions = center.catalog.queries.versions(name)
         start, end = checked.start_ms, checked.end_ms
         if any("window_start" in [*q.spec.group_by, *(m.name for m in q.spec.measures)] for q in versions):
-            start, end = None, None  # WHERE names another column
+            start, end = None, None  # the query has a column of its own with this name
         start = max((ms for ms in (start, params.start) if ms is not None), default=None)
         end = min((ms for ms in (end, params.end) if ms is not None), default=None)
-        tables[name] = query_table(center, versions, start, end, left)
-        left -= tables[name].num_rows
+        tables[name] = query_table(center, versions, start, end, rows_left)
+        rows_left -= tables[name].num_rows
     return center.sql.run(checked.text, tables)
 
 
@@ -239,74 +239,113 @@ def _listed_streams(center: Services) -> list[StreamColumns]:
 
 def _show_queries(center: Services, reader: Principal) -> pa.Table:
     columns = {
-        "query": pa.string(), "version": pa.int64(), "stream": pa.string(), "measures": pa.string(),
-        "keys": pa.string(), "registered_at": pa.string(),
-    }  # fmt: skip
+        "query": pa.string(),
+        "version": pa.int64(),
+        "stream": pa.string(),
+        "measures": pa.string(),
+        "keys": pa.string(),
+        "registered_at": pa.string(),
+    }
     queries = [q for q in center.catalog.queries.newest() if reader.may("reader", q.ref.name)]
     return rows_table(
         columns,
         [
             (
-                q.ref.name, q.ref.version, q.spec.stream, ", ".join(m.name for m in q.spec.measures),
-                ", ".join(q.spec.group_by), rfc3339(q.registered_at_ms),
+                q.ref.name,
+                q.ref.version,
+                q.spec.stream,
+                ", ".join(m.name for m in q.spec.measures),
+                ", ".join(q.spec.group_by),
+                rfc3339(q.registered_at_ms),
             )
             for q in queries
         ],
-    )  # fmt: skip
+    )
 
 
 def _show_streams(center: Services, reader: Principal) -> pa.Table:
     columns = {
-        "stream": pa.string(), "declared_by": pa.string(), "columns": pa.string(), "edges": pa.int64(),
-        "records": pa.int64(), "watermark": pa.string(), "ended": pa.bool_(),
-    }  # fmt: skip
+        "stream": pa.string(),
+        "declared_by": pa.string(),
+        "columns": pa.string(),
+        "edges": pa.int64(),
+        "records": pa.int64(),
+        "watermark": pa.string(),
+        "ended": pa.bool_(),
+    }
     return rows_table(
         columns,
         [
             (
-                s.stream, s.source, ", ".join(f"{c.name} {c.type}" for c in s.columns), len(s.edges), s.records,
-                s.watermark, s.ended,
+                s.stream,
+                s.source,
+                ", ".join(f"{c.name} {c.type}" for c in s.columns),
+                len(s.edges),
+                s.records,
+                s.watermark,
+                s.ended,
             )
             for s in _listed_streams(center)
         ],
-    )  # fmt: skip
+    )
 
 
 def _show_edges(center: Services, reader: Principal) -> pa.Table:
     columns = {
-        "edge": pa.string(), "state": pa.string(), "last_seen": pa.string(), "streams": pa.string(),
-        "backlog_bytes": pa.int64(), "bandwidth_bytes_s": pa.float64(), "rtt_ms": pa.float64(),
+        "edge": pa.string(),
+        "state": pa.string(),
+        "last_seen": pa.string(),
+        "streams": pa.string(),
+        "backlog_bytes": pa.int64(),
+        "bandwidth_bytes_s": pa.float64(),
+        "rtt_ms": pa.float64(),
         "clock_offset_ms": pa.float64(),
-    }  # fmt: skip
+    }
     now_ms = center.now_ms()
     edges = [Edge.of(e, now_ms) for e in center.catalog.edges.all()]
     return rows_table(
         columns,
         [
             (
-                e.edge, e.state, e.last_seen, ", ".join(s.name for s in e.streams), e.backlog_bytes,
-                e.bandwidth_bytes_s, e.rtt_ms, e.clock_offset_ms,
+                e.edge,
+                e.state,
+                e.last_seen,
+                ", ".join(s.name for s in e.streams),
+                e.backlog_bytes,
+                e.bandwidth_bytes_s,
+                e.rtt_ms,
+                e.clock_offset_ms,
             )
             for e in edges
         ],
-    )  # fmt: skip
+    )
 
 
 def _show_functions(center: Services, reader: Principal) -> pa.Table:
     columns = {
-        "function": pa.string(), "argument": pa.string(), "types": pa.string(), "parameters": pa.string(),
-        "interval": pa.string(), "error_budget": pa.string(), "origin": pa.string(),
-    }  # fmt: skip
+        "function": pa.string(),
+        "argument": pa.string(),
+        "types": pa.string(),
+        "parameters": pa.string(),
+        "interval": pa.string(),
+        "error_budget": pa.string(),
+        "origin": pa.string(),
+    }
     return rows_table(
         columns,
         [
             (
-                f.name, f.argument, ", ".join(f.types), ", ".join(p.name for p in f.parameters), f.interval,
-                f.error_budget, f.origin,
+                f.name,
+                f.argument,
+                ", ".join(f.types),
+                ", ".join(p.name for p in f.parameters),
+                f.interval,
+                f.error_budget,
+                f.origin,
             )
             for f in functions().functions
         ],
-    )  # fmt: skip
+    )
 
 
 _LISTS: dict[Listed, Callable[[Services, Principal], pa.Table]] = {

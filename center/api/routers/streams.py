@@ -1,4 +1,4 @@
-"""Streams: the columns that their edges have or, where the configuration or an admin declares them, may have."""
+"""Streams: the columns that their edges have. The configuration or an admin may declare the accepted columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ router = APIRouter(prefix="/v1/streams", tags=["edges"])
 
 @router.get("", dependencies=[READS, IN_TURN], summary="The streams, and their columns")
 def streams(center: Center) -> StreamList:
-    """Of edges that are not retired, and those with declared columns."""
+    """Lists the streams with declared columns, and the streams of edges that are not retired."""
     return StreamList.of(center.catalog.streams.declared(), center.catalog.edges.all())
 
 
@@ -49,9 +49,9 @@ def streams(center: Center) -> StreamList:
     openapi_extra=_BODY,
 )
 async def declare_columns(stream: str, request: Request, center: Center) -> StreamColumns:
-    """Edges with another column, or another type, are refused until they are set right.
+    """Declares a stream's columns. Edges with another column, or another type, are refused until they are corrected.
 
-    A stream in the configuration has the columns that are written there (409).
+    The configuration may declare the columns of a stream. They can be changed only there (409).
     """
     body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     return await run_sync(_declare, center, stream, body, content_type, limiter=center.parsing)
@@ -77,5 +77,5 @@ def _declare(center: Services, stream: str, body: bytes, content_type: str) -> S
     responses=problems(403, 404, 409),
 )
 def undeclare_columns(stream: str, center: Center) -> None:
-    """The columns are then those of its edges; the first one that has a column decides its type."""
+    """Removes a declaration. The stream then has its edges' columns; the first edge with a column decides its type."""
     center.catalog.streams.undeclare(stream)

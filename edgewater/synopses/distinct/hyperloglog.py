@@ -1,16 +1,16 @@
 """HyperLogLog: the number of distinct values, in 2^p registers.
 
-Flajolet et al. (2007) with the improved estimator of Ertl, "New cardinality estimation algorithms for
-HyperLogLog sketches" (2017), section 2.3: one formula over the whole range, no bias tables. Its
-standard error is 1.04/√m with m = 2^p.
+Flajolet et al. (2007) with the improved estimator of Ertl, "New cardinality estimation algorithms for HyperLogLog
+sketches" (2017), section 2.3: one formula over the whole range, no bias tables. Its standard error is 1.04/√m with m =
+2^p.
 
-The top p bits of a hash choose the register. A register holds the largest ρ seen, the position of the lowest set bit
-among the other q = 64 - p bits (q + 1 if there is none). Counting from the low end makes folding exact and cheap: with
-one index bit less, ρ changes only where all q bits were zero.
+The top p bits of a hash choose the register. A register contains the largest ρ seen. ρ is the position of the lowest
+set bit among the other q = 64 - p bits (q + 1 if there is none). Counting from the low end makes folding exact and
+cheap: with one index bit less, ρ changes only if all q bits are zero.
 
-A group with few registers in use keeps them as sparse cells, and moves to a dense row of m bytes when more than m/8 are
-in use. That number only grows under merging, so the form of a group, and with it the bytes, depend on the values and
-not on their order.
+A group with few registers in use stores them as sparse cells. It gets a dense row of m bytes when more than m/8
+registers are in use. That number only grows under merging, so the form of a group, and with it the bytes, depend on the
+values and not on their order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ STANDARD_ERROR = math.sqrt(3 * math.log(2) - 1)
 _DENSE_DIVISOR = 8  # a group is dense if more than 1/8 of its registers are in use
 _NO_ROWS = np.zeros(0, np.int64)
 _ROLES = codec.ArrayRoles(1, equal=(0,), group_numbers=(5,))
-_MOST_GROUPS = 1 << 15  # whose histograms are in memory at a time
+_MOST_GROUPS = 1 << 15  # limits how many groups' histograms are in memory at a time
 _CHUNK = 1 << 15  # so that a chunk's temporaries stay in the L2 cache
 
 
@@ -65,7 +65,7 @@ class HyperLogLogStack(ArrayStack):
 
     Args:
         precision: p; only stacks of equal precision merge.
-        level: number of bits by which it was folded. Stacks of different levels merge.
+        level: how many bits of p it was folded by. Stacks of different levels merge.
         seed: seed of the hash.
     """
 
@@ -139,7 +139,7 @@ class HyperLogLogStack(ArrayStack):
         return None
 
     def _begin_dense(self, index: IntArray, rho: Registers) -> None:
-        """Adds a batch that probably needs a dense row to the only group, which is empty."""
+        """Adds a batch that probably needs a dense row. Called when the stack has one group, which is empty."""
         row = np.zeros((1, self.registers), np.uint8)
         np.maximum.at(row[0], index, rho)
         if np.count_nonzero(row) > self.registers // _DENSE_DIVISOR:
@@ -149,8 +149,11 @@ class HyperLogLogStack(ArrayStack):
             self._sparse.add(used, row[0, used])
 
     def _distinct(self, codes: IntArray, index: IntArray, rho: Registers) -> tuple[IntArray, IntArray, Registers]:
-        """Returns the registers that a batch uses, each once. An array of all registers is not much longer than such a
-        batch, and scattering into it takes a tenth of the time of a sort."""
+        """Returns the registers that a batch uses, each once.
+
+        An array of all registers is not much longer than the batch, and scattering into it takes a tenth of the time of
+        a sort.
+        """
         scratch = np.zeros(len(self) * self.registers, np.uint8)
         np.maximum.at(scratch, index if len(self) == 1 else codes * self.registers + index, rho)
         used = np.flatnonzero(scratch)
@@ -209,9 +212,9 @@ class HyperLogLogStack(ArrayStack):
         self._sparse.add(cell_keys(targets[~dense], cells_of(keys[~dense])), rho[~dense])
         theirs = np.flatnonzero(other._view("row") >= 0)
         if len(theirs):
-            wanted = np.zeros(len(self), bool)
-            wanted[codes[theirs]] = True
-            self._make_dense(wanted & (self._view("row") < 0))
+            to_densify = np.zeros(len(self), bool)
+            to_densify[codes[theirs]] = True
+            self._make_dense(to_densify & (self._view("row") < 0))
             mine, rows = self._view("row")[codes[theirs]], other._view("row")[theirs]
             for at, row in zip(mine.tolist(), rows.tolist(), strict=True):  # codes may repeat
                 np.maximum(self._dense[at], other._dense[row], out=self._dense[at])
@@ -260,16 +263,19 @@ class HyperLogLogStack(ArrayStack):
         """Merges rows of registers into the only group."""
         if self._state["row"][0] < 0:
             self._make_dense(np.ones(1, bool))
-        held = self._dense[self._state["row"][0]]
+        registers = self._dense[self._state["row"][0]]
         if self._sparse.holds_any:
             keys, rho = self._sparse.consolidated()
-            np.maximum.at(held, cells_of(keys), rho)
+            np.maximum.at(registers, cells_of(keys), rho)
             self._sparse.drop(np.ones(1, bool))
         for row in rows:
-            np.maximum(held, row, out=held)
+            np.maximum(registers, row, out=registers)
 
     def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with 2^levels times fewer registers, equal to a sketch built with that precision."""
+        """Returns a copy with 2^levels times fewer registers.
+
+        It is equal to a sketch that was built with that precision.
+        """
         check_fold(levels, self.bits - MIN_PRECISION, f"{self.kind} with {self.bits} bits left")
         result = self.take(np.arange(len(self)))
         for _ in range(levels):
@@ -279,7 +285,7 @@ class HyperLogLogStack(ArrayStack):
     def _fold_once(self) -> None:
         keys, rho = self._consolidate()
         empty_word = np.uint8(65 - self.bits)  # ρ = q + 1: all q bits are zero
-        # The removed index bit becomes the q-th bit of the rest.
+        # The removed index bit becomes the q-th bit of the remaining hash.
         raised = rho + ((rho == empty_word) & (keys & 1 == 0))
         even, odd = self._dense[:, 0::2], self._dense[:, 1::2]
         self.level += 1
@@ -344,10 +350,10 @@ class HyperLogLogStack(ArrayStack):
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the number of distinct values per group.
 
-        The interval is normal in the logarithm of the estimate, rounded outwards to whole numbers, since with few
-        values the true count differs from the estimate by single collisions. The lower end is wider by 0.6/√m, because
-        the estimate is skewed to the right (measured for p = 4 … 14), and never below the number of registers in use,
-        which is a deterministic bound.
+        The interval is normal in the logarithm of the estimate, and its ends are rounded outwards to whole numbers.
+        With few values, single collisions make the difference between count and estimate. The lower end is wider by
+        0.6/√m, because the estimate is skewed to the right (measured for p = 4 … 14). It is at least the number of
+        registers in use, which is a deterministic bound.
         """
         self.check(question)
         confidence = question.confidence if isinstance(question, Distinct) else Distinct().confidence
@@ -377,11 +383,11 @@ class HyperLogLogStack(ArrayStack):
         """Returns the number of registers with each ρ, shape (groups, q + 2)."""
         width = 66 - self.bits
         keys, rho = self._consolidate()
-        found = np.bincount(groups_of(keys) * width + rho, minlength=len(self) * width).reshape(-1, width)
+        histograms = np.bincount(groups_of(keys) * width + rho, minlength=len(self) * width).reshape(-1, width)
         for group in np.flatnonzero(self._view("row") >= 0):
-            found[group] = np.bincount(self._dense[self._view("row")[group]], minlength=width)
-        found[:, 0] = self.registers - found[:, 1:].sum(axis=1)
-        return found
+            histograms[group] = np.bincount(self._dense[self._view("row")[group]], minlength=width)
+        histograms[:, 0] = self.registers - histograms[:, 1:].sum(axis=1)
+        return histograms
 
     def to_message(self) -> SynopsisMessage:
         self._consolidate()

@@ -32,20 +32,21 @@ MAGIC = b"EWS1"
 _HEADER = struct.Struct("<4sI")
 MAX_BYTES = 1 << 30
 MAX_RECORDS = (1 << 64) - 1
-"""The largest number of records that a message has; sums stop there."""
+"""The largest number of records that a message can state. Sums stop at this number."""
 MAX_PARAMETERS = 64 << 10
 """Characters of a synopsis' parameters."""
-_MAX_BRACKETS = 256  # in the parameters: their depth is less
+_MAX_BRACKETS = 256  # limits the depth of the parameters
 _MAX_DIGITS = 30
 MAX_DEPTH = 4
 """Levels of nested synopses: a manager of managers of wavelets has three."""
 _BYTES_PER_MESSAGE = 16
-"""Fewer bytes than any nested message that was written has; in memory each takes about 100."""
+"""Every nested message that `seal` wrote has more bytes than this. In memory each takes about 100."""
 
 
 def _is_plain(data: bytes, at: int, end: int) -> bool:
     """Returns whether this is an array of numbers as `encode` writes it: types of three characters, a short shape, and
-    data up to the end."""
+    data up to the end.
+    """
     begin = at + 14
     if end - at < 18 or data[at : at + 4] != b"\x08\x01\x12\x03" or data[at + 12] != 0x22:
         return False
@@ -66,11 +67,11 @@ _STACK = Nesting({6: _ARRAY})
 _SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: _STACK})})})
 _MAX_AXES = 8
 _FACTOR_BITS = 32
-_VALUES_PER_STRING, _SAMPLE = 4, 1 << 10  # from which on a number per value takes fewer bytes than the strings
-_PLANES_FROM = 32  # numbers; of fewer, the order of bytes does not matter
+_VALUES_PER_STRING, _SAMPLE = 4, 1 << 10  # numbers take fewer bytes than strings from this many values per string on
+_PLANES_FROM = 32  # with fewer numbers, the order of bytes does not matter
 _MANY_RUNS = 3 / 4
 _SHOWN = 100
-_CACHED = 1 << 10  # characters of parameters that are parsed once
+_CACHED = 1 << 10  # parameters up to this many characters are parsed once
 _NARROWER = {
     "i": ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4"),
     "u": ("|u1", "<u2", "<u4"),
@@ -79,13 +80,13 @@ TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4
 EXACTLY = frozenset((s, t) for s in TYPES for t in TYPES if np.can_cast(s, t, "safe"))
 """(stored, declared) types between which every value converts exactly."""
 NUMBERS = frozenset((ArrayMessage.FIXED, ArrayMessage.PLANES))
-"""The encodings of numbers."""
+"""The encodings of arrays of numbers."""
 MIN_EXPONENT, MAX_EXPONENT = -1_074, 900
 """An integer of 32 bits times 2 to such a power is a float64."""
 END = b"\xff"
 """The byte at the end of a string, which UTF-8 never has."""
 MAX_REPEATED = 32
-"""Bytes that repeated strings take in memory at most, per byte of the message; a reader accepts twice as much."""
+"""Memory of repeated strings, at most, per byte of the message. A reader accepts twice as much."""
 MAX_CODED = 256
 
 
@@ -96,7 +97,7 @@ def seal(message: SynopsisMessage) -> bytes:
 
 
 def unseal(data: bytes, max_messages: int = 1 << 20) -> SynopsisMessage:
-    """Reads the bytes that `seal` wrote. Raises CorruptSynopsis for any others, and for more nested messages."""
+    """Reads the bytes that `seal` wrote. Raises CorruptSynopsis for other bytes, and for more nested messages."""
     require_intact(data)
     body = data[_HEADER.size :]
     try:
@@ -107,7 +108,7 @@ def unseal(data: bytes, max_messages: int = 1 << 20) -> SynopsisMessage:
 
 
 def require_intact(data: bytes) -> None:
-    """Raises CorruptSynopsis for bytes that `seal` did not write, by their length, magic and checksum."""
+    """Raises CorruptSynopsis unless length, magic and checksum show that `seal` wrote the bytes."""
     if len(data) < _HEADER.size or len(data) > MAX_BYTES:
         raise CorruptSynopsis(f"{len(data)} bytes cannot be a synopsis (at least {_HEADER.size})")
     magic, checksum = _HEADER.unpack_from(data)
@@ -145,10 +146,10 @@ def open_message(message: SynopsisMessage, kind: str, version: int, arrays: int,
 
 
 def parameters(kind: str, text: str) -> dict[str, Any]:
-    """Returns a message's parameters, whose lists and mappings may be shared and must not be changed.
+    """Returns a message's parameters. Lists and mappings in it may be shared: do not change them.
 
     Raises:
-        CorruptSynopsis: they are not a mapping in JSON, or too large.
+        CorruptSynopsis: the parameters are not a mapping in JSON, or too large.
     """
     if len(text) <= _CACHED:
         return dict(_cached_parameters(kind, text))
@@ -161,12 +162,12 @@ def _parameters(kind: str, text: str) -> dict[str, Any]:
         limits = f"at most {MAX_PARAMETERS} and {_MAX_BRACKETS} brackets"
         raise CorruptSynopsis(f"{kind}: parameters of {len(text)} characters, {shown!r}; expected {limits}")
     try:
-        found = _JSON.decode(text or "{}")
+        value = _JSON.decode(text or "{}")
     except ValueError as exc:
         raise CorruptSynopsis(f"{kind}: parameters are not JSON: {shown!r}") from exc
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise CorruptSynopsis(f"{kind}: parameters are not a mapping: {shown!r}")
-    return found
+    return value
 
 
 # Partials of one query have the same parameters.
@@ -209,7 +210,7 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if values.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
             integers = values.astype(np.int64)
-        # Bit patterns, not values: -0.0 == 0 but must come back as -0.0. NaN never compares equal.
+        # Compares bit patterns, not values: -0.0 == 0, but must be decoded as -0.0. NaN never compares equal.
         same = integers.astype(values.dtype).view(f"<i{values.itemsize}") == values.view(f"<i{values.itemsize}")
         if not same.all() or np.abs(values).max() >= 2.0**53:
             return values
@@ -246,13 +247,15 @@ def _pack(array: ArrayMessage) -> None:
         if divided.itemsize < values.itemsize:
             values, array.stored, array.exponent = divided, divided.dtype.str, exponent
     if values.dtype.kind == "f" or (len(values) < _PLANES_FROM and not array.exponent):
-        return  # floats that are repeated, such as prices, compress better as a whole
+        return  # repeated floats, such as prices, compress better as a whole
     array.encoding = ArrayMessage.PLANES
     array.data = _transposed(values.tobytes(), values.itemsize)
 
 
 def _common_exponent(values: npt.NDArray[Any]) -> int:
-    """Returns the largest e for which all values are multiples of 2^e; 0 if they have no use of it."""
+    """Returns the largest e for which all values are multiples of 2^e; 0 if quotients of floats do not fit into 32
+    bits.
+    """
     if values.dtype.kind != "f":
         common = int(np.bitwise_or.reduce(values))
         return (common & -common).bit_length() - 1 if common else 0
@@ -269,7 +272,7 @@ def _common_exponent(values: npt.NDArray[Any]) -> int:
 
 
 def _transposed(data: bytes, width: int) -> bytes:
-    """Returns bytes that are read in columns of a matrix of this width."""
+    """Returns the bytes of a matrix of this width, column by column."""
     return np.frombuffer(data, np.uint8).reshape(-1, width).T.tobytes()
 
 
@@ -395,8 +398,11 @@ def encode_keys(values: pa.Array) -> ArrayMessage:
 
 
 def _encode_strings(values: pa.Array) -> ArrayMessage:
-    """Encodes strings without nulls. Neighbours that are equal, such as sorted keys, are stored once; a column of few
-    different strings has numbers of them."""
+    """Encodes strings without nulls.
+
+    Equal neighbours, such as sorted keys, are stored once. A column of few different strings is stored as numbers of
+    strings.
+    """
     message = ArrayMessage(encoding=ArrayMessage.UTF8, shape=[len(values)])
     runs = pc.run_end_encode(values)
     if len(runs.values) <= _MANY_RUNS * len(values):
@@ -420,7 +426,9 @@ def _encode_strings(values: pa.Array) -> ArrayMessage:
 
 
 def _joined(strings: pa.Array, *, ended: bool = False) -> bytes:
-    """Returns the concatenation of strings of one length; of others, or if `ended`, with a byte `END` after each."""
+    """Returns the concatenation of strings. A byte `END` follows each string, unless all lengths are equal and `ended`
+    is false.
+    """
     _, offsets, text = strings.buffers()
     if text is None or not len(strings):
         return END * (len(strings) if ended or len(strings) > 1 else 0)
@@ -466,7 +474,7 @@ def decode_strings(messages: Sequence[ArrayMessage]) -> pa.Array:
 
 
 def distinct_strings(texts: Sequence[bytes], counts: Sequence[int]) -> pa.Array:
-    """Returns the strings of `Array.data` of some arrays, without repeats. Raises CorruptSynopsis."""
+    """Returns the distinct strings of the `Array.data` of some arrays. Raises CorruptSynopsis."""
     lengths = string_lengths(texts, counts)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
@@ -502,7 +510,9 @@ def string_lengths(texts: Sequence[bytes], counts: Sequence[int]) -> IntArray:
 
 
 def string_width(data: bytes, count: int) -> int:
-    """Returns the bytes of each of `count` strings; -1: they differ. Raises CorruptSynopsis for other numbers."""
+    """Returns the bytes of each of `count` strings; -1: a byte `END` follows each string. Raises CorruptSynopsis if
+    there are not `count` strings.
+    """
     ends = data.count(END)
     if ends == count and data.endswith(END):
         return -1
@@ -513,11 +523,11 @@ def string_width(data: bytes, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StringFacts:
-    """What is known of an array of strings before it is decoded.
+    """The size and the order of an array of strings, read before the strings are decoded.
 
     Attributes:
         count: the strings in `Array.data`.
-        places: for each value, the number of its string; None: each string is there once, in order.
+        places: for each value, the number of its string; None: the values are the strings, in order.
         nbytes: the memory that the values take.
     """
 
@@ -527,10 +537,10 @@ class StringFacts:
 
 
 def string_facts(message: ArrayMessage) -> StringFacts:
-    """Reads an array of strings but for the strings themselves.
+    """Reads an array of strings without decoding the strings.
 
     Raises:
-        CorruptSynopsis: there are not as many values as the shape says, or they would take too much memory.
+        CorruptSynopsis: the number of values contradicts the shape, or they would take too much memory.
     """
     if len(message.shape) != 1:
         raise CorruptSynopsis(f"strings of shape {tuple(message.shape)[:_MAX_AXES]}; expected one axis")
@@ -538,12 +548,12 @@ def string_facts(message: ArrayMessage) -> StringFacts:
     if not message.codes and not message.HasField("repeats"):
         ended = string_width(data, length) < 0
         return StringFacts(length, None, len(data) - ended * length + 4 * length)
-    most = min(2 * MAX_REPEATED * (len(data) + len(message.repeats.data) + len(message.codes)), MAX_BYTES)
-    count, places = _codes(message) if message.codes else _repeated(message, most // 4)
-    held = int(string_lengths([data], [count])[places].sum()) + 4 * length
-    if len(places) != length or held > most:
-        raise CorruptSynopsis(f"{len(data)} bytes of {count} strings, for {length} values that take {held} bytes")
-    return StringFacts(count, places, held)
+    max_bytes = min(2 * MAX_REPEATED * (len(data) + len(message.repeats.data) + len(message.codes)), MAX_BYTES)
+    count, places = _codes(message) if message.codes else _repeated(message, max_bytes // 4)
+    nbytes = int(string_lengths([data], [count])[places].sum()) + 4 * length
+    if len(places) != length or nbytes > max_bytes:
+        raise CorruptSynopsis(f"{len(data)} bytes of {count} strings, for {length} values that take {nbytes} bytes")
+    return StringFacts(count, places, nbytes)
 
 
 def _codes(message: ArrayMessage) -> tuple[int, IntArray]:

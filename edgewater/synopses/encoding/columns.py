@@ -1,12 +1,12 @@
 """Reads many serialised synopses of one kind at once: array by array over all partials, not partial by partial.
 
-Partials of one kind and of equal parameters begin with the same bytes and have the same number of arrays; lengths and
-stored types of the arrays differ (where these are equal too, `flat` is faster). The steps that a protobuf parser takes
-for one message are taken here for all partials at a time: each partial has a position, and a step of the format
-advances all positions. An array becomes (type, length, offset) per partial; one join extracts its data.
+Partials of one kind and of equal parameters begin with the same bytes and have the same number of arrays. Lengths and
+stored types of the arrays differ (if these are equal too, `flat` is faster). A protobuf parser takes its steps for one
+message at a time; this module takes each step for all partials at a time. Each partial has a position, and a step of
+the format advances all positions. An array becomes (type, length, offset) per partial; one join extracts its data.
 
 Only the output of `codec.seal` for numeric arrays, with fields in order, is supported. For anything else `read` returns
-None; the caller then uses the protobuf parser, which also reports errors.
+None. The caller then uses the protobuf parser, which also reports errors.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from edgewater.synopses.hashing import WordArray
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 _TYPE_AND_STORED = (0x1A00_0000_0312_0108, 0xFF00_0000_FFFF_FFFF), (0x22_0000_0003, 0xFF_0000_00FF)
-"""The 13 bytes of an array from its encoding to its shape, as two words, where the masks are set."""
+"""The 13 bytes of an array from its encoding to its shape, as two words: (expected bits, mask of the compared bits)."""
 _HIGH = 0x8080_8080_8080_8080
 _RECORDS_TAG, _ARRAY_TAG, _DATA_TAG = 0x28, 0x32, 0x2A
 _HEAD_BYTES = 32
-"""Bytes that the head of an array, which is all before its data, usually fits into."""
+"""The usual limit of the bytes of an array before its data."""
 
 
 class MessageBatch(Protocol):
@@ -127,7 +127,7 @@ class _Reader:
         self.at = self.at + 1
 
     def varint(self, here: BoolArray | None = None) -> IntArray:
-        """Reads a number of up to 5 bytes per partial; returns 0 and does not advance where `here` is false."""
+        """Reads a number of up to 5 bytes per partial. Where `here` is false, it returns 0 and does not advance."""
         word = self.word()
         last = ~word & np.uint64(_HIGH)
         if here is None and (last & np.uint64(0x80)).all():
@@ -151,7 +151,7 @@ class ColumnBatch:
     """A `MessageBatch` of partials that are not parsed. `read` constructs it.
 
     Attributes:
-        records: the sum over all partials.
+        records: the sum of the partials' numbers of records.
     """
 
     def __init__(self, partials: Sequence[bytes], first: SynopsisMessage, reader: _Reader) -> None:
@@ -208,7 +208,7 @@ class ColumnBatch:
         for code in used.tolist():
             codec.require_exact(type_, _name(code))
             sizes[stored == code] = codec.TYPES[_name(code)].itemsize
-        # Before anything is allocated: a length costs no bytes.
+        # Checked before any allocation, because a length in a message costs no bytes.
         if (items * sizes != lengths).any() or items[~filled].any() or type_ not in codec.TYPES:
             raise CorruptSynopsis(f"{self._first.kind}: shapes and lengths of array {number} do not fit")
         shape = int(column.dims[0].sum()), *rest
@@ -238,7 +238,7 @@ class ColumnBatch:
 
 
 def read(like: SynopsisMessage, partials: Sequence[bytes]) -> ColumnBatch | None:
-    """Reads sealed synopses that differ from `like` only in records and arrays; None: they differ in more."""
+    """Reads sealed synopses that differ from `like` only in records and arrays; None: there are other differences."""
     bare = SynopsisMessage(kind=like.kind, version=like.version, parameters=like.parameters, seed=like.seed)
     head = bare.SerializeToString(deterministic=True)
     first = codec.unseal(partials[0])
@@ -262,8 +262,10 @@ def _column(reader: _Reader) -> _Column:
 
 
 def _similar_column(reader: _Reader) -> _Column | None:
-    """Advances over an array whose heads differ only in their numbers: types and widths of numbers are equal. Returns
-    None, without advancing, for any other array."""
+    """Advances over an array whose heads differ only in their numbers: types and widths of numbers are equal.
+
+    For any other array it returns None and does not advance.
+    """
     begin = int(reader.at[0])
     model = reader.joined[begin : begin + _HEAD_BYTES]
     types = _width(model, 1) + 1  # after the tag and the length
@@ -277,8 +279,8 @@ def _similar_column(reader: _Reader) -> _Column | None:
         numbers.append(slice(size + 1, size + 1 + _width(model, size + 1)))
         size = numbers[-1].stop
     words = (int.from_bytes(model[at : at + 8], "little") for at in (types, types + 8))
-    known = all(word & mask == expected for word, (expected, mask) in zip(words, _TYPE_AND_STORED, strict=True))
-    if not known or model[0] != _ARRAY_TAG or size > _HEAD_BYTES or size - has_data < shape:
+    is_expected = all(word & mask == expected for word, (expected, mask) in zip(words, _TYPE_AND_STORED, strict=True))
+    if not is_expected or model[0] != _ARRAY_TAG or size > _HEAD_BYTES or size - has_data < shape:
         return None
     mask = np.full(size, 0xFF, np.uint8)
     for where in numbers:
@@ -298,7 +300,7 @@ def _similar_column(reader: _Reader) -> _Column | None:
 
 
 def _width(data: bytes, at: int) -> int:
-    """Returns the number of bytes of the number at a position; of one that does not end, more than there are."""
+    """Returns the number of bytes of the number at a position. If the number does not end, returns a larger length."""
     return next((n for n in range(1, 5) if data[at + n - 1 : at + n] < b"\x80"), len(data) + 1)
 
 
@@ -309,7 +311,7 @@ def _widths(data: bytes, at: int, end: int) -> Iterator[slice]:
 
 
 def _packed(digits: npt.NDArray[np.uint8]) -> IntArray:
-    """Returns the numbers that are given by their bytes, shape (numbers, width)."""
+    """Returns the numbers whose bytes are `digits`, shape (numbers, width)."""
     result = (digits[:, 0] & 0x7F).astype(np.int64)
     for place in range(1, digits.shape[1]):
         result |= (digits[:, place] & 0x7F).astype(np.int64) << 7 * place

@@ -31,11 +31,11 @@ class Layout:
 
     Attributes:
         length: bytes of a partial.
-        records: position of the varint with the number of records; empty if that is 0.
+        records: position of the varint with the number of records; empty if the number is 0.
         arrays: (position, stored type, shape) of each array.
-        mask: bits that are equal in all partials, of the bytes before the last varying array: all but those of the
-            checksum, the number of records and the varying arrays.
-        after: position after the last varying array, from which on all partials are equal.
+        mask: bits that are equal in all partials, of the bytes before the end of the last varying array. Bits of the
+            checksum, the number of records and the varying arrays are 0.
+        after: position of the end of the last varying array. All partials are equal from there on.
     """
 
     length: int

@@ -1,8 +1,8 @@
-"""Layouts: which arrays a message of a kind has, what belongs together in them, and the ranges of their numbers.
+"""Layouts: which arrays a message of a kind has, which of them have equal lengths, and the ranges of their numbers.
 
-A kind declares its layout once. It is checked on the message before any array is decoded, so that no length, rank or
-count of a message from elsewhere decides about an allocation. The check reads the stored numbers only of arrays with a
-range, and allocates no more than a copy of one array's bytes at a time.
+A kind declares its layout once. It is checked on the message before any array is decoded. So no length, rank or count
+of a foreign message decides about an allocation. The check reads the stored numbers only of arrays with a range, and
+allocates no more than a copy of one array's bytes at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYS = "keys"
 STRINGS = "utf8"
 MAX_RANK = 8
 MAX_COUNT = 1 << 62
-"""The largest number of values of a group: two of them add up."""
+"""The largest number of values of a group. The sum of two such numbers fits into int64."""
 MAX_SHIPPED = 1 << 40
 """The largest number of values of a group in a partial of an edge."""
 
@@ -31,7 +31,7 @@ MAX_SHIPPED = 1 << 40
 _KEYS = (KEYS,)
 _KEY_TYPES = (STRINGS, "<i8", "<f8", "|b1")
 _FLOATS = ("<f8",)
-_WIDE = ("<i8", "<u8")  # counts beyond 32 bits
+_WIDE = ("<i8", "<u8")  # counts of more than 32 bits
 _TYPES = codec.TYPES
 _FEW = 16
 _SHORT = 64
@@ -53,7 +53,7 @@ class AtMost:
 
 
 Shape = tuple[str | int | AtMost, ...]
-"""Lengths of the axes: numbers, or names of lengths, which are equal in all arrays of a message."""
+"""Lengths of the axes. A name stands for a length that is equal in all arrays of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Field:
         types: accepted declared types; `KEYS` stands for all types of keys, `STRINGS` for strings.
         shapes: accepted shapes.
         least, most: bounds of all numbers, both included. NaN is outside.
-        total: the numbers are counts, from 0, which add up to this length.
-        used: the number of counts above 0 is this length.
-        counts: the numbers are numbers of values, which a partial of an edge bounds by `MAX_SHIPPED`.
+        total: name of a length. The numbers are counts, from 0, and their sum is this length.
+        used: name of a length. The number of counts above 0 is this length.
+        counts: whether the numbers count values. `MAX_SHIPPED` limits them in a partial of an edge.
     """
 
     name: str
@@ -105,18 +105,18 @@ class Layout:
         return cls(fields)
 
     def strict(self) -> Layout:
-        """Returns the layout of what an edge ships: numbers of values are from 0 to `MAX_SHIPPED`."""
+        """Returns the layout of messages that an edge ships: numbers of values are from 0 to `MAX_SHIPPED`."""
         fields = (replace(f, least=max(f.least or 0, 0), most=MAX_SHIPPED) if f.counts else f for f in self.fields)
         return Layout(tuple(fields))
 
     def check(self, kind: str, arrays: Sequence[ArrayMessage], lengths: dict[str, int] | None = None) -> int:
-        """Checks arrays, as many as fields, and returns the bytes that they have when they are decoded.
+        """Checks arrays, as many as fields, and returns how many bytes they have when decoded.
 
         Args:
-            lengths: known lengths by name; gets those that are found.
+            lengths: known lengths by name; the check adds further lengths.
 
         Raises:
-            CorruptSynopsis: names the array, what it is, and what is expected.
+            CorruptSynopsis: names the array, its properties, and the accepted properties.
         """
         known = {} if lengths is None else lengths
         size = 0
@@ -128,7 +128,7 @@ class Layout:
         return size
 
     def may_overflow(self, arrays: Sequence[ArrayMessage]) -> bool:
-        """Returns whether numbers of values, or sums, are so large that a further merge may exceed their bounds."""
+        """Returns whether numbers of values, or sums, are so large that another merge may exceed their bounds."""
         return any(
             (field.counts and array.stored in _WIDE)
             or (field.types == _FLOATS and field.most is not None and array.stored == "<f8" and _is_large(field, array))
@@ -136,7 +136,7 @@ class Layout:
         )
 
     def decode(self, kind: str, arrays: Sequence[ArrayMessage]) -> list[Any]:
-        """Returns checked arrays: NumPy, or Arrow for those that are keys or strings. Raises CorruptSynopsis."""
+        """Returns checked arrays: NumPy arrays, or Arrow arrays of keys or strings. Raises CorruptSynopsis."""
         known: dict[str, int] = {}
         result: list[Any] = []
         for field, array in zip(self.fields, arrays, strict=True):
@@ -164,13 +164,13 @@ def layout_for(kind: str, layouts: Iterable[Layout], arrays: Sequence[ArrayMessa
 
 
 _Checked = tuple[str, tuple[int, ...], bytes, str, int]
-"""Declared type, shape, data, stored type, and the bytes that an array has when it is decoded."""
+"""Declared type, shape, data, stored type, and size of the decoded array in bytes."""
 
 
 def check_array(kind: str, name: str, array: ArrayMessage) -> _Checked:
-    """Checks an array by itself: its types, and that its shape has as many numbers as it has bytes for.
+    """Checks an array by itself: its types, and that the number of its bytes fits its shape.
 
-    An array without numbers has a first axis of 0, or short ones, since their lengths cost no bytes.
+    An array without numbers must have a first axis of 0, or short axes, since their lengths cost no bytes.
     """
     shape, data, stored, declared = tuple(array.shape), array.data, array.stored, array.type
     if array.encoding == ArrayMessage.UTF8:
@@ -228,7 +228,7 @@ def _fits_any(shapes: tuple[Shape, ...], shape: tuple[int, ...], lengths: dict[s
 
 
 def _fits(accepted: Shape, shape: tuple[int, ...], lengths: dict[str, int]) -> bool:
-    """Returns whether a shape is accepted; enters the lengths that were not known."""
+    """Returns whether a shape is accepted; adds the lengths that were not known."""
     if len(accepted) != len(shape):
         return False
     found: dict[str, int] = {}
@@ -250,7 +250,7 @@ def _shown(accepted: Shape, lengths: Mapping[str, int]) -> str:
 
 
 def _check_numbers(kind: str, field: Field, data: bytes, stored: str, lengths: dict[str, int]) -> None:
-    """Checks stored numbers, whose values are those of the declared type."""
+    """Checks stored numbers. Their values are equal to the values of the declared type."""
     least, most = (0, codec.MAX_BYTES) if field.total else (field.least, field.most)
     lowest, highest = _LIMITS[stored]
     low, high = least is not None and lowest < least, most is not None and highest > most
@@ -258,13 +258,13 @@ def _check_numbers(kind: str, field: Field, data: bytes, stored: str, lengths: d
         return
     numbers = np.frombuffer(data, _TYPES[stored])
     if len(numbers) <= _FEW:
-        # A reduction of an array takes longer than one of a few numbers.
+        # For few numbers, Python is faster than a reduction of NumPy.
         few = numbers.tolist()
         ends, total, used = (min(few), max(few)) if few else (0, 0), sum(few), len(few) - few.count(0)
         inside = all((least is None or n >= least) and (most is None or n <= most) for n in few)
     else:
         ends = (numbers.min() if low else least), (numbers.max() if high else most)
-        # False of NaN.
+        # false for NaN
         inside = (least is None or ends[0] >= least) and (most is None or ends[1] <= most)
         total = int(numbers.sum(dtype=np.int64)) if inside and field.total else 0
         used = int(np.count_nonzero(numbers)) if field.used else 0

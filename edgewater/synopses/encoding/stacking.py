@@ -1,10 +1,10 @@
-"""Joins the messages of many partials to the message of one stack, which has the groups of all of them in their order.
+"""Joins the messages of many partials to the message of one stack, which has all their groups in order.
 
-The stack is then read by the kind's own `from_message`, which checks every number once for all partials. What that
-cannot see, since lengths of different partials could cancel out, is checked here: in each partial, arrays that belong
-together have equal lengths, counts add up to the lengths that they describe, and group numbers are numbers of its own
-groups. Anything else than the output of `codec` raises `NotStackable`; the caller then reads the partials one by one,
-which also reports errors.
+The kind's own `from_message` then reads the stack, and checks every number once for all partials. It cannot see
+differences within a partial that cancel out between partials. So this module checks each partial: arrays of a common
+length have equal lengths, counts add up to the lengths that they describe, and group numbers are numbers of the
+partial's own groups. If the bytes are not output of `codec`, it raises `NotStackable`. The caller then reads the
+partials one by one, which also reports errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ONE = Field("number", ("<i8",), (("one",),))
 
 
 class NotStackable(Exception):
-    """Messages that are to be read one by one."""
+    """The messages have to be read one by one."""
 
 
 def stacked(
@@ -37,10 +37,10 @@ def stacked(
 
     Args:
         messages: of one kind, version, parameters and seed, with the arrays of `layout`.
-        groups: numbers of groups of the messages, int64, shape (messages,).
+        groups: how many groups each message has, int64, shape (messages,).
 
     Raises:
-        NotStackable: they are to be read one by one.
+        NotStackable: the messages have to be read one by one.
     """
     first = messages[0]
     result = SynopsisMessage(kind=first.kind, version=first.version, parameters=first.parameters, seed=first.seed)
@@ -61,10 +61,10 @@ def stacked(
 
 
 def keys(arrays: Sequence[ArrayMessage], groups: IntArray) -> pa.Array:
-    """Returns one column of the keys of all partials, from the output of `codec.encode_keys` of each.
+    """Returns one column with the keys of all partials, from the output of `codec.encode_keys` for each partial.
 
     Raises:
-        NotStackable, CorruptSynopsis: they are to be read one by one.
+        NotStackable, CorruptSynopsis: the messages have to be read one by one.
     """
     first = arrays[0]
     validity = [array.valid for array in arrays]
@@ -107,7 +107,7 @@ def _message(declared: str, values: npt.NDArray[Any]) -> ArrayMessage:
 
 
 def _require_numbers(field: Field, arrays: Sequence[ArrayMessage], checked_validity: bool = False) -> None:
-    """Checks that all are arrays of numbers of one declared type, which the field accepts."""
+    """Checks that all arrays contain numbers of one declared type that the field accepts."""
     types = {array.type for array in arrays}
     require_stackable(len(types) == 1 and all(array.encoding in codec.NUMBERS for array in arrays))
     require_stackable(types <= set(field.types) and KEYS not in field.types)
@@ -138,7 +138,7 @@ def _joined(
 
 
 def _agree(lengths: dict[str, IntArray], name: Any, found: IntArray) -> None:
-    """Checks that arrays that share a length have it in every partial; enters one that was not known."""
+    """Checks that arrays with a common length have equal lengths in every partial. Adds a length that was not known."""
     if isinstance(name, str):
         require_stackable(np.array_equal(lengths.setdefault(name, found), found))
 
@@ -156,7 +156,7 @@ def _numbers(arrays: Sequence[ArrayMessage], items: Sequence[int]) -> npt.NDArra
         joined_bytes = b"".join([data for _, data in found])
         require_stackable(stored != {"|b1"} or not joined_bytes.strip(b"\0\1"))
         return np.frombuffer(joined_bytes, stored.pop())
-    require_stackable("|b1" not in stored)  # other bytes than 0 and 1 would be numbers
+    require_stackable("|b1" not in stored)  # stored bytes other than 0 and 1 would become numbers
     joined = np.concatenate([np.frombuffer(data, of) for of, data in found])
     if joined.dtype.str not in codec.TYPES or (joined.dtype.str, declared) not in codec.EXACTLY:
         joined = joined.astype(declared) if joined.dtype.kind == codec.TYPES[declared].kind else _reject()

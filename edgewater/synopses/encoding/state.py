@@ -1,12 +1,12 @@
 """The state of a component with components of its own, as bytes: a tree of numbers and named arrays.
 
-Every component has one pair of methods: `to_state` returns its `State`, and `from_state` builds the component from one.
-The outermost component packs the tree once, so that each array is copied once. Unpacking returns exactly what was
-packed, so a restored component continues as the original would.
+Every component has two methods: `to_state` returns its `State`, and `from_state` builds a component from a `State`. The
+outermost component packs the tree once, so that each array is copied once. Unpacking returns exactly the packed state,
+so a restored component continues as the original component would.
 
-Layout: ``EWT1`` | CRC32C of the rest (4 bytes, little endian) | pieces, each a length (4 bytes) and bytes. The first
-piece is JSON: the kind, the version, and the tree with the names of its arrays. The others are the arrays: messages of
-`codec` in narrow types, or plain bytes.
+Layout: ``EWT1`` | CRC32C of the following bytes (4 bytes, little endian) | pieces, each a length (4 bytes) and bytes.
+The first piece is JSON: the kind, the version, and the tree with the names of its arrays. The other pieces are the
+arrays: messages of `codec` in narrow types, or plain bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exact aggregates per group: count, sum, minimum, maximum, mean, variance.
 
-The query functions `count`, `sum`, `min`, `max`, `mean` and `var` build them. Their states are a few numbers per
-group; those with an error function (`BoundedError`) are what an edge may withhold under an error budget.
+The query functions `count`, `sum`, `min`, `max`, `mean` and `var` build them. Their states are a few numbers per group.
+Under an error budget, an edge may withhold states that have an error function (`BoundedError`).
 """
 
 from edgewater.synopses.exact.aggregates import (

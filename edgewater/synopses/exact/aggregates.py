@@ -1,7 +1,7 @@
 """Exact aggregates per group: count, sum, min, max, mean, variance.
 
-Sums are exact: of integers beyond int64 too, of floats until an answer rounds them. Variances merge by the pairwise
-update of Chan, Golub and LeVeque (1979), which avoids the cancellation of sums of squares.
+Sums of integers are exact, even beyond int64. Sums of floats are exact until an answer rounds them. Variances merge by
+the pairwise update of Chan, Golub and LeVeque (1979), which avoids the cancellation of sums of squares.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _MAX_QUANTUM = 2.0**62
 _LARGEST_CUT = 2.0**900
 _HALF = 32
 FEW = 16
-"""Batches of fewer records than groups by this factor are summed over their own groups only."""
-_ROWS = 1 << 20  # rows whose lower halves add up to less than 2^53
+"""A batch with fewer than one record per this many groups is summed over its own groups only."""
+_ROWS = 1 << 20  # the lower halves of this many rows add up to less than 2^53
 
 WideSums = tuple[IntArray, IntArray]
 """Sums of int64 in 128 bits, as low word and carry per group: ``low + carry * 2^64``, low in [-2^63, 2^63)."""
@@ -58,11 +58,11 @@ def wide_sums(codes: IntArray, values: npt.NDArray[Any], groups: int) -> WideSum
     """Returns the exact sum of the values of each group."""
     low, carry = np.zeros(groups, np.int64), np.zeros(groups, np.int64)
     for at in range(0, len(values), _ROWS):
-        # bincount sums in float64, which is exact only below 2^53: the two 32-bit halves are summed apart.
+        # bincount sums in float64, which is exact only below 2^53. So the two 32-bit halves are summed separately.
         chunk, of = values[at : at + _ROWS], codes[at : at + _ROWS]
         lower = np.bincount(of, chunk & 0xFFFFFFFF, groups).astype(np.int64)
         upper = np.bincount(of, chunk >> _HALF, groups).astype(np.int64) + (lower >> _HALF)
-        # The rest is 64-bit arithmetic: the upper half's own upper half, rounded, is carried.
+        # The remaining additions use 64 bits. The upper half of `upper`, rounded, is the carry.
         wraps = (upper + (1 << (_HALF - 1))) >> _HALF
         add_wide((low, carry), (((upper - (wraps << _HALF)) << _HALF) | (lower & 0xFFFFFFFF), wraps))
     return low, carry
@@ -71,16 +71,16 @@ def wide_sums(codes: IntArray, values: npt.NDArray[Any], groups: int) -> WideSum
 def add_wide(sums: WideSums, more: WideSums, at: Any = slice(None)) -> None:
     """Adds `more` to `sums` in place, at distinct positions `at`."""
     (low, carry), (more_low, more_carry) = sums, more
-    held = low[at]
-    total = held + more_low  # arrays wrap around silently
+    low_before = low[at]
+    total = low_before + more_low  # arrays wrap around silently
     # The addition wrapped if both operands have one sign and the sum has the other: down by 2^64 if they are positive.
-    wrapped = ((held ^ total) & (more_low ^ total)) < 0
+    wrapped = ((low_before ^ total) & (more_low ^ total)) < 0
     low[at] = total
     carry[at] += more_carry + np.where(wrapped, np.where(total < 0, 1, -1), 0)
 
 
 def wide_as_float(sums: WideSums) -> FloatArray:
-    """Returns float64: the nearest one where the carry is 0, otherwise within one unit in the last place."""
+    """Returns float64: the nearest number if the carry is 0, otherwise within one unit in the last place."""
     low, carry = sums
     return np.asarray(low + carry * 2.0**64, np.float64)
 
@@ -164,8 +164,10 @@ class SumStack(ArrayStack):
 
 
 class IntegerSumStack(SumStack):
-    """Exact sums of int64, in 128 bits. The message has the array of carries only if a carry is not 0, which is
-    rare."""
+    """Exact sums of int64, in 128 bits.
+
+    The message has the array of carries only if a carry is not 0, which is rare.
+    """
 
     kind = "integer_sum"
     arrays = {"n": ("<i8", 0), "sum": ("<i8", 0), "carry": ("<i8", 0)}
@@ -213,8 +215,10 @@ class IntegerSumStack(SumStack):
 
 
 def _cut(stack: S, name: str, quantum: float) -> S:
-    """`DivisibleSum.cut` of an array of integers. In two's complement the low bits are the rest of negative numbers
-    too."""
+    """`DivisibleSum.cut` of an array of integers.
+
+    In two's complement the low bits are the remainder of negative numbers too.
+    """
     rest = stack.take(np.zeros(0, np.int64))
     rest.grow(len(stack))
     mask = int(min(max(quantum, 1.0), _MAX_QUANTUM)) - 1
@@ -352,9 +356,12 @@ class ExtremumStack(ArrayStack):
             return np.asarray(self.better(sent, self._view("best")))
 
     def change(self, sent: npt.NDArray[Any]) -> FloatArray:
-        """Returns the change. Of a group of which nothing was sent it is infinite, since another edge may have sent any
-        value; such a group is therefore always sent once. The exception is a maximum of 0 or more, which is its own
-        change: what the edge reports as `largest_unsent` bounds the maximum of such a group at the center."""
+        """Returns the change.
+
+        It is infinite if nothing was sent of a group, since another edge may have sent any value. So such a group is
+        always sent once. The exception is a maximum of 0 or more, which is its own change. The edge reports it as
+        `largest_unsent`, which bounds the maximum of such a group at the center.
+        """
         best, combined = self._view("best"), self.advance(sent)
         change = np.where(combined == sent, 0.0, _difference(combined, sent))
         return np.where((sent == self.unsent) & self._view("n"), self._first_change(best), change)
@@ -369,7 +376,7 @@ def _one_zero(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any
 
 
 def _one_nan(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Gives every NaN, in place, the same bits: those of NaN depend on the operation and the processor."""
+    """Gives every NaN, in place, the same bits. NaN of different operations and processors have different bits."""
     if values.dtype.kind == "f":
         values[np.isnan(values)] = np.nan
     return values
@@ -379,7 +386,7 @@ def _difference(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> FloatArray:
     if left.dtype.kind == "f":
         with np.errstate(invalid="ignore", over="ignore"):
             return np.asarray(left - right, np.float64)
-    # Differences of int64 need 65 bits: an unsigned one and the sign.
+    # Differences of int64 need 65 bits: an unsigned number and the sign.
     larger, smaller = np.maximum(left, right), np.minimum(left, right)
     size: FloatArray = (larger.view(np.uint64) - smaller.view(np.uint64)).astype(np.float64)
     return np.where(left >= right, size, -size)
@@ -456,7 +463,8 @@ class VarianceStack(_FloatSumsStack):
         high, low = batch._totals.means(counts, slice(0, self._length))
         with np.errstate(over="ignore", invalid="ignore"):  # squares overflow to infinity, infinities give NaN
             m2 = weighted_counts(codes, _deviations(values, high[codes], low[codes]) ** 2, self._length)
-            # Deviations of equal values may be a rounding of the mean; any others are far larger.
+            # Deviations of equal values may result from rounding the mean. Deviations of different values are far
+            # larger.
             batch._view("m2")[:] = np.where(m2 < counts * (_NO_DEVIATION * high) ** 2, 0.0, m2)
         at = np.flatnonzero(counts)
         self.merge(batch.take(at) if len(at) < self._length else batch, at)
@@ -496,16 +504,17 @@ class VarianceStack(_FloatSumsStack):
 _TINY = 1e-260
 _LEAST_FLOAT = 5e-324
 _VARIANCE_ERROR = 2.0**-49
-"""Bound of the relative rounding error of a variance, per value: each takes part in a few roundings of 2^-53."""
+"""Bound of the relative rounding error of a variance, per value. Each value takes part in a few roundings of 2^-53."""
 _NO_DEVIATION = 2.0**-80
-"""Different float64 differ from their mean by more than this part of it."""
+"""Different float64 values differ from their mean by more than this fraction of the mean."""
 
 
 def _deviations(values: npt.NDArray[Any], high: FloatArray, low: FloatArray) -> FloatArray:
     """Returns each value's difference from the mean ``high + low``."""
     if values.dtype.kind == "f" or (values.min(initial=0) > -(1 << 53) and values.max(initial=0) < 1 << 53):
         return np.asarray((values - high) - low, np.float64)
-    upper = (values >> _HALF) * 2.0**_HALF  # float64 does not represent larger integers, but both halves
+    # float64 does not represent larger integers exactly, but both halves of each integer
+    upper = (values >> _HALF) * 2.0**_HALF
     return np.asarray(((upper - high) + (values & 0xFFFFFFFF)) - low, np.float64)
 
 
@@ -566,9 +575,16 @@ def _max(_: Parameters, argument: pa.DataType | None) -> MaxStack:
 
 
 for _stack in (
-    CountStack, IntegerSumStack, FloatSumStack, MinStack, MaxStack, IntegerMinStack, IntegerMaxStack, MeanStack,
+    CountStack,
+    IntegerSumStack,
+    FloatSumStack,
+    MinStack,
+    MaxStack,
+    IntegerMinStack,
+    IntegerMaxStack,
+    MeanStack,
     VarianceStack,
-):  # fmt: skip
+):
     register_kind(_stack)
 register_function(Function("count", lambda *_: CountStack(), "optional", ITEM_TYPES, error="sum", exact=True))
 register_function(Function("sum", _sum, error="sum", exact=True))

@@ -1,13 +1,14 @@
 """`FloatSums`: exact sums of float64 per group, so that neither order nor cancellation changes a result.
 
-A sum is an expansion: a few float64 whose exact sum it is, of decreasing size, each at most half a unit in the last
-place of the one before. The first is then the sum rounded to float64, and the expansion of a number is unique, so that
-equal sums have equal bytes. Two suffice for most data; as many are kept as any group needs.
+A sum is stored as an expansion: a few float64 numbers, the *parts*, which add up to the sum exactly. Their size
+decreases: each is at most half a unit in the last place of the previous part. So the first part is the sum rounded to
+float64. The expansion of a number is unique, so that equal sums have equal bytes. Two parts suffice for most data; the
+array has as many parts as any group needs.
 
-Sums of a batch are exact without a loop over records: values are split at a power of two that is so large that the
-upper parts of all of a group's values add up exactly in float64, and the rest is split again (Rump, Ogita and Oishi,
-"Accurate floating-point summation", SIAM J. Sci. Comput. 2008, algorithm 3.2). Expansions are added as in Shewchuk,
-"Adaptive precision floating-point arithmetic" (1997).
+Sums of a batch are exact without a loop over records. Values are split at a power of two that is so large that the
+upper parts of all of a group's values add up exactly in float64. Then the lower parts are split again (Rump, Ogita and
+Oishi, "Accurate floating-point summation", SIAM J. Sci. Comput. 2008, algorithm 3.2). Expansions are added as in
+Shewchuk, "Adaptive precision floating-point arithmetic" (1997).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from edgewater.synopses.encoding.layout import AtMost, Field, Layout, field
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
 _CHUNK = 1 << 15
-"""Records whose temporaries stay in the processor's cache."""
+"""Records per chunk, whose temporaries stay in the processor's cache."""
 _MAX_CHUNK = 1 << 20
 _HUGE = 2.0**960
 _SCALE = 2.0**-128
-"""Values beyond `_HUGE` are summed apart, scaled, so that their sums do not overflow."""
+"""Values beyond `_HUGE` have their own sum, scaled by this factor, so that it does not overflow."""
 _MAX_PASSES = 100
-"""Two are usual."""
+"""Two passes are usual."""
 _SPLIT = 134217729.0  # 2^27 + 1
 
 MAX_PARTS = 64
@@ -41,7 +42,7 @@ MAX_PARTS = 64
 
 _FEW_PARTS = 4
 _MAX_SUM = _HUGE * 2.0**55
-"""No sum of 2^53 values is larger; a few of such sums do not overflow."""
+"""The limit of a sum of 2^53 values. A few of such sums do not overflow."""
 
 At = IntArray | slice
 
@@ -104,9 +105,9 @@ class FloatSums:
     """Exact sums, one per group.
 
     Attributes:
-        parts: float64 [part, group], the expansions; groups beyond those in use are 0.
+        parts: float64 [part, group], the expansions; columns of groups that do not exist yet are 0.
         huge: sums of the values beyond `_HUGE`, times `_SCALE`; None: there are none.
-        odd: float64 per group, the sum of its NaN and infinities; 0 where there are none. None: there are none at all.
+        odd: float64 per group, the sum of its NaN and infinities; 0 if the group has none. None: no group has any.
     """
 
     __slots__ = ("huge", "odd", "parts")
@@ -125,10 +126,10 @@ class FloatSums:
 
     def grow(self, groups: int) -> None:
         for sums in self._all():
-            held = sums.parts
-            if groups > held.shape[1]:
-                sums.parts = np.zeros((len(held), max(groups, 2 * held.shape[1])))
-                sums.parts[:, : held.shape[1]] = held
+            old = sums.parts
+            if groups > old.shape[1]:
+                sums.parts = np.zeros((len(old), max(groups, 2 * old.shape[1])))
+                sums.parts[:, : old.shape[1]] = old
         if self.odd is not None and len(self.odd) < self.parts.shape[1]:
             self.odd = np.concatenate([self.odd, np.zeros(self.parts.shape[1] - len(self.odd))])
 
@@ -185,7 +186,7 @@ class FloatSums:
             parts = other.parts[:, : len(codes)]
             usual = other.huge is None and other.odd is None
             if usual and np.abs(parts).max() <= _HUGE:
-                # The parts of a sum are values whose exact sum it is, and a sum has one normal form.
+                # The parts of a sum are values with the same exact sum, and a sum has one normal form.
                 for part in parts:
                     self.add_values(codes, part, counts)
             else:
@@ -225,8 +226,10 @@ class FloatSums:
         return self.rounded_with_error(groups)[0]
 
     def rounded_with_error(self, groups: int) -> tuple[FloatArray, FloatArray]:
-        """Returns the nearest float64 of each sum, and a bound of the distance to it; infinite if a finite sum
-        exceeds float64."""
+        """Returns the nearest float64 of each sum, and a bound of its distance to the sum.
+
+        The bound is infinite if a finite sum exceeds float64.
+        """
         parts = self.parts[:, :groups]
         value, error = parts[0].copy(), np.abs(parts[1:]).sum(axis=0) * (1 + 2.0**-50)
         if self.huge is not None:
@@ -260,13 +263,15 @@ class FloatSums:
         return np.zeros(groups, bool) if self.odd is None else self.odd[:groups] != 0.0
 
     def are_rounded(self, groups: int) -> BoolArray:
-        """Returns which of the first `groups` sums no float64 represents, or may not."""
+        """Returns which of the first `groups` sums may differ from their nearest float64."""
         more = self.parts[1:, :groups].any(axis=0)
         return np.asarray(more if self.huge is None else more | (self.huge.parts[0, :groups] != 0.0))
 
     def to_arrays(self, groups: int) -> list[ArrayMessage]:
-        """Returns one array: of shape (groups,), or (parts, groups) if a sum needs several; then those of `huge` and
-        `odd` if any group has them."""
+        """Returns one array, of shape (groups,), or (parts, groups) if a sum needs several parts.
+
+        The arrays of `huge` and `odd` follow if any group has them.
+        """
         huge = None if self.huge is None else _trimmed(self.huge.parts[:, :groups])
         odd = None if self.odd is None else self.odd[:groups]
         result = [_encoded(_trimmed(self.parts[:, :groups]))]
@@ -279,7 +284,7 @@ class FloatSums:
     def from_arrays(cls, arrays: Sequence[FloatArray], kind: str) -> Self:
         """Reads the arrays of `layouts`. Raises CorruptSynopsis."""
         result = cls()
-        # No sum of a batch is -0.0. Of one that a partial states, the sign would depend on the order of the partials.
+        # No sum of a batch is -0.0. For a -0.0 in a partial, the sign would depend on the order of the partials.
         result.parts = np.atleast_2d(arrays[0]) + 0.0
         if len(arrays) == 3:
             result.huge = FloatSums()
@@ -288,14 +293,14 @@ class FloatSums:
             if (np.isfinite(result.odd) & (result.odd != 0.0)).any():
                 raise CorruptSynopsis(f"{kind}: a sum of infinities and NaN is finite")
         for parts in (sums.parts for sums in result._all()):
-            # Parts that overlap take many passes until they do not, which takes no time if there are a few.
+            # Overlapping parts need many passes, which take no time if there are few parts.
             if len(parts) > _FEW_PARTS and (np.abs(parts[1:]) > np.spacing(np.abs(parts[:-1]))).any():
                 raise CorruptSynopsis(f"{kind}: {len(parts)} parts of a sum overlap")
         return result
 
 
 def touched(counts: IntArray) -> At:
-    """Returns the groups of which there are any values."""
+    """Returns the groups with at least one value."""
     found = np.flatnonzero(counts)
     return slice(0, len(counts)) if len(found) == len(counts) else found
 
@@ -306,7 +311,7 @@ def _normal(parts: list[FloatArray]) -> list[FloatArray]:
     at = 0
     while at < len(parts) - 2:
         high, half, rest = parts[at : at + 3]
-        # Exactly half a unit in the last place: the rest decides to which side the sum is rounded.
+        # Exactly half a unit in the last place: the third part decides the direction of rounding.
         tie = ((high + 2 * half) - high == 2 * half) & (np.sign(half) * np.sign(rest) > 0.0)
         if tie.any():
             parts[at] = np.where(tie, high + 2 * half, high)
@@ -316,7 +321,7 @@ def _normal(parts: list[FloatArray]) -> list[FloatArray]:
 
 
 def _distilled(parts: list[FloatArray]) -> list[FloatArray]:
-    """Returns the expansions such that each part is the rounded sum of itself and the next one."""
+    """Returns the expansions such that each part is the rounded sum of itself and the next part."""
     for _ in range(_MAX_PASSES):
         changed = False
         rest = parts[-1]
@@ -345,6 +350,6 @@ def _encoded(parts: FloatArray) -> ArrayMessage:
 
 
 def _one_nan(values: FloatArray) -> FloatArray:
-    """Gives every NaN, in place, the same bits: those of NaN depend on the operation and the processor."""
+    """Gives every NaN, in place, the same bits. NaN of different operations and processors have different bits."""
     values[np.isnan(values)] = np.nan
     return values

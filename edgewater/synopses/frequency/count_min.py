@@ -1,9 +1,9 @@
 """Count-min: frequencies of items, never too low, and too high by at most e·N/width with high probability.
 
-Cormode and Muthukrishnan, "An improved data stream summary" (2005). An item's estimate is the smallest of
-its counters, one per row. The interval [estimate - e·N/width, estimate] holds with probability 1 - e^-depth, because
-an estimate is never below the true frequency unless an item's total is negative. (Some libraries state the estimate as
-the *lower* bound; it is the upper one.)
+Cormode and Muthukrishnan, "An improved data stream summary" (2005). An item's estimate is the smallest of its counters,
+one per row. The interval [estimate - e·N/width, estimate] holds with probability 1 - e^-depth, because an estimate is
+never below the true frequency unless an item's total is negative. (Some libraries state the estimate as the *lower*
+bound, but it is the upper bound.)
 
 Conservative update is not supported: it tightens estimates, but prevents merging and subtraction.
 """
@@ -92,8 +92,11 @@ class CountMin(SingleCounters):
 
     @classmethod
     def for_error(cls, epsilon: float, delta: float = 0.01, *, seed: int = DEFAULT_SEED) -> Self:
-        """Returns the smallest sketch that is too high by at most epsilon·N with probability 1 - delta. Raises
-        InvalidRequest."""
+        """Returns the smallest sketch that is too high by at most epsilon·N with probability 1 - delta.
+
+        Raises:
+            InvalidRequest: no sketch reaches this error.
+        """
         needed = math.e / check_fraction("epsilon", epsilon)
         depth = math.ceil(-math.log(check_fraction("delta", delta)))
         if needed > MAX_WIDTH:

@@ -30,7 +30,7 @@ MIN_WIDTH, MAX_WIDTH = 16, 1 << 24
 MAX_DEPTH = 32
 
 _SAMPLE = 512
-_REPEATING = 1 << 16  # chunk of values with many duplicates: the larger it is, the fewer distinct ones remain
+_REPEATING = 1 << 16  # chunk size for values with many duplicates: a larger chunk has fewer distinct values per record
 
 
 class CounterStack(ItemStack):
@@ -38,7 +38,7 @@ class CounterStack(ItemStack):
 
     Args:
         width: a power of two; only stacks of equal width merge.
-        level: number of times it was folded. Stacks of different levels merge.
+        level: how many times it was folded. Stacks of different levels merge.
     """
 
     properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
@@ -103,7 +103,7 @@ class CounterStack(ItemStack):
         """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats.
 
         Args:
-            weights: int64, the multiplicity of each value (default 1); negative ones subtract.
+            weights: int64, the multiplicity of each value (default 1); negative weights subtract.
         """
         self._check_item_type(values)
         at = 0
@@ -117,7 +117,7 @@ class CounterStack(ItemStack):
             at = chunk.stop
 
     def _repeats(self, values: Any, at: int) -> bool:
-        """Whether to count distinct values first: a sample contains many duplicates."""
+        """Returns whether to count distinct values first, because a sample of the values contains many duplicates."""
         if len(values) - at < 2 * _SAMPLE:
             return False
         return len(_counted(self._hash(values[at : at + _SAMPLE]))[0]) <= _SAMPLE * 0.6
@@ -195,11 +195,11 @@ class CounterStack(ItemStack):
         self._table()[codes] += sign * other._table()
 
     def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with 2^levels times fewer columns, equal to a sketch built with that width."""
+        """Returns a copy with 2^levels times fewer columns. It is equal to a sketch that was built with that width."""
         check_fold(levels, halvings(self.columns // MIN_WIDTH), f"{self.kind} with {self.columns} columns left")
         result = self.take(np.arange(len(self)))
         result.level += levels
-        # A column is the top bits of a hash, so columns that fold into one are neighbours.
+        # The column is the top bits of a hash, so neighbouring columns fold into one column.
         result._counters = result._counters.reshape(len(self), self.depth, result.columns, 1 << levels).sum(axis=3)
         return result
 
@@ -250,11 +250,13 @@ class CounterStack(ItemStack):
 
 
 def exact_sum(counters: npt.NDArray[Any], axis: int) -> IntArray:
-    """Returns the int64 sum along an axis, computed in the narrowest type that cannot overflow: NumPy adds more numbers
-    of a narrower type at once."""
+    """Returns the int64 sum along an axis, computed in the narrowest type that cannot overflow.
+
+    NumPy adds more numbers of a narrower type at once.
+    """
     limits = np.iinfo(counters.dtype)
-    most = counters.shape[axis] * max(int(limits.max), -int(limits.min))
-    fitting = next((t for t in (np.int16, np.int32) if most <= np.iinfo(t).max), np.int64)
+    bound = counters.shape[axis] * max(int(limits.max), -int(limits.min))
+    fitting = next((t for t in (np.int16, np.int32) if bound <= np.iinfo(t).max), np.int64)
     return np.asarray(counters.sum(axis=axis, dtype=fitting), np.int64)
 
 

@@ -40,8 +40,8 @@ DEFAULT_WIDTH, DEFAULT_DEPTH = 1024, 5
 _MOMENT_FAILURES = 0.2
 """Part of the permitted failures that the bounds of second moments use."""
 _PAIRS = 16
-"""The number of pairs of probabilities among which the worst is searched. For an odd number of rows the worst pair is
-an end or the middle."""
+"""The number of pairs of probabilities that the search for the worst pair tries. For an odd number of rows, the worst
+pair is an end or the middle of the range."""
 
 _PRIME = (1 << 61) - 1
 _P, _LOW = np.uint64(_PRIME), np.uint64(0xFFFFFFFF)
@@ -63,7 +63,7 @@ class FastAgmsStack(CounterStack):
     def _row(self, words: WordArray, row: int) -> tuple[IntArray, IntArray]:
         values = polynomial(words, self._coefficients[row])
         signs = (values & np.uint64(1)).view(np.int64) * 2 - 1
-        # 61 bits: the top ones are the column, so that neighbours fold into one; the lowest is the sign.
+        # 61 bits: the top bits are the column, so that neighbours fold into one; the lowest bit is the sign.
         return (values >> np.uint64(62 - self.columns.bit_length())).view(np.int64), signs
 
     def query(self, question: Question | None = None) -> Estimates:
@@ -87,8 +87,10 @@ class FastAgmsStack(CounterStack):
         return value, np.floor(value / (1 + error)), upper
 
     def _bounded_moments(self, deviation: float) -> tuple[FloatArray, FloatArray]:
-        """Returns the second moment per group, and its upper bound if the median of rows is at most `deviation`
-        standard deviations too small."""
+        """Returns the second moment per group, and its upper bound.
+
+        The bound holds if the median of rows is at most `deviation` standard deviations too small.
+        """
         table = self._table().astype(np.float64)
         value = np.asarray(np.median((table * table).sum(axis=2), axis=1))
         error = deviation * math.sqrt(2 / self.columns)
@@ -96,12 +98,15 @@ class FastAgmsStack(CounterStack):
         return value, np.ceil(upper)
 
     def _largest_moments(self, failures: float) -> FloatArray:
-        """Returns what the second moment per group exceeds with at most this probability."""
+        """Returns bounds that the second moments exceed with a probability of at most `failures`; float64 per group."""
         return self._bounded_moments(deviations(self.depth, 1 - failures, sides=1))[1]
 
     def _join_size(self, other: FastAgmsStack, confidence: float) -> Estimates:
-        """Returns the join size J; solves |estimate - J|² ≤ t²·(F2·F2' + J²)/columns for J, with each F2 at its upper
-        bound, at a tenth of the failures each."""
+        """Returns the join size J per group.
+
+        Solves |estimate - J|² ≤ t²·(F2·F2' + J²)/columns for J. Each F2 is at its upper bound, which uses a tenth of
+        the failures.
+        """
         mine = self.fold(max(other.level - self.level, 0))
         other = other.fold(max(self.level - other.level, 0))
         products = mine._table().astype(np.float64) * other._table()
@@ -110,19 +115,21 @@ class FastAgmsStack(CounterStack):
         each = [stack._largest_moments(failures / 2) for stack in (mine, other)]
         factor = deviations(self.depth, confidence + failures) ** 2 / mine.columns
         with np.errstate(invalid="ignore"):
-            most = np.where(np.minimum(*each) > 0, each[0] * each[1], 0.0)
+            product = np.where(np.minimum(*each) > 0, each[0] * each[1], 0.0)
             if factor < 1:
-                root = np.sqrt(factor * value**2 + (1 - factor) * factor * most)
+                root = np.sqrt(factor * value**2 + (1 - factor) * factor * product)
                 lower, upper = (value - root) / (1 - factor), (value + root) / (1 - factor)
             else:
                 lower, upper = np.full(len(value), -np.inf), np.full(len(value), np.inf)
-            largest = np.sqrt(most)  # Cauchy and Schwarz
+            largest = np.sqrt(product)  # Cauchy and Schwarz
             lower, upper = np.maximum(np.floor(lower), -largest), np.minimum(np.ceil(upper), largest)
         return Estimates(value, np.minimum(lower, value), np.maximum(upper, value), confidence, self.kind)
 
     def _frequencies(self, item: Any, confidence: float) -> Estimates:
-        """Returns the median of the item's counters, each times its sign; solves |estimate - f|² ≤ t²·(F2 - f²)/columns
-        for f: the item does not collide with itself."""
+        """Returns the median of the item's counters, each times its sign.
+
+        Solves |estimate - f|² ≤ t²·(F2 - f²)/columns for f: the item does not collide with itself.
+        """
         word = self._hash_item(item)
         if word is None:
             return Estimates.exact(np.zeros(len(self)))
@@ -140,7 +147,7 @@ class FastAgmsStack(CounterStack):
 
 
 def _coefficients(seed: int, depth: int) -> list[list[np.uint64]]:
-    """Returns four random numbers below 2^61 - 1 per row, that of the highest power first."""
+    """Returns four random numbers below 2^61 - 1 per row. The first is the coefficient of the highest power."""
     words = hash_values(np.arange(4 * depth), seed ^ 0x4147_4D53)  # "AGMS": independent of the hashes of values
     return [[w % _P for w in words[4 * row : 4 * row + 4]] for row in range(depth)]
 
@@ -179,9 +186,9 @@ def polynomial(words: WordArray, coefficients: list[np.uint64]) -> WordArray:
 def deviations(depth: int, confidence: float, *, sides: int = 2) -> float:
     """Returns t such that the median of `depth` rows is within t standard deviations of one row, at this confidence.
 
-    A row deviates upwards by t or more with probability p ≤ 1/(1 + t²) (Cantelli), downwards with p' likewise, and
-    p + p' ≤ 1/t² (Chebyshev). The median deviates upwards only if at least half of the rows do, with probability g(p).
-    The largest g(p) + g(p') of all such pairs is the probability of a failure.
+    A row deviates upwards by t or more with probability p ≤ 1/(1 + t²) (Cantelli), downwards with p' likewise, and p +
+    p' ≤ 1/t² (Chebyshev). The median deviates upwards only if at least half of the rows do, with probability g(p). The
+    probability of a failure is the largest g(p) + g(p') of all such pairs.
 
     Args:
         sides: 1: the deviation in one direction only.
@@ -208,7 +215,7 @@ class FastAgms(SingleCounters):
 
     Args:
         width: a power of two from 16 to 2^24; one row's error is √(2/width) times the root of both moments.
-        depth: 1 to 32 rows, of which the median is used; an even number is no better than the odd one below it.
+        depth: 1 to 32 rows, of which the median is used. An even number is no better than the next lower odd number.
         seed: seed of the hash. Only synopses of equal width, depth and seed merge or join.
     """
 
@@ -219,8 +226,8 @@ class FastAgms(SingleCounters):
 
     @classmethod
     def for_error(cls, epsilon: float, delta: float = 0.05, *, seed: int = DEFAULT_SEED) -> Self:
-        """Returns the smallest sketch whose self-join size has a relative error of at most epsilon with probability
-        1 - delta.
+        """Returns the smallest sketch for a relative error of the self-join size of at most epsilon, with probability 1
+        - delta.
 
         Raises:
             InvalidRequest: no sketch reaches this error.

@@ -1,16 +1,16 @@
 """The most frequent items, from a bounded number of counters per group.
 
 Metwally et al., "SpaceSaving" (2005), in the form of Misra and Gries (1982), which is the same summary without its
-smallest counter (Agarwal et al., "Mergeable summaries", PODS 2012, lemma 1): whenever there are more than `capacity`
-counters, the (capacity + 1)-th largest is subtracted from all, and counters that reach 0 are dropped. The sum of the
-subtracted amounts, `error`, bounds the loss of any item, and each subtraction removed at least capacity + 1 times its
-amount from the total. For any order of merges therefore
+smallest counter (Agarwal et al., "Mergeable summaries", PODS 2012, lemma 1). Whenever there are more than `capacity`
+counters, the (capacity + 1)-th largest counter is subtracted from all, and counters that reach 0 are dropped. The sum
+of the subtracted amounts, `error`, bounds the loss of any item. Each subtraction removes at least capacity + 1 times
+its amount from the total. For any order of merges therefore
 
     counter ≤ frequency ≤ counter + error,  error ≤ (N - Σ counters)/(capacity + 1) ≤ N/(capacity + 1).
 
 Both bounds are deterministic, and counts are exact as long as a group has had at most `capacity` distinct items. The
-distinct items of a batch are counted exactly before they are added to the counters. The items that keep a counter
-depend on the order of merges, so answers agree only within their intervals: the stack is not commutative.
+distinct items of a batch are counted exactly before they are added to the counters. Which items have a counter depends
+on the order of merges, so answers agree only within their intervals: the stack is not commutative.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Counters:
     groups: IntArray
     words: WordArray
     counts: IntArray
-    items: pa.Array | None  # None: there are no items, and their type is unknown
+    items: pa.Array | None  # None: there are no items, and their type is not known yet
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -68,7 +68,7 @@ class TopKStack(ItemStack):
     Args:
         k: the default number of items of `top`.
         capacity: counters per group. Only stacks of equal k and capacity merge.
-        level: number of times the capacity was halved. Stacks of different levels merge.
+        level: how many times the capacity was halved. Stacks of different levels merge.
     """
 
     kind: ClassVar[str] = "top_k"
@@ -144,7 +144,7 @@ class TopKStack(ItemStack):
         self._append(_Counters(groups, self._hash(encoded.dictionary)[ids], counts, items))
 
     def _append(self, run: _Counters) -> None:
-        """Adds counters; prunes after as many additions as there may be counters."""
+        """Adds counters. Prunes when the added counters exceed the capacity of all groups."""
         if not len(run):
             return
         self._runs.append(run)
@@ -159,7 +159,7 @@ class TopKStack(ItemStack):
         self._unpruned = 0
 
     def _combined(self) -> _Counters:
-        """Returns all counters, with each item once per group."""
+        """Returns all counters. Each item is there once per group."""
         if self._runs:
             runs = [run for run in (self._held, *self._runs) if len(run)]
             groups, words, counts = (
@@ -175,7 +175,9 @@ class TopKStack(ItemStack):
         return self._held
 
     def _pruned(self) -> tuple[_Counters, IntArray]:
-        """Returns at most `counters` counters per group, and the amount subtracted from those of each group."""
+        """Returns at most `counters` counters per group, and per group the amount that was subtracted from its
+        counters.
+        """
         held = self._combined()
         lost = np.zeros(len(self), np.int64)
         sizes = np.bincount(held.groups, minlength=len(self))
@@ -253,14 +255,18 @@ class TopKStack(ItemStack):
         return RankedItems(best.groups, items, self._between(best.counts, (self._view("error") + lost)[best.groups]))
 
     def _between(self, lower: IntArray, error: IntArray) -> Estimates:
-        """Returns SpaceSaving's estimates: the upper bound for an item with a counter, 0 for one without."""
+        """Returns SpaceSaving's estimates: the upper bound for an item with a counter, 0 for an item without a
+        counter.
+        """
         upper = lower + error
         value, low, high = (a.astype(np.float64) for a in (np.where(lower > 0, upper, 0), lower, upper))
         return Estimates(value, low, high, 1.0, "space_saving")
 
     def to_message(self) -> SynopsisMessage:
-        """Returns the whole state, with the number of unpruned counters, which decides when the next pruning
-        happens."""
+        """Returns the whole state.
+
+        It contains the number of unpruned counters, which decides when the next pruning happens.
+        """
         message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
         held = self._combined()
         sizes = np.bincount(held.groups, minlength=len(self))
@@ -325,7 +331,7 @@ class TopK(SingleSynopsis[TopKStack]):
     Args:
         k: the default number of items of `top`.
         capacity: number of counters; None: ten times k. Every item with a frequency above N/(capacity + 1) has a
-            counter, and no frequency is off by more than that.
+            counter. No frequency is off by more than N/(capacity + 1).
         seed: seed of the hash. Only synopses of equal k, capacity and seed merge.
     """
 
@@ -354,7 +360,7 @@ class TopK(SingleSynopsis[TopKStack]):
         return [(item, ranked.frequencies[i]) for i, item in enumerate(ranked.items.to_pylist())]
 
 
-_QUERY_CAPACITY = 1 << 16  # counters of a query's measure: they must fit into a frame
+_QUERY_CAPACITY = 1 << 16  # limits the counters of a query's measure, which must fit into a frame
 
 
 def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,9 +1,9 @@
 """Equi-depth histograms, as a view of a DDSketch: boundary i of B is the quantile i/B.
 
-The sketch is the state and buckets are computed on demand, so merging is that of the sketch. A boundary is within the
-sketch's relative accuracy, and a bucket has its share of the values up to the mass of the bins that contain its
-boundaries. Counts in a range use the sketch's bins, not the buckets: the bounds are the count of the bins inside the
-range and that of the bins which it touches.
+The sketch is the state. Buckets are computed on demand, so histograms merge like sketches. A boundary is within the
+sketch's relative accuracy. A bucket has its share of the values, up to the mass of the bins that contain its
+boundaries. Counts in a range use the sketch's bins, not the buckets. The lower bound counts the bins inside the range,
+the upper bound the bins that it touches.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class EquiDepthStack(DDSketchStack):
         bins = SignedBins.of(cells_of(keys))
         lowest, _, highest = bins.edges(self.accuracy, self._view("level")[groups])
         least, greatest = self._view("min")[groups], self._view("max")[groups]
-        # An extreme inside a bin is the bin's edge and one of its values, so the bin is closed there.
+        # If an extreme value is inside a bin, it is the edge of the bin and one of its values. So the bin is closed
+        # there.
         open_low = (bins.sign > 0) & (lowest >= least)
         open_high = (bins.sign < 0) & (highest <= greatest)
         lowest, highest = np.maximum(lowest, least), np.minimum(highest, greatest)
@@ -110,7 +111,7 @@ class EquiDepthHistogram(SingleSynopsis[EquiDepthStack]):
         return [estimates[0] for estimates in self._stack.boundaries()]
 
 
-_QUERY_BUCKETS = 1000  # of a query's measure: each boundary is a quantile query
+_QUERY_BUCKETS = 1000  # limits the buckets of a query's measure: each boundary is a quantile query
 
 
 register_kind(EquiDepthStack)

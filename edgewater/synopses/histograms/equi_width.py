@@ -1,8 +1,8 @@
 """Equi-width histograms over a fixed range, one row of counters per group.
 
-Bin i holds [edge i, edge i+1); the last one includes its upper edge. Values outside the range, and NaN, have counters
-of their own and are never dropped. Bins are computed by arithmetic and then corrected by comparison with the edges, so
-a value is always in the bin whose edges enclose it, and the bounds of every answer are deterministic.
+Bin i is [edge i, edge i+1); the last bin includes its upper edge. Values outside the range, and NaN, have counters of
+their own and are never dropped. Bins are computed by arithmetic and then corrected by comparison with the edges. So a
+value is always in the bin whose edges enclose it, and the bounds of every answer are deterministic.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class EquiWidthStack(ArrayStack):
         """Adds a batch of integers or floats; integers count as the nearest float64.
 
         Args:
-            weights: int64, the multiplicity of each value (default 1); negative ones subtract.
+            weights: int64, the multiplicity of each value (default 1); negative weights subtract.
         """
         width = self.columns + 3
         for at in range(0, len(values), _CHUNK):
@@ -170,13 +170,18 @@ class EquiWidthStack(ArrayStack):
         self.counts[codes] += sign * other.counts
 
     def _restore_if_negative(self, before: IntArray, level: int) -> None:
-        """Undoes a subtraction that made counts negative, which would invalidate all bounds, and raises."""
+        """Undoes a subtraction that made counts negative, and raises IncompatibleSynopses. Negative counts would
+        invalidate all bounds.
+        """
         if (self._counts < 0).any():
             self._counts, self.level = before, level
             raise IncompatibleSynopses(f"{self.kind}: values to be subtracted were not added")
 
     def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with 2^levels times fewer bins, equal to a histogram built with that number."""
+        """Returns a copy with 2^levels times fewer bins.
+
+        It is equal to a histogram that was built with that number of bins.
+        """
         check_fold(levels, halvings(self.columns), f"{self.kind} with {self.columns} bins left")
         result = self.take(np.arange(len(self)))
         inner = result._counts[:, 1:-2].reshape(len(self), self.columns >> levels, 1 << levels).sum(axis=2)
@@ -210,15 +215,19 @@ class EquiWidthStack(ArrayStack):
         return Estimates.exact(n)
 
     def _cells(self) -> tuple[FloatArray, FloatArray]:
-        """Returns the lower and upper ends of all counters except that of NaN."""
+        """Returns the lower and upper ends of all counters except the counter of NaN."""
         ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
         return ends[:-1], ends[1:]
 
     def _range(self, low: float, high: float) -> Estimates:
-        """Returns the number of values in [low, high]: the bounds count full bins and touched bins; the estimate
-        assumes a uniform distribution within a bin."""
+        """Returns the number of values in [low, high].
+
+        The lower bound counts full bins, the upper bound touched bins. The estimate assumes a uniform distribution
+        within a bin.
+        """
         lowest, highest = self._cells()
-        closed = np.arange(len(lowest)) >= self.columns  # the last bin includes its upper edge; so does the one above
+        # the last bin includes its upper edge, and so does the counter above
+        closed = np.arange(len(lowest)) >= self.columns
         inside = (low <= lowest) & (high >= highest)
         touched = (high >= lowest) & np.where(closed, low <= highest, low < highest)
         touched[-1] = high > self.high  # values above the range are above its upper end

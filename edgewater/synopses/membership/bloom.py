@@ -1,11 +1,11 @@
-"""Bloom filter: whether a value is among those added. "No" is certain; "yes" is wrong at a known rate.
+"""Bloom filter: whether a value was added. "No" is certain; "yes" is wrong at a known rate.
 
 Bloom (1970). A filter must be sized for the values of *all* edges together: merging is a bitwise or, and a filter sized
 for one edge answers yes to everything after a hundred merges. The false positive rate is therefore computed from the
-bits that are set, (set/bits)^hashes, after any merge, and the basis of every answer states if more than half of the
-bits are set (`overfull`).
+bits that are set, (set/bits)^hashes, after any merge. The basis of every answer states if more than half of the bits
+are set (`overfull`).
 
-The number of distinct values follows from the same bits: -(bits/hashes)·ln(1 - set/bits); so do the sizes of unions and
+The number of distinct values follows from the same bits: -(bits/hashes)·ln(1 - set/bits). So do the sizes of unions and
 intersections. The bitwise *and* of two filters is not the filter of the intersection.
 
 Bits are spread over the whole filter. Blocks of a cache line are faster, but neither formula holds for them.
@@ -51,7 +51,7 @@ MIN_BITS, MAX_BITS = 64, 1 << 31
 MAX_HASHES = 32
 DEFAULT_BITS, DEFAULT_HASHES = 1 << 20, 7
 OVERFULL = 0.5
-"""The fraction of bits that are set when a filter holds the number of values that it was sized for."""
+"""The fraction of set bits when a filter has the number of values that it was sized for."""
 
 
 class BloomStack(ItemStack):
@@ -60,7 +60,7 @@ class BloomStack(ItemStack):
     Args:
         bits: a multiple of 64; only stacks of equal bits and hashes merge.
         hashes: bits set per value.
-        level: number of times it was folded. Stacks of different levels merge.
+        level: how many times it was folded. Stacks of different levels merge.
     """
 
     kind: ClassVar[str] = "bloom"
@@ -142,7 +142,7 @@ class BloomStack(ItemStack):
         self._rows[codes] |= other.fold(self.level - other.level)._table()
 
     def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with 2^levels times fewer bits, equal to a filter built with that size."""
+        """Returns a copy with 2^levels times fewer bits. It is equal to a filter that was built with that size."""
         check_fold(levels, halvings(self.positions // 64), f"{self.kind} with {self.positions} bits left")
         result = self.take(np.arange(len(self)))
         result.level += levels
@@ -182,8 +182,10 @@ class BloomStack(ItemStack):
         return _set_bits(self._table()) / self.positions
 
     def overfull(self) -> BoolArray:
-        """Returns which groups hold more values than they were sized for: their false positive rate is above the
-        target."""
+        """Returns which groups have more values than they were sized for.
+
+        Their false positive rate is above the target.
+        """
         return self.fill() > OVERFULL
 
     def _false_positives(self, fill: FloatArray) -> FloatArray:
@@ -194,8 +196,10 @@ class BloomStack(ItemStack):
         return self.kind if most <= OVERFULL else f"{self.kind}, overfull: {most:.0%} of the bits are set"
 
     def _contains(self, item: Any) -> Estimates:
-        """Answers `Contains`. The confidence of a yes is 1 - the highest false positive rate of the groups that answer
-        yes."""
+        """Answers `Contains`.
+
+        The confidence of a yes is 1 less the highest false positive rate of the groups that answer yes.
+        """
         word = self._hash_item(item)
         if word is None:
             return Estimates.exact(np.zeros(len(self)))
@@ -214,11 +218,11 @@ class BloomStack(ItemStack):
         return mine._table() | theirs._table(), theirs
 
     def _distinct(self, rows: Bits, confidence: float) -> Estimates:
-        """Estimates distinct values per group from the number of bits set, X: the n at which X is within z standard
-        deviations of its mean.
+        """Estimates distinct values per group from the number of set bits, X.
 
-        The number of bits that hashes·n random assignments leave unset is nearly normal, with variance
-        m·(p - (1 + c)·p²), where p = e^-c is their fraction (Johnson and Kotz). X/hashes is a certain lower bound.
+        The bounds are the numbers n for which X is z standard deviations from its mean. The number of bits that
+        hashes·n random assignments do not set is nearly normal, with variance m·(p - (1 + c)·p²), where p = e^-c is
+        their fraction (Johnson and Kotz). X/hashes is a certain lower bound.
         """
         m = rows.shape[1] * 8
         bits_set = _set_bits(rows)
@@ -281,7 +285,7 @@ def _mask(at: IntArray) -> Bits:
 
 
 def _set(flat: Bits, at: IntArray) -> None:
-    """Sets bits. An assignment sets one of several bits in a byte, so it repeats until none is missing."""
+    """Sets bits. An assignment sets one of several bits in a byte, so it repeats until all bits are set."""
     byte, mask = at >> 3, _mask(at)
     while len(byte):
         missing = np.flatnonzero(flat[byte] & mask == 0)
@@ -294,7 +298,7 @@ def _set_bits(rows: Bits) -> IntArray:
 
 
 class BloomFilter(SingleSynopsis[BloomStack]):
-    """Whether a value is among those added.
+    """Whether a value was added.
 
     Args:
         bits: a multiple of 64; `for_capacity` computes bits and hashes.
@@ -310,7 +314,7 @@ class BloomFilter(SingleSynopsis[BloomStack]):
 
     @classmethod
     def for_capacity(cls, capacity: int, fpr: float = 0.01, *, seed: int = DEFAULT_SEED) -> Self:
-        """Returns a filter with a false positive rate of `fpr` when it holds `capacity` distinct values.
+        """Returns a filter with a false positive rate of `fpr` when it contains `capacity` distinct values.
 
         Args:
             capacity: distinct values of all filters that will be merged, not of one edge.
@@ -325,7 +329,7 @@ class BloomFilter(SingleSynopsis[BloomStack]):
 
     @property
     def overfull(self) -> bool:
-        """Whether it holds more values than it was sized for."""
+        """Whether it contains more values than it was sized for."""
         return bool(self._stack.overfull()[0])
 
 

@@ -1,12 +1,12 @@
 """Cuckoo filters: membership with fewer bits than Bloom below a false positive rate of 3 %, and deletes.
 
-There are two kinds, because their algebra differs. `CuckooFilter` holds a set: equal values of two edges are one
-element, so merging is idempotent, and deletes are impossible, since another edge may have added the same value.
-`CountingCuckooFilter` holds a multiset: copies add up and can be subtracted.
+There are two kinds, because their algebra differs. `CuckooFilter` is a set: equal values of two edges are one element,
+so merging is idempotent. Deletes are impossible, since another edge may have added the same value.
+`CountingCuckooFilter` is a multiset: copies add up and can be subtracted.
 
 The state is a multiset of cells (`cuckoo_table.py`). No answer depends on where a cell is in the table, or on whether
-it is in the stash, and the bytes are the sorted cells. Merging therefore commutes exactly although tables do not, and
-nothing is dropped: a filter above its capacity becomes slow and less accurate, and the basis of its answers states it.
+it is in the stash, and the bytes are the sorted cells. So merging commutes exactly, although tables do not. Nothing is
+dropped: a filter above its capacity becomes slow and less accurate, and the basis of its answers states it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 MAX_BUCKETS = 1 << 24
 DEFAULT_BUCKETS = 1 << 15
 MAX_LOAD = 0.95
-"""The fraction of slots up to which insertion takes few rounds."""
+"""The fraction of used slots up to which insertion takes few rounds."""
 
 
 class CuckooStack(ItemStack):
@@ -126,7 +126,7 @@ class CuckooStack(ItemStack):
         self._add(*self._translated(other, codes))
 
     def _translated(self, other: Self, codes: IntArray) -> tuple[IntArray, IntArray]:
-        """Returns the other's cells with the group numbers of this stack, ascending."""
+        """Returns the cells of `other` with the group numbers of this stack, ascending."""
         keys, copies = other._contents()
         keys = codes[keys // self._span] * self._span + keys % self._span
         order = np.argsort(keys)
@@ -143,8 +143,9 @@ class CuckooStack(ItemStack):
         self._stash.reset(groups, self._span)
 
     def query(self, question: Question | None = None) -> Estimates:
-        """Returns the answer per group; the default question is the number of distinct values, of a multiset that of
-        all."""
+        """Returns the answer per group; the default question is the number of distinct values, or of all values of a
+        multiset.
+        """
         self.check(question)
         match question:
             case Contains(item):
@@ -185,15 +186,20 @@ class CuckooStack(ItemStack):
         return result
 
     def _membership(self, value: FloatArray, found: BoolArray) -> Estimates:
-        """Returns the estimates: a no is certain; a yes or a number of copies is right unless another value has the
-        same cell."""
+        """Returns the estimates.
+
+        A no is certain. A yes, or a number of copies, is right unless another value has the same cell.
+        """
         cells = self._cells()
         confidence = membership_confidence(self._false_positives(cells)[found])
         return Estimates(value, value, value, confidence, self._basis(cells))
 
     def _false_positives(self, cells: IntArray) -> FloatArray:
-        """Returns the false positive rate per group: a value is compared with 2/buckets of the cells, and each of them
-        has its fingerprint with probability 1/65535."""
+        """Returns the false positive rate per group.
+
+        A value is compared with 2/buckets of the cells, and each of these cells has its fingerprint with probability
+        1/65535.
+        """
         return np.asarray(-np.expm1(2 * cells / self.buckets * math.log1p(-1 / FINGERPRINTS)))
 
     def _basis(self, cells: IntArray) -> str:
@@ -201,8 +207,10 @@ class CuckooStack(ItemStack):
         return self.kind if load <= MAX_LOAD else f"{self.kind}, overfull: {load:.0%} of the slots"
 
     def _distinct(self, confidence: float) -> Estimates:
-        """Estimates distinct values per group: at least the number of cells; the number of pairs of values that share a
-        cell has a Poisson distribution."""
+        """Estimates distinct values per group, at least the number of cells.
+
+        The number of pairs of values that share a cell has a Poisson distribution.
+        """
         cells = self._cells()
         pairs = cells.astype(np.float64) ** 2 / (self.buckets * FINGERPRINTS)
         z = NormalDist().inv_cdf(confidence)
@@ -269,9 +277,11 @@ class CountingCuckooStack(CuckooStack):
     def decrement(self, codes: IntArray, values: Any) -> None:
         """Subtracts values that were added.
 
+        A value that was never added is not detected if it shares a cell with a value that was added. The other value is
+        then removed.
+
         Raises:
-            InvalidRequest: the filter does not contain some of them; nothing changes then. A value that was never added
-                but shares a cell with one that was is not detected, and removes that one.
+            InvalidRequest: the filter does not contain some of the values; nothing changes then.
         """
         self._check_item_type(values)
         self._remove(*np.unique(self._table.keys(codes, self._hash(values)), return_counts=True))
@@ -317,7 +327,7 @@ class _SingleCuckoo(SingleSynopsis[Any]):
 
 
 class CuckooFilter(_SingleCuckoo):
-    """Whether a value is among those added: a set, whose merges are idempotent.
+    """Whether a value was added: a set, whose merges are idempotent.
 
     Args:
         buckets: number of buckets of four 16-bit fingerprints, a power of two; see `for_capacity`.
@@ -328,7 +338,7 @@ class CuckooFilter(_SingleCuckoo):
 
 
 class CountingCuckooFilter(_SingleCuckoo, InvertibleSynopsis):
-    """Whether a value is among those added and not subtracted since: a multiset.
+    """Whether a value was added and not subtracted since: a multiset.
 
     Args:
         buckets: number of buckets of four 16-bit fingerprints, a power of two; see `for_capacity`.

@@ -1,14 +1,14 @@
 """The table and the stash of cuckoo filters: 16-bit fingerprints in buckets of four, of many groups in one array.
 
 Fan et al., "Cuckoo filter: practically better than Bloom" (2014). A fingerprint is stored in one of two buckets, i and
-i ^ spread(fingerprint), so that each follows from the other; this requires a power of two of buckets. A fingerprint
-with its pair of buckets is one *cell*, numbered by the lower bucket. The table holds each cell at most once. The stash
-counts further copies, so a value that occurs a million times does not fill its buckets, and it holds cells that have no
-place in the table.
+i ^ spread(fingerprint), so that each bucket number gives the other. This requires a power of two of buckets. A
+fingerprint with its pair of buckets is one *cell*, numbered by the lower bucket. The table contains each cell at most
+once. The stash counts further copies, so a value that occurs a million times does not fill its buckets. The stash also
+contains cells for which the table has no place.
 
-Insertion works in rounds of a few array operations: all unplaced fingerprints try one bucket and then the other; then
-one per full bucket evicts a fingerprint. `insert` returns those that have no place after `MAX_ROUNDS`, or earlier if
-evictions no longer make progress.
+Insertion works in rounds of a few array operations. All unplaced fingerprints try one bucket and then the other; then
+one fingerprint per full bucket evicts another. `insert` returns the fingerprints without a place after `MAX_ROUNDS`, or
+earlier if evictions no longer make progress.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ BUCKET_BYTES = 2 * SLOTS + 1
 
 MAX_ROUNDS = 256
 _PROGRESS_ROUNDS = 24
-"""Rounds in which an eighth of the unplaced fingerprints must find a place; otherwise insertion stops."""
+"""If fewer than an eighth of the unplaced fingerprints find a place within this many rounds, insertion stops."""
 
 _MANY = 1 << 10
-"""Unplaced fingerprints of which it is worth while to count those that have no place."""
+"""With more unplaced fingerprints than this, it pays to count the fingerprints for which there is no place."""
 
 _SPREAD = finalised(np.arange(1 << 16, dtype=np.uint64), 0).view(np.int64)
 
@@ -92,7 +92,10 @@ class CuckooTable:
         return pair[np.arange(len(keys)), at // SLOTS] * SLOTS + at % SLOTS, same.any(axis=1)
 
     def insert(self, keys: IntArray) -> IntArray:
-        """Adds distinct cells that are not in the table; returns the cells, which may be others, that have no place."""
+        """Adds distinct cells that are not in the table.
+
+        Returns the cells without a place, which may be older cells.
+        """
         bucket, fingerprint = keys >> 16, keys & FINGERPRINTS
         before, surplus = len(keys), keys[:0]
         for turn in range(MAX_ROUNDS):
@@ -114,7 +117,7 @@ class CuckooTable:
         return np.concatenate([surplus, self._keys(bucket, fingerprint)])
 
     def _exceed_free_slots(self, buckets: IntArray) -> BoolArray:
-        """Returns which fingerprints are of a group that has fewer free slots than unplaced fingerprints."""
+        """Returns which fingerprints belong to a group that has fewer free slots than unplaced fingerprints."""
         groups = buckets // self.buckets
         free = SLOTS * self.buckets - self.sizes()
         return np.asarray((np.bincount(groups, minlength=len(free)) > free)[groups])
@@ -134,10 +137,13 @@ class CuckooTable:
         return placed
 
     def _evict(self, buckets: IntArray, fingerprints: IntArray, turn: int) -> None:
-        """Exchanges one fingerprint per bucket with one in the bucket, which tries its other bucket next; in place."""
+        """Exchanges, in place, one fingerprint per bucket with a fingerprint in the bucket.
+
+        That one tries its other bucket next.
+        """
         _, one = np.unique(buckets, return_index=True)
         bucket = buckets[one]
-        # The slot depends on the round and the bucket: otherwise evictions would cycle.
+        # The slot depends on the round and the bucket. Otherwise evictions would form a cycle.
         slot = (finalised(bucket.view(np.uint64), turn + 1) & np.uint64(SLOTS - 1)).view(np.int64)
         evicted = self._slots[bucket, slot].astype(np.int64)
         self._slots[bucket, slot] = fingerprints[one]
@@ -174,7 +180,7 @@ class CuckooTable:
 
 
 class CuckooStash:
-    """Copies of cells beyond the one in the table, and cells without a place there, as sorted arrays.
+    """The copies of cells beyond the copy in the table, and cells without a place there, as sorted arrays.
 
     Attributes:
         keys: the cells, distinct and ascending.
@@ -197,12 +203,14 @@ class CuckooStash:
         return np.where(self.keys[at] == keys, self.copies[at], 0)
 
     def add(self, keys: IntArray, copies: IntArray) -> None:
-        """Adds copies of distinct cells; removes them if negative."""
+        """Adds copies of distinct cells; negative numbers remove copies."""
         if len(keys):
             self.keys, self.copies = self.joined(keys, copies)
 
     def joined(self, keys: IntArray, copies: IntArray) -> tuple[IntArray, IntArray]:
-        """Returns these cells and the stash's, ascending and distinct, with the sums of their copies that are not 0."""
+        """Returns the union of these cells and the stash, ascending and distinct, with the sums of copies that are not
+        0.
+        """
         keys, copies = np.concatenate([keys, self.keys]), np.concatenate([copies, self.copies])
         if not len(keys):
             return keys, copies

@@ -1,10 +1,10 @@
 """DDSketch: quantiles with a bounded relative error, for values of either sign.
 
 Masson, Rim and Lee, "DDSketch" (VLDB 2019), with the uniform collapse of Epicoco et al., "UDDSketch" (IEEE Access
-2020): when a sketch has too many bins, γ becomes γ² and neighbouring bins become one, so the bound holds for every
-quantile and not only for the high ones. (α, level) identifies the bins, never a float γ; sketches of different levels
-merge at the higher one. The level is the smallest at which the bins fit, which depends on the values and not on their
-order.
+2020). When a sketch has too many bins, γ becomes γ² and two neighbouring bins become one bin. So the bound holds for
+every quantile, not only for the high quantiles. (α, level) identifies the bins, never a float γ. Sketches of different
+levels merge at the higher level. The level is the smallest level at which the bins fit. It depends on the values and
+not on their order.
 
 Bins are cells (`sparse_cells.py`) numbered by `SignedBins`, in the order of the values. NaN is counted separately and
 has no rank; infinities have one.
@@ -73,14 +73,14 @@ _MAX_LEVEL = 20  # at this level, two bins cover all values of one sign
 _REDUCTIONS = (("nan", add), ("below", add), ("above", add), ("sum", add), ("min", min), ("max", max))
 _ROLES = codec.ArrayRoles(0)
 CANCELLED = 1e-9
-"""A sum of float64 may be off by rounding; beyond this part of it, its bounds say so."""
+"""Rounding may change a sum of float64. If it may change more than this fraction of the sum, the bounds state it."""
 _CHUNK = 1 << 15  # a chunk's temporaries stay in the L2 cache
 
 
 class DDSketchStack(ArrayStack):
     """A DDSketch per group. `accuracy` is α at level 0; only stacks of equal accuracy merge.
 
-    Not invertible: uncollapsed bins could be subtracted, extremes and levels could not.
+    It is not invertible: uncollapsed bins could be subtracted, but extremes and levels could not.
     """
 
     kind: ClassVar[str] = "ddsketch"
@@ -145,8 +145,8 @@ class DDSketchStack(ArrayStack):
         nonzero = values != 0
         signed = values[nonzero]
         bins = self._bins.find(np.abs(signed)) + np.int32(OFFSET)
-        # The bins of values of common sizes lie thousands of cells from that of zero. Without this gap the cells of
-        # both lie closely enough to be counted by an array.
+        # The bins of values of usual sizes are thousands of cells away from the bin of zero. Without this gap the cells
+        # of both are close enough to be counted by an array.
         gap = int(bins.min()) - 1 if len(bins) else 0
         bins -= np.int32(gap)
         cells = np.zeros(len(values), np.int32)
@@ -178,7 +178,7 @@ class DDSketchStack(ArrayStack):
         """Adds one to each (group, cell). `cells` are relative to the cell of zero; the array is overwritten.
 
         Args:
-            gap: by how much the cells on both sides of zero are too near to it.
+            gap: how many cells were left out on each side of the cell of zero.
         """
         least = int(cells.min())
         span = int(cells.max()) - least + 1
@@ -214,9 +214,9 @@ class DDSketchStack(ArrayStack):
             keys, counts = self._cells.consolidated()
         return keys, counts
 
-    def _raise_level(self, wanted: IntArray) -> None:
-        """Collapses each group to at least the wanted level."""
-        steps = np.maximum(wanted - self._view("level"), 0)
+    def _raise_level(self, levels: IntArray) -> None:
+        """Collapses each group to at least its level in `levels`."""
+        steps = np.maximum(levels - self._view("level"), 0)
         if steps.any():
             keys, counts = self._cells.consolidated()
             groups = groups_of(keys)
@@ -227,11 +227,11 @@ class DDSketchStack(ArrayStack):
         self._require_equal_parameters(other)
         keys, counts = other._consolidate()
         theirs = other._view("level").copy()  # `other` may be this stack
-        wanted = self._view("level").copy()
-        np.maximum.at(wanted, codes, theirs)
-        self._raise_level(wanted)
+        levels = self._view("level").copy()
+        np.maximum.at(levels, codes, theirs)
+        self._raise_level(levels)
         groups = groups_of(keys)
-        cells, steps = cells_of(keys), wanted[codes] - theirs
+        cells, steps = cells_of(keys), levels[codes] - theirs
         if steps.any():
             cells = SignedBins.of(cells).coarsened(steps[groups])
         self._cells.add(cell_keys(codes[groups], cells), counts)
@@ -244,13 +244,13 @@ class DDSketchStack(ArrayStack):
             self._consolidate()
 
     def merge_singles(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this stack of one group, with one sum of all their bins."""
+        """Merges stacks of one group into this stack of one group, by one sum over all their bins."""
         for other in others:
             codec.require_equal(self.kind, self.parameters, other.parameters)
         if not others:
             return
         stacks = (self, *others)
-        # Sums in the order of the stacks give the float64 of merging one after the other.
+        # Sums in the order of the stacks give the same float64 as merging one stack after the other.
         reduced = {
             name: reduce(combine, [stack._state[name].item(0) for stack in stacks]) for name, combine in _REDUCTIONS
         }
@@ -335,7 +335,9 @@ class DDSketchStack(ArrayStack):
         return replace(exact, lower=exact.value - error, upper=exact.value + error)
 
     def _sum_error(self, n: IntArray) -> FloatArray:
-        """Returns by how much sums may be off where values of both signs cancel; 0 where it is but a rounding."""
+        """Returns by how much rounding may change sums, where values of both signs cancel; 0 for negligible
+        rounding.
+        """
         least, greatest = self._view("min"), self._view("max")
         with np.errstate(over="ignore", invalid="ignore"):
             error = 2.0**-53 * n * (n * np.maximum(-least, greatest))
@@ -388,8 +390,10 @@ class DDSketchStack(ArrayStack):
         return Estimates(value, lower, upper, 1.0, self.kind)
 
     def _ranks(self, x: float) -> Estimates:
-        """Returns the fraction of values that are at most `x`. The bounds are that of the bins below the bin of x, and
-        that including it."""
+        """Returns the fraction of values that are at most `x`.
+
+        The lower bound counts the bins below the bin of x, the upper bound also this bin.
+        """
         keys, counts = self._consolidate()
         n, level = self._counts(), self._view("level")
         running = np.concatenate([[0], np.cumsum(counts)])

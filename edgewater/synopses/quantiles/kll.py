@@ -1,22 +1,22 @@
 """KLL: quantiles with a bounded error of rank, for any distribution of values.
 
 Karnin, Lang and Liberty, "Optimal Quantile Approximation in Streams" (FOCS 2016). A value of level h represents 2^h
-values. A level that is too full is compacted: it is sorted, and of each pair one value goes up a level, all the lower
-ones or all the upper ones by the toss of a coin. A second coin decides whether the pairs begin at the first or at the
-second value. A compaction shifts the rank of x by ±2^h if x separates the values of a pair, and by 0 otherwise. With
-the second coin, x separates a pair with probability one half, whatever the data (or zero, if x is not between the
+values. A level that is too full is compacted: it is sorted, and of each pair one value goes up a level. A coin decides
+whether the lower or the upper values of all pairs go up. A second coin decides whether the pairs begin at the first or
+at the second value. A compaction shifts the rank of x by ±2^h if x separates the values of a pair, and by 0 otherwise.
+With the second coin, x separates a pair with probability one half, whatever the data (or zero, if x is not between the
 compacted values). So a shift is 0, 0, 2^h or -2^h: half the sum of two tosses of ±2^h, with the variance 4^h/2. If
 pairs always began at the first value, each compaction of some data would shift the rank, with the variance 4^h.
 
 V is the sum of these variances; it is counted, through merges too. The error of a rank is at most `dominated_quantile`
 times √V with the stated probability. The interval follows from V and not from a worst-case bound.
 
-A batch is sorted and compacted as one block, over all groups at once: rows stay sorted by group and value, whatever
+A batch is sorted and compacted as one block, over all groups at once. Rows stay sorted by group and value, whatever
 their level, so a compaction is a selection and not a sort. Such large blocks also keep V small: a block adds one step
 of 4^h however many values it has.
 
-Many sketches that are merged at once are thinned before they are sorted together (`kll_compaction`), a chunk of them at
-a time. Chunks count from the first sketch, so that objects and their bytes give the same union.
+Many sketches that are merged at once are thinned before they are sorted together (`kll_compaction`), a chunk of
+sketches at a time. Chunks count from the first sketch, so that objects and their bytes give the same union.
 
 Coins are hashes of the compacted values and of `source`, so a replay repeats them. A merge in another order tosses
 other coins: states and answers differ, but all keep the bound. A replay also needs the same compactions, so only
@@ -114,8 +114,8 @@ class KllStack(ArrayStack):
 
     Args:
         k: room in the top level; only stacks of equal k merge.
-        level: number of times k was halved. Stacks of different levels merge.
-        source: use another number for each partial, so that their coins differ even if their data do not.
+        level: how many times k was halved. Stacks of different levels merge.
+        source: a number that differs between partials, so that their coins differ even if their data do not.
     """
 
     kind: ClassVar[str] = "kll"
@@ -194,7 +194,7 @@ class KllStack(ArrayStack):
         """Compacts all buffered values (`base.Compacting`). Later states depend on when this happens."""
         self._compacted_self = None
         if self._runs:
-            # The buffered values first by themselves: the merge with the rest is then short.
+            # The buffered values are compacted first: the merge with the other rows is then short.
             large = len(self) == 1 and self._pending > _CHUNK and any(levels.any() for _, _, levels in self._runs)
             block = self._compacted(self._cascaded() if large else sorted_block(self._runs, len(self)))
             self._runs, self._pending = [], 0
@@ -214,7 +214,10 @@ class KllStack(ArrayStack):
         return self._compacted_self
 
     def _compacted(self, rows: Block) -> Block:
-        """Compacts levels, the lowest that is too full first, until every group has room."""
+        """Compacts levels until every group has room.
+
+        Of the levels that are too full, the lowest is compacted first.
+        """
         if len(self) == 1:
             rows = rows if rows[2].any() else self._halved(rows[1])
             return compacted(rows, self.k >> self.level, self._coins_of)
@@ -225,7 +228,7 @@ class KllStack(ArrayStack):
             rows = self._compact_levels(rows, chosen)
 
     def _halved(self, values: FloatArray) -> Block:
-        """Returns a large block of a single group, all of level 0, after its first compactions, which are slices."""
+        """Returns a large block of a single group, all of level 0, after its first compactions, which use slices."""
         level, remainders = 0, []
         while len(values) > 8 * self.k:
             values, rest = halved(values, self._coins_of(values, level))
@@ -243,7 +246,7 @@ class KllStack(ArrayStack):
         return block
 
     def _compact_levels(self, rows: Block, chosen: IntArray) -> Block:
-        """Compacts the chosen level of each group. Values that have no pair stay in their level."""
+        """Compacts the chosen level of each group. A value without a pair stays in its level."""
         groups, values, levels = rows
         picked = np.flatnonzero(levels == chosen[groups])
         theirs = groups[picked]
@@ -261,8 +264,10 @@ class KllStack(ArrayStack):
         return groups[kept], values[kept], levels[kept]
 
     def _coins(self, values: FloatArray, starts: IntArray, chosen: IntArray) -> tuple[IntArray, IntArray]:
-        """Returns two coins, 0 or 1, per group, from the compacted values and the number of values of the group: the
-        value of a pair that goes up, and the first value of the first pair."""
+        """Returns two coins, 0 or 1, per group, from the compacted values and the number of values of the group.
+
+        The first coin chooses the value of a pair that goes up, the second the first value of the first pair.
+        """
         words = np.ascontiguousarray(values).view(np.uint64)
         sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(words)])
         words = np.diff(sums[starts]) + self._view("n").view(np.uint64) * np.uint64(64) + chosen.astype(np.uint64)
@@ -350,7 +355,10 @@ class KllStack(ArrayStack):
             self.compact()
 
     def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with k halved `levels` times; each halves the bytes and doubles the error, approximately."""
+        """Returns a copy with k halved `levels` times.
+
+        Each halving halves the bytes and doubles the error, approximately.
+        """
         k = self.k >> self.level
         check_fold(levels, (k // MIN_K).bit_length() - 1, f"{self.kind} with k = {k}")
         result = self.take(np.arange(len(self)))
@@ -406,7 +414,7 @@ class KllStack(ArrayStack):
         return np.asarray(self._compacted_copy()._errors(confidence) / np.maximum(self._view("n"), 1))
 
     def _errors(self, confidence: float) -> FloatArray:
-        """Returns by how many values a rank may be off, per group; holds with probability `confidence`."""
+        """Returns by how many values a rank may differ from the true rank, float64 per group, at this confidence."""
         return np.asarray(np.sqrt(self._view("variance")) * dominated_quantile(check_confidence(confidence)))
 
     def _ranks(self, x: float, confidence: float) -> Estimates:
@@ -424,7 +432,10 @@ class KllStack(ArrayStack):
         return Estimates(value, np.minimum(lower, value), np.maximum(upper, value), confidence, self.kind)
 
     def _quantiles(self, q: float, confidence: float) -> Estimates:
-        """Returns the value with rank ⌊q·(n - 1)⌋, from 0, between the values at the ranks ± the error of rank."""
+        """Returns the value with rank ⌊q·(n - 1)⌋, from 0.
+
+        The bounds are the values at the ranks ± the error of rank.
+        """
         groups, values, levels = self._rows
         n, errors = self._view("n"), self._errors(confidence)
         rank = np.floor(q * np.maximum(n - 1, 0))
@@ -499,7 +510,7 @@ class Kll(SingleSynopsis[KllStack]):
 
     Args:
         k: 8 to 65536; the error of ranks is proportional to 1/k.
-        source: use another number for each synopsis that will be merged.
+        source: a number that differs between synopses that will be merged.
         seed: seed of the coins. Only synopses of equal k and seed merge.
     """
 

@@ -2,15 +2,16 @@
 
 **Compaction.** `too_full` selects the level of each group to compact; `compacted` does it for a single group.
 
-**Thinning.** Compacting a thousand sketches one after the other sorts all their values together. Each of them is sorted
-already, which suffices to thin it. Cut the values of one level, in their order, into blocks of 2^j, and keep one value
-of each block, chosen uniformly, to represent all of them j levels higher. For any x, a block whose values are all at
-most x, or all above it, counts as before. Only a block that x divides can be wrong, by less than W = 2^(level + j) and
-by 0 on average. There is at most one such block per sketch, and one more at the border to the next sketch. The choices
-are independent, so by Hoeffding such a block adds W²/4 to V, just as a compaction of level h (W = 2^(h + 1)) adds 4^h.
+**Thinning.** Compacting a thousand sketches one after the other sorts all their values together. But each sketch is
+already sorted, which suffices to thin it. Cut the values of one level, in their order, into blocks of 2^j. Choose one
+value of each block uniformly; it represents the block's values j levels higher. For any x, a block whose values are all
+at most x, or all above it, counts as before. Only a block that x divides can be wrong, by less than W = 2^(level + j)
+and by 0 on average. There is at most one such block per sketch, and one more at the border to the next sketch. The
+choices are independent, so by Hoeffding such a block adds W²/4 to V, just as a compaction of level h (W = 2^(h + 1))
+adds 4^h.
 
-The final compactions of the union add about (n/k)²/4 to V in any case (measured), so sketches are thinned as long as
-all of their blocks together add at most half of that: the stated error of 1,000 sketches grows by 9 %.
+The final compactions of the union add about (n/k)²/4 to V in any case (measured). So sketches are thinned as long as
+all of their blocks together add at most half of that. The stated error of 1,000 sketches grows by 9 %.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.synopses.hashing import finalised
 
 MAX_LEVEL = 60
-_MIN_ROOM = 8  # values that any level has room for
+_MIN_ROOM = 8  # each level has room for at least this many values
 
 Levels = npt.NDArray[np.uint8]
 Block = tuple[IntArray, FloatArray, Levels]
@@ -69,7 +70,7 @@ def too_full(rows: Block, length: int, k: int) -> IntArray | None:
 
     Args:
         length: the number of groups.
-        k: the room in a group's top level; each level below has 2/3 of the one above, and at least 8.
+        k: the room in a group's top level. Each level below has 2/3 of the room of the next higher level, at least 8.
     """
     groups, _, levels = rows
     if not len(groups):
@@ -87,7 +88,7 @@ def too_full(rows: Block, length: int, k: int) -> IntArray | None:
 
 
 def shift_variance(level: Any) -> Any:
-    """Returns the variance of the shift of a rank by a compaction of a level, or of each of an array of levels."""
+    """Returns the variance of a rank's shift by a compaction of a level. Accepts a level, or an array of levels."""
     return 4.0**level / 2
 
 
@@ -104,8 +105,10 @@ def halved(values: npt.NDArray[Any], coins: int) -> tuple[npt.NDArray[Any], npt.
 
 
 def compacted(rows: Block, k: int, coins: Coins) -> Block:
-    """Compacts the lowest level that is too full of a single group, until there is room. Equal to `too_full` with a
-    selection, but with indices of rows instead of masks over them."""
+    """Compacts the lowest level that is too full of a single group, until there is room.
+
+    The result is that of `too_full` and a selection, but it uses indices of rows instead of masks over rows.
+    """
     groups, values, levels = rows
     if not len(values):
         return rows
@@ -140,28 +143,33 @@ def _rooms_up_to(tall: int, k: int) -> tuple[tuple[int, ...], int]:
 
 @lru_cache(maxsize=64)
 def _rooms_below(k: int) -> tuple[int, ...]:
-    """Returns the room in the top level, the one below it, and so on: ⌈k·(2/3)^j⌉, in integers."""
+    """Returns the room in the top level, in the next lower level, and so on: ⌈k·(2/3)^j⌉, in integers."""
     return tuple(max(-(-k * 2**j // 3**j), _MIN_ROOM) for j in range(256))
 
 
 def height_for(n: int, mean: float, k: int) -> int:
-    """Returns the level H to which the values of sketches of `mean` values each may be raised, when n are merged.
+    """Returns the level H to which values may be raised when n sketches of `mean` values each are merged.
 
     4^H ≤ n·mean/(8·k²): Σ 4^H over all sketches is then at most (n/k)²/8, for any number of steps.
     """
-    most = n * mean / (_THINNING_DIVISOR * k * k)
-    return max(math.frexp(most)[1] - 1, 0) // 2  # ⌊log4⌋
+    power = n * mean / (_THINNING_DIVISOR * k * k)
+    return max(math.frexp(power)[1] - 1, 0) // 2  # ⌊log4⌋
 
 
 def thinned(
     values: FloatArray, levels: Levels, height: int, sketches: int, word: RandomWord
 ) -> tuple[list[Block], float]:
-    """Thins the values of sketches, which are concatenated and each sorted: raises values below `height` to it, except
-    for an incomplete block per level. Returns blocks of one level each, and the amount added to V."""
+    """Thins the values of sketches: raises values below `height` to it, except an incomplete block per level.
+
+    Returns blocks of one level each, and the amount added to V.
+
+    Args:
+        values, levels: of all sketches, concatenated; each sketch is sorted.
+    """
     pieces, added = [], 0.0
     least, most = int(levels.min(initial=MAX_LEVEL)), int(levels.max(initial=0))
     for level in range(least, most + 1):
-        # A mask of each level costs as much as all the rest; sketches of equal size often have one level.
+        # A mask of each level takes as long as all the other steps. Sketches of equal size often have one level.
         held = values if least == most else values[levels == level]
         bits = max(height - level, 0)
         blocks = len(held) >> bits if bits else 0
@@ -185,8 +193,10 @@ def _uniform(blocks: int, bits: int, word: int) -> IntArray:
 
 
 def cascaded(runs: list[Block], room: int, word: RandomWord) -> tuple[Block, float]:
-    """Returns rows of one group as one block, with levels of more than `room` values sorted and thinned, so that x
-    divides a single block; and the amount added to V."""
+    """Returns rows of one group as one block, and the amount added to V.
+
+    A level of more than `room` values is sorted and thinned, so that x divides a single block.
+    """
     pending, level, added = _by_level(runs), 0, 0.0
     while level < len(pending):
         values = pending[level]

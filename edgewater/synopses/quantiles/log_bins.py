@@ -1,11 +1,12 @@
 """Logarithmic bins: finds the bin of a float64 without computing a logarithm.
 
-Bin k holds the magnitudes in (γ^(k-1), γ^k], γ = (1 + α)/(1 - α); a boundary belongs to the bin below it. The last
-digit of `log` may differ between platforms, and an edge and the center would then disagree about values on a boundary.
-The boundaries are therefore a table that is computed by IEEE multiplications alone, and bins are found by comparison:
+Bin k contains the magnitudes in (γ^(k-1), γ^k], γ = (1 + α)/(1 - α); a boundary belongs to the bin below it. The last
+digit of `log` may differ between platforms. Then an edge and the center would assign values on a boundary to different
+bins. The boundaries are therefore a table that is computed by IEEE multiplications alone, and bins are found by
+comparison:
 
 The first bits of a float64 (exponent and a few bits of the mantissa) number cells so narrow that none contains two
-boundaries. A second table has the bin of each cell's lower end. The bin of a value is that one, or the next if the
+boundaries. A second table has the bin of each cell's lower end. The bin of a value is this bin, or the next bin if the
 value is above its boundary: two gathers and a comparison, about 5 ns.
 """
 
@@ -35,8 +36,8 @@ _GREATEST = float(np.finfo(np.float64).max)
 class LogBins:
     """The bins of one accuracy α, and of its uniform collapses.
 
-    At level L, 2^L bins are one: γ becomes γ^(2^L), and bin k becomes ⌈k / 2^L⌉. Magnitudes below
-    2^-1022 (subnormal) belong to the lowest bin, whose lower edge is 0.
+    At level L, 2^L bins become one bin: γ becomes γ^(2^L), and bin k becomes ⌈k / 2^L⌉. Magnitudes below 2^-1022
+    (subnormal) belong to the lowest bin, whose lower edge is 0.
 
     Attributes:
         lowest, highest: the bins, at level 0, of the smallest and the largest magnitude.

@@ -46,7 +46,7 @@ _MIN_RATE = 1e-9
 
 
 class BernoulliStack(RateSampleStack):
-    """A sample per group with the probability `rate`, halved until at most `limit` records are left."""
+    """A sample per group with the probability `rate`, halved until at most `limit` records remain."""
 
     kind: ClassVar[str] = "bernoulli"
     version: ClassVar[int] = 1
@@ -91,7 +91,7 @@ class BernoulliStack(RateSampleStack):
         return np.asarray(rows.keys[0] <= (limits if len(self) == 1 else limits[rows.groups]))
 
     def _retained(self, rows: SampleRows) -> BoolArray:
-        """Halves the rate of groups above the limit until they fit. A fold halves both rate and limit."""
+        """Halves the rate of groups above the limit until they fit. Folding halves both rate and limit."""
         halved = self._view("halved")
         while True:
             retained = self._candidates(rows)
@@ -117,7 +117,7 @@ class BernoulliSample(SingleSample[BernoulliStack]):
     """A sample with the probability `rate`, which is halved when there are more than `limit` records.
 
     Args:
-        source: a number that no other sample has which is updated and merged with this one.
+        source: a number of its own for each sample that is updated and later merged with this sample.
         seed: seed of the tags. Only samples of equal rate, limit and seed merge.
     """
 

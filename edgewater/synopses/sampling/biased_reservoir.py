@@ -1,15 +1,15 @@
 """Biased reservoirs: samples of recent records. The probability of a record falls by 1/n with each later record.
 
-In Aggarwal, "On Biased Reservoir Sampling" (VLDB 2006), algorithm 2.1 with p_in = 1, each record replaces one of n at
-random. This is equivalent to hashing each record to a slot that keeps the newest. In this form, samples merge per slot
-by the newest record, and the result equals the sample of a single pass, bit for bit, in any order and any tree.
-(Keeping the newest n records of a union would be a FIFO sample.)
+In Aggarwal, "On Biased Reservoir Sampling" (VLDB 2006), algorithm 2.1 with p_in = 1, each record replaces one of n
+records at random. This is equivalent to hashing each record to a slot that contains the newest record. In this form,
+samples merge per slot by the newest record. The result equals the sample of a single pass, bit for bit, in any order
+and any tree. (The newest n records of a union would be a FIFO sample.)
 
-A record with r later ones is still in the sample with probability (1 - 1/n)^r; later records of all sources count, so a
-source with more traffic ages the records of the others. With p_in < 1, another hash thins the records first: a fraction
-p_in of the stream is left, records age by p_in/n each, and the same number of slots covers a longer past. r need not be
-known: of the records that are older than those in j slots, the next one is in the sample with probability
-p_in·(1 - j/n).
+A record with r later records is still in the sample with probability (1 - 1/n)^r. Later records of all sources count,
+so a source with more traffic ages the records of the others. With p_in < 1, another hash thins the records first: a
+fraction p_in of the stream remains, records age by p_in/n each, and the same number of slots covers a longer past. An
+estimate does not need r. Of the records that are older than the records in j slots, the next record is in the sample
+with probability p_in·(1 - j/n).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from edgewater.synopses.sampling.sample_stack import (
 
 MIN_P_IN = 2.0**-32
 """Records are thinned by hashes of 64 bits."""
-_THINNING = 2  # number of the hash that thins records; the tag itself chooses the slot
+_THINNING = 2  # number of the hash that thins records; the tag without it chooses the slot
 
 
 class BiasedReservoirStack(TimedSampleStack):
@@ -89,14 +89,17 @@ class BiasedReservoirStack(TimedSampleStack):
         return 1.0 if self.p_in is None else self.p_in
 
     def _candidates(self, rows: SampleRows) -> BoolArray | None:
-        """Returns the records that thinning leaves, by a hash that is independent of that of the slot."""
+        """Returns the records that remain after thinning. Its hash is independent of the slot's hash."""
         if self.p_in is None:
             return None
         tags = finalised(record_tags(rows.keys[1], rows.keys[2], self.seed), _THINNING)
         return np.asarray(tags < np.uint64(int(self.p_in * 2.0**64)))
 
     def _max_fold(self) -> int:
-        """Returns the folds left: slots fold by their number modulo half as many, so the number must be even."""
+        """Returns how often it can be folded.
+
+        Slots fold by their number modulo half as many, so the number must be even.
+        """
         return halvings(self.capacity)
 
     def _slots(self, rows: SampleRows) -> IntArray:
@@ -130,11 +133,13 @@ class BiasedReservoirStack(TimedSampleStack):
         )
 
     def _complete(self) -> BoolArray:
-        """Returns that no group is known to have all records: each may have replaced older ones."""
+        """Returns false for all groups: each record may have replaced an older one, so no group is known to be
+        complete.
+        """
         return np.zeros(len(self), bool)
 
     def _since(self, rows: SampleRows, time_ms: int) -> SampleEstimator:
-        """Returns the estimator of the records since a time, which were sampled from the newest to the oldest."""
+        """Returns the estimator of the records since a time, which are sampled from the newest to the oldest."""
         starts = rows.starts(len(self))
         newer = starts[rows.groups + 1] - 1 - np.arange(len(rows))  # slots with a newer record
         chosen = rows.keys[0] >= time_ms
@@ -147,7 +152,7 @@ class BiasedReservoirStack(TimedSampleStack):
         found, one = self._since(rows, time_ms), np.ones(len(self))
         ones = replace(found, values=np.ones(len(found.groups)), least=one, greatest=one)
         counted = ones.sum(confidence)
-        # No slot: all that is known is that none of these records was admitted.
+        # No slot: this shows only that none of these records was admitted.
         none = np.isnan(counted.value)
         with np.errstate(divide="ignore"):
             unseen = np.log((1 - confidence) / 2) / np.log1p(-found.rate)
@@ -164,7 +169,7 @@ class BiasedReservoir(SingleSample[BiasedReservoirStack]):
     Args:
         size: a number that is divisible by 2 once per fold, such as a power of two.
         p_in: the fraction of the records that may enter the sample, Aggarwal's p_in.
-        source: a number that no other sample has which is updated and merged with this one.
+        source: a number of its own for each sample that is updated and later merged with this sample.
         seed: seed of the slots. Only samples of equal size, p_in and seed merge.
     """
 

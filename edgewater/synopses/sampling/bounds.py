@@ -1,20 +1,20 @@
 """Bounds of sums and means from a sample and the greatest value of the population, without a model of its distribution.
 
-Without the greatest value no interval from a sample is right: a sample of which all values are 0 says nothing of the
-size of those that it missed.
+Without the greatest value no interval from a sample is right. If all values of a sample are 0, the missed values may
+still have any size.
 
-Records are sampled one after the other, the next one with probability p. A sampled record stands for G records: itself,
-and those before the next sampled one. G is geometric with p. The records after the last sampled one, at worst, have the
-greatest value; their number is at most Exp(1)/λ with λ = -log(1 - p). The upper bound is the quantile of the sum, or of
-the mean, of a population that consists of these:
+Records are sampled one after the other, the next record with probability p. A sampled record stands for G records:
+itself, and the records between it and the previous sampled record. G is geometric with p. The records after the last
+sampled record have the greatest value in the worst case. Their number is at most Exp(1)/λ with λ = -log(1 - p). The
+upper bound is the quantile of the sum, or of the mean, of the population of these records:
 
-- Of values that are all equal, it is the bound of Clopper and Pearson (1934) for the number of records; where p falls
-  with the number of occupied slots, it is the inverse of the occupancy distribution.
+- If all values are equal, it is the bound of Clopper and Pearson (1934) for the number of records. If p falls with the
+number of occupied slots, it is the inverse of the occupancy distribution.
 - For p → 0 it is the bound of Gaffke (2005) for a mean: the quantile of Σ D_i x_i, where D is uniform on the simplex
-  and one x is the greatest value (Phan, Thomas and Learned-Miller, "Towards practical mean bounds for small samples",
-  ICML 2021). No case is known in which it fails; that it never does is proved for special cases only. If all values of
-  the sample are equal, the mass at the greatest is -log(tail)/n; of large samples, it tends to the normal interval.
-- Σ (1 - p)/p²·x² is the variance, that of Horvitz and Thompson's estimator: the finite population correction.
+and one x is the greatest value (Phan, Thomas and Learned-Miller, "Towards practical mean bounds for small samples",
+ICML 2021). No case is known in which it fails; a proof exists for special cases only. If all values of the sample are
+equal, the mass at the greatest is -log(tail)/n. For large samples, it tends to the normal interval.
+- Σ (1 - p)/p²·x² is the variance of Horvitz and Thompson's estimator, with the finite population correction.
 
 Quantiles are computed by the saddlepoint approximation of Lugannani and Rice (1980) in the form r + log(u/r)/r of
 Barndorff-Nielsen (1986), to within a few percent of the tail's probability.
@@ -29,7 +29,7 @@ import numpy as np
 
 from edgewater.synopses.base import FloatArray, IntArray
 
-_SMALL = 1e-6  # intensities below it are taken for it
+_SMALL = 1e-6  # smaller intensities are replaced by this
 _LEAST = 1e-300
 _TOLERANCE = 1e-4  # in standard deviations
 _INNER_TOLERANCE = 1e-3
@@ -38,15 +38,15 @@ _ROUNDS = 60
 
 @dataclass(frozen=True, slots=True)
 class UpperBounds:
-    """Upper bounds per group; lower bounds are those of the negated values, negated.
+    """Upper bounds per group. A lower bound is minus the upper bound of the negated values.
 
     Attributes:
         groups: int64 group per value.
-        values: float64, finite, of which neither squares nor sums overflow.
+        values: float64, finite. Neither their squares nor their sums overflow.
         intensity: float64 per value, λ = -log(1 - p); infinite for p = 1, 0 for an infinite population.
-        unseen: float64 per group, λ of the records after the last sampled one; at most that of each value.
+        unseen: float64 per group, λ of the records after the last sampled record; at most the λ of each value.
         greatest: float64 per group, finite and at least as large as the group's values.
-        z: quantile of the normal distribution, above 0, whose tail is that of the bound.
+        z: above 0, the quantile of the normal distribution with the same tail probability as the bound.
     """
 
     groups: IntArray
@@ -57,7 +57,9 @@ class UpperBounds:
     z: float
 
     def of_sum(self) -> FloatArray:
-        """Returns the upper bound of the sum of the population; infinite where nothing bounds the unseen records."""
+        """Returns the upper bound of the sum of the population, float64 per group; infinite if nothing bounds unseen
+        records.
+        """
         most = np.maximum(self.greatest, 0.0)
         scale = np.maximum(self.unseen, _SMALL)
 
@@ -74,7 +76,7 @@ class UpperBounds:
         return np.where((self.unseen <= 0) & (most > 0), np.inf, bound)
 
     def of_mean(self) -> FloatArray:
-        """Returns the upper bound of the mean of the population, of groups with values."""
+        """Returns the upper bound of the mean of the population, float64 per group. Every group must have values."""
         below = self.greatest[self.groups] - self.values
         scale = np.maximum(self.unseen, _SMALL)
         beyond = scale[self.groups] - np.maximum(self.intensity, _SMALL)
@@ -84,8 +86,8 @@ class UpperBounds:
         def at(rho: FloatArray) -> tuple[FloatArray, FloatArray]:
             """Returns r* and D, the distance of the mean from the greatest value.
 
-            The tilt is scale·τ; with κ = τD and ρ = κ/(D(1 - κ)), 1 - τ(x - mean) is (1 - κ)(1 + ρ(greatest - x)). Of
-            equal intensities, D hardly depends on κ: not at all for an infinite population.
+            The tilt is scale·τ. With κ = τD and ρ = κ/(D(1 - κ)), 1 - τ(x - mean) is (1 - κ)(1 + ρ(greatest - x)). For
+            equal intensities, D hardly depends on κ, and not at all for an infinite population.
             """
             nonlocal kappa
             stretched = 1 + rho[self.groups] * below
@@ -133,10 +135,12 @@ def _signed_root(half_square: FloatArray, u: FloatArray) -> FloatArray:
 
 
 def _solved(at: Callable[[FloatArray], tuple[FloatArray, FloatArray]], spread: FloatArray, z: float) -> FloatArray:
-    """Returns the second result of `at` where the first, which rises with the argument, is z.
+    """Solves `at(argument)[0] = z` per group and returns `at(argument)[1]`.
 
-    It is found by secants of its logarithm over that of the argument, within a bracket, except in groups without a
-    spread.
+    The first result rises with the argument.
+
+    It uses secants of the result's logarithm over the argument's logarithm, within a bracket. Groups without a spread
+    are skipped.
     """
     done = np.asarray(spread <= 0)
     x = np.log(z / np.where(done, z, spread))
@@ -146,7 +150,7 @@ def _solved(at: Callable[[FloatArray], tuple[FloatArray, FloatArray]], spread: F
     with np.errstate(all="ignore"):
         for turn in range(_ROUNDS):
             root, found = at(np.exp(x))
-            # Groups that are done stay as they are: no group's bound depends on which others are computed with it.
+            # Finished groups do not change: a group's bound does not depend on the other groups in the array.
             result = np.where(done, result, found)
             under = root < z
             low, high = np.where(under, x, low), np.where(under, high, x)

@@ -40,13 +40,12 @@ class SampleEstimator:
         groups: int64 group per value, ascending.
         values: NumPy numbers or Arrow strings.
         rate: float64 per group, the probability with which each value was sampled; 1: the sample is complete and
-        answers
-            are exact; 0: an infinite population. It replaces k/N in the finite population correction.
+            answers are exact; 0: an infinite population. It replaces k/N in the finite population correction.
         basis: the basis of the estimates.
-        least, greatest: float64 per group, the range of the whole population; NaN or infinite: unknown, as all are if
-            they are None.
-        inclusion: float64 per value, the probability with which it was sampled, for means and sums; `rate` is then that
-            of the records after the group's last value. None: `rate`.
+        least, greatest: float64 per group, the range of the whole population; NaN or infinite: unknown. None: unknown
+            for all groups.
+        inclusion: float64 per value, the probability with which it was sampled, for means and sums. `rate` is then the
+            probability of the records after the group's last value. None: every value has `rate`.
     """
 
     groups: IntArray
@@ -77,7 +76,11 @@ class SampleEstimator:
         raise TypeError(f"{question} is not one of {QUESTIONS}")
 
     def of_population(self, population: FloatArray, question: Question) -> Estimates:
-        """Answers a question if the number of values that each group was sampled from is known."""
+        """Answers a question if the size of each group's population is known.
+
+        Args:
+            population: float64 per group.
+        """
         sampled = self._per_group(None)
         if population.shape != self.rate.shape or (population < sampled).any():
             accepted = f"at least the {sampled.tolist()} values in the sample"
@@ -101,10 +104,10 @@ class SampleEstimator:
         return Estimates(sampled / self.rate, lower, upper, confidence, self.basis)
 
     def mean(self, confidence: float) -> Estimates:
-        """Estimates the mean by that of the sample, each value weighted by 1/inclusion (Hájek); the bounds are those of
-        `UpperBounds`, within the range.
+        """Estimates the mean by the mean of the sample, with the weights 1/inclusion (Hájek).
 
-        The part of the population that was sampled differs from the rate: the bounds take the least that it may be.
+        The bounds are the bounds of `UpperBounds`, within the range. The sampled part of the population may differ from
+        the rate, so the bounds use its least possible value.
         """
         if self.inclusion is not None or not self.rate.any():
             return self._mean(confidence)
@@ -122,7 +125,7 @@ class SampleEstimator:
         return self._scaled_back(mean, np.fmax(lower, least), np.fmin(upper, greatest), exponent, confidence)
 
     def sum(self, confidence: float) -> Estimates:
-        """Estimates the sum by Σx/inclusion (Horvitz and Thompson); the bounds are those of `UpperBounds`."""
+        """Estimates the sum by Σx/inclusion (Horvitz and Thompson). The bounds are the bounds of `UpperBounds`."""
         values, least, greatest, exponent = self._scaled()
         with np.errstate(invalid="ignore", divide="ignore"):
             if self.inclusion is None:
@@ -141,7 +144,7 @@ class SampleEstimator:
         confidence: float,
         upper: Callable[[UpperBounds], FloatArray],
     ) -> tuple[FloatArray, FloatArray]:
-        """Returns lower and upper bounds; infinite without a sample or a range."""
+        """Returns lower and upper bounds, float64 per group; infinite without a sample or a range."""
         z = normal_quantile(confidence)
         known = np.isfinite(least) & np.isfinite(greatest)
         chosen = np.flatnonzero(known & (self.rate < 1) & (self._per_group(None) > 0))
@@ -166,7 +169,7 @@ class SampleEstimator:
     ) -> Estimates:
         exact, none = self.rate >= 1, np.isnan(value)
         with np.errstate(invalid="ignore", over="ignore"):
-            # Outside of float64, and NaN, nothing bounds the value.
+            # If the value is NaN or outside of float64, nothing bounds it.
             lower = np.where(np.isfinite(value), np.fmin(lower, value), -np.inf)
             upper = np.where(np.isfinite(value), np.fmax(upper, value), np.inf)
             value, lower, upper = (np.ldexp(each, exponent) for each in (value, lower, upper))
@@ -192,8 +195,11 @@ class SampleEstimator:
         return Estimates(hits / self.rate, lower, upper, confidence, self.basis)
 
     def _quantile(self, q: float, confidence: float) -> Estimates:
-        """Returns the value with rank ⌊q·(n - 1)⌋, between two order statistics; where the sample has no value that far
-        out, the bound is the end of the population's range, or infinite if that is unknown."""
+        """Returns the value with rank ⌊q·(n - 1)⌋. The bounds are two order statistics.
+
+        If the sample has no value that far out, the bound is the end of the population's range, or infinite if that is
+        unknown.
+        """
         values = self.numbers()
         present = values == values
         order = np.lexsort((values, self.groups))
@@ -222,8 +228,8 @@ class SampleEstimator:
     def _scaled(self) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
         """Returns the values and the range divided by powers of two, and per group the exponent, int64.
 
-        The greatest magnitude of each group becomes at most 1, so that squares neither underflow nor overflow; nothing
-        is rounded but values that are smaller than the greatest by a factor of 2^1000.
+        The greatest magnitude of each group becomes at most 1, so that squares neither underflow nor overflow. Only
+        values that are 2^1000 times smaller than the greatest are rounded.
         """
         values = self.numbers()
         unknown = np.full(len(self.rate), np.nan)

@@ -46,8 +46,8 @@ from edgewater.synopses.sampling.sample_stack import DEFAULT_SIZE, MAX_SIZE, Sin
 class FifoStack(TimedSampleStack):
     """The `size` newest records per group. Answers are exact for these records.
 
-    With a `quota`, only the `quota` newest records of each source are candidates. The algebra is the same: a record
-    that a newer one of its source displaces is not replaced by an older one of that source.
+    With a `quota`, only the `quota` newest records of each source are candidates. The algebra is the same: if a newer
+    record of its source displaces a record, no older record of that source replaces it.
     """
 
     kind: ClassVar[str] = "fifo"
@@ -60,7 +60,7 @@ class FifoStack(TimedSampleStack):
         super().__init__(groups, **common)
 
     def _max_fold(self) -> int:
-        """Returns the folds left. A quota is halved with the size and must be even for that."""
+        """Returns how often it can be folded. A quota is halved with the size, so it must be even."""
         levels = super()._max_fold()
         if self.quota is None:
             return levels
@@ -85,7 +85,7 @@ class FifoStack(TimedSampleStack):
         return within
 
     def _candidates(self, rows: SampleRows) -> BoolArray:
-        """Returns the records at least as new as the oldest one of a full group."""
+        """Returns the records that are not older than the oldest record of their group, if the group is full."""
         starts = self._rows.starts(len(self))
         full = np.diff(starts) >= self.capacity
         oldest = np.full(len(self), np.iinfo(np.int64).min)
@@ -107,8 +107,8 @@ class FifoSample(SingleSample[FifoStack]):
     """The `size` newest records by event time.
 
     Args:
-        source: a number that no other sample has which is updated and merged with this one. It orders records of equal
-            time, before their numbers in the source.
+        source: a number of its own for each sample that is updated and later merged with this sample. It orders records
+            of equal time, before their numbers in the source.
         quota: maximum number of records of one source; None: no limit. Only samples of equal size and quota merge.
     """
 

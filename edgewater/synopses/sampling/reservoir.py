@@ -1,13 +1,13 @@
 """Reservoir samples: uniform samples of a fixed size, the records with the smallest tags.
 
-The tag of a record is a hash of its identity (`sample_rows.py`): uniform, and equal at every place that sees the
-record. The k smallest tags of a union are therefore among the k smallest of each partial. The merged sample equals
-that of a single pass over all records, bit for bit, and merging a partial twice changes nothing (bottom-k: Cohen and
-Kaplan 2007; Agarwal et al. 2013).
+The tag of a record is a hash of its identity (`sample_rows.py`): uniform, and equal wherever the record is read. The k
+smallest tags of a union are therefore among the k smallest tags of each partial. The merged sample equals the sample of
+a single pass over all records, bit for bit, and merging a partial twice changes nothing (bottom-k: Cohen and Kaplan
+2007; Agarwal et al. 2013).
 
-The tag of rank k + 1 is kept too. Given this tag τ, each record was sampled with probability τ/2^64, which estimates
-the number of records (k/τ) without a counter; a counter would count re-delivered partials twice. If the number of
-records is known, from a `count` beside the sample, `population` passes it and gives the narrower interval of N·mean.
+The tag of rank k + 1 is stored too. Given this tag τ, each record was sampled with probability τ/2^64. This estimates
+the number of records (k/τ) without a counter, which would count re-delivered partials twice. If a `count` beside the
+sample gives the number of records, pass it as `population`: the interval of N·mean is then narrower.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ReservoirSample(SingleSample[ReservoirStack]):
 
     Args:
         size: number of records. The half-width of the interval of a mean is about s/√size at 68 %.
-        source: a number that no other sample has which is updated and merged with this one.
+        source: a number of its own for each sample that is updated and later merged with this sample.
         seed: seed of the tags. Only samples of equal size and seed merge.
     """
 
@@ -155,8 +155,8 @@ class ReservoirSample(SingleSample[ReservoirStack]):
         """Returns the answer; the default question is the mean.
 
         Args:
-            population: the number of records, if it is known, such as `records` if no partial was merged twice. Sums
-                and counts are then as precise as means and proportions.
+            population: the number of records, if it is known. It is `records` if no partial was merged twice. Sums and
+                counts are then as precise as means and proportions.
         """
         known = None if population is None else np.array([population], np.float64)
         return self._stack.query(question, population=known)[0]

@@ -1,9 +1,9 @@
 """Samples of rows of numbers, for functions that have no synopsis of their own (`sample_functions`).
 
-A row is sampled if its tag, a hash of the record's identity, is at most its group's bound, which is the minimum of all
-merged partials. If a group exceeds `limit` rows, the bound is lowered to just below the tag of the first surplus
-row. The sample therefore depends on the records and the rates, not on order or merges, and every row was sampled with
-the same probability, the bound's fraction of all tags (Cohen and Kaplan's bottom-k, PODC 2007).
+A row is sampled if its tag, a hash of the record's identity, is at most its group's bound. The bound of a merge is the
+minimum over its partials. If a group exceeds `limit` rows, the bound is lowered to just below the tag of the first
+surplus row. The sample therefore depends on the records and the rates, not on order or merges. Every row was sampled
+with the same probability, the bound's fraction of all tags (Cohen and Kaplan's bottom-k, PODC 2007).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _cut_of(rate: float) -> np.uint64:
 
 
 def is_sampled(source: int, numbers: IntArray, rate: float, seed: int = DEFAULT_SEED) -> BoolArray:
-    """Returns which records of a source, by number, a `RowSampleStack` of this rate keeps."""
+    """Returns which records of a source, by number, a `RowSampleStack` of this rate samples; a bool per record."""
     tags = record_tags(source, np.ascontiguousarray(numbers, np.int64), seed)
     return np.asarray(tags <= MAX_TAG - _cut_of(rate))
 
@@ -55,7 +55,8 @@ class RowSampleStack(RateSampleStack):
     Rows with a number that is not finite are skipped.
 
     Attributes:
-        input_rate: the rate at which the caller sampled the records that it passes, by `is_sampled`; 1: all records.
+        input_rate: the rate at which the caller sampled the records that it passes to `update`, by `is_sampled`; 1: all
+            records.
     """
 
     kind: ClassVar[str] = "row_sample"
@@ -97,15 +98,14 @@ class RowSampleStack(RateSampleStack):
             raise InvalidRecord("values", found, f"a NumPy array of {self.columns} numbers per record")
 
     def _canonical(self, values: Any) -> FloatArray:
-        # + 0.0 turns -0.0 into 0.0: rows of one identity are compared.
+        # + 0.0 turns -0.0 into 0.0, because rows of one identity are compared
         return np.asarray(values, np.float64).reshape(len(values), self.columns) + 0.0
 
     def _differ(self, one: Any, two: Any) -> BoolArray:
         return np.asarray(((one != two) & ((one == one) | (two == two))).any(axis=1))
 
     def reduce_rate(self, rate: float) -> None:
-        """Sets the rate at which further records are sampled, and thins the sample to it, if it is below the current
-        one."""
+        """Lowers the sampling rate of further records, and thins the sample to it. A higher rate changes nothing."""
         _cut_of(rate)
         if rate < self.input_rate:
             self.input_rate = rate
@@ -159,8 +159,10 @@ class RowSampleStack(RateSampleStack):
         return rows.groups, pa.FixedSizeListArray.from_arrays(pa.array(rows.values.reshape(-1)), self.columns)
 
     def rows_by_group(self) -> list[FloatArray]:
-        """Returns the rows of each group, float64 (n, columns), in the order of their tags, which is random and
-        stable."""
+        """Returns the rows of each group, float64 (n, columns), in the order of their tags.
+
+        This order is random, and the same in every call.
+        """
         rows = self._consolidate()
         return np.split(rows.values, rows.starts(len(self))[1:-1]) if len(self) else []
 

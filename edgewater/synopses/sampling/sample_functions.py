@@ -59,7 +59,7 @@ class KMeans(SampleFunction):
 
 
 def _seeds(rows: FloatArray, k: int, run: int) -> FloatArray:
-    """Returns k rows, each chosen with its squared distance to the rows before as weight."""
+    """Returns k rows. Each is chosen with its squared distance to the chosen rows as weight."""
     rng = np.random.default_rng(run)
     seeds = rows[rng.integers(0, len(rows), 1)]
     nearest = ((rows - seeds[0]) ** 2).sum(axis=1)
@@ -72,7 +72,7 @@ def _seeds(rows: FloatArray, k: int, run: int) -> FloatArray:
 
 
 def _lloyd(rows: FloatArray, start: FloatArray, rounds: int) -> tuple[FloatArray, float]:
-    # Centered, because far from the origin the squares lose the digits in which rows differ.
+    # Centered: far from the origin, the squares would lose the digits in which rows differ.
     middle = rows.mean(axis=0)
     rows, centroids = rows - middle, start - middle
     for _ in range(rounds):
@@ -92,8 +92,8 @@ class ExactQuantile(SampleFunction):
     """The value at rank q: exact for all rows, with distribution-free bounds for a sample.
 
     The bounds are values of the sample. The number of the n values below the true quantile is binomial, so the values
-    at the ranks nq ± z√(nq(1-q)) bound it (David and Nagaraja, Order Statistics, 7.1); a finite population correction
-    narrows them.
+    at the ranks nq ± z√(nq(1-q)) bound it (David and Nagaraja, Order Statistics, 7.1). A finite population correction
+    narrows the bounds.
     """
 
     columns = (1, 1)

@@ -1,7 +1,7 @@
-"""Rows of samples, and the identities of records, which decide what is sampled.
+"""Rows of samples, and the identities of records, which decide which records are sampled.
 
-An identity is the `source` of a record, a number that no other source has, and the record's number within it. Two rows
-of one identity are one record that was delivered twice.
+An identity is the `source` of a record, a number that no other source has, and the record's number within it. If two
+rows have one identity, one record was delivered twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SampleRows:
         return int(self.groups.nbytes + sum(k.nbytes for k in self.keys) + self.values.nbytes)
 
     def at(self, index: npt.NDArray[Any]) -> SampleRows:
-        """Returns the rows at these positions, or where this mask is true."""
+        """Returns the rows at these positions, or the rows where this mask is true."""
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
         values = self.values.take(pa.array(index)) if isinstance(self.values, pa.Array) else self.values[index]
@@ -57,14 +57,14 @@ class SampleRows:
         return self.at(np.lexsort((*self.keys[::-1], self.groups)))
 
     def repeats(self) -> BoolArray:
-        """Returns which rows have the group and key of the row before."""
+        """Returns which rows have the group and key of the previous row."""
         same = self.groups[1:] == self.groups[:-1]
         for key in self.keys:
             same &= key[1:] == key[:-1]
         return np.concatenate([[False], same])[: len(self)]
 
     def ascend(self) -> bool:
-        """Returns whether the rows are sorted by group and key, each distinct."""
+        """Returns whether the rows are sorted by group and key, without repeats."""
         same = np.ones(max(len(self) - 1, 0), bool)
         for column in (self.groups, *self.keys):
             if (same & (column[1:] < column[:-1])).any():
@@ -73,8 +73,9 @@ class SampleRows:
         return not same.any()
 
     def starts(self, groups: int) -> IntArray:
-        """Returns the index at which each of `groups` groups begins in sorted rows, and the end: shape (groups +
-        1,)."""
+        """Returns the index at which each of `groups` groups begins in sorted rows, and the end; int64, shape (groups +
+        1,).
+        """
         return np.searchsorted(self.groups, np.arange(groups + 1))
 
 

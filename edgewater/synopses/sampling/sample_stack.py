@@ -1,11 +1,11 @@
-"""Stacks of samples: rows of a group, a record's identity and a value, kept sorted by group and key.
+"""Stacks of samples: rows of a group, a record's identity and a value, sorted by group and key.
 
-Which rows stay is a function of the set of identities alone, so samples merge in any order, over any tree and more than
-once, with equal bits. Two rows of one identity with different values are an error: two sources have the same number.
+Which rows stay depends only on the set of identities. So samples merge in any order, over any tree and more than once,
+with equal bits. Two rows of one identity with different values are an error: two sources have the same number.
 
 - `SampleStack`: the base. `SizedSampleStack` has a fixed number of records, `TimedSampleStack` orders them by event
   time, `RateSampleStack` has a sampling rate per group.
-- `RANGE`: the arrays of a stack that keeps the least and the greatest value of all records, sampled or not.
+- `RANGE`: the arrays of a stack that stores the least and the greatest value of all records, sampled or not.
 - `SingleSample`: a sample as a user holds it.
 """
 
@@ -41,7 +41,7 @@ _DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_}
 
 
 RANGE: dict[str, tuple[str, float]] = {"least": ("<f8", np.inf), "greatest": ("<f8", -np.inf)}
-"""Of a group without values, the least is +∞ and the greatest -∞. Of a group with NaN, both are NaN."""
+"""Without values, the least value of a group is +∞ and the greatest -∞. With a NaN, both are NaN."""
 RANGE_FIELDS = (field("least", "<f8"), field("greatest", "<f8"))
 _EXTREMA = (("least", np.minimum), ("greatest", np.maximum))
 _ITEMS = Field("values", ("<i8", "<f8", "|b1", STRINGS), (("rows",),))
@@ -52,7 +52,7 @@ def sample_layout(keys: Sequence[str], values: Field = _ITEMS, own: tuple[Field,
 
     Args:
         keys: the types of the columns of a record's identity.
-        own: the arrays of its own, with one value per group.
+        own: the kind's own arrays, with one value per group.
     """
     columns = (field(f"key {number}", of, "rows") for number, of in enumerate(keys))
     meta = field("level and next number", "<i8", 2, least=0, most=1 << 62), field("source", "<u8", 1)
@@ -68,8 +68,8 @@ class SampleStack(ItemStack):
     """A sample per group. Subclasses define the key of a row (`_keys`) and which rows stay (`_retained`).
 
     Attributes:
-        source: the source of the records that `update` adds; no other stack that merges with this one may have it.
-        level: number of times it was folded. Stacks of different levels merge at the higher one.
+        source: the source of the records that `update` adds. Stacks that merge must have different sources.
+        level: how many times it was folded. Stacks of different levels merge at the higher level.
     """
 
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
@@ -119,7 +119,7 @@ class SampleStack(ItemStack):
         raise NotImplementedError
 
     def _candidates(self, rows: SampleRows) -> BoolArray | None:
-        """Returns which rows may stay, as far as a cheap test can exclude others; None: all."""
+        """Returns which rows may stay; a cheap test excludes the others. None: all rows may stay."""
         return None
 
     def _max_fold(self) -> int:
@@ -156,7 +156,7 @@ class SampleStack(ItemStack):
 
     @property
     def keeps_range(self) -> bool:
-        """Whether it keeps the least and the greatest value of each group."""
+        """Whether it stores the least and the greatest value of each group."""
         return "least" in self.arrays
 
     def _extend_range(self, codes: IntArray, values: Any) -> None:
@@ -178,7 +178,7 @@ class SampleStack(ItemStack):
                     extremum.at(self._view(name), codes, other._view(name).copy())  # `other` may be this stack
 
     def _complete(self) -> BoolArray:
-        """Returns which groups have all records of their population, and so its range."""
+        """Returns which groups contain all records of their population. Their range is then known, too."""
         raise NotImplementedError
 
     def _range_of_rows(self) -> dict[str, npt.NDArray[Any]]:
@@ -256,7 +256,7 @@ class SampleStack(ItemStack):
         self._consolidate()
 
     def _prepare_merge(self, other: Self) -> SampleRows:
-        """Adopts the item type, the level and the record number of `other` as needed; returns its rows."""
+        """Adopts the item type, the level and the record number of `other` as needed; returns the rows of `other`."""
         known = self.item_type is not None
         self._require_mergeable(other)
         if not known:
@@ -285,10 +285,13 @@ class SampleStack(ItemStack):
         self._consolidate()
 
     def _prefilter(self, stack: Self) -> None:
-        """Tightens `_candidates` from the rows of `stack`, which are about to be merged into the only group."""
+        """Tightens `_candidates` by the rows of `stack`. Called before these rows are merged into the only group."""
 
     def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with about 2^levels times fewer rows, equal to a sample built with that size."""
+        """Returns a copy with about 2^levels times fewer rows.
+
+        It is equal to a sample that was built with that size.
+        """
         check_fold(levels, self._max_fold(), f"{self.kind} of {self.parameters}")
         result = self.take(np.arange(len(self)))
         if levels:
@@ -334,7 +337,7 @@ class SampleStack(ItemStack):
         meta = (np.array([self.level, self._next]), np.array([self.source], np.uint64))
         own = [self._view(name) for name in self.arrays]
         if self.keeps_range:
-            # What the rows show is not written.
+            # A range that the rows show is not written.
             own[-2:] = [np.where(self._complete(), 0.0, extreme) for extreme in own[-2:]]
         message.arrays.extend(codec.encode(array) for array in (*meta, *own, counts, *rows.keys))
         strings = isinstance(rows.values, pa.Array)
@@ -373,7 +376,7 @@ class SampleStack(ItemStack):
             self._load_range()
 
     def _load_range(self) -> None:
-        """Completes the range of decoded groups. Raises ValueError for a sampled value outside of it."""
+        """Completes the range of decoded groups. Raises ValueError if a sampled value is outside of it."""
         complete = self._complete()
         for name, found in self._range_of_rows().items():
             self._state[name] = np.where(complete, found, self._view(name))
@@ -383,8 +386,8 @@ class SampleStack(ItemStack):
                 raise ValueError(f"a sampled value beyond the {name} one")
 
     def _check_rows(self, rows: SampleRows) -> None:
-        """Raises ValueError unless decoded rows are sorted and all stay."""
-        ascend = rows.ascend()  # which rows stay is defined for such rows only
+        """Raises ValueError unless decoded rows are sorted and all of them stay."""
+        ascend = rows.ascend()  # which rows stay is defined only for ascending rows
         retained = self._retained(rows) if ascend else np.zeros(0, bool)
         count = int(retained.sum()) if retained.dtype == np.bool_ else len(retained)
         if not ascend or count != len(rows):
@@ -437,7 +440,7 @@ class TimedSampleStack(SizedSampleStack):
 class RateSampleStack(SampleStack):
     """A sample with a sampling rate per group, which only decreases.
 
-    The array `threshold` (a name in `arrays`) determines the rate of a group. The larger it is, the lower is the rate.
+    The array `threshold` (a name in `arrays`) determines the rate of a group. A larger threshold means a lower rate.
     """
 
     threshold: ClassVar[str]

@@ -11,13 +11,13 @@ from edgewater.synopses.testing import algebra, contract
 from edgewater.synopses.testing.subject import Subject
 
 ALARM = 100_000
-"""Tests have fixed seeds, so they always pass or always fail. If intervals contained the true value exactly as often as
-they claim, a test with `least_hits` would fail for one in `ALARM` of all seeds."""
+"""Tests have fixed seeds, so they always pass or always fail. Suppose that intervals contain the true value exactly as
+often as they claim. Then a test with `least_hits` fails for one in `ALARM` of all seeds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One law, one subject, and one of its data sets if the law is about data."""
+    """One law, one subject, and one of its data sets if the law needs data."""
 
     law: Callable[..., None]
     subject: Subject

@@ -60,7 +60,7 @@ def folding_is_as_stated(subject: Subject) -> None:
     assert len(to_bytes(folded)) <= len(before)
     assert to_bytes(subject.read(to_bytes(folded))) == to_bytes(folded)
     assert to_bytes(fold(0)) == to_bytes(stack.take(np.arange(GROUPS))), "fold(0) must be a copy in shipped form"
-    # The order of folding and merging makes no difference, and either side may be folded.
+    # The order of folding and merging makes no difference, and either stack may be folded.
     left, right = subject.parts(values, 2)
     expected = merged(subject, [left, right]).fold(1)  # type: ignore[attr-defined]
     for pair in ([left.fold(1), right], [left, right.fold(1)], [right.fold(1), left.fold(1)]):  # type: ignore[attr-defined]
@@ -78,7 +78,9 @@ def any_truncation_and_any_flipped_bit_is_corrupt(subject: Subject) -> None:
 
 
 def damage_under_a_valid_checksum_raises_only_synopsis_errors(subject: Subject) -> None:
-    """A bug of the sender, not of the network: whatever the message contains, only a SynopsisError is raised."""
+    """Simulates a bug of the sender, not of the network: for any contents of a message, only a SynopsisError is
+    raised.
+    """
     rng = np.random.default_rng(SEED)
     message = subject.whole(subject.many()).to_message()
     for _ in range(subject.damages):

@@ -1,4 +1,4 @@
-"""`Subject`: a stack to be tested, and what counts as equal."""
+"""`Subject`: a stack under test, and when two stacks count as equal."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ GROUPS = 5
 
 @dataclass(frozen=True)
 class Subject:
-    """A stack to be tested.
+    """A stack under test.
 
     Attributes:
         name: name in the report.
         make: builds a new empty stack, always with equal parameters.
         of: type of its values: "string", "int64", "float64" or "bool".
         equal: how two stacks of the same values compare. "bytes": equal bytes. "rounding": answers differ by the
-        rounding
-            of float64 sums. "bounds": order and merges change answers within their bounds, so the intervals of one
-            question must overlap; such a stack is not commutative.
+            rounding of float64 sums. "bounds": order and merges change answers within their bounds, so the intervals of
+            one question must overlap; such a stack is not commutative.
         values: name -> data set, for a stack that does not accept all values of the type; None: the `zoo`.
         questions: question class -> instances, for classes that are not built in.
         folds: whether it can be folded at least once, if it is foldable.
@@ -139,7 +138,7 @@ def filled(subject: Subject, codes: IntArray, values: Any, groups: int) -> Stack
 
 
 def add(stack: Stack, codes: IntArray, values: Any) -> None:
-    """Updates a stack. Samples get record numbers, since they would otherwise depend on the order of arrival."""
+    """Updates a stack. Samples get record numbers, because without them they depend on the order of arrival."""
     if isinstance(stack, SampleStack):
         ids = (hash_values(values) >> np.uint64(1)).astype(np.int64)
         stack.update(codes, values, times=ids // 2**40, ids=ids)
@@ -152,7 +151,7 @@ def pick(values: Any, at: IntArray) -> Any:
 
 
 def merged(subject: Subject, parts: list[Stack]) -> Stack:
-    """Merges all stacks into an empty one, one after the other."""
+    """Merges all stacks into an empty stack, one after the other."""
     stack = subject.empty()
     for part in parts:
         stack.merge(part, np.arange(len(part)))
@@ -165,7 +164,7 @@ def to_bytes(stack: Stack) -> bytes:
 
 @contextmanager
 def refused(error: type[Exception], *named: str) -> Iterator[None]:
-    """Raises AssertionError unless the block raises this error with these words in its message."""
+    """Raises AssertionError unless the block raises this error, with these words in its message."""
     try:
         yield
     except error as exc:

@@ -1,16 +1,16 @@
 """Haar wavelets: the largest coefficients of a signal, for sums over ranges of its index.
 
 Gilbert et al., "Surfing Wavelets on Streams" (VLDB 2001): on a sequence in order, a finished coefficient never changes
-again, so the B coefficients of largest orthonormal magnitude are the best approximation in the L2 norm with B
+again. So the B coefficients of largest orthonormal magnitude are the best approximation in the L2 norm with B
 coefficients, in one pass. (Condor's wavelet, after Karras and Mamoulis, minimises the maximum error of a point:
 `haar_max`.)
 
-The effect of discarded coefficients is tracked: the L2 norm of the error, and per level the maximum error of a
-coefficient that is kept and of one that is not. Every answer has deterministic bounds.
+The effect of discarded coefficients is tracked: the L2 norm of the error, and per level the maximum error of a retained
+coefficient and the maximum magnitude of a discarded one. Every answer has deterministic bounds.
 
-- `append` concatenates another signal, if its blocks fit the dyadic grid of this one.
+- `append` concatenates another signal, if its blocks fit the dyadic grid of this signal.
 - `merge_many` adds signals on one index axis, such as the same seconds at several sites.
-- Partials of one signal that was partitioned round robin do not merge; `manager.GeneralManager` holds them.
+- Partials of one signal that was partitioned round robin do not merge; `manager.GeneralManager` stores them.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class HaarWavelet(OrderedSynopsis):
         self._front = Frontline()
         self._held = no_coefficients()
         self._pending: list[Coefficients] = []
-        self._unconsolidated = 0  # values whose coefficients are pending
+        self._unconsolidated = 0  # number of values whose coefficients are pending
         self._residual_norm = 0.0  # L2 norm of an error of unknown direction
-        self._discarded_energy = 0.0  # of coefficients discarded since; they are orthogonal
-        self._dropped_bound = np.zeros(LEVELS)  # per level: maximum magnitude of a coefficient that is not kept
-        self._kept_bound = np.zeros(LEVELS)  # per level: maximum error of a coefficient that is kept
+        self._discarded_energy = 0.0  # energy of the coefficients discarded since; they are orthogonal
+        self._dropped_bound = np.zeros(LEVELS)  # per level: maximum magnitude of a discarded coefficient
+        self._kept_bound = np.zeros(LEVELS)  # per level: maximum error of a retained coefficient
 
     def __repr__(self) -> str:
         return f"<HaarWavelet of {self.records} values, {self.nbytes} bytes>"
@@ -155,20 +155,20 @@ class HaarWavelet(OrderedSynopsis):
                 levels = np.arange(1, level + 1)
                 signs = np.where(index >> (levels - 1) & 1, -1.0, 1.0)
                 path = Coefficients(levels, index >> levels, signs * np.ldexp(change, -levels))
-                # A discarded coefficient that is added again lacks its former value.
+                # If a discarded coefficient is added again, its former value is missing.
                 self._kept_bound[levels] = np.maximum(self._kept_bound[levels], self._dropped_bound[levels])
                 self._held = concatenated([self._held, path]).summed()
         self._threshold()
 
     def _consolidate(self) -> None:
-        """Merges pending coefficients and keeps the largest. No answer depends on when this happens."""
+        """Merges pending coefficients and retains the largest. No answer depends on when this happens."""
         if self._pending:
             self._held = concatenated([self._held, *self._pending])
             self._pending, self._unconsolidated = [], 0
             self._threshold()
 
     def _threshold(self) -> None:
-        """Keeps at most `capacity` coefficients, and adds the others to the error bounds."""
+        """Retains at most `capacity` coefficients, and adds the others to the error bounds."""
         weights = self._held.weights()
         candidates = self._chosen(weights)
         lost = weights > 0
@@ -176,7 +176,7 @@ class HaarWavelet(OrderedSynopsis):
         if lost.any():
             levels, details = self._held.levels[lost], self._held.details[lost]
             with np.errstate(over="ignore"):
-                # A square that underflows would be an error that is not counted.
+                # A square that underflows would be an uncounted error.
                 squares = np.where(details != 0, np.maximum(details * details, np.finfo(np.float64).tiny), 0.0)
                 self._discarded_energy += float(np.sum(squares * np.exp2(levels)))
             np.maximum.at(self._dropped_bound, levels, np.abs(details) + self._kept_bound[levels])
@@ -195,7 +195,7 @@ class HaarWavelet(OrderedSynopsis):
         return candidates
 
     def merge_many(self, others: list[Self]) -> Self:
-        """Returns the sum of the signals, index by index, as a new one. Shorter signals are extended by zeros.
+        """Returns the sum of the signals, index by index, as a new signal. Shorter signals are extended by zeros.
 
         Raises:
             IncompatibleSynopses: another kind or number of coefficients; the message names both.
@@ -213,7 +213,7 @@ class HaarWavelet(OrderedSynopsis):
         self._front.means = [a + b for a, b in zip(self._front.means, other._front.means, strict=True)]
         self._residual_norm += math.sqrt(self._discarded_energy) + other.error
         self._discarded_energy = 0.0
-        # Coefficients kept by both; by one of them; by neither.
+        # Coefficients retained by both signals; by one of them; by neither.
         off = np.maximum(self._kept_bound + other._kept_bound, 0.0)
         for chosen, levels, error in (
             (~np.isin(mine, theirs), self._held.levels, self._kept_bound + other._dropped_bound),
@@ -227,11 +227,11 @@ class HaarWavelet(OrderedSynopsis):
         self._threshold()
 
     def append(self, other: Self) -> Self:
-        """Returns this signal followed by `other` as a new one.
+        """Returns this signal followed by `other` as a new signal.
 
         Raises:
-            IncompatibleSynopses: other parameters, or this length is not a multiple of the largest power of two in the
-                other's length, so that the other's coefficients do not fit the dyadic grid.
+            IncompatibleSynopses: other parameters, or `other` does not fit the dyadic grid: this length is not a
+                multiple of the largest power of two in the other's length.
         """
         self._require_same(other)
         other._consolidate()
@@ -304,23 +304,22 @@ class HaarWavelet(OrderedSynopsis):
         ]
         parts = self._held.details * self._held.overlaps(first, end)
         value = math.fsum([*terms, *parts.tolist()])
-        # The rounding of the transform and of this sum, so that bounds hold to the last digit.
+        # The rounding of the transform and of this sum is added, so that bounds hold to the last digit.
         rounding = 4 * _EPSILON * LEVELS * (math.fsum(map(abs, terms)) + float(np.abs(parts).sum()))
         error = min(self._norm_error(end - first), self._path_error(first, end)) + rounding
         return Estimate(value, value - error, value + error, 1.0, self.kind)
 
     def _norm_error(self, length: int) -> float:
-        """Returns the error of a sum of `length` values that follows from the norm."""
+        """Returns the error of a sum of `length` values that the norm implies."""
         return math.sqrt(length) * self.error
 
     def _path_error(self, first: int, end: int) -> float:
-        """Returns the error of a range sum that follows from the coefficients whose support an end of the range
-        cuts."""
+        """Returns the error of a range sum that coefficients imply whose support an end of the range cuts."""
         held, total = self._held.keys(), 0.0
         for level, start, _ in self._front.blocks():
             levels = np.arange(1, level + 1)
             cut = [index for index in {first, end} if start < index < start + (1 << level)]
-            # One coefficient per level contains the index; for both ends together, each once.
+            # One coefficient per level contains the index. A coefficient that contains both ends counts once.
             each = np.unique(np.concatenate([np.zeros(0, np.int64), *((i >> levels) << 6 | levels for i in cut)]))
             at, positions = each & 63, each >> 6
             size = np.abs(imbalance(at, positions, first, end))

@@ -19,7 +19,7 @@ from edgewater.model.errors import InvalidRecord
 from edgewater.synopses.base import FloatArray, IntArray
 
 MAX_MAGNITUDE = 1e140
-"""Maximum magnitude of a value; the energies of larger ones overflow float64."""
+"""Maximum magnitude of a value. The energies of larger values overflow float64."""
 
 _ROOTS = np.sqrt(np.exp2(np.arange(64)))
 
@@ -39,7 +39,7 @@ class Coefficients:
         return Coefficients(self.levels[index], self.positions[index], self.details[index])
 
     def weights(self) -> FloatArray:
-        """Returns orthonormal magnitudes: the square is the energy that is lost with the coefficient."""
+        """Returns orthonormal magnitudes. The square is the energy that is lost if the coefficient is discarded."""
         return np.asarray(np.abs(self.details) * _ROOTS[self.levels])
 
     def keys(self) -> IntArray:

@@ -3,13 +3,13 @@
 After the greedy algorithm of Karras and Mamoulis ("One-Pass Wavelet Synopses for Maximum-Error Metrics", VLDB 2005):
 the loss of a coefficient is the error that values in its support would have without it, and the coefficient with the
 smallest loss is removed. They track the signed error of either half below each coefficient. Here a bound of its
-magnitude is tracked, which merges and to which later batches can be added. Coefficients are removed in rounds, each a
-quarter of the surplus, so that array operations select all of a round.
+magnitude is tracked, which supports merges and later batches. Coefficients are removed in rounds, each a quarter of the
+surplus, so that array operations select a whole round.
 
-Two bounds are tracked per kept coefficient: `below` bounds the error of values in its support due to removed
-coefficients at or below its children, and `above` is the magnitude of those removed between it and the next kept one
-above. When a coefficient is removed, its magnitude is added to `above` of the coefficients under it and to `below` of
-the next one above.
+Two bounds are tracked per retained coefficient. `below` bounds the error of values in its support due to removed
+coefficients at or below its children. `above` is the total magnitude of the removed coefficients between it and the
+next retained coefficient above. When a coefficient is removed, its magnitude is added to `above` of the coefficients
+under it and to `below` of the next coefficient above.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MaxErrorWavelet(HaarWavelet):
     """A `HaarWavelet` whose coefficients minimise the maximum error of a point.
 
     Its L2 bound is valid too, but wider. After a merge, an append or a late value, the bound of the maximum error is
-    still valid, but tracked as one number.
+    still valid, but only one number tracks it.
     """
 
     kind: ClassVar[str] = "haar_max"
@@ -52,7 +52,7 @@ class MaxErrorWavelet(HaarWavelet):
         self._clear_bounds()
 
     def _clear_bounds(self) -> None:
-        self._keys = np.zeros(0, np.int64)  # keys of the coefficients of `_below` and `_above`
+        self._keys = np.zeros(0, np.int64)  # keys of the coefficients that `_below` and `_above` describe
         self._below, self._above = np.zeros(0), np.zeros(0)
         self._block_errors: list[tuple[int, int, float]] = []  # level, start and error per block
 
@@ -106,7 +106,7 @@ class MaxErrorWavelet(HaarWavelet):
         return np.where(self._keys[at] == keys, column[at], 0.0)
 
     def _parents(self, keys: IntArray, order: IntArray) -> IntArray:
-        """Returns the index of the next coefficient above each one; -1: there is none."""
+        """Returns the index of the next coefficient above each coefficient; -1: there is none."""
         parents = np.full(len(keys), -1)
         if not len(keys):
             return parents
@@ -197,9 +197,9 @@ class MaxErrorWavelet(HaarWavelet):
         return result
 
 
-def _places(wanted: IntArray, keys: IntArray, order: IntArray) -> IntArray:
-    """Returns the index in `keys`, which `order` sorts, of each wanted key; -1: it is not in `keys`."""
+def _places(searched: IntArray, keys: IntArray, order: IntArray) -> IntArray:
+    """Returns the index in `keys`, which `order` sorts, of each searched key; -1: it is not in `keys`."""
     if not len(keys):
-        return np.full(len(wanted), -1)
-    at = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
-    return np.where(keys[at] == wanted, at, -1)
+        return np.full(len(searched), -1)
+    at = order[np.minimum(np.searchsorted(keys, searched, sorter=order), len(keys) - 1)]
+    return np.where(keys[at] == searched, at, -1)
