@@ -205,8 +205,8 @@ class Accuracy:
     def to_mapping(self) -> dict[str, object]:
         """Returns the canonical form that `from_mapping` reads back."""
         result: dict[str, object] = {
-            "error": f"{100 * self.error:.12g}%",
-            "confidence": f"{100 * self.confidence:.12g}%",
+            "error": _percentage_text(self.error),
+            "confidence": _percentage_text(self.confidence),
             "measure": self.measure,
         }
         if self.substream_ms is not None:
@@ -277,7 +277,13 @@ def _percentage(value: object, field: str, example: str) -> float:
     share = fraction(value)
     if share is None:
         raise InvalidQuery(field, value, f"a percentage between 0% and 100%, such as {example}")
+    if share < 1 and _percentage_text(share) == "100%":
+        raise InvalidQuery(field, value, "a percentage of at most 99.9999999999%", "it is rounded to 100%")
     return share
+
+
+def _percentage_text(share: float) -> str:
+    return f"{100 * share:.12g}%"
 
 
 def _scope(value: object, group_by: Sequence[str]) -> GroupScope | None:

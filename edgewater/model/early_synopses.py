@@ -26,6 +26,8 @@ RANKS = ("quantile", "quantiles", "kll")
 EARLY_SYNOPSES = (*RANKS, "distinct", "top_k")
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 """The quantiles in the cell of a measure of `quantiles` or `kll`."""
+_ROUNDING = 1e-12
+"""Shares up to this are the rounding of their computation."""
 _RANK_MARGIN = 0.95
 """Part of min(q, 1 - q) that may be out, so that the quantile q of what has arrived has both bounds."""
 
@@ -62,8 +64,8 @@ def straggler_share(measure: Measure, error: float, confidence: float, withheld:
         withheld: the fraction of a group's records that edges may withhold.
     """
     share = error - own_error(measure, split_confidence(measure, confidence)[1]) - withheld
-    if measure.function.name not in RANKS:
-        return share
-    asked = measure.question
-    ranks = (asked.q,) if isinstance(asked, Quantile) else DEFAULT_QUANTILES
-    return min(share, *(_RANK_MARGIN * min(q, 1 - q) - withheld for q in ranks))
+    if measure.function.name in RANKS:
+        asked = measure.question
+        ranks = (asked.q,) if isinstance(asked, Quantile) else DEFAULT_QUANTILES
+        share = min(share, *(_RANK_MARGIN * min(q, 1 - q) - withheld for q in ranks))
+    return share if share > _ROUNDING else min(share, 0.0)

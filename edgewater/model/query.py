@@ -532,7 +532,7 @@ def _check_beside(accuracy: Accuracy, budget: ErrorBudget, measures: tuple[Measu
         raise InvalidQuery(f"budget.error.{name}", limits.get(name), accepted, reason)
     (measure,) = (m for m in measures if m.name == name)
     if accuracy.kind == "records" and (left := accuracy.of_records(measure, share).error) <= 0:
-        accepted = f"a percentage below {format_fraction(share + left)}"
+        accepted = f"a percentage below {100 * (share + left):.6g}%"
         reason = "the withheld records, the records that are out and the synopsis' own error share accuracy.error"
         raise InvalidQuery(f"budget.error.{name}", limits[name], accepted, reason)
 

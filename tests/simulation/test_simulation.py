@@ -33,3 +33,10 @@ def test_a_seed_replays() -> None:
         lines.append(trace)
     assert lines[0] == lines[1]
     assert len(lines[0]) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_an_old_row_of_a_killed_gateway_is_no_falsehood() -> None:
+    """The edge of the new gateway is silent, and the catalog's other row names a gateway that was killed."""
+    assert run_seed(1281).findings.false == []

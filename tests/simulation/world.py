@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -369,10 +369,12 @@ class World:
         self.report.faults["edge known to be silent"] += 1
         if known.reachable(self.now_ms()):
             self.say("status", name, "it has been silent for long, and it is reachable")
-        self._check_sign_of_life()
+        # The catalog may also have rows of edges that were connected to a gateway that was killed before.
+        self._check_sign_of_life([e for e in self.disks if self.gateway is not None and self.gateway.serves(e)])
 
-    def _check_sign_of_life(self) -> None:
-        signs = [e.heard_by_ms for e in self.catalog.edges.all() if e.connected and e.heard_by_ms is not None]
+    def _check_sign_of_life(self, served: Collection[str]) -> None:
+        known = [e for e in self.catalog.edges.all() if e.edge in served]
+        signs = [e.heard_by_ms for e in known if e.connected and e.heard_by_ms is not None]
         if signs and max(signs) < self.now_ms() - STATUS_MS:
             self.say("status", "gateway", f"its last sign of life is {self.now_ms() - max(signs)} ms old")
 
@@ -522,7 +524,7 @@ class World:
     def _check_status(self, *, rested: bool) -> None:
         """Checks what the catalog says of the edges: the gateway's sign of life, and alarms about columns."""
         if rested:
-            self._check_sign_of_life()
+            self._check_sign_of_life(self.disks)
         alarms = {a.edge for a in self.catalog.alarms.latest() if a.kind == "column-null"}
         for name, disk in self.disks.items():
             if disk.plan.drift is None and EdgeId(name) in alarms:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from center.ledger import Emission, Phase
-from center.serving import NO_QUESTIONS, MeasureQuestions, render
+from center.serving import NO_QUESTIONS, Intervals, MeasureQuestions, render, roll_up
 from center.serving.explanation import explain_value
 from edgewater.synopses import FloatArray
 from tests.center.accuracy_world import (
@@ -176,6 +176,18 @@ def test_withheld_records_are_among_those_that_are_out() -> None:
     assert sum(answer["contract"]["met"] for _, answer in answers) >= 0.9 * len(answers)
     later = [a for a in world.stated if a["phase"] != "early"]
     assert any(a["quality"]["error"]["withheld"] for a in later) and all(a["contract"]["met"] for a in later)
+
+
+@pytest.mark.slow
+def test_a_roll_up_of_an_early_answer_has_no_bounds_and_does_not_meet_its_contract(grouped: DataWorld) -> None:
+    emission, early = early_answers(grouped)[0]
+    assert early["contract"]["met"]
+    intervals = Intervals(grouped.query.window, f"{2 * WINDOW_MS}ms")
+    (merged,) = roll_up([grouped.record(emission)], grouped.query, intervals)
+    answer = render(merged, grouped.query)
+    assert {row["total"]["upper"] for row in answer["data"]} == {None}
+    (violation,) = answer["contract"]["violations"]
+    assert violation["code"] == "accuracy" and "total: a value has no bound" in violation["message"]
 
 
 @pytest.mark.slow

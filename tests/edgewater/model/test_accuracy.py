@@ -24,6 +24,7 @@ def spec(**changes: object) -> QuerySpec:
     [
         {},
         {"accuracy": {"error": "0.5%", "confidence": "99.9%", "substream": "200ms"}},
+        {"accuracy": {"error": "99.9999999999%", "confidence": "99.9999999999%"}},
         {"accuracy": {**WELL, "delays": "900ms"}},
         {"accuracy": {"error": "5%", "measure": "n"}, "measures": {"n": "count()", "b": "sum(x)"}},
         {"accuracy": {"error": "5%", "range": [-1, 2.5]}},
@@ -43,7 +44,9 @@ def test_a_spec_with_an_accuracy_is_read_back_from_its_mapping(changes: dict[str
     ("field", "changes", "reason"),
     [
         ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "100%"}}, "between 0 and 1"),
+        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "99.9999999999999%"}}, "rounded to 100%"),
         ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "0%"}}, "between 0 and 1"),
+        ("accuracy.error", {"accuracy": {"error": "99.99999999999999%"}}, "at most 99.9999999999%"),
         ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": 0.95}}, "a percentage"),
         ("accuracy.error", {"accuracy": {"error": "0%"}}, "between 0 and 1"),
         ("accuracy.error", {"accuracy": {"error": "100%"}}, "between 0 and 1"),

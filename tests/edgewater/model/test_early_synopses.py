@@ -61,8 +61,20 @@ def test_the_records_that_edges_may_withhold_leave_less_for_records_that_are_out
     early = spec("quantile(x, 0.5)", budget={"error": {"m": "2%"}}).early_accuracy
     assert early is not None and early.error == pytest.approx(0.03)
     assert straggler_share(Measure.parse("m", "quantile(x, 0.9)"), 0.5, 0.95, 0.02) == pytest.approx(0.075)
-    refused("budget.error.m", "a percentage below 4.0%", "top_k(x, 10)", budget={"error": {"m": "4.5%"}})
+    refused("budget.error.m", "a percentage below 4%", "top_k(x, 10)", budget={"error": {"m": "4.5%"}})
     refused("budget.error.m", "a percentage of at most 5.0%", "top_k(x, 10)", budget={"error": {"m": 100}})
+
+
+def test_a_budget_that_leaves_nothing_but_rounding_is_refused() -> None:
+    """0.02 - 0.01 · 0.95 and such are not 0 in floating point."""
+    budget = {"error": {"m": "0.95%"}}
+    refused("budget.error.m", "a percentage below 0.95%", "quantile(x, 0.99)", error="2%", budget=budget)
+
+
+def test_the_highest_confidence_divides() -> None:
+    for text in ("kll(x)", "distinct(x)"):
+        asked = spec(text, "99%", accuracy={"confidence": "99.9999999999%"})
+        assert QuerySpec.from_mapping(asked.to_mapping()) == asked
 
 
 def test_a_synopsis_that_cannot_keep_the_accuracy_is_refused() -> None:
