@@ -328,9 +328,6 @@ def answer_rows(
                     accuracy.note(stack, estimates, widened, out.missing, rows)
                 return widened
             predicted = with_prediction(estimates, measure, predictions, groups)
-            if accuracy is not None and accuracy.measure == measure.name and not never:
-                # Early answers are merged without bounds.
-                accuracy.note(stack, estimates, predicted, np.zeros(len(stack)), rows)
             return without_bounds(predicted) if never else predicted
         if doubtful:
             return without_bounds(estimates)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from center.ledger import ACCURACY, Violation, with_violations
 from center.results import AnswerRecord
 from center.serving.totals import Rests
 from center.serving.withheld import read_bounds, union_of_windows
@@ -145,7 +146,11 @@ def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval
 
 def _united_quality(qualities: Sequence[dict[str, Any]], spec: QuerySpec, interval: Interval) -> dict[str, Any]:
     completeness = _united_completeness([quality["completeness"] for quality in qualities], interval)
-    is_predicted = any("prediction" in quality for quality in qualities)
+    predicted = sum("prediction" in quality for quality in qualities)
+    contract = _united_contract([quality["contract"] for quality in qualities])
+    if predicted:
+        reason = f"{predicted} of {len(qualities)} windows have a prediction, and predictions are merged without bounds"
+        contract = with_violations(contract, [Violation(ACCURACY, reason)])
     whole = not any(completeness.get(name) for name in ("missing", "left", "unanswered"))
     rests = [quality["rests"] for quality in qualities]
     united = None if any(rest is None for rest in rests) else Rests.of_windows(spec, [Rests.of(q) for q in qualities])
@@ -155,7 +160,7 @@ def _united_quality(qualities: Sequence[dict[str, Any]], spec: QuerySpec, interv
         "staleness_ms": max(quality["staleness_ms"] for quality in qualities),
         "first_staleness_ms": max(quality["first_staleness_ms"] for quality in qualities),
         "error": {
-            "sampling": None if is_predicted else 0,
+            "sampling": None if predicted else 0,
             "withheld": {
                 name: bound.to_mapping()
                 for name, bound in union_of_windows(
@@ -164,11 +169,11 @@ def _united_quality(qualities: Sequence[dict[str, Any]], spec: QuerySpec, interv
             },
             "missing": 0 if whole else None,
         },
-        "contract": _united_contract([quality["contract"] for quality in qualities]),
+        "contract": contract,
         "edges": {},
         "rests": None if united is None else united.to_mapping(),
     }
-    if is_predicted:
+    if predicted:
         result["prediction"] = {}  # no measure is predicted: the merged values have no bounds
     return result
 

@@ -187,7 +187,7 @@ def test_a_roll_up_of_an_early_answer_has_no_bounds_and_does_not_meet_its_contra
     answer = render(merged, grouped.query)
     assert {row["total"]["upper"] for row in answer["data"]} == {None}
     (violation,) = answer["contract"]["violations"]
-    assert violation["code"] == "accuracy" and "total: a value has no bound" in violation["message"]
+    assert violation["code"] == "accuracy"
 
 
 @pytest.mark.slow
