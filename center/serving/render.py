@@ -42,6 +42,7 @@ from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import (
+    BoolArray,
     Estimates,
     GroupedAggregate,
     IntArray,
@@ -304,46 +305,15 @@ def answer_rows(
     """
     is_subset = codes is not None
     data = _selected_data(record, spec, questions, merged, is_sorted, codes)
-    groups, order, withheld = data.groups, data.codes, data.withheld
-    predictions = record.quality.get("prediction")
-    completeness = record.quality["completeness"]
-    incomplete, doubtful = is_incomplete(completeness), may_count_twice(completeness)
-    lacking = lacking_rows(completeness, groups, len(order)) if incomplete else np.zeros(0, bool)
-    out = RecordsOut.of(spec, predictions, groups, data.stacks)
-    accuracy = SynopsisAccuracy.of(spec)
-
-    def widen(
-        measure: Measure,
-        stack: Stack,
-        estimates: Estimates,
-        question: Question | None,
-        rows: IntArray | None = None,
-    ) -> Estimates:
-        if predictions is not None:
-            # The estimate stands for records that edges will still count, and for no others.
-            never = doubtful or completeness.get("after_final") or completeness.get("rejected")
-            if out is not None and out.measure == measure.name and not never:
-                widened = out.widen(stack, estimates, question, rows)
-                if accuracy is not None:
-                    accuracy.note(stack, estimates, widened, out.missing, rows)
-                return widened
-            predicted = with_prediction(estimates, measure, predictions, groups)
-            return without_bounds(predicted) if never else predicted
-        if doubtful:
-            return without_bounds(estimates)
-        widened = withheld.widen(measure, stack, estimates, question, groups=rows)
-        if not incomplete:
-            if accuracy is not None and accuracy.measure == measure.name:
-                accuracy.note(stack, estimates, widened, withheld.missing_records(len(stack)), rows)
-            return widened
-        return widen_by_missing(widened, measure, lacking if rows is None else lacking[rows])
+    groups, order = data.groups, data.codes
+    widening = _Widening.of(record, spec, data)
 
     def evaluator(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, data.groups_in_all, questions.confidence)
         stack = data.stacks[measure.name]
         own = new_error(isinstance(stack, SampleStack | RowSampleStack))
-        asked = questions if out is None else out.asked(measure, questions)
-        return MeasureEvaluator(measure, stack, asked, partial(widen, measure), confidence, own)
+        asked = questions if widening.out is None else widening.out.asked(measure, questions)
+        return MeasureEvaluator(measure, stack, asked, partial(widening.widen, measure), confidence, own)
 
     needs_all = bool(questions.computed) or questions.selection.is_needed
     shown = [evaluator(m) for m in spec.measures if needs_all or includes(questions, m)]
@@ -351,11 +321,90 @@ def answer_rows(
     intervals = row_intervals({v.name: v.parts for v in values}) if needs_all else {}
     values += _computed_values(spec, questions, intervals)
     names = {m.name for m in spec.measures if includes(questions, m)} | {v.name for v in questions.computed}
-    rows = AnswerRows(groups, tuple(v for v in values if v.name in names), len(order), withheld, order, accuracy)
+    stated = tuple(v for v in values if v.name in names)
+    rows = AnswerRows(groups, stated, len(order), data.withheld, order, widening.accuracy)
     if is_subset or not questions.selection.is_needed:
         return rows
     chosen = questions.selection.rows(groups, intervals, len(order))
     return answer_rows(record, spec, questions, new_error, merged, is_sorted, order[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class _Widening:
+    """Widens the intervals of an answer by what its data lack: early records, missing edges, withheld values.
+
+    Attributes:
+        predictions: of the answer's quality; None: the data alone determine the values.
+        out: the records that are out, for an accuracy about a synopsis.
+        accuracy: notes the errors of the synopsis' values.
+        withheld: what edges withhold of the rows.
+        lacking: mask of the rows that lack a missing edge's records; None: the answer is complete.
+        may_count_twice: some records may be in the data twice.
+        lacks_records: some records are in no answer: they came after the final one, or their source rejected them.
+    """
+
+    predictions: Mapping[str, Any] | None
+    groups: Mapping[str, pa.Array]
+    out: RecordsOut | None
+    accuracy: SynopsisAccuracy | None
+    withheld: GroupsWithheld
+    lacking: BoolArray | None
+    may_count_twice: bool
+    lacks_records: bool
+
+    @classmethod
+    def of(cls, record: AnswerRecord, spec: QuerySpec, data: _SelectedData) -> _Widening:
+        predictions, completeness = record.quality.get("prediction"), record.quality["completeness"]
+        lacks_records = bool(completeness.get("after_final") or completeness.get("rejected"))
+        lacking = None
+        if is_incomplete(completeness):
+            lacking = lacking_rows(completeness, data.groups, len(data.codes))
+        out, accuracy = RecordsOut.of(spec, predictions, data.groups, data.stacks), SynopsisAccuracy.of(spec)
+        doubtful = may_count_twice(completeness)
+        return cls(predictions, data.groups, out, accuracy, data.withheld, lacking, doubtful, lacks_records)
+
+    def widen(
+        self,
+        measure: Measure,
+        stack: Stack,
+        estimates: Estimates,
+        question: Question | None,
+        rows: IntArray | None = None,
+    ) -> Estimates:
+        """Widens the answer to a question about a measure.
+
+        Args:
+            rows: the row of each estimate; None: there is one per row.
+        """
+        if self.predictions is not None:
+            return self._predicted(measure, stack, estimates, question, rows, self.predictions)
+        if self.may_count_twice:
+            return without_bounds(estimates)
+        widened = self.withheld.widen(measure, stack, estimates, question, groups=rows)
+        if self.lacking is not None:
+            return widen_by_missing(widened, measure, self.lacking if rows is None else self.lacking[rows])
+        if self.accuracy is not None and self.accuracy.measure == measure.name:
+            self.accuracy.note(stack, estimates, widened, self.withheld.missing_records(len(stack)), rows)
+        return widened
+
+    def _predicted(
+        self,
+        measure: Measure,
+        stack: Stack,
+        estimates: Estimates,
+        question: Question | None,
+        rows: IntArray | None,
+        predictions: Mapping[str, Any],
+    ) -> Estimates:
+        """Widens the values of an answer with predictions, which stand for records that edges will still count."""
+        has_bounds = not self.may_count_twice and not self.lacks_records
+        if self.out is None or self.out.measure != measure.name or not has_bounds:
+            predicted = with_prediction(estimates, measure, predictions, self.groups)
+            return predicted if has_bounds else without_bounds(predicted)
+        widened = self.out.widen(stack, estimates, question, rows)
+        if self.accuracy is not None:
+            self.accuracy.note(stack, estimates, widened, self.out.missing, rows)
+        return widened
 
 
 def _computed_values(
