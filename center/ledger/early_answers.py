@@ -281,15 +281,8 @@ def _with_accuracy(
         # A prediction counts records whose values edges withhold, too.
         predicted = accuracy.measure if early or prediction is not None else None
         violations += [v for v in quality.violations if v.measure is not None and v.measure != predicted]
-    if prediction is not None and quality.losses:
-        prediction = prediction.without_bounds("an edge may have lost input of the window")
-    elif prediction is not None and quality.lost_state:
-        lost = ", ".join(quality.lost_state)
-        prediction = prediction.without_bounds(
-            f"the reports of {lost} were lost with its state, or count records twice"
-        )
-    elif prediction is not None and not prediction.bounded:
-        prediction = prediction.without_bounds(prediction.reason)
+    if prediction is not None:
+        prediction = _without_false_bounds(prediction, quality)
     if prediction is None and early:
         violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
     elif prediction is not None and not prediction.met:
@@ -313,6 +306,16 @@ def _with_accuracy(
     # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
     return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=result)
+
+
+def _without_false_bounds(prediction: Prediction, quality: Quality) -> Prediction:
+    """Returns the prediction without bounds if reports of edges are missing, or may count records twice."""
+    if quality.losses:
+        return prediction.without_bounds("an edge may have lost input of the window")
+    if quality.lost_state:
+        lost = ", ".join(quality.lost_state)
+        return prediction.without_bounds(f"the reports of {lost} were lost with its state, or count records twice")
+    return prediction if prediction.bounded else prediction.without_bounds(prediction.reason)
 
 
 def _counted(spec: QuerySpec) -> tuple[object, ...]:
