@@ -229,7 +229,7 @@ class SamplingReasonHistory:
         return {"spans": self._spans, "reported_through": self._reported_through}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores what `to_state` returned. Raises what damaged JSON raises."""
+        """Restores `to_state`; damaged JSON raises any exception."""
         self._spans = {edge: [list(s) for s in spans] for edge, spans in state["spans"].items()}
         self._reported_through = dict(state["reported_through"])
 

@@ -1,9 +1,9 @@
 """Estimates how many events of a window have not arrived yet, per source, and the error of this estimate.
 
-The estimate is the number of arrived events divided by the probability of arrival (Horvitz and Thompson). A window size
-predicted from history, as in the Aion paper, covers only 12–63 % of windows when the event rate drifts. Slots too young
-to be estimated by themselves take the rate of the slots just before them, as far as neighbouring slots have been alike
-in the past (credibility; the Bornhuetter–Ferguson estimator is the limit).
+The estimate is the number of arrived events divided by the probability of arrival (Horvitz and Thompson). The Aion
+paper predicts the size of a window from history instead. Then only 12–63 % of the intervals contain the true size if
+the event rate drifts. Slots too young to be estimated by themselves take the rate of the slots just before them, as far
+as neighbouring slots have been alike in the past (credibility; the Bornhuetter–Ferguson estimator is the limit).
 """
 
 from __future__ import annotations
@@ -153,7 +153,10 @@ class StragglerModel(ArrayState):
 
     @classmethod
     def join(cls, triangle: ArrivalTriangle, models: Sequence[StragglerModel]) -> StragglerModel:
-        """Returns one model over the joined triangle (`ArrivalTriangle.join`) that shares its memory with `models`."""
+        """Joins models to one over the joined `triangle` (`ArrivalTriangle.join`).
+
+        The arrays of `models` become views of the result's arrays.
+        """
         result = cls(triangle, len(models))
         for name in cls.STATE:
             whole = np.concatenate([getattr(m, name) for m in models])

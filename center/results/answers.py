@@ -195,13 +195,12 @@ class AnswerReader:
     def changes_after(
         self, answer_id: int, limit: int, query: QueryRef | None = None, *, max_bytes: int | None = None
     ) -> AnswerChanges:
-        """Returns the newest revision of each window among the first `limit` answers with a greater id; of one query or
-        of all.
+        """Reads the first `limit` answers with an id above `answer_id`, of one query or of all queries.
 
-        The data of earlier revisions are not read.
+        Returns the newest revision among them for each of their windows. The data of earlier revisions are not read.
 
         Args:
-            max_bytes: limit of the synopses of a page. The first answer that reaches it is the last one of the page.
+            max_bytes: limit of the bytes of the returned synopses. The first answer that reaches it is the last one.
         """
         a = t.answers.c
         page = select(a.answer_id, a.query, a.window_start_ms).where(a.answer_id > answer_id)

@@ -1,9 +1,9 @@
 """Collects the arrival statistics of a query without groups: delay D, gap G and value V, per sub-stream.
 
-D (in slots) and the counts cover all events; G covers the head of the first batch since the statistics were last taken.
-V covers the sampled events, because the value of the others may not have been evaluated. Where it has been, their least
-and greatest values are known too: no sample shows the size of the values that it misses. All statistics can be merged,
-over the batches of an edge and over edges.
+D (in slots) and the counts cover all events. G is measured on the first events of the first batch after each `take`. V
+covers the sampled events, because the values of the other events may not have been evaluated. If they have been
+evaluated, their least and greatest values are known, too: no sample shows the size of the values that it misses. All
+statistics can be merged, over the batches of an edge and over edges.
 
 Times are those of the edge's clock, corrected by the estimated clock offset. Clock errors remain: an event from the
 future (event time after arrival time) by at most `max_skew_ms` has delay 0. An event further ahead is counted only in

@@ -122,7 +122,7 @@ class SliceEntries:
 
     Args:
         pending: an empty aggregate for V, the value of records that have arrived and were not sent.
-        bounded: the measures of the budget. For these measures F, the value sent so far, is stored.
+        bounded: the measures of the budget. For each of them, the entries also store F, the value that was sent so far.
 
     Attributes:
         bounded: the measures of the budget.

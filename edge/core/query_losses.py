@@ -1,4 +1,4 @@
-"""The input that windows of a query may lack, until a frame states it."""
+"""Keeps the losses of input that may affect windows of a query, until a frame states them."""
 
 from __future__ import annotations
 

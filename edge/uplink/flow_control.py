@@ -92,7 +92,10 @@ class LinkLimits:
 
 
 class WindowedExtreme:
-    """The largest (or smallest) sample of the last `window_s` seconds, and at least of the last `least` samples."""
+    """The largest (or smallest) of the recent samples.
+
+    Recent are the samples of the last `window_s` seconds, and the last `least` samples even if they are older.
+    """
 
     def __init__(self, which: Literal["max", "min"], window_s: float = ESTIMATE_WINDOW_S, least: int = 1) -> None:
         self._sign = 1.0 if which == "max" else -1.0

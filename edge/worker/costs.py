@@ -50,7 +50,7 @@ class QueryCosts:
 
     @property
     def laps(self) -> int:
-        """The number of measurements that are not folded."""
+        """The number of beginnings and ends since the last `fold`."""
         return len(self._laps)
 
     def spent_ms_since(self, laps: int) -> dict[QueryRef, float]:

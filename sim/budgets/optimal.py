@@ -142,9 +142,9 @@ def _largest_left(window: WindowTrace, chosen: IntArray, release: FloatArray) ->
 def least_error(window: WindowTrace, budget_ms: float, service_ms: float, free_ms: float) -> WindowSchedule:
     """Returns the schedule of least error with a staleness of at most `budget_ms`.
 
-    EPE(E) has the least staleness of all schedules with an error of at most E, so the least E for which EPE(E) meets
-    the deadline is the least possible error, which SPEF reaches too. The candidates are the prefix errors, a finite
-    set, so the search is exact. Scheduling by EPE frees the link for the next window as early as possible.
+    `epe` returns the schedule with the least staleness among those with an error of at most E. So the least possible
+    error is the least E for which this schedule meets the deadline. Only the prefix errors, a finite set, can be this
+    E, so the search is exact. The schedule frees the link for the next window as early as possible.
     """
     _, error, initial = window.errors()
     candidates = np.unique(np.concatenate([[0.0], error, initial]))

@@ -64,7 +64,10 @@ class SessionTracker:
         return last + self.gap > open_ends or near.stop > near.start
 
     def touch(self, first: int, last: int) -> None:
-        """Adds records of one slice, from `first` to `last`; joins the runs that they connect."""
+        """Adds the records of one slice, whose event times are from `first` to `last`.
+
+        If they connect several open runs, these become one run.
+        """
         near = self._near(first, last)
         joined = self.open[near]
         if len(joined) == 1:

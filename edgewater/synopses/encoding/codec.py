@@ -327,13 +327,15 @@ def require_exact(declared: str, stored: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRoles:
-    """The roles of a kind's arrays when stacks of one group each are concatenated; other arrays have values per group.
+    """How each array of a kind is treated when messages of one group each are joined to one stack.
+
+    An array that is not in `equal`, `first_only` or `group_numbers` is concatenated.
 
     Attributes:
-        groups: index of an array with one value per group.
-        equal: indices of arrays of the stack, not of its groups, which must be equal in all messages.
-        first_only: indices of arrays of the stack that may differ; the first message's are used.
-        group_numbers: indices of arrays that contain group numbers.
+        groups: index of an array whose length is the number of groups.
+        equal: indices of arrays that describe the whole stack and must be equal in all messages. One is kept.
+        first_only: indices of arrays that describe the whole stack and may differ. The first message's are kept.
+        group_numbers: indices of arrays of group numbers. They are written anew.
     """
 
     groups: int

@@ -405,7 +405,7 @@ class SizedSampleStack(SampleStack):
 
     @property
     def capacity(self) -> int:
-        """The current number of records per group: the size, halved per level."""
+        """The largest number of records per group: `size`, halved once for each fold (`level`)."""
         return self.size >> self.level
 
     def _max_fold(self) -> int:

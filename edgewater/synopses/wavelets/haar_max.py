@@ -2,14 +2,15 @@
 
 After the greedy algorithm of Karras and Mamoulis ("One-Pass Wavelet Synopses for Maximum-Error Metrics", VLDB 2005):
 the loss of a coefficient is the error that values in its support would have without it, and the coefficient with the
-smallest loss is removed. They track the signed error of either half below each coefficient. Here a bound of its
-magnitude is tracked, which supports merges and later batches. Coefficients are removed in rounds, each a quarter of the
-surplus, so that array operations select a whole round.
+smallest loss is removed. The authors track, for each coefficient, the signed errors in its left and right half. This
+class tracks only a bound of the error's magnitude, so that merges and later batches are possible. Coefficients are
+removed in rounds, each a quarter of the surplus, so that array operations select a whole round.
 
 Two bounds are tracked per retained coefficient. `below` bounds the error of values in its support due to removed
 coefficients at or below its children. `above` is the total magnitude of the removed coefficients between it and the
-next retained coefficient above. When a coefficient is removed, its magnitude is added to `above` of the coefficients
-under it and to `below` of the next coefficient above.
+next retained coefficient above. When a coefficient is removed, its magnitude and its `above` are added to `above` of
+the coefficients directly under it. `below` of the next coefficient above becomes at least the sum of its magnitude, its
+`below` and its `above`.
 """
 
 from __future__ import annotations
