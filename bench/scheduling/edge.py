@@ -104,7 +104,7 @@ def specs(workload: str, queries: int) -> tuple[tuple[QueryRef, QuerySpec], ...]
         {"where": "v > 50", "group_by": ["country"], "measures": {"n": "count()", "most": "max(v)"}},
         {"group_by": ["country"], "measures": {"q": "quantiles(v)"}},
     ]
-    queries = []
+    result = []
     for i in range(queries):
         size_ms, offset_ms = window_of(workload, i, queries)
         kind = kinds[0 if workload == "equal" else i % len(kinds)]
@@ -112,8 +112,8 @@ def specs(workload: str, queries: int) -> tuple[tuple[QueryRef, QuerySpec], ...]
             kind = {"group_by": ["k"], "measures": {"q": "quantiles(v)", "u": "kll(v)", "d": "distinct(country)"}}
         window = {"tumbling": f"{size_ms}ms", "offset": f"{offset_ms}ms"}
         spec = QuerySpec.from_mapping({"name": f"q{i}", "from": "events", "window": window, **kind})
-        queries.append((QueryRef(f"q{i}", 1), spec))
-    return tuple(queries)
+        result.append((QueryRef(f"q{i}", 1), spec))
+    return tuple(result)
 
 
 def _cost_s(workload: str, queries: int, records: int) -> float:
