@@ -259,7 +259,8 @@ def test_a_topic_with_more_partitions_than_the_limit_is_refused(
         check(broker, "many")
 
 
-def test_a_partition_that_the_topic_no_longer_has_fails_alone(broker: Broker) -> None:
+def test_a_partition_that_the_topic_no_longer_has_fails_alone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "PARTITIONS_EVERY_S", 0.2)
     broker.create("fewer", 1)
     broker.send("fewer", 0, [record(n) for n in range(2)])
     source = partition(broker, "fewer")
