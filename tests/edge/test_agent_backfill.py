@@ -114,7 +114,7 @@ def test_a_backfill_goes_on_after_each_kill(agent: AgentProcess) -> None:
         (agent.directory / f"{name}.ndjson").write_text(lines(first, total // 2))
     agent.start()
     agent.until(lambda: agent.records() == total)
-    agent.kill()
+    stop(agent)  # with a checkpoint, so that `register` reads no file
     register(agent)
     left = total
     for _ in range(3):
