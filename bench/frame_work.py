@@ -6,7 +6,7 @@ transaction. So the greatest CPU time of a transaction is the time by which a fr
 is also given per unit of work, which limits frames (`edgewater/guard/frame_work.py`).
 
 The second table is about earlier frames: an edge of a query that an editor may register has sent slices, and closes all
-of them at once. The greatest CPU time is that of any transaction until all of their windows are answered.
+slices at once. The table has the greatest CPU time of a transaction until all windows are answered.
 """
 
 from __future__ import annotations

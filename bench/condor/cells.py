@@ -56,8 +56,8 @@ class CondorSize:
 
     Attributes:
         rows: records of each data set.
-        repeats: runs of which the median is reported; 0: one run without a warm-up.
-        cases: how many of each list of synopses, queries or data sets run: the last ones.
+        repeats: number of runs; the median is reported. 0: a single run without a warm-up.
+        cases: number of entries that run of each list of synopses, queries or data sets. They are the last entries.
         concurrent: numbers of windows that overlap.
         partitions: partitions of the distributed set-up of table 2.
         made_rides: whether the rides of table 2 are generated.

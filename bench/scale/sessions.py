@@ -44,9 +44,9 @@ def register_queries(directory: str) -> None:
 
 
 def measure(smoke: bool, idle: int = IDLE, active: int = ACTIVE) -> dict[str, Any]:
-    """Measures idle sessions beside active ones that ship a frame of 3.6 KB a second.
+    """Measures idle sessions beside active sessions. Each active session ships a frame of 3.6 KB per second.
 
-    Then the gateway is killed and started.
+    Then the gateway is killed and started again.
     """
     idle, active, seconds = (40, 4, 1) if smoke else (idle, active, SECONDS)
     with tempfile.TemporaryDirectory() as directory:

@@ -1,8 +1,8 @@
 """The center's admission, with micro-batches of a simulated duration: by slack and round robin.
 
-200 queries, three edges. Each query's windows end every 10 s. Edges send frames as they fill, and one that closes the
-window. A batch takes a fixed time, and its bytes divided by the machine's rate. The latency of a window is from the
-arrival of the last edge's closing frame until its batch is applied.
+200 queries, three edges. Each query's windows end every 10 s. Edges send each frame that is full, and a last
+frame that closes the window. A batch takes a fixed time, plus its bytes divided by the machine's rate. The latency of a
+window begins when the last edge's closing frame arrives. It ends when the batch of this frame is applied.
 """
 
 from __future__ import annotations

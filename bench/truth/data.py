@@ -16,7 +16,7 @@ def _mostly_zero(share: float) -> Maker:
 
 
 def _one_outlier(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-    """The values of each row are uniform, except one that is 10,000 times as large."""
+    """Returns rows of values. The first value of each row is 10,000, and the others are uniform between 0 and 1."""
     values = rng.uniform(0, 1, shape)
     values[..., 0] = 10_000.0
     return values

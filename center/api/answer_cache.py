@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of the answers in a range of window starts. The range is the one that was applied.
+    """A page of the answers to windows that start in a range.
 
     Attributes:
         start, end: RFC 3339, inclusive and exclusive; None: open.

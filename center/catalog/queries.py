@@ -202,7 +202,7 @@ class Queries:
         """The versions of a query that have, or may have, answers; ascending. Raises NotFound.
 
         Args:
-            most: how many versions to return at most: the newest versions. None: all versions.
+            most: number of versions to return, the newest ones. None: all versions.
         """
         rows = select(t.queries).where(t.queries.c.name == name, t.queries.c.deleted_at_ms.is_(None))
         with self._transactions.read() as connection:

@@ -40,11 +40,11 @@ class DeclaredStream:
             right = self.columns.get(column)
             if right is not None and COLUMN_TYPES[right.type] == kind:
                 continue
-            found = f"column {self.name}.{column} is {type_name(kind)} at edge {edge}"
+            actual = f"column {self.name}.{column} is {type_name(kind)} at edge {edge}"
             if right is None:
                 names = ", ".join(list(self.columns)[:_SHOWN]) + (", …" if len(self.columns) > _SHOWN else "")
-                return f"{found}; expected only the columns {names}, {self._where}"
-            return f"{found}; expected {right.type}, {self._where}"
+                return f"{actual}; expected only the columns {names}, {self._where}"
+            return f"{actual}; expected {right.type}, {self._where}"
         return ""
 
     @property

@@ -69,7 +69,7 @@ class OpenWindows:
     """The windows of a query that one edge keeps open.
 
     Args:
-        most: how many windows an edge may keep open, besides the windows within the query's lateness.
+        most: number of windows that an edge may keep open. Windows within the query's lateness do not count.
     """
 
     def __init__(self, spec: QuerySpec, most: int) -> None:

@@ -22,8 +22,8 @@ CANCEL_AGAIN_S = 0.2
 class BatchPipeline:
     """A function for `foreachBatch` that reads and applies micro-batches in two threads.
 
-    It serves the streams of a job, one after the other. It has the rows of at most two batches: one that is being
-    applied, and the next batch.
+    A pipeline serves the streams of a job, one after the other. It keeps the rows of at most two batches: the batch
+    that is being applied, and the next batch.
 
     Args:
         before_read: called by the thread that runs a batch's Spark jobs, before each batch.

@@ -22,6 +22,7 @@ from center.serving.measures import (
     WHOLE,
     is_incomplete,
     lacking_rows,
+    lacks_excluded_records,
     may_count_twice,
     widen_by_missing,
     without_bounds,
@@ -183,7 +184,7 @@ class Evaluator:
         accuracy, completeness = spec.accuracy, found[0].completeness
         if merges or accuracy is None or accuracy.measure != measure.name:
             return None
-        if completeness.get("after_final") or completeness.get("rejected"):
+        if lacks_excluded_records(completeness):
             return None  # nothing predicts records that are in no answer
         stacks = {measure.name: stack}
         if count is not None:

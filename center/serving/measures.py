@@ -395,6 +395,11 @@ def may_count_twice(completeness: Mapping[str, Any]) -> bool:
     return bool(completeness.get("lost_state"))
 
 
+def lacks_excluded_records(completeness: Mapping[str, Any]) -> bool:
+    """Returns whether records are in no answer: they came after the final answer, or their source rejected them."""
+    return bool(completeness.get("after_final") or completeness.get("rejected"))
+
+
 def widen_by_missing(estimates: Estimates, measure: Measure, lacking: BoolArray) -> Estimates:
     """Removes the bounds that records of missing edges may exceed.
 

@@ -28,6 +28,7 @@ from center.serving.measures import (
     includes,
     is_incomplete,
     lacking_rows,
+    lacks_excluded_records,
     may_count_twice,
     widen_by_missing,
     without_bounds,
@@ -340,7 +341,7 @@ class _Widening:
         withheld: what edges withhold of the rows.
         lacking: mask of the rows that lack a missing edge's records; None: the answer is complete.
         may_count_twice: some records may be in the data twice.
-        lacks_records: some records are in no answer: they came after the final one, or their source rejected them.
+        lacks_excluded_records: some records are in no answer.
     """
 
     predictions: Mapping[str, Any] | None
@@ -350,18 +351,17 @@ class _Widening:
     withheld: GroupsWithheld
     lacking: BoolArray | None
     may_count_twice: bool
-    lacks_records: bool
+    lacks_excluded_records: bool
 
     @classmethod
     def of(cls, record: AnswerRecord, spec: QuerySpec, data: _SelectedData) -> _Widening:
         predictions, completeness = record.quality.get("prediction"), record.quality["completeness"]
-        lacks_records = bool(completeness.get("after_final") or completeness.get("rejected"))
         lacking = None
         if is_incomplete(completeness):
             lacking = lacking_rows(completeness, data.groups, len(data.codes))
         out, accuracy = RecordsOut.of(spec, predictions, data.groups, data.stacks), SynopsisAccuracy.of(spec)
-        doubtful = may_count_twice(completeness)
-        return cls(predictions, data.groups, out, accuracy, data.withheld, lacking, doubtful, lacks_records)
+        doubtful, excluded = may_count_twice(completeness), lacks_excluded_records(completeness)
+        return cls(predictions, data.groups, out, accuracy, data.withheld, lacking, doubtful, excluded)
 
     def widen(
         self,
@@ -397,7 +397,7 @@ class _Widening:
         predictions: Mapping[str, Any],
     ) -> Estimates:
         """Widens the values of an answer with predictions, which stand for records that edges will still count."""
-        has_bounds = not self.may_count_twice and not self.lacks_records
+        has_bounds = not self.may_count_twice and not self.lacks_excluded_records
         if self.out is None or self.out.measure != measure.name or not has_bounds:
             predicted = with_prediction(estimates, measure, predictions, self.groups)
             return predicted if has_bounds else without_bounds(predicted)

@@ -103,7 +103,7 @@ async def live(
 ) -> Response:
     """A stream of several queries.
 
-    It begins with the latest answer of each query. Its events are those of `/v1/queries/{name}/live`.
+    The stream begins with the latest answer of each query. It has the same events as `/v1/queries/{name}/live`.
 
     A deleted query leaves the stream. A new query with a name of the stream joins it.
     """
