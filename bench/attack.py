@@ -46,7 +46,8 @@ from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import Frame, FrameBody, Partial, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis
-from sim.demo.run import Demo, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import Demo
 
 OUT = Path("bench/out")
 WINDOW_MS = 1_000

@@ -28,7 +28,7 @@ from sqlalchemy import insert, select, update
 
 from center.results.schema import answers, counters
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.runtime.health import bound_address, listen
+from sim.demo.ports import free_address
 from tests.center.api.conftest import HOUR, T0, Desk
 
 SMALL_PER_S = 2.0
@@ -99,8 +99,7 @@ def measure(folder: Path, groups: int, rate: float, seconds: float, names: list[
     desk = Desk(folder)
     desk.connect("jfk")
     writers = {"large": _prepare(desk, "large", groups, VARIANTS), "small": _prepare(desk, "small", 10, 3)}
-    with listen("127.0.0.1:0", "bench") as free:
-        address = bound_address(free)
+    address = free_address()
     stores = [f"{name}_url=sqlite:///{folder}/{name}.db" for name in ("catalog", "results")]
     options = [*stores, f"api.listen={address}"]
     command = [sys.executable, "-m", "edgewater", "center", "api", "--data-dir", str(folder), "--log-level", "error"]

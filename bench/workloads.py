@@ -29,7 +29,8 @@ from pyarrow import csv
 from bench.data import TAXI, existing
 from edgewater.model.quantities import duration_ms
 from edgewater.model.timestamps import parse_time
-from sim.demo.run import Demo, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import Demo
 
 T0 = 1_640_995_200_000
 """2022-01-01T00:00:00Z."""

@@ -24,7 +24,7 @@ from bench.compare.score import WindowAnswer
 from bench.compare.ways import TOP, Way
 from bench.compare.workload import COLUMNS, Workload
 from edgewater.client import Center
-from sim.demo.run import free_port
+from sim.demo.ports import free_port
 
 READY_S = 180.0
 EDGEWATER = (sys.executable, "-m", "edgewater")

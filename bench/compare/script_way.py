@@ -19,7 +19,7 @@ from bench.compare.processes import Processes
 from bench.compare.score import WindowAnswer
 from bench.compare.ways import SCRIPTS, Way
 from bench.compare.workload import Workload
-from sim.demo.run import free_port
+from sim.demo.ports import free_port
 
 READY_S = 240.0
 QUIET_S = 2.0

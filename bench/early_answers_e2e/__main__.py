@@ -32,7 +32,8 @@ import numpy as np
 from bench.early_answers_e2e.edges import PushSchedule, edge_config, pusher
 from bench.early_answers_e2e.machine import MachineSnapshot
 from bench.early_answers_e2e.stages import quantiles_ms, scrape, since, stages
-from sim.demo.run import Demo, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import Demo
 
 WINDOW_MS = 3_000
 SETTLE_S = 3.0

@@ -40,7 +40,7 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.wire import SliceClose
-from sim.demo.run import free_port
+from sim.demo.ports import free_port
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000

@@ -28,7 +28,7 @@ from bench.scale.sessions import start_gateway
 from center.catalog import Catalog
 from edge.process import now_ms
 from edgewater.model.query import QuerySpec
-from sim.demo.run import free_port
+from sim.demo.ports import free_port
 
 WINDOW_MS = 5_000
 RATES, SECONDS, WARM_S = (40, 1_000, 10_000), 20, 6

@@ -33,7 +33,7 @@ from center.results import ResultStore
 from center.spark.java import require_java
 from edge.process import now_ms
 from edgewater.model.query import QuerySpec
-from sim.demo.run import free_port
+from sim.demo.ports import free_port
 
 PARTIALS, WINDOWS = 32, 600
 SETTLED = 0.7

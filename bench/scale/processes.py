@@ -12,7 +12,8 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from sim.demo.run import Demo, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import Demo
 
 GATEWAY, JOB, API = "gateway", "job", "api"
 METERED = "gateway", "spark"

@@ -22,7 +22,7 @@ from edge.process import now_ms
 from edgewater.model.query import QuerySpec
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
 from edgewater.wire import uplink_pb2 as pb
-from sim.demo.run import free_port
+from sim.demo.ports import free_port
 
 QUERIES = 20
 IDLE, ACTIVE, SECONDS = 10_000, 1_000, 30

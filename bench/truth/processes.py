@@ -22,7 +22,8 @@ from bench.early_answers_e2e.edges import PushSchedule, edge_config, pusher
 from bench.truth.arrivals import SOURCES, WINDOW_MS, LateRecords
 from bench.truth.cases import Case, State, Tallies, Tally
 from bench.truth.early_answers import COLD_WINDOWS, ERROR, SUBSTREAM_MS, WARM_UP
-from sim.demo.run import Demo, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import Demo
 
 RATE = 200.0
 """Records per second, edge and stream."""

@@ -29,7 +29,7 @@ from center.config import CenterConfig
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MAX_TIME_MS
-from sim.demo.run import free_port
+from sim.demo.ports import free_port
 
 OUT = Path("bench/out")
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from sim.demo.run import DemoFailed, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import DemoFailed
 
 START_S = 30.0
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")

@@ -26,7 +26,8 @@ from rich.table import Table
 
 from sim.demo.brokers import MOSQUITTO, KafkaBroker, MqttBroker
 from sim.demo.compare import millis
-from sim.demo.run import Demo, DemoFailed, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import Demo, DemoFailed
 
 SITES = ("north", "south", "west")
 DEVICES = 12

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import yaml
 
 from sim.demo import landings
 from sim.demo.data import AIRPORTS, COLUMNS, FIRST_DAY, TIME
+from sim.demo.ports import free_port
 from sim.demo.pusher import Pusher
 from sim.demo.queries import QUESTIONS, SPECS, WATCHED_SPECS
 
@@ -35,12 +35,6 @@ LANDINGS_AFTER = 0.15
 
 class DemoFailed(Exception):
     """A process failed; the message names it and its log."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -11,7 +11,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,6 +21,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
+
+from sim.demo.ports import free_port
 
 OLDEST = 15
 """The first release whose databases may go by ICU's rules, which the tests want."""
@@ -65,10 +66,14 @@ class PostgresServer:
     def __init__(self, binaries: Path, directory: Path, account: str | None) -> None:
         self._binaries = binaries
         self._directory = directory
-        self._account = account
+        # `setpriv` instead of the parameter `user`, with which Python forks: a fork beside threads of gRPC may crash.
+        self._login: list[str] = []
+        if account is not None:
+            entry = pwd.getpwnam(account)
+            self._login = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups"]
         self._numbers = itertools.count(1)
         self._password = secrets.token_hex(16)
-        self._port = _free_port()
+        self._port = free_port()
         self._address = f"tests:{self._password}@127.0.0.1:{self._port}/postgres"
         secret = directory / "password"
         secret.touch(mode=0o600)
@@ -82,7 +87,7 @@ class PostgresServer:
     def new_standby(self, directory: Path) -> PostgresServer:
         """A copy of this running server, which follows it once it is started."""
         standby = copy(self)
-        standby._directory, standby._port = directory, _free_port()
+        standby._directory, standby._port = directory, free_port()
         standby._run(
             "pg_basebackup", "--write-recovery-conf", "--checkpoint=fast", f"--dbname=postgresql://{self._address}"
         )
@@ -143,13 +148,10 @@ class PostgresServer:
         # Not captured by a pipe: the server would hold it open, and the call would never end.
         with tempfile.TemporaryFile() as said:
             done = subprocess.run(
-                [self._binaries / program, f"--pgdata={self._directory}/data", *arguments],
+                [*self._login, self._binaries / program, f"--pgdata={self._directory}/data", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                user=self._account,
-                group=None if self._account is None else pwd.getpwnam(self._account).pw_gid,
-                extra_groups=None if self._account is None else [],
                 cwd=self._directory,
                 env={**os.environ, "LC_ALL": "C"},
                 timeout=60,
@@ -189,11 +191,6 @@ def serving_pair(binaries: Path) -> Iterator[tuple[PostgresServer, PostgresServe
             yield primary, standby
         finally:
             standby.kill()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _unprivileged_account() -> str:

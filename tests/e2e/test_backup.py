@@ -20,7 +20,8 @@ import pytest
 import yaml
 
 from sim.demo.compare import millis
-from sim.demo.run import Demo, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import Demo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

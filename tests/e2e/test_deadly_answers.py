@@ -17,7 +17,8 @@ import pytest
 
 from edgewater.synopses import plugins
 from sim.demo.compare import millis
-from sim.demo.run import Demo, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import Demo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 

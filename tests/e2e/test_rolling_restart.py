@@ -21,7 +21,7 @@ import httpx
 import pytest
 import yaml
 
-from sim.demo.run import free_port
+from sim.demo.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

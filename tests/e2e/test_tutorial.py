@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from sim.demo.ports import free_port
 
 TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 SERVERS = ("edgewater center run", "edgewater edge run")
@@ -53,24 +53,12 @@ def matches(shown: str, output: str) -> bool:
     return re.search(pattern.replace("\\\n", r"\s+"), output, re.DOTALL) is not None
 
 
-def free_ports(count: int) -> list[str]:
-    """Ports below those that the system gives to clients: they are used much later than they are chosen."""
-    found: list[str] = []
-    for port in range(10_000 + os.getpid() % 20_000, 32_000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found.append(str(port))
-        if len(found) == count:
-            break
-    return found
-
-
 class Terminals:
     """The directory of a newcomer, with free ports instead of the page's."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.ports = dict(zip(("7400", "7480", "7410"), free_ports(3), strict=True))
+        self.ports = dict(zip(("7400", "7480", "7410"), (str(free_port()) for _ in range(3)), strict=True))
         self.servers: dict[str, subprocess.Popen[bytes]] = {}
         bin_directory = str(Path(sys.executable).parent)
         self.env = {

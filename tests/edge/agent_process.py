@@ -25,6 +25,7 @@ from edge.process import now_ms
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, InputLoss, QueryRef
+from sim.demo.ports import free_port
 
 COUNT = QuerySpec.from_mapping(
     {"name": "n", "from": "events", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}, "lateness": "1h"}
@@ -60,10 +61,7 @@ class AgentProcess:
     ) -> None:
         self.directory = directory
         self.columns = columns or {"x": "int64"}
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            self.port = int(probe.getsockname()[1])
+        self.port = port or free_port()
         self._document = {
             "edge": "a",
             "center": {"address": "127.0.0.1:1"},

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import logging
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +26,7 @@ from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import FrameBody
+from sim.demo.ports import free_port
 from tests.center.kept_frames import stored_body
 from tests.certificates import make_certificates
 from tests.edge.core.test_core import merged
@@ -92,12 +92,6 @@ class Center:
 
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def config(directory: Path, center: Center, sources: list[dict[str, Any]], **more: Any) -> Any:

@@ -13,7 +13,8 @@ from edge.config import EdgeConfig, parse_config
 from edge.process import now_ms
 from edgewater.model.query import QuerySpec
 from edgewater.wire import InputLoss
-from tests.edge.test_agent import NDJSON, Center, free_port, run, running, until
+from sim.demo.ports import free_port
+from tests.edge.test_agent import NDJSON, Center, run, running, until
 
 COUNT = {"measures": {"n": "count()"}}
 HOSTILE = {"name": "hostile", "from": "a", "group_by": ["id"], "window": {"tumbling": "3650d"}, **COUNT}

@@ -20,7 +20,8 @@ from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate
-from tests.edge.test_agent import NDJSON, Center, free_port
+from sim.demo.ports import free_port
+from tests.edge.test_agent import NDJSON, Center
 
 pytestmark = pytest.mark.slow  # each starts processes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,18 +14,13 @@ import httpx
 import pytest
 import yaml
 
+from sim.demo.ports import free_port
 from tests.images.engine import COMPOSE, Engine
 from tests.images.service import WINDOW_S, Truth, answered, ready, until
 
 pytestmark = pytest.mark.images
 PROJECT = "edgewatertest"
 TOKENS = {name: secrets.token_hex(32) for name in ("EDGE_TOKEN", "EDGE2_TOKEN", "PUSH_TOKEN", "API_TOKEN")}
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from center.api.prometheus import series
+from sim.demo.ports import free_address
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.api.test_api_sessions import ship, two_sessions
 
@@ -103,10 +104,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, str]
     (path / "prometheus.yml").write_text("global: {}\n")
     blocks = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "samples.om", "data"]
     subprocess.run(blocks, cwd=path, check=True, capture_output=True)
-    from edgewater.runtime.health import listen
-
-    with listen("127.0.0.1:0", "test") as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     arguments = [f"--web.listen-address={address}", "--storage.tsdb.path=data", "--storage.tsdb.retention.time=100y",
                  "--query.lookback-delta=1h", "--log.level=error"]  # fmt: skip
     process = subprocess.Popen(["prometheus", *arguments], cwd=path, stderr=subprocess.DEVNULL)

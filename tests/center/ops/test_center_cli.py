@@ -27,6 +27,7 @@ from center.results import ResultStore
 from center.spark.spark_session import class_archive
 from edgewater.__main__ import main
 from edgewater.wire import FrameBody, Partial, SliceClose
+from sim.demo.ports import free_address
 from tests.center.job.conftest import World
 from tests.center.job.micro_batches import deadly, install_deadly
 
@@ -224,8 +225,7 @@ def test_the_api_is_a_process_that_beats_answers_and_signs_off(tmp_path: Path, h
 @pytest.mark.e2e
 def test_the_gateway_is_a_process_that_beats_and_shows_its_metrics(tmp_path: Path, http: httpx.Client) -> None:
     registry = ComponentRegistry(f"sqlite:///{tmp_path}/catalog.db")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        metrics = f"127.0.0.1:{probe.getsockname()[1]}"
+    metrics = free_address()
     flags = ("--data-dir", str(tmp_path), "--set", f"gateway.listen={ANY}", "--set", f"gateway.metrics={metrics}")
     with process("gateway", *flags) as gateway:
         (beat,) = eventually(registry.heartbeats)

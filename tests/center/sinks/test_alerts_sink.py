@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from center.sinks.alert_states import AlertCollector
 from center.sinks.alert_targets import label_name
 from center.sinks.alerts import stated
 from edgewater.model.errors import InvalidConfig
+from sim.demo.ports import free_port
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.sinks.alert_receivers import MailServer, Receiver
 from tests.certificates import make_certificates
@@ -33,11 +33,6 @@ RULES = [
 
 
 MAIL = {"sender": "edgewater@example.com", "to": ["ops@example.com"], "tls": "none"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def exposition(store: SinkStore) -> str:

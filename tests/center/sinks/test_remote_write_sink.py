@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from center.sinks import SinkRunner, SinkStore, read_definition
+from sim.demo.ports import free_port
 from tests.center.api.conftest import HOUR, Desk
 
 pytestmark = pytest.mark.e2e
@@ -26,8 +26,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     if program is None:
         assert "CI" not in os.environ
         pytest.skip("Debian's prometheus is not installed")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     config = tmp_path / "prometheus.yml"
     config.write_text("global: {}\n")
     arguments = [f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/tsdb",

@@ -20,7 +20,8 @@ import httpx
 import yaml
 
 from sim.demo.brokers import Broker, KafkaBroker, MqttBroker
-from sim.demo.run import Demo, DemoFailed, free_port
+from sim.demo.ports import free_port
+from sim.demo.run import Demo, DemoFailed
 from tests.e2e.link import Link
 from tests.e2e.soak.plan import IDLE_MS, EdgePlan
 from tests.e2e.soak.records import COLUMNS

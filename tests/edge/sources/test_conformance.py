@@ -18,10 +18,11 @@ from edge.config import sources as source_config
 from edge.source_kinds import GROUP, SourceKinds
 from edge.sources import factory
 from edge.testing import CASES, SECRET, Subject
+from sim.demo.ports import free_port
 from tests.edge.sources.kafka_broker import Broker as KafkaBroker
 from tests.edge.sources.kafka_broker import ObjectStore
 from tests.edge.sources.test_mqtt import Broker as MqttBroker
-from tests.edge.sources.test_syslog import free_port, until_open
+from tests.edge.sources.test_syslog import until_open
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

@@ -10,8 +10,9 @@ import pytest
 
 from edge.sources.kafka_client import KafkaConfig
 from edgewater.model.errors import InvalidConfig
+from sim.demo.ports import free_port
 from tests.certificates import make_certificates
-from tests.edge.sources.kafka_broker import Broker, free_port, tls_relay
+from tests.edge.sources.kafka_broker import Broker, tls_relay
 from tests.edge.sources.test_kafka import check, record
 
 pytestmark = pytest.mark.slow

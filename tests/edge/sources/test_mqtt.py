@@ -26,6 +26,7 @@ from edge.records import Chunk, Position
 from edge.source_kinds import SourceCheck, SourceContext
 from edge.sources.mqtt import ANSWER_S, KIND, MqttConfig, MqttFailed, MqttSource
 from edgewater.model.errors import InvalidConfig
+from sim.demo.ports import free_port
 from tests.certificates import make_certificates
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
@@ -47,9 +48,7 @@ class Broker:
     """
 
     def __init__(self, directory: Path, *lines: str, saves: bool = True) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.log = directory / "mosquitto.log"
         self.log.touch()
         self._config = directory / "mosquitto.conf"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from edge.durability import journal
 from edge.durability.event_records import PAYLOAD, read_payload
 from edge.process import now_ms
+from sim.demo.ports import free_address
 from tests.certificates import make_certificates
 from tests.edge.agent_process import AgentProcess
 
@@ -35,12 +35,6 @@ pytestmark = pytest.mark.slow
 Start = Callable[..., AgentProcess]
 LOGS = {"otlp": {"signal": "logs", "columns": {"x": "attributes.x"}}}
 METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @pytest.fixture

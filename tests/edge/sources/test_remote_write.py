@@ -32,8 +32,9 @@ from edge.sources import remote_write
 from edgewater.model.errors import InvalidConfig
 from edgewater.model.query import QuerySpec
 from edgewater.wire import remote_write_pb2 as pb
+from sim.demo.ports import free_port
 from tests.edge.agent_process import COUNT, QUERY, AgentProcess
-from tests.edge.sources.test_syslog import free_port, program
+from tests.edge.sources.test_syslog import program
 
 PATH = "/api/v1/write"
 HEADERS = {

@@ -26,6 +26,7 @@ from edge.sources.syslog import KIND, SyslogConfig, SyslogSource
 from edge.sources.syslog_framing import BadFrame, Framing
 from edgewater.model.errors import InvalidConfig
 from edgewater.model.streams import Delivery
+from sim.demo.ports import free_port
 from tests.certificates import make_certificates
 from tests.edge.agent_process import AgentProcess
 
@@ -40,12 +41,6 @@ def program(name: str) -> str:
         pytest.skip(f"{name} is not installed")
     assert found is not None, f"{name} is not installed"
     return found
-
-
-def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    with socket.socket(socket.AF_INET, kind) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def source(schema: RecordSchema = SCHEMA, **options: Any) -> SyslogSource:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import socket
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from center.catalog import Catalog
 from center.storage.frame_log import FrameLog
+from sim.demo.ports import free_port
 from tests.edge.uplink_world import SPEC, Agent, entries, frame, gateway, on_a_loop, running, uplink
 
 
@@ -32,9 +32,7 @@ def started(path: Path, port: int) -> BaseProcess:
 @on_a_loop
 async def test_a_gateway_killed_again_and_again_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
     random = np.random.default_rng(7)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
     catalog.queries.register(SPEC, 1)
     agent, made = Agent(), 0

@@ -25,6 +25,7 @@ from edgewater.model.errors import (
     Unauthenticated,
 )
 from edgewater.runtime.health import bound_address, listen
+from sim.demo.ports import free_address
 from tests.center.api.conftest import HOUR, SPEC, T0
 from tests.certificates import make_certificates
 
@@ -317,9 +318,7 @@ def test_a_token_leaves_the_machine_without_tls_only_where_the_address_says_http
 
 
 def test_a_center_that_is_not_there_and_a_server_that_is_none_are_told_apart(tmp_path):
-    with listen("127.0.0.1:0", "x") as closed:
-        port = closed.getsockname()[1]
-    with Center(f"http://127.0.0.1:{port}") as center, pytest.raises(Unreachable, match="is it running"):
+    with Center(f"http://{free_address()}") as center, pytest.raises(Unreachable, match="is it running"):
         center.queries()
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "queries").write_text("<html>a page</html>")

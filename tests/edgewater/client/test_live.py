@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from edgewater.client import Answer, Answers, AsyncCenter, Center, Gap, Progress
 from edgewater.client.answers import from_json
 from edgewater.model.errors import NotFound
+from sim.demo.ports import free_address
 from tests.center.api.conftest import HOUR, T0
 
 EVERY_KIND = {
@@ -51,9 +51,7 @@ def test_a_live_stream_gives_the_latest_answer_then_progress_then_what_is_given(
 def test_it_resumes_after_the_last_answer_when_the_center_has_restarted(two_hours, monkeypatch):
     desk, query = two_hours
     monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     served = desk.served(address=address)
     url = served.__enter__()
     with Center(url) as center:
