@@ -20,25 +20,19 @@ from center.serving.cells import NOT_FINITE, intervals, plain_key, stated_confid
 from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
     WHOLE,
-    is_incomplete,
-    lacking_rows,
-    lacks_excluded_records,
-    may_count_twice,
-    widen_by_missing,
-    without_bounds,
 )
-from center.serving.predictions import RecordsOut, with_prediction
+from center.serving.predictions import RecordsOut
 from center.serving.question_lines import SecondSynopsis, WindowQuestion
 from center.serving.render import sorted_groups
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import Rests
+from center.serving.widening import Widening
 from center.serving.withheld import GroupsWithheld, of_all_groups, read_bounds, record_count, union_of_windows
 from edgewater.model.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import (
-    BoolArray,
     Estimates,
     GroupedAggregate,
     IntArray,
@@ -163,33 +157,50 @@ class Evaluator:
         # A function of a sample takes long and does not change its stack, so it needs no lock.
         computed = question.name is None and measure.function.sample is not None
         with nullcontext() if computed else self.synopses.exclusively():
-            answer = _StackAnswer(
-                measure, question, stack, spec.group_by, groups, windows, bool(spec.group_by) and question.is_global,
-                withheld, function_confidence(spec, measure, len(stack), question.confidence),
-                self._records_out(question, measure, found, stack, groups),
-            )  # fmt: skip
+            widening = self._widening(question, measure, windows, stack, groups, withheld)
+            confidence = function_confidence(spec, measure, len(stack), question.confidence)
+            answer = _StackAnswer(measure, question, stack, groups, widening, confidence)
             return {**head, **answer.to_json(arguments)}
+
+    def _widening(
+        self,
+        question: WindowQuestion,
+        measure: Measure,
+        windows: Sequence[WindowAnswer],
+        stack: Stack,
+        groups: list[dict[str, Any]] | None,
+        withheld: GroupsWithheld,
+    ) -> Widening:
+        """Returns how to widen the intervals of a stack that was merged from the data of some windows."""
+        spec = self.windows.spec
+        of_all_groups = bool(spec.group_by) and (question.is_global or question.name in BINARY_QUESTIONS)
+        keys = {} if of_all_groups else _key_columns(spec.group_by, question, groups)
+        predictions: Mapping[str, Any] | None = None
+        out = None
+        if any(w.prediction is not None for w in windows):
+            # Predictions of several windows or groups cannot be added, so nothing is stated of their sum.
+            predictions = {} if len(windows) > 1 or of_all_groups else windows[0].prediction or {}
+            out = self._records_out(question, measure, windows, stack, keys, predictions)
+        completeness = [w.completeness for w in windows]
+        return Widening.of(completeness, keys, len(stack), withheld, predictions, out)
 
     def _records_out(
         self,
         question: WindowQuestion,
         measure: Measure,
-        found: Sequence[WindowAnswer],
+        windows: Sequence[WindowAnswer],
         stack: Stack,
-        groups: list[dict[str, Any]] | None,
+        keys: Mapping[str, pa.Array],
+        predictions: Mapping[str, Any],
     ) -> RecordsOut | None:
         """Returns the records that may be out of an early answer's synopsis; None: it is not known how many."""
         spec, count = self.windows.spec, record_count(self.windows.spec)
-        merges = len(found) > 1 or (question.is_global and bool(spec.group_by)) or question.name in BINARY_QUESTIONS
-        accuracy, completeness = spec.accuracy, found[0].completeness
-        if merges or accuracy is None or accuracy.measure != measure.name:
+        if measure.name not in predictions or spec.accuracy is None or spec.accuracy.measure != measure.name:
             return None
-        if lacks_excluded_records(completeness):
-            return None  # nothing predicts records that are in no answer
         stacks = {measure.name: stack}
         if count is not None:
-            stacks[count.name] = self._stack(count, found, question.group, question.is_global)[0]
-        return RecordsOut.of(spec, found[0].prediction, _key_columns(spec.group_by, question, groups), stacks)
+            stacks[count.name] = self._stack(count, windows, question.group, question.is_global)[0]
+        return RecordsOut.of(spec, predictions, keys, stacks)
 
     def _withheld(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> GroupsWithheld:
         """What edges withhold of the groups that a question selects."""
@@ -275,22 +286,16 @@ class _StackAnswer:
 
     Attributes:
         groups: groups of the stack; None: it is one synopsis, of all groups or of the selected one.
-        windows: the answers that the stack was merged from.
-        withheld: what edges withhold of the groups.
+        widening: widens intervals by the records that the stack lacks.
         confidence: of the interval of a function of a sample.
-        out: the records that may be out of an early answer.
     """
 
     measure: Measure
     question: WindowQuestion
     stack: Stack
-    group_by: Sequence[str]
     groups: list[dict[str, Any]] | None
-    windows: Sequence[WindowAnswer]
-    of_all_groups: bool
-    withheld: GroupsWithheld
+    widening: Widening
     confidence: float
-    out: RecordsOut | None = None
 
     def to_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         question, stack, name = self.question, self.stack, self.measure.name
@@ -345,50 +350,15 @@ class _StackAnswer:
         data = [{"group": _json_group(g), "top": entries[ends[i] : ends[i + 1]]} for i, g in enumerate(groups)]
         return {"data": data, **stated}
 
-    def _predicted(self, estimates: Estimates, own: bool) -> Estimates:
-        """The answer's prediction in place of the data's estimate; without one, the bounds are unknown."""
-        if len(self.windows) > 1 or not own or self.of_all_groups:
-            return with_prediction(estimates, self.measure, {}, {})
-        return with_prediction(estimates, self.measure, self.windows[0].prediction or {}, self._keys())
-
     def _widened(self, estimates: Estimates, kind: Question | None, groups: IntArray | None = None) -> Estimates:
-        """Widens intervals by what edges withhold, and removes bounds that missing edges may exceed.
+        """Widens intervals by the records that the windows lack.
 
         Args:
             groups: the row of each estimate; None: there is one per row.
         """
-        own = _is_own(self.question, self.measure)
-        doubtful = any(may_count_twice(w.completeness) for w in self.windows)
-        if any(w.prediction is not None for w in self.windows):
-            if self.out is not None and not doubtful:
-                return self.out.widen(self.stack, estimates, kind, groups)
-            predicted = self._predicted(estimates, own)
-            return without_bounds(predicted) if doubtful else predicted
-        if doubtful:
-            return without_bounds(estimates)
-        widened = self.withheld.widen(self.measure, self.stack, estimates, kind, own=own, groups=groups)
-        lacking = self._lacking()
-        if groups is not None:
-            lacking = lacking[groups]
-        if own or not lacking.any():
-            return widen_by_missing(widened, self.measure, lacking)
-        unknown = np.where(lacking, np.nan, 0.0)
-        return replace(widened, lower=widened.lower + unknown, upper=widened.upper + unknown)
-
-    def _lacking(self) -> BoolArray:
-        """Returns which groups may lack records of missing edges."""
-        rows = len(self.stack)
-        result = np.zeros(rows, bool)
-        is_of_group = not self.of_all_groups and self.question.name not in BINARY_QUESTIONS
-        keys = self._keys() if is_of_group else {}
-        for window in self.windows:
-            if is_incomplete(window.completeness):
-                result |= lacking_rows(window.completeness, keys, rows)
-        return result
-
-    def _keys(self) -> dict[str, pa.Array]:
-        """Returns the key columns of the groups."""
-        return _key_columns(self.group_by, self.question, self.groups)
+        return self.widening.widen(
+            self.measure, self.stack, estimates, kind, groups, own=_is_own(self.question, self.measure)
+        )
 
 
 def _key_columns(

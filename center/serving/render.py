@@ -26,16 +26,11 @@ from center.serving.measures import (
     MeasureEvaluator,
     MeasureQuestions,
     includes,
-    is_incomplete,
-    lacking_rows,
-    lacks_excluded_records,
-    may_count_twice,
-    widen_by_missing,
-    without_bounds,
 )
 from center.serving.own_error import OwnError, error_by_cause, with_own_errors
-from center.serving.predictions import RecordsOut, SynopsisAccuracy, add_expected, with_prediction
+from center.serving.predictions import RecordsOut, SynopsisAccuracy, add_expected
 from center.serving.totals import answer_totals
+from center.serving.widening import Widening
 from center.serving.withheld import GroupsWithheld, read_bounds, with_withheld
 from edgewater.model.accuracy import Accuracy
 from edgewater.model.early_synopses import DEFAULT_QUANTILES
@@ -43,11 +38,9 @@ from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import (
-    BoolArray,
     Estimates,
     GroupedAggregate,
     IntArray,
-    Question,
     RowSampleStack,
     SampleStack,
     Stack,
@@ -307,13 +300,17 @@ def answer_rows(
     is_subset = codes is not None
     data = _selected_data(record, spec, questions, merged, is_sorted, codes)
     groups, order = data.groups, data.codes
-    widening = _Widening.of(record, spec, data)
+    predictions, accuracy = record.quality.get("prediction"), SynopsisAccuracy.of(spec)
+    out = RecordsOut.of(spec, predictions, groups, data.stacks)
+    widening = Widening.of(
+        [record.quality["completeness"]], groups, len(order), data.withheld, predictions, out, accuracy
+    )
 
     def evaluator(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, data.groups_in_all, questions.confidence)
         stack = data.stacks[measure.name]
         own = new_error(isinstance(stack, SampleStack | RowSampleStack))
-        asked = questions if widening.out is None else widening.out.asked(measure, questions)
+        asked = questions if out is None else out.asked(measure, questions)
         return MeasureEvaluator(measure, stack, asked, partial(widening.widen, measure), confidence, own)
 
     needs_all = bool(questions.computed) or questions.selection.is_needed
@@ -323,88 +320,11 @@ def answer_rows(
     values += _computed_values(spec, questions, intervals)
     names = {m.name for m in spec.measures if includes(questions, m)} | {v.name for v in questions.computed}
     stated = tuple(v for v in values if v.name in names)
-    rows = AnswerRows(groups, stated, len(order), data.withheld, order, widening.accuracy)
+    rows = AnswerRows(groups, stated, len(order), data.withheld, order, accuracy)
     if is_subset or not questions.selection.is_needed:
         return rows
     chosen = questions.selection.rows(groups, intervals, len(order))
     return answer_rows(record, spec, questions, new_error, merged, is_sorted, order[chosen])
-
-
-@dataclass(frozen=True, slots=True)
-class _Widening:
-    """Widens the intervals of an answer by what its data lack: early records, missing edges, withheld values.
-
-    Attributes:
-        predictions: of the answer's quality; None: the data alone determine the values.
-        out: the records that are out, for an accuracy about a synopsis.
-        accuracy: notes the errors of the synopsis' values.
-        withheld: what edges withhold of the rows.
-        lacking: mask of the rows that lack a missing edge's records; None: the answer is complete.
-        may_count_twice: some records may be in the data twice.
-        lacks_excluded_records: some records are in no answer.
-    """
-
-    predictions: Mapping[str, Any] | None
-    groups: Mapping[str, pa.Array]
-    out: RecordsOut | None
-    accuracy: SynopsisAccuracy | None
-    withheld: GroupsWithheld
-    lacking: BoolArray | None
-    may_count_twice: bool
-    lacks_excluded_records: bool
-
-    @classmethod
-    def of(cls, record: AnswerRecord, spec: QuerySpec, data: _SelectedData) -> _Widening:
-        predictions, completeness = record.quality.get("prediction"), record.quality["completeness"]
-        lacking = None
-        if is_incomplete(completeness):
-            lacking = lacking_rows(completeness, data.groups, len(data.codes))
-        out, accuracy = RecordsOut.of(spec, predictions, data.groups, data.stacks), SynopsisAccuracy.of(spec)
-        doubtful, excluded = may_count_twice(completeness), lacks_excluded_records(completeness)
-        return cls(predictions, data.groups, out, accuracy, data.withheld, lacking, doubtful, excluded)
-
-    def widen(
-        self,
-        measure: Measure,
-        stack: Stack,
-        estimates: Estimates,
-        question: Question | None,
-        rows: IntArray | None = None,
-    ) -> Estimates:
-        """Widens the answer to a question about a measure.
-
-        Args:
-            rows: the row of each estimate; None: there is one per row.
-        """
-        if self.predictions is not None:
-            return self._predicted(measure, stack, estimates, question, rows, self.predictions)
-        if self.may_count_twice:
-            return without_bounds(estimates)
-        widened = self.withheld.widen(measure, stack, estimates, question, groups=rows)
-        if self.lacking is not None:
-            return widen_by_missing(widened, measure, self.lacking if rows is None else self.lacking[rows])
-        if self.accuracy is not None and self.accuracy.measure == measure.name:
-            self.accuracy.note(stack, estimates, widened, self.withheld.missing_records(len(stack)), rows)
-        return widened
-
-    def _predicted(
-        self,
-        measure: Measure,
-        stack: Stack,
-        estimates: Estimates,
-        question: Question | None,
-        rows: IntArray | None,
-        predictions: Mapping[str, Any],
-    ) -> Estimates:
-        """Widens the values of an answer with predictions, which stand for records that edges will still count."""
-        has_bounds = not self.may_count_twice and not self.lacks_excluded_records
-        if self.out is None or self.out.measure != measure.name or not has_bounds:
-            predicted = with_prediction(estimates, measure, predictions, self.groups)
-            return predicted if has_bounds else without_bounds(predicted)
-        widened = self.out.widen(stack, estimates, question, rows)
-        if self.accuracy is not None:
-            self.accuracy.note(stack, estimates, widened, self.out.missing, rows)
-        return widened
 
 
 def _computed_values(

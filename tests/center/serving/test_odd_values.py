@@ -13,7 +13,7 @@ import pytest
 from center.api.answer_cache import to_json
 from center.serving import MeasureQuestions, render
 from center.serving.own_error import OwnError, with_own_errors
-from center.serving.render import with_prediction
+from center.serving.predictions import with_prediction
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, Sum
 from edgewater.synopses.quantiles.ddsketch import DDSketchStack

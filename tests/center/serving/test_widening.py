@@ -1,0 +1,126 @@
+"""Questions about synopses and rows of answers widen intervals by the same rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from center.serving import Evaluator, SynopsisCache, WindowQuestion
+from center.serving.evaluator import AnsweredWindows, WindowAnswer
+from center.serving.totals import Rests
+from center.serving.widening import Widening
+from center.serving.withheld import GroupsWithheld
+from edgewater.model.query import QuerySpec
+from edgewater.synopses import GroupedAggregate
+
+SPEC = QuerySpec.from_mapping(
+    {
+        "name": "q", "from": "s", "measures": {"total": "sum(x)", "n": "count()", "users": "distinct(x)"},
+        "window": {"tumbling": "3s"}, "group_by": ["k"], "accuracy": {"error": "5%", "measure": "total"},
+    }
+)  # fmt: skip
+GROUPS = {"k": pa.array(["a", "b"])}
+COMPLETE: Mapping[str, Any] = {"expected": 1, "ratio": 1.0}
+PREDICTED = {
+    "total": {"groups": {'["a"]': [10.0, 8.0, 12.0], '["b"]': [20.0, 18.0, 22.0]}, "confidence": 0.95, "of": "values"}
+}
+NOTHING_WITHHELD = GroupsWithheld.of(SPEC, {})
+
+
+def aggregate() -> GroupedAggregate:
+    made = GroupedAggregate({"k": pa.string()}, {m.name: m.stack(pa.float64()) for m in SPEC.measures})
+    codes = made.encode([pa.array(["a", "b", "b"])], 3)
+    for stack in made.measures.values():
+        stack.update(codes, np.array([6.0, 7.0, 8.0]))
+    return made
+
+
+def window(start_ms: int, prediction: Mapping[str, Any] | None, **completeness: Any) -> WindowAnswer:
+    rests = Rests({m.name: None for m in SPEC.measures})
+    return WindowAnswer(
+        (start_ms,), start_ms, start_ms + 3000, "early", 0, {**COMPLETE, **completeness}, {}, rests, prediction
+    )
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Answered windows with the data of `aggregate`."""
+
+    answers: Sequence[WindowAnswer]
+    spec: QuerySpec = SPEC
+
+    def latest(self, count: int) -> Sequence[WindowAnswer]:
+        return self.answers[-count:]
+
+    def at(self, time_ms: int) -> Sequence[WindowAnswer]:
+        return [w for w in self.answers if w.start_ms <= time_ms < w.end_ms]
+
+    def starting(self, start_ms: int) -> WindowAnswer | None:
+        return next((w for w in self.answers if w.start_ms == start_ms), None)
+
+    def aggregate(self, window: WindowAnswer) -> GroupedAggregate:
+        return aggregate()
+
+    def for_query(self, query: str) -> AnsweredWindows:
+        return self
+
+
+def bounds(*answers: WindowAnswer, **line: Any) -> list[tuple[float | None, float | None]]:
+    """Returns lower and upper of each group in the answer to one question line."""
+    question = WindowQuestion.from_mapping({"latest": len(answers), **line}, int)
+    (said,) = Evaluator(Windows(answers), SynopsisCache(1 << 20)).answer(question)
+    return [(cell["lower"], cell["upper"]) for cell in said.get("data", [said])]
+
+
+UNKNOWN = (None, None)
+
+
+def test_a_question_states_the_predictions_of_an_early_answer() -> None:
+    assert bounds(window(0, PREDICTED), measure="total") == [(8, 12), (18, 22)]
+    assert bounds(window(0, PREDICTED), measure="total", group={"k": "b"}) == [(18, 22)]
+
+
+@pytest.mark.parametrize("fact", ["rejected", "after_final", "lost_state"])
+def test_a_prediction_has_no_bounds_if_it_cannot_include_all_records(fact: str) -> None:
+    value: Any = ["edge"] if fact == "lost_state" else 1
+    early = window(0, PREDICTED, **{fact: value})
+    assert bounds(early, measure="total") == [UNKNOWN, UNKNOWN]
+    row = Widening.of([early.completeness], GROUPS, 2, NOTHING_WITHHELD, PREDICTED, None)
+    (total, *_), stack = SPEC.measures, aggregate().measures["total"]
+    widened = row.widen(total, stack, stack.query(), None)
+    assert np.isnan(widened.lower).all() and np.isnan(widened.upper).all()
+    assert widened.value.tolist() == [10, 20]
+
+
+def test_predictions_of_groups_and_windows_are_not_added() -> None:
+    assert bounds(window(0, PREDICTED), measure="total", **{"global": True}) == [UNKNOWN]
+    both = (window(0, PREDICTED), window(3000, PREDICTED))
+    assert bounds(*both, measure="total", merge=True) == [UNKNOWN, UNKNOWN]
+    assert bounds(window(0, None), window(3000, PREDICTED), measure="total", merge=True) == [UNKNOWN, UNKNOWN]
+
+
+def test_a_measure_without_a_prediction_has_no_bounds_while_records_are_out() -> None:
+    assert bounds(window(0, PREDICTED), measure="n") == [UNKNOWN, UNKNOWN]
+    assert bounds(window(0, None), measure="n") == [(1, 1), (2, 2)]
+
+
+def test_a_missing_edge_removes_the_bounds_of_its_groups_only() -> None:
+    missing = {"missing": ["e"], "only": {"e": {"k": "b"}}}
+    assert bounds(window(0, None, **missing), measure="total") == [(6, 6), UNKNOWN]
+    assert bounds(window(0, None, **missing), measure="n") == [(1, 1), (2, None)]
+    assert bounds(window(0, None, **missing), measure="n", **{"global": True}) == [(3, None)]
+
+
+def test_only_a_measures_own_value_has_a_bound_beside_a_missing_edge() -> None:
+    """Further records can only raise a count. How they move the answer to another question is not known."""
+    stack, users = aggregate().measures["users"], SPEC.measures[2]
+    missing = {"missing": ["e"], "only": {"e": {"k": "b"}}}
+    row = Widening.of([{**COMPLETE, **missing}], GROUPS, 2, NOTHING_WITHHELD, None, None)
+    widened = row.widen(users, stack, stack.query(), None, own=False)
+    assert np.isfinite([widened.lower[0], widened.upper[0]]).all()
+    assert np.isnan([widened.lower[1], widened.upper[1]]).all()
