@@ -120,12 +120,14 @@ function Form({ first, streams, path, etag }) {
   const [text, setText] = useState(first);
   const [language, setLanguage] = useState("yaml");
   const [at, setAt] = useState(null);
-  const [checked, setChecked] = useState(null);
+  const [accepted, setAccepted] = useState(null);
   const [problem, setProblem] = useState(null);
   const [busy, setBusy] = useState(false);
   const [done, setDone] = useState(null);
   const editor = useRef(null);
   useEffect(() => live.close(), []);
+  // What the center said of an earlier text is not shown beside the present one, and is not registered in its place.
+  const present = JSON.stringify([text, language, at]), checked = accepted?.of === present ? accepted.result : null;
   const put = (dry, given) => send("PUT", url(path, [["at", at], ["dry_run", dry]]), given ? JSON.stringify(given) : text, { "Content-Type": given ? "application/json" : "application/yaml", "If-Match": etag });
   const check = async () => {
     const explained = language === "sql" ? await send("POST", "/v1/sql", `EXPLAIN ${text}`, SQL) : null;
@@ -134,11 +136,10 @@ function Form({ first, streams, path, etag }) {
 
   useEffect(() => {
     let stale = false;
-    setChecked(null);
     const timer = setTimeout(async () => {
       try {
         const result = await check();
-        if (!stale) { setChecked(result); setProblem(null); }
+        if (!stale) { setAccepted({ of: present, result }); setProblem(null); }
       } catch (error) {
         if (!stale) setProblem(error);
       }
