@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from bench.data import TAXI, existing
+from edgewater.client import Answer, Center
 from edgewater.model.quantities import duration_ms
-from edgewater.model.timestamps import parse_time
+from edgewater.model.timestamps import parse_time, rfc3339
 from sim.demo.ports import free_port
 from sim.demo.run import Demo
 
@@ -37,6 +38,11 @@ T0 = 1_640_995_200_000
 NEW_YORK = "America/New_York"
 TIMEOUT_S = 300.0
 CAMPAIGNS, ADS = 100, 10
+WINDOW_S = 10
+EDGE_START_S = 8.0
+WARM_UP = 3
+"""The first windows whose latency is not measured."""
+AS_FAST_AS_POSSIBLE: Mapping[str, Any] = {"speed": "max"}
 Groups = dict[tuple[Any, ...], float]
 
 
@@ -78,14 +84,18 @@ def _grouped(keys: dict[str, Any], value: Any, how: str) -> Groups:
     return dict(zip(zip(*columns, strict=True), table.column(f"v_{how}").to_pylist(), strict=True))
 
 
-def ysb(directory: Path, records: int) -> Workload:
-    """Views, clicks and purchases of 1,000 ads. A file maps each ad to one of 100 campaigns."""
+def ysb(directory: Path, records: int, per_s: float = 20_000.0) -> Workload:
+    """Views, clicks and purchases of 1,000 ads. A file maps each ad to one of 100 campaigns.
+
+    Args:
+        per_s: records per second of event time.
+    """
     rng = np.random.default_rng(1)
     ads = [f"ad-{n:04}" for n in range(CAMPAIGNS * ADS)]
     campaign_of = np.arange(CAMPAIGNS * ADS) // ADS
     lookup = directory / "ads.csv"
     csv.write_csv(pa.table({"ad": ads, "campaign": [f"campaign-{n:03}" for n in campaign_of]}), lookup)
-    at = T0 + np.sort(rng.integers(0, max(records // 20, 40_000), records))
+    at = T0 + np.sort(rng.integers(0, max(round(1000 * records / per_s), 40_000), records))
     ad, kind = rng.integers(0, len(ads), records), rng.integers(0, 3, records)
     table = pa.table(
         {
@@ -263,7 +273,49 @@ def run(workload: Workload, directory: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _start_edge(system: Demo, workload: Workload, name: str, table: pa.Table) -> None:
+def run_paced(directory: Path, per_s: float, windows: int) -> dict[str, Any]:
+    """Runs YSB at a fixed rate, in real time, and measures latency: from the end of a window to its complete answer.
+
+    The latency includes the time until a client of REST has the answer. The first windows are left out, since the
+    center compiles meanwhile.
+    """
+    workload = ysb(directory, round(per_s * WINDOW_S * windows), per_s)
+    system = Demo(directory, 0.0)
+    latencies: dict[int, float] = {}
+    try:
+        system.start_center()
+        (query,) = workload.queries
+        edges = [f"e{part}" for part in range(len(workload.parts))]
+        spec = {"name": "w0", "from": "ysb", **query.spec, "edges": edges}
+        system.client.post("/v1/queries", json=spec).raise_for_status()
+        begin_s = time.time() + EDGE_START_S  # noqa: TID251
+        replay = {"start": rfc3339(T0), "at": rfc3339(round(1000 * begin_s)), "speed": 1.0}
+        for edge, table in zip(edges, workload.parts, strict=True):
+            _start_edge(system, workload, edge, table, replay)
+        with Center(system.url) as center:
+            for event in center.query("w0").live():
+                if not isinstance(event, Answer) or event.members["phase"] == "early":
+                    continue
+                end_ms = round(event.end.timestamp() * 1000)
+                latencies.setdefault(end_ms, time.time() - begin_s - (end_ms - T0) / 1000)  # noqa: TID251
+                if len(latencies) == windows:
+                    break
+        cpu_s = {name: _cpu_s(system, name) for name in ("center", *edges)}
+        compared = _compared(system, "w0", query)
+    finally:
+        system.stop()
+    measured_ms = [1000 * latencies[end] for end in sorted(latencies)[min(WARM_UP, windows // 2) :]]
+    p50, p99 = np.percentile(measured_ms, (50, 99)).tolist()
+    return {
+        "workload": "ysb", "records_per_s": per_s, "windows": len(measured_ms),
+        "latency_ms": {"p50": round(p50), "p99": round(p99), "max": round(max(measured_ms))},
+        "cpu_s": {name: round(seconds, 1) for name, seconds in cpu_s.items()}, **compared,
+    }  # fmt: skip
+
+
+def _start_edge(
+    system: Demo, workload: Workload, name: str, table: pa.Table, replay: Mapping[str, Any] = AS_FAST_AS_POSSIBLE
+) -> None:
     path = system.directory / f"{name}.parquet"
     pq.write_table(table, path)
     config = {
@@ -274,7 +326,7 @@ def _start_edge(system: Demo, workload: Workload, name: str, table: pa.Table) ->
         "streams": {
             workload.name.replace("-", "_"): {
                 **workload.stream,
-                "replay": {"speed": "max"},
+                "replay": replay,
                 "sources": [{"file": {"path": str(path)}}],
             }
         },
@@ -341,9 +393,15 @@ def _compared(system: Demo, name: str, query: Query) -> dict[str, Any]:
 @click.argument("names", nargs=-1, type=click.Choice(list(WORKLOADS)))
 @click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs, with few generated records.")
-def main(names: tuple[str, ...], as_json: bool, smoke: bool) -> None:
+@click.option("--pace", type=float, help="Run YSB at this number of records per second, and measure its latency.")
+@click.option("--windows", default=33, show_default=True, help="With `--pace`: windows of 10 s.")
+def main(names: tuple[str, ...], as_json: bool, smoke: bool, pace: float | None, windows: int) -> None:
     """Run known workloads through real edges, Spark and REST, and compare every answer with the truth."""
     rows = []
+    if pace is not None:
+        with tempfile.TemporaryDirectory(prefix="edgewater-workloads.") as directory:
+            click.echo(json.dumps(run_paced(Path(directory), pace, windows), indent=2))
+        return
     for name in names or WORKLOADS:
         with tempfile.TemporaryDirectory(prefix="edgewater-workloads.") as directory:
             workload = WORKLOADS[name](Path(directory), (SMOKE_RECORDS if smoke else RECORDS)[name])
