@@ -271,7 +271,7 @@ def test_a_source_is_failing_until_it_reads_or_finds_that_there_is_nothing_to_re
             BROKER.answers.set()
             await until(lambda: not agent.missing(), "the end of the failure", task)
             assert agent.health().gauges()["failing_sources"][1] == 0
-        lines = [record.message for record in caplog.records if NAME in record.message]
+        lines = [message for message in caplog.messages if NAME in message]
         assert len(lines) == 2, "one line for each change"
 
     caplog.set_level("INFO", "edge.agent")

@@ -164,7 +164,7 @@ def test_a_poison_message_costs_only_itself_and_its_offset_is_named(
     assert sum(r.count for chunk in chunks for r in chunk.rejected) == len(POISON)
     first = next(chunk.rejected[0] for chunk in chunks if chunk.rejected)
     assert first.message.startswith(f"topic {topic}, partition 1, offset 1: ")
-    lines = [r.message for r in caplog.records if "offset 1" in r.message]
+    lines = [m for m in caplog.messages if "offset 1" in m]
     assert len(lines) == 1 and topic in lines[0]
 
 
