@@ -37,10 +37,10 @@ demo: $(STAMP)demo ## run everything on a year of New York flights: center, thre
 demo-iot: $(STAMP)iot ## devices, brokers, three edges and a center; the edges are killed; every answer compared with the truth
 	@$(PY) -m sim.demo.iot $(ARGS)
 
-# One run on three workers: one has all tests that start a JVM or processes, which wait half of the time; the others have the rest
+# Four workers on two cores: one has the tests that start a JVM and one those that start processes, which wait half of the time
 # (tests/conftest.py).
 # Bytecode is kept: each process that a test starts would compile the product anew.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 3 --dist loadgroup
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 4 --dist loadgroup
 
 test: $(STAMP)prepared ## all tests, on two cores; ARGS="tests/center -k ledger" picks some
 	@$(PYTEST) $(ARGS)

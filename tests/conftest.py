@@ -56,8 +56,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves tests marked `full` to `make test-all`; `make quick` has one cell of each test without a marker of `SLOW`.
 
-    One worker runs everything that starts a JVM or processes: the tests share one Spark session, and processes of one
-    test do not compete with those of another for two cores. The other tests are given out in chunks.
+    One worker runs the tests that start a JVM, which share one Spark session. One runs the tests that start processes:
+    processes of one test do not compete with those of another for two cores. Tests that share a fixture of their module
+    are together, so the fixture is made once. The other tests are given out in chunks.
     """
     left_out = set() if config.getoption("--full") else {item for item in items if item.get_closest_marker("full")}
     if config.getoption("--quick"):
@@ -70,14 +71,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     in_file = Counter(item.path for item in items)
     seen = Counter[Path]()
     for item in items:
-        if item.get_closest_marker("spark") or item.get_closest_marker("e2e"):
-            group = "processes"
+        lane = next((name for name in ("spark", "e2e") if item.get_closest_marker(name)), None)
+        shared = _module_fixtures(item)
+        if lane is not None:
+            group = lane
+        elif shared:
+            group = f"{item.path.relative_to(config.rootpath)}-{'-'.join(shared)}"
         else:
             # Files of few tests have the long ones, which would keep one worker busy while the others have ended.
             chunk = min(CHUNK, 1 + in_file[item.path] // 16)
             group = f"{item.path.relative_to(config.rootpath)}-{seen[item.path] // chunk}"
             seen[item.path] += 1
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _module_fixtures(item: pytest.Item) -> list[str]:
+    """Returns the names of the fixtures of a test that are made once in a module."""
+    assert isinstance(item, pytest.Function)
+    found = item._fixtureinfo.name2fixturedefs.items()
+    return sorted(name for name, definitions in found if definitions[-1].scope in ("module", "class"))
 
 
 @pytest.hookimpl(wrapper=True)

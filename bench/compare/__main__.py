@@ -74,7 +74,7 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
     limit_s = 120.0
     if smoke:
         names, rates, force = names or ("script-1%", "error-1%-2s"), (4.0,), True
-        windows, speed, limit_s = 3, 4_000.0, 60.0
+        windows, speed, limit_s = 3, 6_000.0, 60.0
     elif mode == "quick":
         names, rates, windows = names or QUICK_WAYS, rates or (4.0,), min(windows, 5)
     rates = rates or (4.0, 16.0, 64.0, 0.0)

@@ -244,8 +244,11 @@ def test_a_day_begins_when_its_clocks_first_show_the_border(
     dates = [(at.astimezone(clock).replace(tzinfo=None) - datetime.timedelta(hours=hours)).date() for at in minutes]
     reached = list(np.maximum.accumulate([date.toordinal() for date in dates]))
     first = {n: int(minutes[reached.index(n)].timestamp() * 1000) for n in sorted(set(reached))}
-    for number, at in list(zip(reached, minutes, strict=True))[1500:]:  # the first days are not whole
-        assert window.slice_start(int(at.timestamp() * 1000)) == first[number]
+    times = np.array([int(at.timestamp() * 1000) for at in minutes[1500:]])  # the first days are not whole
+    assert window.slice_starts(times).tolist() == [first[number] for number in reached[1500:]]
+    for start in sorted({first[number] for number in reached[1500:]}):
+        assert (window.slice_start(start), window.slice_start(start + HOUR_MS)) == (start, start)
+        assert window.slice_start(start - 1) < start
 
 
 def test_times_outside_the_calendar_have_windows_of_the_usual_length() -> None:
