@@ -90,8 +90,8 @@ _NEVER_SECRET = (
 def _without_secrets(path: str, options: object, error: InvalidConfig) -> InvalidConfig:
     """Returns an error of a package's options under its path, without values that may be secrets.
 
-    A user may misspell the key of a password, so only values of known keys are shown. The reason is shown unless it
-    quotes another text of the options.
+    A user may misspell the key of a password. So a value is shown only for known keys, and the reason only if it quotes
+    no other text of the options.
     """
     is_plain = isinstance(error.value, int | float | str) and "@" not in str(error.value)
     known = error.field.split(".")[0] in _NEVER_SECRET
@@ -104,7 +104,7 @@ def _without_secrets(path: str, options: object, error: InvalidConfig) -> Invali
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yields the texts in a value of options that may be secrets."""
+    """Yields all texts in options that may be secrets."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             if name not in _NEVER_SECRET:
@@ -141,7 +141,7 @@ def parse_config(document: object, environ: Mapping[str, str] = os.environ) -> E
     """Validates a configuration.
 
     Args:
-        environ: where ``{env: NAME}`` is looked up.
+        environ: the variables for ``{env: NAME}``.
 
     Raises:
         InvalidConfig: names the key's path, its value and what is accepted.

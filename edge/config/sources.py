@@ -59,7 +59,7 @@ class PackageSourceConfig(Model):
     """A source of a kind that a package provides.
 
     Attributes:
-        options: an instance of the kind's `config`, once the whole configuration is validated.
+        options: the user's values; after the whole configuration is validated, an instance of the kind's `config`.
     """
 
     kind: str
@@ -96,5 +96,5 @@ class SourceConfig(Model):
 
     @property
     def has_receivers(self) -> bool:
-        """Whether the source is of a package's kind, and its records arrive in requests."""
+        """Whether the source's kind comes from a package, and its records arrive in requests."""
         return self.package is not None and KINDS.receivers(self.package.kind) is not None

@@ -29,7 +29,7 @@ class CsvConfig(Model):
 
 
 MAX_PATTERN = 4096
-"""The most characters of a regular expression."""
+"""The largest length of a regular expression, in characters."""
 
 
 class RegexConfig(Model):
@@ -50,7 +50,7 @@ class RegexConfig(Model):
 
 
 class TextConfig(Model):
-    """The text format, with its options, of a source whose records are lines."""
+    """The text format and its options, of a source whose records are lines."""
 
     format: TextFormatName
     """The format of the records."""
@@ -74,7 +74,7 @@ class TextConfig(Model):
         return self
 
     def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
-        """Returns what is accepted and what is wrong, if the fields of the format do not fit the columns."""
+        """Returns what is accepted and what is wrong; None if the fields of the format fit the columns."""
         groups = self.pattern.groups if self.regex is not None else COMBINED_FIELDS
         if self.format == "combined" or self.regex is not None:
             for name in columns:
@@ -93,7 +93,7 @@ class TextConfig(Model):
         return LinePattern(self.regex.pattern, tuple(self.regex.nulls))
 
     def text_format(self, schema: RecordSchema) -> TextFormat:
-        """Returns the format for records of a stream; not for Parquet."""
+        """Returns the format for records of a stream. Not for Parquet."""
         header = tuple(self.csv.header) if self.csv.header is not None and self.format == "csv" else None
         pattern = self.pattern if self.regex is not None else None
         return TextFormat(self.format, schema, self.csv.dialect, header, pattern)

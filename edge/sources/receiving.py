@@ -214,7 +214,9 @@ class PushEndpoint:
             raise _refused(reason)
 
     async def _read(self, stream: AsyncIterator[bytes], reserved: Reservation) -> bytes:
-        """Raises Refused."""
+        """Returns the whole body. Raises Refused if it arrives late or not completely, is too large, or gets no
+        memory.
+        """
         limits, received = self.limits, list[bytes]()
         try:
             async with asyncio.timeout(limits.timeout_s) as reserved.deadline:
