@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from edgewater.runtime.listeners import Listeners
 
 BEGINS_ANEW = (
-    "the edge goes on as a new incarnation, without the records that it has accepted and not shipped: they may be"
-    " counted already; the windows that may lack them say so"
+    "the edge continues as a new incarnation, without the records that it has accepted and not shipped, because they"
+    " may be counted already; the windows that may lack them state it"
 )
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -55,7 +55,7 @@ def edge() -> None:
 
 def _fail(error: EdgewaterError) -> None:
     click.echo(f"edgewater: {error}", err=True)
-    # Service managers do not restart the agent after EXIT_BAD_INPUT, but after EXIT_FAILED (such as a full disk).
+    # Service managers restart the agent after EXIT_FAILED (such as a full disk), but not after EXIT_BAD_INPUT.
     sys.exit(EXIT_BAD_INPUT if isinstance(error, InvalidInput) else EXIT_FAILED)
 
 
@@ -99,7 +99,7 @@ def run(config: Path, watches: bool, log_level: str, log_format: str) -> None:
 
 
 def _run_agent(settings: EdgeConfig, file: ConfigFile, listeners: Listeners, watches: bool) -> bool:
-    """Runs an agent until a signal ends it. Returns whether it is to begin anew with the file's new content."""
+    """Runs an agent until a signal ends it. Returns whether to begin anew with the new content of the file."""
     from edge.agent import begin_anew, open_agent
     from edge.agent.reload import until_stopped
     from edge.durability import lock_state_dir
@@ -150,14 +150,14 @@ def check(config: Path, as_json: bool, offline: bool, query: Path | None) -> Non
 @edge.command()
 @click.argument("agent")
 @click.option(
-    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two updates."
 )
-@click.option("--once", is_flag=True, help="Print one look and end, as if the output were no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one look as JSON.")
+@click.option("--once", is_flag=True, help="Print the state once and end. Default without a terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print the state once as JSON.")
 def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
     """Show one running agent until Ctrl-C: records in, each source, records that are not counted, queries, backlog.
 
-    AGENT is its configuration file, or its address, such as 127.0.0.1:7410. No center is asked.
+    AGENT is the agent's configuration file, or its address, such as 127.0.0.1:7410. It needs no center.
     """
     from edge import watch
 
@@ -168,15 +168,15 @@ def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
 @click.argument("agent")
 @click.argument("stream")
 @click.option("--records", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Records at most.")
-@click.option("--source", default="", help="Only of sources whose names begin so, as `edge top` shows them.")
+@click.option("--source", default="", help="Only records of sources whose names begin with this text (see `edge top`).")
 @click.option("--wait", type=click.FloatRange(0, 60, min_open=True), default=10.0, show_default=True,
               help="Seconds to wait for a record.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tap(agent: str, stream: str, source: str, records: int, wait: float, as_json: bool) -> None:
     """Show records of STREAM as one running agent decodes them: some of the next ones, and why others are rejected.
 
-    AGENT is its configuration file, or its address, such as 127.0.0.1:7410. If the agent has tokens for pushes,
-    the first one in the file is used, or with an address EDGEWATER_EDGE_TOKEN.
+    AGENT is the agent's configuration file, or its address, such as 127.0.0.1:7410. If the agent has tokens for
+    pushes, the first token in the file is used. With an address, the token is EDGEWATER_EDGE_TOKEN.
     """
     from edge import watch
 

@@ -63,14 +63,14 @@ class Subject(ABC):
 
     @abstractmethod
     def produce(self, records: Sequence[dict[str, Any]]) -> None:
-        """Gives records to the system that the source reads, and returns when the system has them."""
+        """Passes records to the system that the source reads, and returns when the system has them."""
 
     def cut(self) -> None:
-        """Makes the system unreachable. Without it the cases of failures are skipped."""
+        """Makes the system unreachable. A subject without this method skips the cases of failures."""
         raise NotImplementedError
 
     def mend(self) -> None:
-        """Ends `cut`; the system still has its records."""
+        """Ends `cut`. The system must still have its records."""
         raise NotImplementedError
 
     def record(self, number: int) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Subject(ABC):
 
 
 class _Run:
-    """Agents on one state, one after the other."""
+    """Agents that run on one state, one after the other."""
 
     def __init__(self, subject: Subject, directory: Path) -> None:
         self.subject = subject
@@ -153,7 +153,9 @@ class _Run:
         return any(source.delivery is Delivery.AT_LEAST_ONCE for source in self.agent.sources)
 
     def positions_on_disk(self) -> dict[str, Position]:
-        """Returns the last position of each source in the journal, for sources with their records in the journal."""
+        """Returns the last position of each source in the journal, as far as the journal stores the source's
+        records.
+        """
         found: dict[str, Position] = {}
         for path in sorted(self.agent.durable.directory.glob("journal-*.log")):
             for record in journal.scan(path.read_bytes()).records:
@@ -185,8 +187,10 @@ def _can_be_cut(subject: Subject) -> bool:
 
 @_runs
 async def each_record_counts_once_through_kills(run: _Run) -> None:
-    """Kills the agent while it reads. The kills are skipped without `Subject.survives_kills`. Records of a source that
-    is at-least-once may count again."""
+    """Kills the agent several times while it reads, if `Subject.survives_kills`. Each record must count once.
+
+    Records of an at-least-once source may count again.
+    """
     run.start()
     for kill in range(5 if run.subject.survives_kills else 0):
         before = run.produced
@@ -253,7 +257,9 @@ async def names_are_stable_and_nothing_shows_the_secret(run: _Run) -> None:
 
 @_runs
 async def an_unreachable_system_costs_no_record_and_is_named(run: _Run) -> None:
-    """Cuts the system off while the agent runs, and mends it. Skipped without `Subject.cut`."""
+    """Cuts the system off while the agent runs, and restores it. No record may be lost. Skipped without
+    `Subject.cut`.
+    """
     if not _can_be_cut(run.subject):
         return
     run.start()

@@ -48,10 +48,10 @@ class KafkaConfig(TextConfig):
         key: the column for the record's key as text.
         timestamp: the column for the record's timestamp in ms.
         headers: for each header, the column for the header's value as text.
-        username: user of SASL; None without SASL.
+        username: user of SASL. None: no SASL.
         password: password of SASL.
         mechanism: mechanism of SASL.
-        tls: true for TLS with the system's CAs.
+        tls: true means TLS with the system's CAs.
         properties: further properties of librdkafka.
     """
 

@@ -52,10 +52,10 @@ class MqttConfig(TextConfig):
         broker: host:port of the broker.
         topics: filters. A level such as ``{device}`` matches as ``+`` does, and its text becomes the column ``device``.
         client_id: names the session at the broker. No other client may use the name.
-        username: user at the broker; None without credentials.
+        username: user at the broker. None: no credentials.
         password: password at the broker.
-        tls: true for TLS with the system's CAs.
-        session: how long the broker keeps messages while the agent is not connected, in ms.
+        tls: true means TLS with the system's CAs.
+        session: how long the broker keeps messages while the agent is not connected.
         retained: whether each new session also counts the message that the broker has retained for a topic.
     """
 

@@ -62,7 +62,7 @@ class RemoteWriteConfig(Model):
 
     Attributes:
         path: the path of the endpoint. Several streams may have the same path.
-        metrics: regular expressions (RE2) of whole names of metrics; None for all metrics.
+        metrics: regular expressions (RE2) of whole names of metrics. None: all metrics.
         columns: by column, ``label.NAME`` or ``value``. Columns without an entry: ``value`` is the sample's value,
             ``metric`` is the metric's name, any other is the label with its name.
         counters: regular expressions of the metrics whose values are totals. The edge counts their increments.

@@ -56,19 +56,19 @@ class SyslogConfig(TextConfig):
 
     Attributes:
         listen: the address at which messages arrive.
-        protocol: tcp or udp. With tcp, both framings of RFC 6587 are accepted. With tcp and `tls`, messages arrive over
+        protocol: the transport. With tcp, both framings of RFC 6587 are accepted. With tcp and `tls`, messages arrive over
             TLS (RFC 5425).
         tls: the server's certificate. With `client_ca`, senders must present a certificate.
-        peers: networks whose machines may send; None for all machines that can reach the address.
+        peers: networks whose machines may send. None: all machines that can reach the address.
         columns: by column, the field of the message. Without `format`, a column with a field's name needs no entry.
         format: the format of the text of each message. The text has the columns that are not in `columns`. None if the
             text is one column.
         zone: IANA name of the time zone for times of RFC 3164, which state no time zone.
-        max_message: the largest size of a message in bytes. Longer messages are rejected.
+        max_message: the largest size of a message. Longer messages are rejected.
         max_connections: the largest number of connections. If more senders connect, the longest idle connection is
             closed.
-        idle: the edge closes a connection without a message for this time, in ms.
-        receive_buffer: size of the kernel's buffer for UDP, in bytes; None for the system's default.
+        idle: the edge closes a connection without a message for this time.
+        receive_buffer: size of the kernel's buffer for UDP. None: the system's default.
     """
 
     listen: Address

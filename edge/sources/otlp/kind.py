@@ -47,7 +47,7 @@ class OtlpConfig(Model):
         signal: the signal whose records the stream receives.
         columns: by column, the path of a field or attribute, such as ``resource.service.name``. A column without an
             entry takes the field with the column's name.
-        metrics: names of the metrics that the stream receives. A name may end in ``*``. None for all metrics.
+        metrics: names of the metrics that the stream receives. A name may end in ``*``. None: all metrics.
         max_series: the largest number of remembered cumulative series. Points of further series are rejected.
     """
 
