@@ -1,9 +1,9 @@
 """Typed SQL scalar expressions, evaluated on record batches by Arrow compute.
 
-Null semantics are SQL's: operators return null for null operands, comparisons with null are unknown, and ``where``
-keeps a record only if its condition is true. ``/`` is floating-point division. Undefined results (division by zero,
-integer overflow, the cast of a text that is not a number) and failed calls of plugin functions (`record_functions`)
-are null, so one bad record cannot fail a batch.
+Null semantics are SQL's. Operators return null for null operands, comparisons with null are unknown, and ``where``
+accepts a record only if its condition is true. ``/`` is floating-point division. Undefined results (division by zero,
+integer overflow, the cast of a text that is not a number) and failed calls of plugin functions (`record_functions`) are
+null. So one bad record cannot fail a batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def bind(
 def bind_condition(
     tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str, failures: CallFailures | None = None
 ) -> BoundExpression:
-    """Binds an expression that must be boolean; raises like `bind`."""
+    """Binds an expression that must be boolean. Raises the same errors as `bind`."""
     return _binder(columns, field, failures).condition(tree)
 
 
@@ -60,7 +60,7 @@ def as_row(columns: Sequence[exp.Expression]) -> exp.Expression:
 
 
 def columns_of(row: exp.Expression) -> list[exp.Expression]:
-    """Returns the expressions that `as_row` was given."""
+    """Returns the expressions that `as_row` has joined."""
     if isinstance(row, exp.Tuple):
         return list(row.expressions)
     return [row.unnest()]

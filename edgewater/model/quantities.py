@@ -1,7 +1,7 @@
 """Parses durations, sizes and percentages of configurations and queries.
 
-`durationpy` parses durations (Go syntax) and pydantic's `ByteSize` sizes; this module converts them to milliseconds
-and bytes, with the error messages of `InvalidInput`.
+`durationpy` parses durations (Go syntax), and pydantic's `ByteSize` parses sizes. This module converts them to
+milliseconds and bytes, with the error messages of `InvalidInput`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def fraction(value: object) -> float | None:
 
 
 def is_number(value: object) -> bool:
-    """Whether Python reads a value as a number."""
+    """Returns whether Python can convert a value to a float."""
     try:
         float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -95,7 +95,7 @@ def require_keys(
     """Returns a mapping as a dict.
 
     Args:
-        allowed: key -> whether it is required.
+        allowed: the accepted keys, and whether each is required.
 
     Raises:
         error: the value is not a mapping, or a key is unknown or missing.
@@ -116,7 +116,7 @@ def require_keys(
 def require_uncut(mapping: object, error: type[InvalidInput]) -> None:
     """Raises `error` if YAML has cut a text with parentheses at a comma, because the text has no quotes.
 
-    YAML reads ``{p99: quantiles(x, 0.99)}`` as ``{"p99": "quantiles(x", "0.99)": None}``.
+    YAML parses ``{p99: quantiles(x, 0.99)}`` to ``{"p99": "quantiles(x", "0.99)": None}``.
     """
     pending, seen = [("", mapping)], set[int]()
     while pending:
