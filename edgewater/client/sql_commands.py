@@ -1,4 +1,6 @@
-"""`edgewater sql`: statements in SQL from the command line, a file, or a prompt with history and completion."""
+"""The command `edgewater sql`: statements in SQL from the command line, a file, or a prompt with history and
+completion.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,7 @@ def _converse(center: Center, as_json: bool) -> None:
 
 
 def _session(words: list[str]) -> PromptSession[str]:
-    """Returns a prompt that completes words, and whose input ends with a semicolon or an empty line."""
+    """Returns a prompt that completes words. A semicolon or an empty line ends the input."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.filters import Condition
@@ -164,7 +166,7 @@ def _session(words: list[str]) -> PromptSession[str]:
 
 
 def history_file() -> Path:
-    """Returns the file of the statements that were typed; only its owner may read it."""
+    """Returns the file of the statements that were typed. Only its owner may read it."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     path = Path(state) / "edgewater" / "sql_history"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,13 +175,13 @@ def history_file() -> Path:
 
 
 def _words(center: Center) -> list[str]:
-    """Returns what the prompt completes: keywords, and the names that the center has."""
+    """Returns the words that the prompt completes: keywords, and names at the center."""
     words = list(KEYWORDS)
     for listed, columns in _COMPLETED.items():
         try:
             reply = center.sql(f"SHOW {listed}")
         except EdgewaterError:
-            continue  # the statement that the user types will say why
+            continue  # the user's own statement will show the error
         names = [column["name"] for column in reply["columns"]]
         for row in reply["rows"]:
             values = dict(zip(names, row, strict=True))
