@@ -56,12 +56,12 @@ class SyslogConfig(TextConfig):
 
     Attributes:
         listen: the address at which messages arrive.
-        protocol: the transport. With tcp, both framings of RFC 6587 are accepted. With tcp and `tls`, messages arrive over
-            TLS (RFC 5425).
+        protocol: the transport. With tcp, both framings of RFC 6587 are accepted. With tcp and `tls`, messages
+            arrive over TLS (RFC 5425).
         tls: the server's certificate. With `client_ca`, senders must present a certificate.
         peers: networks whose machines may send. None: all machines that can reach the address.
         columns: by column, the field of the message. Without `format`, a column with a field's name needs no entry.
-        format: the format of the text of each message. The text has the columns that are not in `columns`. None if the
+        format: the format of the text of each message. The text has the columns that are not in `columns`. None: the
             text is one column.
         zone: IANA name of the time zone for times of RFC 3164, which state no time zone.
         max_message: the largest size of a message. Longer messages are rejected.
