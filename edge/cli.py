@@ -69,8 +69,8 @@ def run(config: Path, watches: bool, log_level: str, log_format: str) -> None:
     It serves /livez, /readyz and /metrics at its `http.listen` address, and POST /v1/streams/NAME for
     streams with an http source. State survives `kill -9` at any moment: a restarted agent resumes.
 
-    SIGHUP reloads CONFIG: the agent begins anew in the same process, and loses, doubles and refuses no record. A file
-    that cannot be used changes nothing: the log and edgewater_edge_configuration_failed say so.
+    SIGHUP reloads CONFIG: the agent begins anew in the same process. No record is lost, counted twice or refused. If
+    the file cannot be used, nothing changes. The log and the metric edgewater_edge_configuration_failed report it.
     """
     # See `edge.agent.reload.until_stopped`.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -130,8 +130,9 @@ def _run_agent(settings: EdgeConfig, file: ConfigFile, listeners: Listeners, wat
 def check(config: Path, as_json: bool, offline: bool, query: Path | None) -> None:
     """Check CONFIG against existing data, without changing anything.
 
-    Reads some records of each file and broker with the agent's own decoders and reports which records would
-    be accepted, which rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG or the query is invalid.
+    Reads some records of each file and broker with the agent's own decoders. Reports which records would be
+    accepted, which would be rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG or the query is
+    invalid.
     """
     from edge.config import load_config
     from edge.preflight import check as run_check
@@ -173,7 +174,7 @@ def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
               help="Seconds to wait for a record.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tap(agent: str, stream: str, source: str, records: int, wait: float, as_json: bool) -> None:
-    """Show records of STREAM as one running agent decodes them: some of the next ones, and why others are rejected.
+    """Show some of the next records of STREAM as a running agent decodes them, and why records are rejected.
 
     AGENT is the agent's configuration file, or its address, such as 127.0.0.1:7410. If the agent has tokens for
     pushes, the first token in the file is used. With an address, the token is EDGEWATER_EDGE_TOKEN.

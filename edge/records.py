@@ -50,7 +50,7 @@ def shortest_wait(_stream: str, _source: str) -> float:
 
 
 class RejectionReason(StrEnum):
-    """Why records were rejected."""
+    """The reason why records were rejected."""
 
     MALFORMED = "malformed"
     WRONG_TYPE = "wrong-type"

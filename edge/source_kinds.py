@@ -78,7 +78,7 @@ class KeptSource:
     replayable = False
 
     def committed(self, position: Position) -> None:
-        """See `edge.records.Source`."""
+        """Does nothing (see `Source.committed`)."""
 
     def opened_before(self, names: Iterable[str]) -> tuple[Source, ...]:
         """Returns the sources that this source has opened in earlier runs of the agent (`Chunk.opens`).

@@ -34,7 +34,7 @@ class SourceStatus:
         reason: why the first failing source cannot be read; None if no source fails.
         records: number of records since the agent started.
         rejected: number of rejected records since the agent started, by reason.
-        behind_s: how long the source that is furthest behind has been read without being empty, in seconds.
+        behind_s: the longest time, in seconds, for which one of the sources has been read without a wait for input.
         positions: by source, the position at which reading continues after a restart.
     """
 
@@ -157,7 +157,7 @@ class SourceStates:
 
 
 def _shown(position: Position) -> Position:
-    """Returns the members of a position that people can read."""
+    """Returns the members of a position that are integers or short texts, for people."""
     return {
         name: value
         for name, value in position.items()

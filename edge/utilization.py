@@ -148,7 +148,7 @@ class BusyMeter:
         return self._monotonic() - max(state.drained_s, min(state.began_s.values()))
 
     def take_busy_share(self) -> float:
-        """Returns the busy share of the busiest source since the last call, 0 to 1, and begins a new interval."""
+        """Returns the busy share of the busiest source since the last call, 0 to 1. Begins a new interval."""
         now_s = self._monotonic()
         share = self._largest(now_s - self._began_s, before=False)
         self._before_s, self._began_s = self._began_s, now_s

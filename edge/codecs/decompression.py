@@ -93,7 +93,7 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Size on disk in bytes, compressed."""
+        """The size on disk in bytes, which is the compressed size."""
         return os.fstat(self._fd).st_size
 
     def head(self, length: int = HEAD_BYTES) -> tuple[int, int]:

@@ -29,7 +29,9 @@ COMBINED_PATTERN = (
     rf'"(?:(?P<method>[A-Z]+) (?P<path>[^ ?"]*)(?:\?(?P<query>[^ "]*))?(?: (?P<protocol>[^ "]+))?|{_QUOTED})" '
     rf'(?P<status>\d{{3}}|-) (?P<bytes>\d+|-)(?: "(?P<referer>{_QUOTED})" "(?P<user_agent>{_QUOTED})")?.*'
 )
-"""A line of the common or combined log format of nginx and Apache. Fields after the user agent are skipped."""
+"""The pattern of lines in the common or combined log format of nginx and Apache. Fields after the user agent are
+skipped.
+"""
 COMBINED_FIELDS = (
     "remote_addr", "ident", "remote_user", "time", "method", "path", "query", "protocol", "status", "bytes", "referer",
     "user_agent",

@@ -96,7 +96,7 @@ def _tokens(text: npt.NDArray[np.uint8], ends: IntArray, quotes: BoolArray) -> _
 
 
 def _of_key(tokens: _Tokens, key: bytes) -> IntArray:
-    """Returns the numbers of the fields with this key, ascending."""
+    """Returns the indices of the fields with this key, ascending."""
     at = np.flatnonzero(tokens.key_ends - tokens.begins == len(key))
     for place, byte in enumerate(key):
         at = at[tokens.text[tokens.begins[at] + place] == byte]

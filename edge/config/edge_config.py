@@ -119,7 +119,9 @@ def _texts(value: object) -> Iterator[str]:
 def _package_options(
     source: PackageSourceConfig, path: str, stream: StreamConfig, context: Mapping[str, Any] | None
 ) -> BaseModel:
-    """Returns the validated options of a source. Raises InvalidConfig, also for a kind that is not installed."""
+    """Returns the validated options of a source. Raises InvalidConfig for invalid options, and for a kind that is not
+    installed.
+    """
     kind = KINDS.get(source.kind)
     if kind is None:
         accepted = f"one of the kinds {', '.join((*BUILT_IN, *KINDS.names))}"

@@ -18,8 +18,9 @@ class CsvConfig(Model):
     delimiter: str = Field(default=",", pattern=r"^[\t !#-~]$")
     """One character between fields."""
     nulls: list[str] = []
-    """Texts that are null in every column. If the list is empty, an empty field is null, and also NA, NULL and NaN in
-    columns that are not strings."""
+    """Texts that mean null in every column. If the list is empty, an empty field means null. In columns that are not
+    strings, NA, NULL and NaN then also mean null.
+    """
     header: list[str] | None = None
     """Names of the columns, for input without a header line."""
 
@@ -38,7 +39,7 @@ class RegexConfig(Model):
     pattern: str = Field(min_length=1, max_length=MAX_PATTERN)
     """A regular expression of RE2 that matches a whole line, with a named group per column."""
     nulls: list[str] = []
-    """Texts that are null, besides an empty text."""
+    """Texts that mean null. An empty text always means null."""
 
     @field_validator("pattern")
     @classmethod

@@ -171,7 +171,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes created, renamed and removed directory entries durable."""
+    """Makes the creation, renaming and removal of files in a directory durable."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

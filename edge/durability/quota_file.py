@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class QuotaFile:
-    """``quota.json`` in the state directory."""
+    """The file ``quota.json`` in the state directory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "quota.json"

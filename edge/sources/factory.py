@@ -124,10 +124,10 @@ def check_package(config: PackageSourceConfig, context: SourceContext, records: 
 
 
 def package_receivers(config: EdgeConfig, now_ms: Callable[[], int]) -> list[Receiver]:
-    """Builds the receivers of all kinds that packages provide.
+    """Builds the receivers of all configured kinds that come from packages.
 
     Raises:
-        InvalidConfig: a kind refuses its options, or two receivers have one path.
+        InvalidConfig: a kind refuses its options, or two receivers have the same path.
     """
     entries: dict[str, list[tuple[Any, SourceContext]]] = {}
     for name, stream in config.streams.items():

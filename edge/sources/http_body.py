@@ -144,7 +144,7 @@ def _identity(body: bytes, limit_bytes: int) -> bytes:
 
 
 ENCODINGS: Mapping[str, Decompress] = {"gzip": gunzip, "identity": _identity}
-"""The values of ``Content-Encoding`` that receivers usually accept."""
+"""The functions that decompress a body, by the values of ``Content-Encoding`` that most receivers accept."""
 
 
 def _plain_bytes(message: pa.Message) -> int:

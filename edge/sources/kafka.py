@@ -31,8 +31,8 @@ MAX_MESSAGES = 10_000
 """The largest number of messages that are decoded together."""
 POLL_S = 0.1
 MAX_QUEUED_BYTES, LEAST_QUEUED_BYTES = 8 << 20, 32 << 10
-"""A partition is paused when more bytes of its messages wait for the agent than `MAX_QUEUED_BYTES` / number of
-partitions. `LEAST_QUEUED_BYTES` may always wait.
+"""Limits for the bytes of a partition's messages that wait for the agent. The partition is paused above
+`MAX_QUEUED_BYTES` / number of partitions, or above `LEAST_QUEUED_BYTES` if this is more.
 """
 PARTITIONS_EVERY_S = 30.0
 PROBE_EVERY_S = 5.0
@@ -41,7 +41,7 @@ PROBE_EVERY_S = 5.0
 CHECKED_PARTITIONS = 10
 """The number of partitions from which `check` reads."""
 BACKFILL_MESSAGES = 4_000
-"""Messages that a backfill decodes at once."""
+"""The number of messages that a backfill decodes together."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class KafkaTopic:
         return f"{self.context.stream}:kafka:{self.config.topic}:{partition}"
 
     async def range_of(self, partition: int) -> tuple[int, int]:
-        """Returns the offset of the oldest message, and the offset after the newest. Raises KafkaFailed."""
+        """Returns the offset of the oldest message and the offset after the newest message. Raises KafkaFailed."""
 
         def ask() -> tuple[int, int]:
             with contextlib.closing(KafkaConsumer(self.config)) as consumer:
@@ -273,7 +273,7 @@ def _time_ms(kind: int, time_ms: int) -> int | None:
 
 
 class KafkaPartition(KeptSource):
-    """A `Source`: one partition of a topic."""
+    """A `Source` that reads one partition of a topic."""
 
     delivery = Delivery.EXACTLY_ONCE
     replayable = True

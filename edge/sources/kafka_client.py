@@ -17,8 +17,8 @@ from edgewater.runtime.configuration import refusal
 
 REQUEST_S = 8.0
 FIRST_SLICE_S = 0.25
-"""The timeout of the first try of a request, which doubles with each further try. After each try, the client may report
-that no broker can be reached.
+"""The timeout of the first try of a request, in seconds. It doubles with each try. Between two tries, the client may
+report that no broker can be reached.
 """
 RECOVERY_S = 2.0
 """If no broker could be reached before, a request waits at least this long."""

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 256 << 20
 MAX_ROWS = 5_000_000
 RETRY_S = 5.0
-"""Time between two attempts to load a file that was never loaded."""
+"""The time, in seconds, between two attempts to load a file that was never loaded."""
 
 
 class LookupTable:
@@ -102,7 +102,7 @@ class FileVersion:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Raises OSError."""
+        """Returns the current version of a file. Raises OSError."""
         status = path.stat()
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 

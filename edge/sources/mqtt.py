@@ -101,7 +101,7 @@ class MqttConfig(TextConfig):
 
     @property
     def more(self) -> list[str]:
-        """The columns that are levels of the topic."""
+        """The columns whose values are levels of the topic."""
         return _LEVEL.findall(self.topics[0])
 
     def broker_fault(self, reason: str) -> InvalidConfig:
@@ -292,7 +292,7 @@ class _Connection:
 
 
 class MqttSource(KeptSource):
-    """A `Source`: the messages of all topics of one entry of ``sources``."""
+    """A `Source` that reads all topics of one entry of ``sources``."""
 
     delivery = Delivery.AT_LEAST_ONCE
 

@@ -2,7 +2,7 @@
 
 Prometheus repeats a refused request unchanged. The digest of its body identifies the request, so it counts once. The
 samples of a counter become increments (`edge.series`). The journal has the increments together with the last value of
-each series, so they also count once if the agent is killed.
+each series, so each increment counts once, even if the agent is killed.
 
 One path may feed several streams, and each stream takes some of the metrics. Each request repeats the label sets of its
 series. The edge decodes a label set once, and later looks it up by its bytes.

@@ -321,7 +321,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Datagrams:
-    """The socket of UDP. asyncio's own protocol cannot be paused."""
+    """The UDP socket. It replaces asyncio's own datagram protocol, which cannot be paused."""
 
     def __init__(self, intake: _Intake, udp: socket.socket) -> None:
         self._intake, self._socket = intake, udp

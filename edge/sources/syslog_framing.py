@@ -63,7 +63,7 @@ class Framing:
         return b"" if self._counts_octets or self._skips_line or not rest.strip() else rest + b"\n"
 
     def take_too_long(self) -> list[bytes]:
-        """Returns the beginnings of the messages that were too long since the last call."""
+        """Returns the beginnings of the too long messages since the last call, and forgets them."""
         found, self._too_long = self._too_long, []
         return found
 

@@ -46,11 +46,11 @@ class QueryCosts:
         core.cost_meter = self
 
     def begin(self) -> None:
-        """Starts a measurement, as `CostMeter.begin` says."""
+        """Starts a measurement (see `CostMeter.begin`)."""
         self._laps.append((None, 0, self._clock()))
 
     def end(self, query: QueryRef, records: int) -> None:
-        """Ends the measurement of one query, as `CostMeter.end` says."""
+        """Ends the measurement of one query (see `CostMeter.end`)."""
         self._laps.append((query, records, self._clock()))
 
     @property

@@ -1,4 +1,4 @@
-"""Answers at a client. An answer is an Arrow table, and its phase, quality and contract."""
+"""Answers at a client. An answer has an Arrow table, a phase, a quality and a contract."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Answer:
 
     @property
     def phase(self) -> Any:
-        """``early``, ``complete`` or ``final``."""
+        """The phase: ``early``, ``complete`` or ``final``."""
         return self.members["phase"]
 
     @property
@@ -473,7 +473,7 @@ def _flat(name: str, cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(interval: Mapping[str, Any]) -> Any:
-    """Returns the estimate. It is NaN or an infinity if JSON has the name of such a value."""
+    """Returns the estimate. JSON states NaN and the infinities by name, in `not_finite`."""
     return float(interval["not_finite"]) if "not_finite" in interval else interval["estimate"]
 
 

@@ -266,7 +266,7 @@ def query_windows(
     center: Center, name: str, start: str | None, end: str | None, every: str | None, zone: str | None,
     questions: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the answers of the query NAME to a range of windows, or with --every to longer intervals.
+    """Print the answers of the query NAME to a range of windows. With --every, the windows of each interval are merged.
 
     With --json, each line is an answer as the API returns it.
     """
@@ -463,7 +463,7 @@ def streams() -> None:
 @streams.command("ls")
 @asks_center
 def streams_ls(center: Center, as_json: bool) -> None:
-    """List the streams, their columns, who declared them, and the edges that differ."""
+    """List the streams, their columns, who declared the columns, and the edges with other columns."""
     found = center.streams()
     if as_json:
         print_json({"streams": found})

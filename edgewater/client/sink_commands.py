@@ -120,7 +120,7 @@ def alerts() -> None:
 @alerts.command("ls")
 @asks_center
 def alerts_ls(center: Center, as_json: bool) -> None:
-    """List the alerts that fire, or are pending."""
+    """List the alerts that are firing or pending."""
     shown = center.get("/v1/alerts")["alerts"]
     if as_json:
         print_json({"alerts": shown})

@@ -40,8 +40,8 @@ ENDS = ("exit", "quit", "\\q")
 def sql(center: Center, file: Path | None, commands: tuple[str, ...], as_json: bool) -> None:
     """Run statements in SQL: from FILE, from -c, from the standard input, or as you type them.
 
-    Several statements run in order, and the first error ends the command. A prompt completes keywords, streams,
-    columns, queries and functions with the tab key; a semicolon ends a statement, and exit ends the prompt.
+    Several statements run in order, and the first error ends the command. At the prompt, the tab key completes
+    keywords, streams, columns, queries and functions. A semicolon ends a statement, and exit ends the prompt.
 
     \b
       edgewater sql -c "SHOW QUERIES"
@@ -108,7 +108,7 @@ def _print_explanation(reply: Mapping[str, Any]) -> None:
 
 
 def plain_lines(text: str) -> str:
-    """Returns a text of several lines without other control characters."""
+    """Returns a text without control characters except line feeds."""
     return "\n".join(plain(line) for line in text.splitlines())
 
 

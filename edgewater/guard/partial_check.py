@@ -144,9 +144,9 @@ class PartialCheck:
         """Checks the bytes of a partial.
 
         Raises:
-            CorruptSynopsis: damaged or foreign bytes, or arrays that do not belong together.
-            IncompatibleSynopses: a kind, parameters, a seed, keys or measures that the query does not have.
-            UnsupportedVersion: bytes of a newer release.
+            CorruptSynopsis: the bytes are damaged or foreign, or arrays do not belong together.
+            IncompatibleSynopses: the kind, the parameters, the seed, the keys or the measures differ from the query.
+            UnsupportedVersion: a newer release has written the bytes.
         """
         message = codec.unseal(payload, _MAX_MESSAGES)
         kind = GroupedAggregate.kind

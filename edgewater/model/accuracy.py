@@ -69,7 +69,7 @@ def check_measure(
 
 
 def check_confidence(confidence: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
-    """Returns a probability strictly between 0 and 1; raises `error` for anything else.
+    """Returns a probability strictly between 0 and 1. Raises `error` for anything else.
 
     The probability is 1 - δ. (The Aion paper's evaluation uses δ = 0.95 in z(δ/2), which requires almost no samples.)
     """
@@ -79,7 +79,7 @@ def check_confidence(confidence: object, field: str, error: type[InvalidInput] =
 
 
 def check_error(value: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
-    """Returns a relative error strictly between 0 and 1; raises `error` for anything else."""
+    """Returns a relative error strictly between 0 and 1. Raises `error` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise error(field, value, "a relative error between 0 and 1, both excluded, such as 0.05")
     return float(value)
@@ -349,7 +349,9 @@ def report_schedule(window: object, accuracy: Accuracy | None, lateness_ms: int)
 
 
 def group_key(values: Sequence[object]) -> str:
-    """Returns the text that identifies a group at edges, center and clients, from the values of its key columns."""
+    """Returns a text that identifies a group, from the values of its key columns. Edges, center and clients use the
+    same text.
+    """
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 

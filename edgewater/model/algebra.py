@@ -1,10 +1,11 @@
-"""Rules that the algebraic properties of synopses impose on queries, and their handling of late records.
+"""The rules for queries and for late records that follow from the algebraic properties of synopses.
 
 An edge ships a slice in any number of partials, and no edge has another edge's records. Windows are merges of slices,
-and the center merges partials in any order. So a synopsis must be mergeable. The guarantees of some synopses depend on
-the order of their values (`needs_order`). A query may use such a synopsis only if the order is unique: at one edge, in
-windows of one slice, without late records. All rules are functions of `Properties`, so they apply to plugins like to
-built-in synopses.
+and the center merges partials in any order. So a synopsis must be mergeable.
+
+The guarantees of some synopses depend on the order of their values (`needs_order`). A query may use such a synopsis
+only if the order is unique: at one edge, in windows of one slice, without late records. All rules are functions of
+`Properties`, so they apply to plugins and to built-in synopses in the same way.
 
 The rules do not require these properties:
 
@@ -71,7 +72,7 @@ def late_record_policy_of(spec: QuerySpec) -> LateRecordPolicy:
 
 
 def properties_of(measure: Measure) -> Properties:
-    """Returns the properties of the measure's synopsis, which do not depend on the argument's type."""
+    """Returns the properties of the measure's synopsis. They do not depend on the type of its argument."""
     function = measure.function
     data_type = COLUMN_TYPES[function.types[0]] if function.argument == "required" else None
     return measure.stack(data_type).properties
@@ -163,7 +164,7 @@ def check_algebra(spec: QuerySpec) -> None:
 
 
 def require_sliced(window: Window) -> SlicedWindow:
-    """Returns the window if queries over edges support it; raises InvalidQuery for a count window."""
+    """Returns the window if queries over edges support it. Raises InvalidQuery for a count window."""
     if isinstance(window, CountWindow):
         raise InvalidQuery(
             "window.count",

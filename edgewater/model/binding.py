@@ -89,7 +89,7 @@ class Binder:
         """Binds an expression of any type.
 
         Raises:
-            InvalidQuery: an unknown column or operator, or an operand of the wrong type.
+            InvalidQuery: the expression has an unknown column or operator, or an operand of the wrong type.
         """
         column = None if self._reads_distinct else self._only_text(node)
         if column is None:

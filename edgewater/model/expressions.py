@@ -35,7 +35,7 @@ def bind(
         failures: counts failed calls of plugin functions.
 
     Raises:
-        InvalidQuery: an unknown column or function, or an operand of the wrong type.
+        InvalidQuery: the expression has an unknown column or function, or an operand of the wrong type.
     """
     return _binder(columns, field, failures).bind(tree)
 
@@ -71,10 +71,11 @@ def bind_row(
 ) -> BoundExpression:
     """Binds a row of numbers, the argument of a function of a sample.
 
-    Its value per record is a fixed-size list of float64. The list is null if a number is null, NaN or infinite.
+    The bound expression returns a fixed-size list of float64 per record. The list is null if a number is null, NaN or
+    infinite.
 
     Raises:
-        InvalidQuery: an unknown column, or an expression that is not a number.
+        InvalidQuery: a column is unknown, or an expression is not a number.
     """
     numbers = [bind(column, columns, field, failures) for column in columns_of(row)]
     for number, column in zip(numbers, columns_of(row), strict=True):

@@ -16,7 +16,9 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from edgewater.model.errors import InvalidInput, did_you_mean
 
 MAX_DURATION_MS = 36_525 * 86_400_000
-"""100 years. durationpy computes in floats, which are exact to the millisecond up to 200 years."""
+"""The largest accepted duration, 100 years. durationpy computes in floats, which are exact to the millisecond up to 200
+years.
+"""
 
 DURATION_ACCEPTED = "a duration such as 500ms, 30s, 5m, 1h30m or 1d"
 SIZE_ACCEPTED = "a size such as 200, 64KiB or 1MB"
@@ -72,7 +74,7 @@ def size_bytes(value: object, field: str, error: type[InvalidInput] = InvalidInp
 
 
 def fraction(value: object) -> float | None:
-    """Returns 0.05 for ``"5%"``; None for a value that is not a percentage."""
+    """Returns the fraction of a percentage, such as 0.05 for ``"5%"``; None for a value that is no percentage."""
     if isinstance(value, str) and value.strip().endswith("%"):
         number = value.strip()[:-1]
         if is_number(number) and math.isfinite(float(number)):

@@ -1,8 +1,8 @@
-"""`QuerySpec`, a query as a user writes it, its validation, and its binding to a stream's columns.
+"""A query as a user writes it (`QuerySpec`), its validation, and its binding to a stream's columns.
 
 A spec is validated in two steps. `QuerySpec.from_mapping` checks everything that does not depend on the stream's
-columns. `QuerySpec.bind` checks columns and types against a stream. The center calls it at the registration if it knows
-the stream, and each edge calls it again.
+columns. `QuerySpec.bind` checks columns and types against a stream. The center calls `bind` at the registration if it
+knows the stream. Each edge calls it again.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class BoundQuery:
         return [key.array(batch) for key in self.keys]
 
     def encoded_keys(self, batch: pa.RecordBatch) -> EncodedKeys:
-        """Returns the keys of the records, encoded by their distinct values."""
+        """Returns the keys of the records in encoded form: each distinct value is stored once."""
         return EncodedKeys.of([key.encoded(batch) for key in self.keys], batch.num_rows)
 
 
@@ -384,7 +384,7 @@ class QuerySpec:
         """Checks the query against a stream's columns and compiles its expressions.
 
         Raises:
-            InvalidQuery: an unknown column, or an operand or argument of the wrong type.
+            InvalidQuery: a column is unknown, or an operand or argument has the wrong type.
         """
         columns = {**columns, TIME_COLUMN: COLUMN_TYPES["int64"]}
         failures = CallFailures()

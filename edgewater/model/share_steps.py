@@ -65,7 +65,7 @@ class ShareSteps:
         return ShareSteps(steps)
 
     def without_before(self, slice_start_ms: int) -> ShareSteps:
-        """Returns the step function without the steps that only slices before `slice_start_ms` need."""
+        """Returns the step function without the steps that no slice at or after `slice_start_ms` needs."""
         needed = [i for i, step in enumerate(self.steps) if step.from_ms <= slice_start_ms]
         return ShareSteps(self.steps[needed[-1] :]) if len(needed) > 1 else self
 

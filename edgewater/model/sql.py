@@ -44,7 +44,7 @@ _OPTIONS = {
     **{f"cache_{key}": ("cache", key) for key in ("eviction", "sizing", "estimate", "eager")},
     **{key: (key,) for key in ("lateness", "edges", "since", "until", "seed")},
 }
-"""By option in WITH, the path of its key in the YAML of a query. `error_<measure>` is handled separately."""
+"""The path of the YAML key that each option of WITH sets. `error_<measure>` is handled separately."""
 _ERROR = "error_"
 _LISTS_OF = {"edges": str, "accuracy_range": float}
 """Options that are lists, and the type of an item."""
@@ -452,7 +452,7 @@ _WINDOW_KEYS = {
     "hop": ("every", "sliding", "offset"),
     "session": ("session", "max"),
 }
-"""By window function, the keys of the window in YAML, in the order of the function's arguments."""
+"""The YAML keys of a window, by window function, in the order of the function's arguments."""
 
 
 def _value(node: exp.Expression, field: str) -> object:

@@ -32,7 +32,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 
 
 Constant = str | int | bool
-"""The value of a column that has one value in all records of a stream at an edge."""
+"""The value of a constant: a column with one value in all records of a stream at an edge."""
 MAX_CONSTANT = 256
 """The largest length of a constant, in characters. It is small, because each answer states the constants."""
 
@@ -48,7 +48,7 @@ def is_constant(value: object, column_type: str) -> TypeGuard[Constant]:
 
 
 class Delivery(StrEnum):
-    """How often a record of a source is counted if processes crash or connections are lost."""
+    """How often a record of a source counts if processes crash or connections are lost."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"

@@ -132,7 +132,7 @@ def parse_sql(text: str, field: str) -> exp.Expression:
 
 
 def syntax_error(exc: SqlglotError) -> str:
-    """Returns the first line of sqlglot's message, without terminal codes for underlining."""
+    """Returns the first line of sqlglot's message. The terminal codes for underlining become » and «."""
     reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
     return _MISSING_OPERAND.sub(r"an operand of \1 is missing", reason)
 

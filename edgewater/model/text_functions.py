@@ -1,7 +1,7 @@
 """The text functions of expressions: their kernels on Arrow arrays and scalars, and their binding.
 
-The result for a null is null. RE2 matches regular expressions. For every pattern, the time of a match is linear in the
-length of the text.
+The result for a null is null. Regular expressions are matched by RE2, in time linear in the length of the text for
+every pattern.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from edgewater.model.quantities import duration_ms, require_uncut, size_bytes
 from edgewater.runtime.plain_yaml import load_yaml
 
 PRIVATE_UMASK = 0o077
-"""The umask of long-running processes: only their user can read the state and the secrets that they write."""
+"""The umask of long-running processes. Only their user can read the state and the secrets that they write."""
 
 M = TypeVar("M", bound=BaseModel)
 

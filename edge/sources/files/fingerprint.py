@@ -127,7 +127,7 @@ chance.
 
 
 class InputFingerprints:
-    """Fingerprints of the files of a source, by which the center recognises files that are read twice.
+    """Fingerprints of the files of a source. By them the center recognises files that two sources read.
 
     A fingerprint is a hash below 2^62 of the first `BEGINNING_BYTES` of a file on disk. Each file is read once.
     """

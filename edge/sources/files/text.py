@@ -80,9 +80,7 @@ class TextReader:
         return Piece(start, self.position, self._decode(block, start, arrival_ms), block.length)
 
     def _tail_after(self, data: bytes, too_long: bool = False) -> tuple[int, int]:
-        """Updates the last bytes and returns `FilePosition.tail`. It is unknown after a line of which only the
-        beginning is in memory.
-        """
+        """Returns `FilePosition.tail` after `data` has been read. The tail is unknown after a line that is too long."""
         self._tail = b"" if too_long else (self._tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
         return len(self._tail), google_crc32c.value(self._tail)
 

@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 UNIT_BYTES = 16
 RECORD_UNITS = 4
-"""The cost of a record or point in units, because its messages take about a kilobyte. A bucket or a JSON token costs
-one unit. The budget of a body is one unit per `UNIT_BYTES` bytes of the limit of a body.
+"""The cost of a record or a point, in units. Its messages need about a kilobyte. A bucket or a JSON token costs one
+unit. A body may cost one unit per `UNIT_BYTES` bytes of the largest body.
 """
 _PACKAGE = "opentelemetry.proto."
 _OPAQUE = (
@@ -208,7 +208,7 @@ def attribute(data: bytes) -> tuple[str, Any]:
 
 
 def any_value(data: bytes) -> Any:
-    """Returns a serialized `AnyValue` as `plain` does."""
+    """Returns the value of a serialized `AnyValue` in the form of `plain`."""
     return plain(common_pb2.AnyValue.FromString(data))
 
 
