@@ -87,7 +87,7 @@ class NdjsonCodec:
         try:
             value = json.loads(line.decode("utf-8"), object_pairs_hook=functools.partial(_keep_keys, keys))
         except RecursionError:
-            return None  # nested deeper than Python's limit; Arrow decides
+            return None  # the line is nested deeper than Python's limit, so Arrow decides
         except UnicodeDecodeError as exc:
             return RejectionReason.MALFORMED, f"not UTF-8 at byte {exc.start}; expected JSON in UTF-8"
         except json.JSONDecodeError as exc:

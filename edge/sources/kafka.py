@@ -74,7 +74,7 @@ class _Assigned:
     high: int = -1
 
     def give(self, arrived: _Arrived) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
+        with contextlib.suppress(RuntimeError):  # the loop was closed before the thread ended
             self.loop.call_soon_threadsafe(self.arrived.put_nowait, arrived)
 
 

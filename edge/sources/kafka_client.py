@@ -187,7 +187,7 @@ class KafkaConsumer:
     """
 
     def __init__(self, config: KafkaConfig) -> None:
-        from confluent_kafka import Consumer, KafkaException  # an extra
+        from confluent_kafka import Consumer, KafkaException  # only with the extra `kafka`
 
         self._config = config
         self._cause: Any = None

@@ -454,7 +454,7 @@ class Syslog:
         except PydanticCustomError as exc:
             given = exc.context or {}
             raise InvalidConfig(f"{path}.columns", options.columns, given["accepted"], given["reason"]) from None
-        except OSError as exc:  # ssl.SSLError is one
+        except OSError as exc:  # also ssl.SSLError
             assert options.tls is not None
             accepted = "PEM files of a certificate, its key and the CA of clients"
             raise InvalidConfig(f"{path}.tls", options.tls.cert, accepted, str(exc)) from exc

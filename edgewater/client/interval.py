@@ -105,7 +105,7 @@ class Interval:
     def _compare(self, other: object, sign: str, is_true: Any, is_false: Any) -> bool:
         if not isinstance(other, Interval | int | float):
             if sign == "==":
-                return False  # such as None
+                return False  # for example for None
             raise TypeError(f"{self} {sign} {other!r}: an interval is compared with numbers and intervals")
         interval = other if isinstance(other, Interval) else Interval(other, other, other, 1.0)
         if is_true(interval):

@@ -23,7 +23,7 @@ from edgewater.model.errors import Conflict, EdgewaterError, InvalidInput, Inval
 from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.runtime.plain_yaml import load_yaml
 
-if TYPE_CHECKING:  # as in `answers`
+if TYPE_CHECKING:  # importing Arrow takes long, see `answers`
     import pyarrow as pa
 
 T = TypeVar("T")

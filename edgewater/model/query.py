@@ -355,7 +355,7 @@ class QuerySpec:
         if self.until_ms is not None:
             result["until"] = rfc3339(self.until_ms)
         if seed and self.seed is not None:
-            result["seed"] = f"{self.seed:#018x}"  # a text: JSON readers round numbers beyond 2^53
+            result["seed"] = f"{self.seed:#018x}"  # a text, because JSON readers round numbers beyond 2^53
         return result
 
     @property

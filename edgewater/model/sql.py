@@ -596,5 +596,6 @@ def _window_text(mapping: Mapping[str, str | int]) -> str:
 def _interval(duration: str) -> str:
     """Converts ``90s`` to INTERVAL '90 seconds'."""
     count, suffix = re.fullmatch(r"(-?\d+) ?([a-z]+)", duration).groups()  # type: ignore[union-attr]  # format_duration
-    unit = next((unit for unit, short in _UNITS.items() if short == suffix), suffix)  # a calendar unit has its name
+    # Calendar units are not abbreviated.
+    unit = next((unit for unit, short in _UNITS.items() if short == suffix), suffix)
     return f"INTERVAL '{count} {unit}{'' if count == '1' else 's'}'"

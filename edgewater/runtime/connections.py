@@ -377,7 +377,7 @@ def guarded(limits: ConnectionLimits, on_closed: Callable[[str], None]) -> dict[
     """
     _allow_descriptors(limits.connections + DESCRIPTORS)
     return {
-        "http": partial(GuardedProtocol, Connections(limits, on_closed)),  # called like the class
+        "http": partial(GuardedProtocol, Connections(limits, on_closed)),  # uvicorn calls it like the class
         "ws": "none",
         "log_config": None,
         "log_level": "error",  # malformed requests are counted, because a warning for each could fill the disk

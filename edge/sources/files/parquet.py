@@ -43,7 +43,7 @@ class ParquetReader:
             InvalidRecord: the file's schema does not match.
         """
         if self._parquet is None:
-            import pyarrow.parquet  # large; imported only by edges that read Parquet
+            import pyarrow.parquet  # a large module, so only edges that read Parquet import it
 
             parquet = pyarrow.parquet.ParquetFile(self._file)
             check_schema(parquet.schema_arrow, self._schema, self.position.file)
