@@ -1,7 +1,8 @@
-"""Runs the backfills of queries with ``since``: reads again what the sources delivered before, beside their live data.
+"""Runs the backfills of queries with ``since``: reads the earlier records of sources again, while live data are read.
 
-One backfill runs at a time, in blocks of few records, and pauses after each for `PAUSES` times as long as the block
-took. Live sources are read meanwhile, and never wait for a backfill: it stops at half of the memory limit.
+One backfill runs at a time, in blocks of few records. After each block it pauses for `PAUSES` times as long as the
+block took. Live sources are read meanwhile, and never wait for a backfill, because the backfill stops at half of the
+memory limit.
 """
 
 from __future__ import annotations
@@ -20,22 +21,24 @@ from edgewater.wire import QueryRef
 log = logging.getLogger(__name__)
 
 PAUSES = 3.0
-"""Pause after a block, per time that it took: a backfill uses at most a quarter of the agent's time."""
+"""The pause after a block, as a multiple of the block's time. So a backfill uses at most a quarter of the agent's
+time.
+"""
 POLL_S = 0.2
 RETRY_S = 5.0
 MAX_ATTEMPTS = 12
-"""Attempts to read a source, `RETRY_S` apart, before its backfill ends without the rest."""
+"""The number of attempts to read a source, `RETRY_S` apart. Then its backfill ends without the rest."""
 STALL_S = 60.0
-"""A backfill ends if for this long the memory is used up and there is nothing that the center has to acknowledge."""
+"""A backfill ends if the memory is used up for this long while no frame is unacknowledged."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class BackfillRunner:
-    """Reads what `EdgeState.backfills` names.
+    """Reads the ranges in `EdgeState.backfills`.
 
     Args:
-        sources: instances of their own of the edge's sources, since they hold files open at other positions.
+        sources: separate instances of the edge's sources, because a backfill opens files at other positions.
         pending_limit_bytes: memory of the core above which backfills wait.
         changed: called when the core has changed.
     """
@@ -57,7 +60,7 @@ class BackfillRunner:
         self._changed, self._now_ms, self._monotonic, self._sleep = changed, now_ms, monotonic, sleep
 
     def add(self, sources: Iterable[Source]) -> None:
-        """Adds sources that came while the agent runs. Their `backfill` must not disturb their `chunks`."""
+        """Adds sources that were opened while the agent runs. Their `backfill` must not disturb their `chunks`."""
         self._sources |= {source.name: source for source in sources}
 
     async def run(self) -> None:
@@ -87,17 +90,17 @@ class BackfillRunner:
             left = backfill.unread[source].records
             self._core.handle(BackfillEnded(query, source))
             self._changed()
-            log.info("query %s: source %s has been read again; %d records are gone", query.name, source, left)
+            log.info("query %s: source %s has been read again; %d records are missing", query.name, source, left)
 
     def _is_running(self, query: QueryRef, source: str) -> bool:
-        """Whether the query still exists and its backfill has this source."""
+        """Returns whether the query still exists and its backfill has this source."""
         return source in self._core.state.backfills.get(query, {})
 
     async def _read(self, query: QueryRef, source: str) -> None:
         """Reads a source up to the end of its range.
 
         Raises:
-            InvalidInput, OSError: it cannot be read.
+            InvalidInput, OSError: the source cannot be read.
         """
         limits = self._core.state.backfills[query][source]
         if limits.until is None or source not in self._sources:
@@ -119,7 +122,7 @@ class BackfillRunner:
                 began_s = self._monotonic()
 
     async def _has_room(self, query: QueryRef) -> bool:
-        """Waits for memory; returns false if there will be none, as nothing that is held can be sent."""
+        """Waits for memory. Returns False if no memory can become free, because nothing in memory can be sent."""
         waited_s = 0.0
         while self._core.core.pending_bytes > self._pending_limit_bytes:
             waited_s = 0.0 if self._core.core.unacked else waited_s + POLL_S

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from edgewater.runtime.listeners import Listeners
 
 BEGINS_ANEW = (
-    "the edge goes on as a new incarnation, without the records that it has accepted and not shipped: they may be"
-    " counted already; the windows that may lack them say so"
+    "the edge continues as a new incarnation, without the records that it has accepted and not shipped, because they"
+    " may be counted already; the windows that may lack them state it"
 )
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -55,7 +55,7 @@ def edge() -> None:
 
 def _fail(error: EdgewaterError) -> None:
     click.echo(f"edgewater: {error}", err=True)
-    # Service managers do not restart the agent after EXIT_BAD_INPUT, but after EXIT_FAILED (such as a full disk).
+    # Service managers restart the agent after EXIT_FAILED (such as a full disk), but not after EXIT_BAD_INPUT.
     sys.exit(EXIT_BAD_INPUT if isinstance(error, InvalidInput) else EXIT_FAILED)
 
 
@@ -69,8 +69,8 @@ def run(config: Path, watches: bool, log_level: str, log_format: str) -> None:
     It serves /livez, /readyz and /metrics at its `http.listen` address, and POST /v1/streams/NAME for
     streams with an http source. State survives `kill -9` at any moment: a restarted agent resumes.
 
-    SIGHUP reloads CONFIG: the agent begins anew in the same process, and loses, doubles and refuses no record. A file
-    that cannot be used changes nothing: the log and edgewater_edge_configuration_failed say so.
+    SIGHUP reloads CONFIG: the agent begins anew in the same process. No record is lost, counted twice or refused. If
+    the file cannot be used, nothing changes. The log and the metric edgewater_edge_configuration_failed report it.
     """
     # See `edge.agent.reload.until_stopped`.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -99,7 +99,7 @@ def run(config: Path, watches: bool, log_level: str, log_format: str) -> None:
 
 
 def _run_agent(settings: EdgeConfig, file: ConfigFile, listeners: Listeners, watches: bool) -> bool:
-    """Runs an agent until a signal ends it. Returns whether it is to begin anew with the file's new content."""
+    """Runs an agent until a signal ends it. Returns whether to begin anew with the new content of the file."""
     from edge.agent import begin_anew, open_agent
     from edge.agent.reload import until_stopped
     from edge.durability import lock_state_dir
@@ -130,8 +130,9 @@ def _run_agent(settings: EdgeConfig, file: ConfigFile, listeners: Listeners, wat
 def check(config: Path, as_json: bool, offline: bool, query: Path | None) -> None:
     """Check CONFIG against existing data, without changing anything.
 
-    Reads some records of each file and broker with the agent's own decoders and reports which records would
-    be accepted, which rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG or the query is invalid.
+    Reads some records of each file and broker with the agent's own decoders. Reports which records would be
+    accepted, which would be rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG or the query is
+    invalid.
     """
     from edge.config import load_config
     from edge.preflight import check as run_check
@@ -150,14 +151,14 @@ def check(config: Path, as_json: bool, offline: bool, query: Path | None) -> Non
 @edge.command()
 @click.argument("agent")
 @click.option(
-    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two updates."
 )
-@click.option("--once", is_flag=True, help="Print one look and end, as if the output were no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one look as JSON.")
+@click.option("--once", is_flag=True, help="Print the state once and end. Default without a terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print the state once as JSON.")
 def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
     """Show one running agent until Ctrl-C: records in, each source, records that are not counted, queries, backlog.
 
-    AGENT is its configuration file, or its address, such as 127.0.0.1:7410. No center is asked.
+    AGENT is the agent's configuration file, or its address, such as 127.0.0.1:7410. It needs no center.
     """
     from edge import watch
 
@@ -168,15 +169,15 @@ def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
 @click.argument("agent")
 @click.argument("stream")
 @click.option("--records", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Records at most.")
-@click.option("--source", default="", help="Only of sources whose names begin so, as `edge top` shows them.")
+@click.option("--source", default="", help="Only records of sources whose names begin with this text (see `edge top`).")
 @click.option("--wait", type=click.FloatRange(0, 60, min_open=True), default=10.0, show_default=True,
               help="Seconds to wait for a record.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tap(agent: str, stream: str, source: str, records: int, wait: float, as_json: bool) -> None:
-    """Show records of STREAM as one running agent decodes them: some of the next ones, and why others are rejected.
+    """Show some of the next records of STREAM as a running agent decodes them, and why records are rejected.
 
-    AGENT is its configuration file, or its address, such as 127.0.0.1:7410. If the agent has tokens for pushes,
-    the first one in the file is used, or with an address EDGEWATER_EDGE_TOKEN.
+    AGENT is the agent's configuration file, or its address, such as 127.0.0.1:7410. If the agent has tokens for
+    pushes, the first token in the file is used. With an address, the token is EDGEWATER_EDGE_TOKEN.
     """
     from edge import watch
 

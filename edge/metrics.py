@@ -16,15 +16,15 @@ from edgewater.wire import QueryRef
 
 
 class EdgeCollector:
-    """Prometheus collector that reads the core's own counters at each scrape.
+    """A Prometheus collector that reads the core's own counters at each scrape.
 
     Args:
         gauges: returns additional gauges, name -> (help text, value), read at each scrape.
-        sources: returns how each source stands.
+        sources: returns the status of each source.
         refused_frames: frames refused by the center, by reason.
         refused: pushed requests that were refused and connections that were closed, by reason.
-        loads: returns how each query stands.
-        skipped: values that are no records although nothing is wrong with them, by (stream, reason).
+        loads: returns the backlog of each query.
+        skipped: numbers of valid values that are no records, by (stream, reason).
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EdgeCollector:
             yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
 
     def _loss_metrics(self) -> Iterable[Metric]:
-        """What was not counted, or not counted as asked."""
+        """Yields the metrics of records and values that were not counted, or not counted as requested."""
         durable = self._durable
         yield _counter("dropped_records", "Records not counted in a query, by reason.", ["reason"], durable.state.drops)
         yield _counter(
@@ -100,7 +100,7 @@ class EdgeCollector:
         yield _counter("input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses)
 
     def _durability_metrics(self) -> Iterable[Metric]:
-        """Frames, and what recovery has noticed."""
+        """Yields the metrics of frames and of recovery."""
         yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", self._durable.core.next_seq - 1)
         yield _counter(
             "refused_frames",
@@ -120,7 +120,7 @@ class EdgeCollector:
         )
 
     def _source_metrics(self) -> Iterable[Metric]:
-        """How each entry of ``sources`` stands; a lag that is unknown has no sample."""
+        """Yields the metrics of each entry of ``sources``. An unknown lag has no sample."""
         statuses, labels = self._sources(), ["stream", "source"]
         names = [(status.stream, status.source) for status in statuses]
         records = {name: status.records for name, status in zip(names, statuses, strict=True)}
@@ -167,7 +167,7 @@ class EdgeCollector:
         yield delivery
 
     def _load_metrics(self) -> Iterable[Metric]:
-        """How the queries stand on too little CPU; a figure that is unknown has no sample."""
+        """Yields the metrics of queries that wait for CPU. An unknown figure has no sample."""
         loads = self._loads()
         gauges: dict[str, tuple[str, Callable[[QueryBacklog], float | None]]] = {
             "query_queued_records": ("Records that a query has not processed yet.", lambda q: q.queued_records),
@@ -195,7 +195,7 @@ class EdgeCollector:
 
 
 class LookupCollector:
-    """Prometheus collector of the lookups of an agent."""
+    """A Prometheus collector of the lookups of an agent."""
 
     def __init__(self, lookups: Iterable[StreamLookups]) -> None:
         self._lookups = [lookup for stream in lookups for lookup in stream.lookups]

@@ -1,8 +1,8 @@
 """The logic of ``edgewater edge check``: validates a configuration against existing data.
 
 It reads the beginning of each source's files, and some records of each broker, with the agent's own decoders. It
-reports which records were accepted, which were rejected and why, and likely mistakes in the configuration: a column
-that is always empty, a disorder bound that is too small. It changes nothing.
+reports which records were accepted, and which were rejected and why. It also reports likely mistakes in the
+configuration, such as a column that is always empty or a disorder bound that is too small. It changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_FILES = 3
 MAX_RECORDS_PER_FILE = 50_000
 MAX_RECORDS_PER_BROKER = 1_000
 Add = Callable[[pa.RecordBatch], None]
-"""Takes decoded records."""
+"""Takes a batch of decoded records."""
 OK_ADVISED = "ok, but see the advice above"
 
 
@@ -43,17 +43,17 @@ class SourceReport:
     """The findings in the beginning of one source.
 
     Attributes:
-        files: number of matching files; at most `MAX_FILES` of them are read.
-        facts: what the kind of the source has found out, one line each.
+        files: number of matching files. At most `MAX_FILES` of them are read.
+        facts: findings of the source's kind, one line each.
         records: number of valid records read.
         nbytes: bytes of input read, decompressed.
         first_ms, last_ms: least and greatest event time; None if there was no valid record.
-        disorder_ms: the largest lag of a record behind the newest one before it.
+        disorder_ms: the largest lag of a record behind the newest earlier record.
         rejected: rejected records, by reason.
         problems: faults that stop the source or lose records.
         advice: likely mistakes that do not stop the source.
-        delivery: how often its records count if processes crash or connections are lost; None: unknown, as the source
-            cannot be built.
+        delivery: how often a record of the source counts after crashes and lost connections; None if the source cannot
+            be built.
     """
 
     source: str
@@ -98,7 +98,7 @@ class CheckReport:
 
     Attributes:
         problems: faults that concern the whole edge.
-        preview: what a query would count of the records that were read; None: no query was given.
+        preview: the groups that a query would count in the records that were read; None without a query.
     """
 
     edge: str
@@ -108,7 +108,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no problem. Single invalid records are no problem: they are rejected and counted."""
+        """Whether there is no problem. Invalid records alone are no problem, because they are rejected and counted."""
         return not self.problems and not any(s.problems for stream in self.streams for s in stream.sources)
 
     def to_json(self) -> dict[str, object]:
@@ -150,10 +150,10 @@ def _source_lines(source: SourceReport) -> Iterator[str]:
 def check(
     config: EdgeConfig, now_ms: Callable[[], int], *, connects: bool = True, query: QuerySpec | None = None
 ) -> CheckReport:
-    """Checks a configuration against the files and the brokers that it names. Reads some records; writes nothing.
+    """Checks a configuration against the files and the brokers that it names. Reads some records, and writes nothing.
 
     Args:
-        connects: whether kinds of sources may connect to what they read. The center is never asked.
+        connects: whether kinds of sources may connect to their systems. The check never connects to the center.
         query: a query to try on the records that are read.
 
     Raises:
@@ -180,7 +180,7 @@ def check(
 
 
 def _nothing(_: pa.RecordBatch) -> None:
-    """Takes the records of streams that no query reads."""
+    """Takes the records of streams that the query does not read."""
 
 
 def _preview(config: EdgeConfig, query: QuerySpec, now_ms: Callable[[], int]) -> QueryPreview:
@@ -188,7 +188,7 @@ def _preview(config: EdgeConfig, query: QuerySpec, now_ms: Callable[[], int]) ->
     if stream is None:
         raise InvalidQuery("from", query.stream, f"one of the streams {', '.join(config.streams)}")
     joined = open_lookups(query.stream, stream, now_ms)
-    # A lookup that cannot be loaded is a problem of its own, and the columns that it adds are null here.
+    # A lookup that cannot be loaded is reported as a separate problem. Its columns are null here.
     return QueryPreview(query, stream.stream_columns, joined.join_loaded)
 
 
@@ -218,7 +218,8 @@ def _check_package_source(
         return SourceReport(name, problems=(str(InvalidConfig(field, exc.value, exc.accepted, exc.reason)),))
     except (InvalidInput, OSError) as exc:
         return SourceReport(name, problems=(f"{path}: {exc}",))
-    except Exception as exc:  # a package's fault costs only its report; the text may quote records or credentials
+    # A fault of a package concerns only its own report; the text is left out, as it may quote records or credentials.
+    except Exception as exc:
         return SourceReport(name, problems=(f"{path}: the check failed: {type(exc).__name__}",))
     if found is None:
         return SourceReport(name)
@@ -337,7 +338,7 @@ def _read_beginning(
     path: str, file: FileConfig, stream: StreamConfig, findings: _Findings, now_ms: int, add: Add
 ) -> None:
     reader = file_opener(file, stream.record_schema)(path, None)
-    findings.newest_ms = None  # disorder is measured within a file: files are read in name order
+    findings.newest_ms = None  # disorder is measured within a file, because files are read in name order
     read = 0
     try:
         while read < MAX_RECORDS_PER_FILE and (piece := reader.next(True, now_ms)) is not None:
@@ -358,13 +359,13 @@ def _advice(stream: StreamConfig, findings: _Findings) -> Iterator[str]:
         )
     if findings.disorder_ms > stream.disorder_ms:
         seen, allowed = format_duration(findings.disorder_ms), format_duration(stream.disorder_ms)
-        yield f"disorder is {allowed} but records arrive up to {seen} behind the newest; those may count as late"
+        yield f"disorder is {allowed} but records arrive up to {seen} behind the newest; late records may be left out"
     for column in sorted(findings.empty_columns):
         yield f"column {column} is null in every record that was read; check its name"
     replay = stream.replay
     if replay is not None and replay.start is not None and findings.first_ms is not None:
         if findings.first_ms < replay.start:
-            yield f"records begin at {_iso(findings.first_ms)}, before replay.start: those are released immediately"
+            yield f"records begin at {_iso(findings.first_ms)}, before replay.start; these are released at once"
         elif findings.last_ms is not None and findings.first_ms > replay.start and replay.speed != "max":
             wait_ms = round((findings.first_ms - replay.start) / float(replay.speed))
             if wait_ms > 60_000:

@@ -1,4 +1,4 @@
-"""The agent's wall clock. Cores take the time as an argument; only the shell reads this clock."""
+"""The agent's wall clock. Cores take the time as an argument. Only the shell reads this clock."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 CLOCK_STEP_S = 1.0
-"""A larger change of the wall clock between two readings is a step."""
+"""A larger change of the wall clock between two readings is a step, in seconds."""
 CLOCK_STEP_CONFIRMED_S = 60.0
-"""A step is followed when the wall clock has kept it for this long."""
+"""A step takes effect when the wall clock has kept it for this long, in seconds."""
 
 
 class WallClock:
-    """The wall clock without its steps: it follows the system's clock while that one advances steadily.
+    """The wall clock with delayed steps: it follows the system's clock while that clock advances steadily.
 
-    Watermarks never go back. If one followed a clock that is set forward by mistake, the records of the time in between
-    would all be late once the clock is corrected. So a step takes effect when it has lasted `CLOCK_STEP_CONFIRMED_S`;
-    until then the time goes on as the monotonic clock counts it. Slewing, as by NTP, is followed at once.
+    Watermarks never go back. Suppose a clock is set forward by mistake and corrected later. If watermarks had followed
+    it, all records in between would be late. So a step takes effect only when it has lasted `CLOCK_STEP_CONFIRMED_S`.
+    Until then, the time advances with the monotonic clock. Slewing, as by NTP, takes effect at once.
 
     Args:
-        wall: the system's clock, seconds since the epoch, UTC.
-        elapsed: seconds that have passed since an arbitrary time, also while the machine was suspended.
+        wall: returns the system's clock, seconds since the epoch, UTC.
+        elapsed: returns the seconds since an arbitrary time, including the time in which the machine was suspended.
     """
 
     def __init__(self, wall: Callable[[], float], elapsed: Callable[[], float]) -> None:
@@ -37,22 +37,22 @@ class WallClock:
         offset_s = self._wall() - elapsed_s
         if abs(offset_s - self._offset_s) <= CLOCK_STEP_S:
             if self._step is not None:
-                log.warning("the system's clock is back; its step was not followed")
+                log.warning("the system's clock was set back; the agent has not followed its step")
             self._offset_s, self._step = offset_s, None
         elif self._step is None or abs(offset_s - self._step[0]) > CLOCK_STEP_S:
             self._step = offset_s, elapsed_s
             log.warning(
-                "the system's clock was set by %+.1f s; this is followed if it stays so for %.0f s",
+                "the system's clock was set by %+.1f s; the agent follows if the clock keeps this step for %.0f s",
                 offset_s - self._offset_s, CLOCK_STEP_CONFIRMED_S,
             )  # fmt: skip
         elif elapsed_s - self._step[1] >= CLOCK_STEP_CONFIRMED_S:
-            log.warning("the system's clock keeps its step of %+.1f s: followed", offset_s - self._offset_s)
+            log.warning("the system's clock has kept its step of %+.1f s; the agent follows", offset_s - self._offset_s)
             self._offset_s, self._step = offset_s, None
         return int((self._offset_s + elapsed_s) * 1000)
 
     @property
     def step_s(self) -> float:
-        """The step of the system's clock that is not followed yet, in seconds; 0: none."""
+        """The step of the system's clock that has not taken effect yet, in seconds; 0 if there is none."""
         return 0.0 if self._step is None else self._step[0] - self._offset_s
 
 

@@ -1,4 +1,4 @@
-"""Which records of a sample a query counts, and in which groups: for `edgewater edge check --query`."""
+"""Shows which records of a sample a query counts, and in which groups, for `edgewater edge check --query`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class QueryPreview:
         self._counts: IntArray = np.zeros(0, np.int64)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Adds decoded records. Raises StorageError: the file of a lookup is not loaded."""
+        """Adds decoded records. Raises StorageError if the file of a lookup is not loaded."""
         self.read += batch.num_rows
         batch = self._join(batch)
         if self._bound.where is not None:
@@ -89,7 +89,7 @@ class QueryPreview:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yields the preview as text."""
+        """Yields the lines of the preview as text."""
         yield f"query {self._bound.spec.name}: counts {self.counted} of {self.read} records that were read"
         for record in self.records:
             yield f"  {record['event_time']} {_shown(record['columns'])} -> {_shown(record['group']) or 'no group_by'}"

@@ -1,7 +1,7 @@
-"""Defines the interface of receivers. A kind of source implements it to take requests with records.
+"""The interface of receivers. A kind of source implements it to receive requests with records.
 
-`edge.sources.receiving` authorises a request, reserves memory, reads, decompresses and counts the body. A receiver says
-which sources the request feeds, decodes the body, and renders the replies.
+`edge.sources.receiving` authorises a request, reserves memory, and reads and decompresses the body. A receiver names
+the sources that the request feeds, decodes the body, and renders the replies.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from edgewater.model.errors import StorageError
 from edgewater.model.streams import Delivery
 
 LOOK_S = 0.25
-"""Interval at which a source without requests is recorded as having nothing to read."""
+"""The interval, in seconds, at which a source without requests is recorded as having nothing to read."""
 
 Decompress = Callable[[bytes, int], bytes]
-"""(body, limit) -> the decompressed body. Raises BodyTooLarge before more than `limit` bytes are in memory, and
-InvalidRecord for data that cannot be decompressed."""
+"""Returns the decompressed body. The arguments are the body and the limit in bytes.
+
+Raises BodyTooLarge before more than `limit` bytes are in memory, and InvalidRecord for data that cannot be
+decompressed.
+"""
 
 
 class BodyTooLarge(Exception):
@@ -42,7 +45,7 @@ class Refused(Exception):
     Args:
         status: the HTTP status.
         code: a stable label of the reason.
-        retry_after_s: the client should repeat the request after this time; None: it should not repeat the request.
+        retry_after_s: the time after which the client should repeat the request; None if it should not.
         headers: further headers of the reply.
         members: further members of the reply's body, if the body is JSON.
     """
@@ -69,7 +72,7 @@ class Request:
     """A request without its body.
 
     Attributes:
-        media: the media type in lower case, without parameters; empty: the client sent none.
+        media: the media type in lower case, without parameters; "" if the client sent none.
         headers: the headers, by name in lower case.
         parameters: the parameters of the path.
     """
@@ -81,12 +84,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A decompressed body, and what decoding it may cost.
+    """A decompressed body, and the limits of decoding it.
 
     Attributes:
         arrival_ms: wall time at which the body arrived.
-        limit_bytes: size that a body may have; the records may take `MAX_EXPANSION` times as much.
-        check: raises BodyTooCostly when the CPU time is used up. Decoders call it between pieces of bounded work.
+        limit_bytes: the largest size of a body. The records may need `MAX_EXPANSION` times as much memory.
+        check: raises BodyTooCostly when the CPU time is used up. Decoders call it between small pieces of work.
     """
 
     plain: bytes
@@ -96,7 +99,7 @@ class Body:
 
 
 MAX_EXPANSION = 16
-"""Decoded columns may take this many times the bytes that a body may have."""
+"""The largest size of decoded columns, as a multiple of the largest size of a body."""
 
 
 class PushedSource:
@@ -106,7 +109,8 @@ class PushedSource:
     unchanged, each record therefore counts exactly once.
 
     Attributes:
-        knows_bodies: whether an equal body without an `Idempotency-Key` is a repetition, which does not count again.
+        knows_bodies: whether a request without an `Idempotency-Key` is recognised by its body, so that it does not
+            count again.
         delivery: exactly once if `knows_bodies`, otherwise at least once.
     """
 
@@ -131,7 +135,7 @@ class PushedSource:
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         while True:
             with self._idle(self.name):
-                await asyncio.sleep(LOOK_S)  # after it, requests that came meanwhile have begun
+                await asyncio.sleep(LOOK_S)  # requests that arrive in the meantime have begun after it
             for chunk in list[Chunk]():  # makes this a generator
                 yield chunk
 
@@ -149,7 +153,7 @@ class PushedSource:
 
 
 Conversion = Callable[[SeriesMemory], tuple[Decoded, SeriesUpdate]]
-"""Computes records from points of cumulative series. Called on the event loop; must take no longer than some ms."""
+"""Computes records from points of cumulative series. It is called on the event loop, and must take at most a few ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +162,9 @@ class Part:
 
     Attributes:
         decoded: the records, and the rejected records.
-        convert: returns the records that count in place of `decoded`, with all rejections; None: `decoded` counts.
-            It is called just before the ingestion, so that requests with the same series follow each other.
+        convert: returns the records that count in place of `decoded`, with all rejections; None if `decoded` counts. It
+            is called just before the ingestion, so that two requests with the same series are converted one after the
+            other.
     """
 
     source: PushedSource
@@ -169,12 +174,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The records of one source in a request, once the journal has them.
+    """The records of one source in a request, after the journal has stored them.
 
     Attributes:
         records: number of records that count.
         rejected: the records that do not count, by reason.
-        already_counted: whether the request is a repetition, which was not counted again.
+        already_counted: whether the request was counted before, so that it was not counted again.
     """
 
     source: PushedSource
@@ -187,10 +192,9 @@ class Receiver(Protocol):
     """Takes the requests of one path. All methods but `decode` are called on the event loop and must not block.
 
     Attributes:
-        path: the path of the route, such as ``/v1/logs``; may have parameters, such as ``/v1/streams/{stream}``.
-        encodings: by value of ``Content-Encoding`` (``identity`` without one), how a body is decompressed.
-        grpc_method: the method of a gRPC service whose messages are bodies, such as ``/package.Service/Method``; None:
-            HTTP only.
+        path: the path of the route, such as ``/v1/logs``. It may have parameters, such as ``/v1/streams/{stream}``.
+        encodings: the function that decompresses a body, by value of ``Content-Encoding`` (``identity`` without one).
+        grpc_method: the gRPC method whose messages are bodies, such as ``/package.Service/Method``; None for HTTP only.
     """
 
     path: str
@@ -205,16 +209,16 @@ class Receiver(Protocol):
         """
 
     def decode(self, request: Request, body: Body) -> Sequence[Part]:
-        """Decodes a body, in a thread: at most one part for each source. Records that are invalid are rejected.
+        """Decodes a body into at most one part for each source. Rejects invalid records. Runs in a thread.
 
         Raises:
             InvalidRecord: the body as a whole is invalid.
-            BodyTooLarge: the records take too much memory.
+            BodyTooLarge: the records need too much memory.
             BodyTooCostly: see `Body.check`.
         """
 
     def reply(self, request: Request, counted: Sequence[Counted]) -> Response:
-        """Renders the positive reply. Raises Refused: all records were rejected, and the client should know."""
+        """Renders the positive reply. Raises Refused if all records were rejected and the client should be told so."""
 
     def refusal(self, request: Request, refused: Refused) -> Response:
         """Renders the reply to a refused request. The caller adds `Refused.headers`."""

@@ -1,8 +1,8 @@
 """The interface between sources and the agent: chunks of decoded records with their positions.
 
-A replayable source gives each chunk a start and an end position. The journal stores only the
-positions; `Source.reread` returns the identical batch. So a position contains everything that the
-content of a batch depends on, including the arrival time, against which event times are validated.
+A replayable source gives each chunk a start and an end position. The journal stores only the positions. `Source.reread`
+returns the identical batch. So a position contains everything that determines the content of a batch, including the
+arrival time, against which event times are validated.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from edgewater.model.streams import Delivery
 
 IntArray = npt.NDArray[np.int64]
 Position = dict[str, Any]
-"""A place in a source: serialisable as JSON, opaque to everything but the source that made it."""
+"""A place in a source. It is serialisable as JSON, and only the source that made it interprets it."""
 
 MAX_EXAMPLE_CHARACTERS = 200
 MAX_SPANS = 256
-"""Spans of event times of a block's records that were rejected for one reason."""
+"""The largest number of time spans for the records of a block that were rejected for one reason."""
 SPAN_UNITS_MS = (1, 1_000, 60_000, 3_600_000)
-"""Rejected records of a block are counted by event time in the smallest of these units that gives few spans."""
+"""Lengths of time spans for rejected records. A block uses the smallest length with at most `MAX_SPANS` spans."""
 MAX_CHUNK_ROWS = 65_536
 BLOCK_BYTES = 1 << 22
 FULL_READ_BYTES = BLOCK_BYTES - (BLOCK_BYTES >> 3)
 SHORT_READ_BYTES = 1 << 16
-"""A read shorter than this has reached the end of input that is still being written: the capacity of a pipe. After a
-longer wait than `COALESCE_S`, a read from a file may be longer in proportion."""
+"""A read shorter than this (the capacity of a pipe) has reached the end of input that is still being written. After a
+longer wait than `COALESCE_S`, the limit for a file grows in proportion to the wait.
+"""
 COALESCE_S = 0.02
-"""How long a source waits at least between consecutive short reads, so that their input is decoded together. Without
-the wait every line would become a batch, and a source that keeps up easily would never be idle."""
+"""The least time, in seconds, between two short reads of a source, so that their input is decoded together. Without it,
+every line would become a batch, and a source would never be idle.
+"""
 CoalesceTime = Callable[[str, str], float]
-"""(stream, source) -> how long in seconds the source's next records may wait, to be processed together."""
+"""Returns how long, in seconds, a source's next records may wait to be processed together. Takes stream and source."""
 
 
 def shortest_wait(_stream: str, _source: str) -> float:
-    """A `CoalesceTime` with which records wait no longer than necessary."""
+    """Returns the shortest wait. It is the default `CoalesceTime`."""
     return COALESCE_S
 
 
 class RejectionReason(StrEnum):
-    """Why records were rejected."""
+    """The reason why records were rejected."""
 
     MALFORMED = "malformed"
     WRONG_TYPE = "wrong-type"
@@ -59,7 +61,7 @@ class RejectionReason(StrEnum):
     OTHER_CONSTANT = "other-constant"
     TOO_MANY_SERIES = "too-many-series"
     UNSUPPORTED = "unsupported"
-    # The rest are about whole files: the number of lost records is unknown, so each counts as 1.
+    # The following reasons concern whole files. The number of lost records is unknown, so each file counts as 1.
     TRUNCATED = "truncated"
     CORRUPT = "corrupt"
     FILE_TRUNCATED = "file-truncated"
@@ -71,13 +73,14 @@ class Rejection:
     """Records rejected for one reason.
 
     Attributes:
-        reason: a `RejectionReason`; the stable label under which metrics count.
+        reason: a `RejectionReason`, the stable label of metrics.
         count: number of records.
-        example: the first of them, or the invalid value, cut to `MAX_EXAMPLE_CHARACTERS`.
-        message: what was wrong with the first one, and what is accepted.
-        spans: (from_ms, to_ms, records): numbers of records with event times in [from_ms, to_ms). The event times of
-            the other records cannot be read.
-        around: first event time of the valid records of the input, and the time after the last; None: there are none.
+        example: the first rejected record, or its invalid value, cut to `MAX_EXAMPLE_CHARACTERS`.
+        message: what was wrong with the first record, and what is accepted.
+        spans: (from_ms, to_ms, records) for event times in [from_ms, to_ms). Records whose event times cannot be read
+            are in no span.
+        around: the first event time of the valid records in the same input, and the time after the last; None if there
+            are none.
     """
 
     reason: str
@@ -88,7 +91,7 @@ class Rejection:
     around: tuple[int, int] | None = None
 
     def parts(self) -> Iterator[RejectedRecords]:
-        """Yields the records by event time, those whose event time cannot be read last."""
+        """Yields the records by event time. Records whose event time cannot be read come last."""
         for from_ms, to_ms, records in self.spans:
             yield RejectedRecords(self.reason, records, from_ms, to_ms, is_timed=True)
         untimed = self.count - sum(records for _, _, records in self.spans)
@@ -105,8 +108,8 @@ class RejectedRecords:
 
     Attributes:
         reason: a `RejectionReason`.
-        from_ms, to_ms: event times of the records, [from_ms, to_ms); None: nothing is known of them.
-        is_timed: the event times have been read. Otherwise the range is the range of the valid records around them.
+        from_ms, to_ms: the range [from_ms, to_ms) of the records' event times; None if unknown.
+        is_timed: whether the event times have been read. If not, the range is from the valid records of the same input.
     """
 
     reason: str
@@ -140,13 +143,13 @@ class Rejections:
                 self._around = min(first, new.around[0]), max(end, new.around[1])
 
     def add_times(self, reason: RejectionReason, times_ms: IntArray) -> None:
-        """Adds the event times of records that were added for a reason, as far as the times can be read."""
+        """Adds the event times of rejected records with this reason, as far as the times can be read."""
         if len(times_ms):
             each = np.stack([times_ms, times_ms + 1, np.ones_like(times_ms)], axis=1)
             self._spans.setdefault(str(reason), []).append(each)
 
     def place(self, earliest_ms: int, latest_ms: int, valid_ms: IntArray) -> None:
-        """Removes the event times that are not plausible, and notes the event times of the input's valid records."""
+        """Removes implausible event times. Stores the range of the valid records' event times."""
         for reason, parts in self._spans.items():
             self._spans[reason] = [p[(p[:, 0] >= earliest_ms) & (p[:, 1] <= latest_ms + 1)] for p in parts]
         if self._by_reason and len(valid_ms):
@@ -164,7 +167,7 @@ class Rejections:
 
 
 def _few_spans(parts: Sequence[IntArray]) -> tuple[tuple[int, int, int], ...]:
-    """Returns spans in the order of their times, at most `MAX_SPANS`: of more, neighbours are united."""
+    """Returns at most `MAX_SPANS` spans, ordered by time. If there are more, neighbouring spans are merged."""
     if not parts:
         return ()
     spans = np.concatenate(parts)
@@ -196,7 +199,7 @@ class Decoded:
     Attributes:
         batch: the stream's columns in their declared types, then int64 `event_time_ms` without nulls.
         rejected: the records that could not be decoded, by reason.
-        skipped: numbers of values that are no records although nothing is wrong with them, by reason.
+        skipped: numbers of valid values that are no records, by reason.
     """
 
     batch: pa.RecordBatch
@@ -206,12 +209,12 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class PushId:
-    """Identifies a pushed batch, so that a batch which its client sends again counts once.
+    """Identifies a pushed batch, so that the batch counts once even if its client sends it again.
 
     Attributes:
-        key: digest of what a repetition has in common with the first push, 16 bytes.
+        key: digest of the parts that a repeated push has in common with the first push, 16 bytes.
         body: digest of the body, 16 bytes.
-        shown: the client's key, for an error message; empty: the client gave none.
+        shown: the client's key, for an error message; "" if the client gave none.
     """
 
     key: bytes
@@ -233,18 +236,19 @@ class Chunk:
 
     Attributes:
         source: name of the source.
-        batch: as `Decoded.batch`; has no rows if there are only rejections.
+        batch: as `Decoded.batch`. It has no rows if there are only rejections.
         start: position before the first record; None if nothing reads from it again.
-        end: position after the last record, from which reading resumes after a restart; None as for `start`.
-        rejected: the records of this input that were rejected, by reason.
+        end: position after the last record, from which reading continues after a restart; None if it never does.
+        rejected: the rejected records of this input, by reason.
         nbytes: bytes of input, decompressed.
-        losses: a `LossReason` for each loss of input that was found before `end`; only if there are no rows.
-        input_gone: the input of earlier chunks can no longer be read again, so they should leave the journal.
-        push: identity of a pushed batch; None: it is not pushed, or its repetitions are not recognised.
-        series: the last points of the cumulative series that the records were computed from; None: there are none.
-        keep: the journal stores the records beside `end`, because the source may not be able to give them again.
+        losses: a `LossReason` for each loss of input before `end`. Only chunks without rows have losses.
+        input_gone: whether the input of earlier chunks can no longer be read again, so that they should leave the
+            journal.
+        push: identity of a pushed batch; None if the batch is not pushed, or repeated batches are not recognised.
+        series: the last points of the cumulative series of the records; None if there are none.
+        keep: whether the journal stores the records as well as `end`, because the source may not deliver them again.
         opens: sources of the same stream that the agent reads from now on, such as new partitions of a topic. Sources
-            that it reads already are ignored.
+            that are read already are ignored.
     """
 
     source: str
@@ -262,12 +266,12 @@ class Chunk:
 
     @property
     def rejected_records(self) -> tuple[RejectedRecords, ...]:
-        """The rejected records by event time, as an event of the core has them."""
+        """The rejected records by event time, in the form of the core's events."""
         return tuple(part for rejection in self.rejected for part in rejection.parts())
 
     @property
     def is_full_read(self) -> bool:
-        """Whether it is as large as the source reads at once, so that there is probably more to read."""
+        """Whether the chunk is as large as one read of its source, so that there is probably more to read."""
         return self.nbytes >= FULL_READ_BYTES or self.batch.num_rows >= MAX_CHUNK_ROWS
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
@@ -293,20 +297,20 @@ class Chunk:
 def position_inside(start: Position, end: Position, rows: int) -> Position:
     """Returns the position `rows` records after `start`, inside the block that contains `start` and `end`.
 
-    A position inside a block means: the first `row` valid records of the `block` units at `offset` have been read.
+    At a position inside a block, the first `row` valid records of the `block` units at `offset` have been read.
     """
     if end.get("row"):
         return {**end, "row": start.get("row", 0) + rows}
     block = end["offset"] - start["offset"]
-    before = {"tail": start["tail"]} if "tail" in start else {}  # it belongs to the offset
+    before = {"tail": start["tail"]} if "tail" in start else {}  # the tail is of the bytes before the offset
     rest = {key: value for key, value in end.items() if key != "tail"}
     return {**rest, **before, "offset": start["offset"], "block": block, "row": start.get("row", 0) + rows}
 
 
 def split_rows(chunk: Chunk, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
-    """Splits a chunk into chunks of `rows` records; the last one has at most half as many more.
+    """Splits a chunk into chunks of `rows` records. The last chunk may have up to 1.5 times as many records.
 
-    A small rest would cost each query a fixed time.
+    A smaller last chunk would cost each query a fixed time.
     """
     pieces = []
     while 2 * chunk.batch.num_rows > 3 * rows:
@@ -316,16 +320,16 @@ def split_rows(chunk: Chunk, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
 
 
 class InputGone(StorageError):
-    """Input that was read before cannot be read again: it was deleted, truncated or overwritten."""
+    """Input can no longer be read again, because it was deleted, truncated or overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a source is behind the system that it reads. None: unknown.
+    """How far a source is behind the system that it reads. A figure is None if it is unknown.
 
     Attributes:
         messages: number of messages, or records, that the system has and the agent has not read.
-        seconds: age of the oldest of them, about; 0 if there are none.
+        seconds: approximate age of the oldest unread message; 0 if there are none.
     """
 
     messages: int | None = None
@@ -333,7 +337,7 @@ class Lag:
 
     @classmethod
     def of_all(cls, lags: Sequence[Lag]) -> Lag:
-        """Returns the lag of several sources together; unknown if any is unknown."""
+        """Returns the lag of several sources together. A figure is unknown if it is unknown for any source."""
         messages = [lag.messages for lag in lags if lag.messages is not None]
         seconds = [lag.seconds for lag in lags if lag.seconds is not None]
         is_known = bool(lags)
@@ -345,57 +349,58 @@ class Lag:
 
 @runtime_checkable
 class ReportsLag(Protocol):
-    """A source that can tell its lag."""
+    """A source that can report its lag."""
 
     def lag(self) -> Lag:
-        """Returns the lag. Called about once a second by the event loop, so it must not block or ask a server."""
+        """Returns the lag. The event loop calls it about once a second, so it must not block or send a request."""
 
 
 class Source(Protocol):
     """An input of a stream.
 
-    A source may also have `lag` (see `ReportsLag`), and an attribute `entry`: sources with the same text are shown
-    together in metrics and in `edgewater edge top`, under this text. Without it a source is shown under its name.
+    A source may also have `lag` (see `ReportsLag`), and an attribute `entry`, a text. Metrics and `edgewater edge top`
+    show sources with the same entry together, under this text. Without it they show a source under its name.
     """
 
     @property
     def name(self) -> str:
-        """Unique in the agent and stable across restarts: positions are stored under it."""
+        """The name of the source, unique in the agent and stable across restarts. Positions are stored under it."""
 
     @property
     def stream(self) -> str: ...
 
     @property
     def replayable(self) -> bool:
-        """Whether `backfill` can read earlier records again, and `reread` as well for chunks without `Chunk.keep`."""
+        """Whether `backfill` can read earlier records again, and `reread` can do so for chunks without `Chunk.keep`."""
 
     @property
     def delivery(self) -> Delivery:
-        """How often a record counts if processes crash or connections are lost. Answers repeat it, so it must be true.
+        """How often a record counts if processes crash or connections are lost. Answers state it, so it must be true.
 
-        Exactly-once needs more than an intact journal: the source recognises each record that it is given again,
-        and a record that it has taken is either on disk or will be given again.
+        For exactly-once, an intact journal is not enough. The source must recognise each record that it receives again.
+        A record that the source has taken must be on disk, or be delivered to it again.
         """
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
-        """Yields all records from the position on (None: from the beginning), in order.
+        """Yields all records after the position in order; from the beginning if it is None.
 
-        Ends when the source ends; a followed source never ends. After an exception the agent calls it again.
+        The iterator ends when the source ends. A followed source never ends. After an exception, the agent calls
+        `chunks` again.
 
         Raises:
             InvalidRecord: a whole file does not match the stream, for example because a column is missing.
-            Exception: the source cannot be read at the moment; no other source is affected.
+            Exception: the source cannot be read at the moment. No other source is affected.
         """
 
     def committed(self, position: Position) -> None:
-        """Called when all chunks up to a position are on disk, for chunks with `keep`. Must not block."""
+        """Called when all chunks with `keep` up to a position are on disk. Must not block."""
 
     def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
-        """Yields again, in any order, the records before `until` that can still be read.
+        """Yields the records before `until` that can still be read, in any order.
 
         Args:
-            position: the end of the last chunk of an earlier call; None: from the beginning.
-            until: a position that `chunks` gave.
+            position: the end of the last chunk of an earlier call; None for the beginning.
+            until: a position that `chunks` has returned.
             since_ms: records with an earlier event time are not needed.
 
         Raises:
@@ -404,16 +409,16 @@ class Source(Protocol):
         """
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
-        """Returns the identical chunk that was read between two positions. Blocking.
+        """Returns the identical chunk that was read between two positions. Blocks.
 
         Raises:
-            InputGone: the data no longer exists, or it has changed.
+            InputGone: the data no longer exists, or has changed.
             StorageError: the data cannot be read now, or the source is not replayable.
         """
 
     def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
-        """Returns hashes below 2^62 of the input up to a position, at most `most`, ascending. Blocking.
+        """Returns hashes below 2^62 of the input up to a position, at most `most`, ascending. Blocks.
 
-        Sources with equal input return equal hashes, also at other edges. A source whose input no other source can read
-        returns none.
+        Sources with equal input return equal hashes, also at other edges. If no other source can read the same input,
+        returns ().
         """

@@ -1,7 +1,7 @@
 """Computes increments of cumulative series, such as counters that clients send as totals since their start.
 
-Increments can be added, but totals cannot. The journal record of an increment also has the last total of its series.
-So does the checkpoint. A crash therefore leaves both or neither, and no increment is lost or counts twice.
+Increments can be added, but totals cannot. The journal record of an increment also has the last total of its series. So
+does the checkpoint. A crash therefore preserves both of them or neither, and no increment is lost or counts twice.
 
 The code is pure: it takes times as arguments.
 """
@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float64]
 
 KEY_BYTES = 16
 FORGET_NS = 86_400 * 10**9
-"""A series without a point for this time is forgotten once the memory is full."""
+"""When the memory is full, series without a point for this time are removed."""
 _KIND = "series"
 
 
@@ -32,11 +32,11 @@ class Totals:
 
     Attributes:
         keys: `KEY_BYTES` that identify the series of each point, such as a digest of its attributes.
-        start_ns: time at which the count of the point's total began; 0: unknown.
+        start_ns: time at which the count of the point's total began; 0 if unknown.
         time_ns: time of the point.
         bits: the total, not negative: an integer, or the bits of a float64.
         is_int: whether `bits` is an integer.
-        extra: a second total, which may also fall, such as the sum of a histogram. None: zeros.
+        extra: a second total, which may also decrease, such as the sum of a histogram; None for zeros.
     """
 
     keys: Sequence[bytes]
@@ -64,7 +64,7 @@ class SeriesUpdate:
 
     Attributes:
         since_ns: the new value of `SeriesMemory.since_ns`.
-        forget_before_ns: the memory forgets other series whose last point is earlier than this time.
+        forget_before_ns: other series whose last point is earlier than this time are removed.
     """
 
     last: Totals
@@ -82,16 +82,16 @@ class SeriesUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Increments:
-    """What points add to their series. All arrays have the length of the points.
+    """The increments of points. All arrays have the length of the points.
 
     Attributes:
-        counts: whether the point has an increment. It has none if it is rejected, late or a repetition. It also has
-            none if it is the first point of a series whose total began before the memory did.
+        counts: whether the point has an increment. A point that is rejected, late or repeated has none. The first point
+            of a series also has none if its total began before the memory.
         bits, is_int, extra: the increments, in the form of `Totals`.
-        out_of_order: whether the point is rejected, because its start is older than the start of its series, or
-            because another point has the same time and another total. Two processes may send the same series.
+        out_of_order: whether the point is rejected, because its start is older than the start of its series, or because
+            another point has the same time and another total. Probably two processes send the same series.
         too_many: whether the point is rejected, because the memory is full and the series is new.
-        update: the change that is applied to the memory with the ingestion of the increments.
+        update: the change to apply to the memory when the increments are ingested.
     """
 
     counts: BoolArray
@@ -116,8 +116,8 @@ class SeriesMemory:
     """The last point of each series of a source.
 
     Attributes:
-        since_ns: every series with a point after this time is in the memory. The first total of an unknown series is
-            an increment only if the series began after this time. Otherwise the total may have been counted before.
+        since_ns: every series with a point after this time is in the memory. The first total of an unknown series is an
+            increment only if the series began after this time. Otherwise the total may have been counted before.
     """
 
     since_ns: int
@@ -132,13 +132,13 @@ class SeriesMemory:
         return len(self._rows)
 
     def increments(self, points: Totals, now_ns: int, max_series: int) -> Increments:
-        """Returns what points add to their series; changes nothing.
+        """Returns the increments of points. Changes nothing. O(n log n).
 
-        A series begins anew when its start is later, or its total smaller. The total is then the increment. O(n log n).
+        A series begins anew when its start is later, or its total smaller. The total is then the increment.
 
         Args:
-            now_ns: wall time, for series that can be forgotten.
-            max_series: most series in the memory.
+            now_ns: wall time, to find series that can be removed.
+            max_series: the largest number of series in the memory.
         """
         ids, first_of = self._numbered(points.keys)
         known, forget_before_ns = len(self), 0
@@ -157,7 +157,9 @@ class SeriesMemory:
         return Increments(counts, added.bits, added.is_int, added.extra, out_of_order, too_many, update)
 
     def _numbered(self, keys: Sequence[bytes]) -> tuple[IntArray, dict[bytes, int]]:
-        """Returns a number for each point's series: its row, or for a new series a number after all rows."""
+        """Returns a number for each point's series, and the new series. The number is the row, or follows all rows for
+        a new series.
+        """
         rows, new, known = self._rows, dict[bytes, int](), len(self._rows)
         ids = [rows.get(key, -1) for key in keys]
         for at, row in enumerate(ids):
@@ -168,18 +170,21 @@ class SeriesMemory:
     def _ordered(
         self, points: Totals, ids: IntArray, in_memory: BoolArray, too_many: BoolArray
     ) -> tuple[IntArray, Totals, BoolArray, BoolArray]:
-        """Returns the numbers of the points that may count, ordered by series and time; the point before each of them
-        and whether there is one; and which of all points are out of order."""
+        """Returns (order, previous, has_previous, out_of_order).
+
+        `order` has the indices of the points that may count, by series and time. `previous` has the point before each
+        of them, if `has_previous`. `out_of_order` is a mask of all points.
+        """
         n = len(points)
         before = self._points(np.where(in_memory, ids, -1))
         earlier = in_memory & (points.time_ns <= before.time_ns)
-        # What a late point adds is in the increment of the later point of the same process.
+        # The increment of a late point is part of the increment of the later point of the same process.
         is_process = (points.start_ns == before.start_ns) | (points.start_ns == 0) | (before.start_ns == 0)
         is_known = (points.time_ns < before.time_ns) | (points.floats == before.floats)
         out_of_order = earlier & ~(is_process & is_known)
         order = np.lexsort((np.arange(n), points.time_ns, ids))
         order = order[~(earlier | too_many)[order]]
-        # A start that goes back belongs to another process with the same identity.
+        # If the start goes back, another process has the same identity.
         starts = np.concatenate((points.start_ns, before.start_ns))
         rank = np.unique(starts, return_inverse=True)[1].astype(np.int64)
         highest = np.maximum(rank[:n], rank[n:])[order]
@@ -205,7 +210,7 @@ class SeriesMemory:
         return order, previous, follows | in_memory[order], out_of_order
 
     def _points(self, rows: IntArray) -> Totals:
-        """Returns the last points of series by row; of row -1 a point without start and with time 0."""
+        """Returns the last points of series by row. Row -1 gives a point with start 0 and time 0."""
 
         def of(column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
             if not len(column):
@@ -228,7 +233,7 @@ class SeriesMemory:
             )
             self._is_int = np.append(self._is_int, np.zeros(more, np.bool_))
             self._extra = np.append(self._extra, np.zeros(more))
-        # A point without a start does not hide the start that is known.
+        # A point without a start does not replace the known start.
         start_ns = update.last.start_ns
         self._start_ns[at] = np.where(start_ns != 0, start_ns, self._start_ns[at])
         self._time_ns[at], self._bits[at] = update.last.time_ns, update.last.bits
@@ -260,12 +265,12 @@ class SeriesMemory:
 def _added(
     points: Totals, order: IntArray, previous: Totals, has_previous: BoolArray, since_ns: int
 ) -> tuple[BoolArray, Totals]:
-    """Returns which points have an increment, and the increments. Both have the length of `points`."""
+    """Returns a mask of the points with an increment, and the increments. Both have the length of `points`."""
     now = _take(points, order)
     both_int = now.is_int & previous.is_int
     smaller = np.where(both_int, now.bits < previous.bits, now.floats < previous.floats)
     begins = (previous.start_ns != 0) & (now.start_ns > previous.start_ns)
-    # A start that equals the point's time says that the true start is unknown.
+    # If the start equals the point's time, the true start is unknown.
     has_start = (now.start_ns != 0) & (now.start_ns < now.time_ns)
     anew = np.where(begins, has_start, smaller)
     counts = np.zeros(len(points), np.bool_)

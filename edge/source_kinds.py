@@ -1,7 +1,7 @@
 """Kinds of sources that packages provide through the entry-point group `edgewater.sources`.
 
-An entry point names a `SourceKind`. Its name is the key of the source in ``edge.yaml``, beside ``file``, ``stdin`` and
-``http``. An edge loads the packages only if its configuration has such a key.
+An entry point names a `SourceKind`. The kind's name is the key of the source in ``edge.yaml``, as ``file``, ``stdin``
+and ``http`` are. An edge loads the packages only if its configuration has such a key.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class SourcePluginWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What an edge gives the sources of a kind.
+    """The objects that an edge passes to the sources of a kind.
 
     Attributes:
         stream: name of the stream.
         schema: columns and event time of the records that the sources return.
         now_ms: returns the wall time.
         sleep: sleeps for a number of seconds.
-        idle: takes the name of a source. Returns a context manager; within it, the source has nothing to read.
+        idle: takes the name of a source. Returns a context manager. Within it, the source has nothing to read.
     """
 
     stream: str
@@ -51,7 +51,9 @@ class SourceContext:
 
 Item = TypeVar("Item")
 LOOK_S = 2.0
-"""A source marks itself as idle again after this time, because the idle rule counts from the beginning of the mark."""
+"""A source marks itself as idle again after this time, in seconds, because the idle rule counts from the start of a
+mark.
+"""
 
 
 async def next_item(
@@ -60,7 +62,7 @@ async def next_item(
     """Returns the next item of a queue that another thread fills. Marks the source as idle while it waits.
 
     Args:
-        is_empty: whether the system that the source reads has no more records, if `items` is empty.
+        is_empty: returns whether the system of the source has no more records. Called if `items` is empty.
     """
     while items.empty():
         with context.idle(source) if is_empty() else contextlib.nullcontext(), contextlib.suppress(TimeoutError):
@@ -70,18 +72,18 @@ async def next_item(
 
 
 class KeptSource:
-    """A base of sources whose records the journal keeps (`Chunk.keep`), so that a restart reads none of them again."""
+    """A base of sources whose records the journal stores (`Chunk.keep`), so that a restart reads no record again."""
 
     name: str
     replayable = False
 
     def committed(self, position: Position) -> None:
-        """See `edge.records.Source`."""
+        """Does nothing (see `Source.committed`)."""
 
     def opened_before(self, names: Iterable[str]) -> tuple[Source, ...]:
         """Returns the sources that this source has opened in earlier runs of the agent (`Chunk.opens`).
 
-        Called when the agent starts, so that the watermark waits for these sources from the beginning.
+        It is called when the agent starts, so that the watermark waits for these sources from the beginning.
 
         Args:
             names: names of all sources of the stream in earlier runs.
@@ -100,11 +102,11 @@ class KeptSource:
 
 @dataclass(frozen=True, slots=True)
 class SourceCheck:
-    """What `edgewater edge check` reports of one entry of ``sources``.
+    """The findings of `edgewater edge check` about one entry of ``sources``.
 
     Attributes:
         facts: one line each, such as the offsets of a partition.
-        samples: decoded records. The records of one sample are in the order in which the source delivers them.
+        samples: decoded records. The records of one sample are in the order of delivery.
         nbytes: bytes of the sampled input.
         problems: faults that stop the source.
         advice: likely mistakes that do not stop the source.
@@ -120,10 +122,10 @@ class SourceCheck:
 class SourceKind(Protocol):
     """A kind of sources.
 
-    A kind may have the method ``check(options, context, records) -> SourceCheck``, which `edgewater edge check` calls
-    in a thread without an event loop. The method connects to the system with a deadline of a few seconds, reads up to
-    `records` records, and changes nothing there. It raises InvalidConfig if an option cannot be right: the field is the
-    path below the kind's key, such as ``topic``.
+    A kind may have the method ``check(options, context, records) -> SourceCheck``. `edgewater edge check` calls it in a
+    thread without an event loop. The method connects to the system with a deadline of a few seconds, reads up to
+    `records` records, and changes nothing there. It raises InvalidConfig if an option cannot be right. The error's
+    field is the path below the kind's key, such as ``topic``.
 
     Attributes:
         name: the key in ``edge.yaml``: lower case, up to 63 letters, digits and underscores.
@@ -134,10 +136,10 @@ class SourceKind(Protocol):
     config: type[BaseModel]
 
     def sources(self, options: Any, context: SourceContext) -> Sequence[Source]:
-        """Builds the sources of one entry of ``sources``; connects to nothing.
+        """Builds the sources of one entry of ``sources``, without connecting to anything.
 
-        Called several times, also for sources that only read earlier records again. The name of each source begins
-        with ``{stream}:{kind}:`` and depends on nothing but the options, because positions are stored under the name.
+        It is called several times, also for sources that only read earlier records again. The name of each source
+        begins with ``{stream}:{kind}:`` and depends only on the options, because positions are stored under the name.
 
         Args:
             options: an instance of `config`.
@@ -150,8 +152,9 @@ class SourceKind(Protocol):
 ReceiverFactory = Callable[[Sequence[tuple[Any, SourceContext]]], Sequence[Receiver]]
 """The optional method `receivers` of a `SourceKind`, for a kind whose records arrive in requests.
 
-Called once, with the options and the context of each entry of ``sources``, over all streams: one path may feed several
-streams. The sources of such a kind are `PushedSource` instances, with the same names as in `SourceKind.sources`.
+It is called once, with the options and the context of all entries of ``sources`` in all streams, because one path may
+feed several streams. The sources of such a kind are `PushedSource` instances, with the same names as in
+`SourceKind.sources`.
 """
 
 
@@ -167,12 +170,12 @@ class SourceKinds(PluginLoader):
         self._kinds: dict[str, SourceKind] = {}
 
     def get(self, name: str) -> SourceKind | None:
-        """Returns the kind of this name; None: no package provides it. Loads all packages at the first call."""
+        """Returns the kind of this name; None if no package provides it. Loads all packages at the first call."""
         self.load()
         return self._kinds.get(name)
 
     def receivers(self, name: str) -> ReceiverFactory | None:
-        """Returns the function that builds the receivers of a kind; None: the kind has none."""
+        """Returns the function that builds the receivers of a kind; None if the kind has no receivers."""
         return getattr(self.get(name), "receivers", None)
 
     @property

@@ -1,4 +1,4 @@
-"""Tells the state of each source of a running agent, for `/metrics`, ``GET /v1/sources`` and `edgewater edge top`."""
+"""Reports the state of each source of a running agent, for `/metrics`, ``GET /v1/sources`` and `edgewater edge top`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from edgewater.model.streams import Delivery, weaker_than_exactly_once
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES = 200
-"""Entries that are shown apart. A kind of a package may return any number of sources."""
+"""The largest number of entries that are shown separately. A kind of a package may return any number of sources."""
 OTHERS = "others"
 MAX_POSITIONS = 32
-"""Sources of an entry whose positions are shown."""
+"""The largest number of sources of an entry whose positions are shown."""
 MAX_TEXT = 200
 READY, FAILING, ENDED = "ready", "failing", "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """One entry of ``sources`` in the configuration.
+    """The status of one entry of ``sources`` in the configuration.
 
     Attributes:
         source: the name of the source; for a topic with many partitions, the name without the partition.
         parts: the number of sources of the entry, such as partitions.
         state: ready, failing, or ended.
         failing: the number of sources of the entry that cannot be read.
-        reason: why the first failing source cannot be read.
-        records, rejected: numbers since the agent started; rejected records by reason.
-        behind_s: how long the edge has read without finding a source empty, for the source that is furthest behind.
-        positions: where reading resumes after a restart, by source.
+        reason: why the first failing source cannot be read; None if no source fails.
+        records: number of records since the agent started.
+        rejected: number of rejected records since the agent started, by reason.
+        behind_s: the longest time, in seconds, for which one of the sources has been read without a wait for input.
+        positions: by source, the position at which reading continues after a restart.
     """
 
     stream: str
@@ -64,7 +65,7 @@ class _Entry:
 
 
 class SourceStates:
-    """Counts what each source gives. Not thread-safe."""
+    """Counts the records of each source. Not thread-safe."""
 
     def __init__(self, meter: BusyMeter) -> None:
         self._meter = meter
@@ -73,10 +74,10 @@ class SourceStates:
         self._without_lag: set[str] = set()
 
     def add(self, source: Source, opener: Source | None = None) -> None:
-        """Called for each source before it is read.
+        """Adds a source. Called for each source before it is read.
 
         Args:
-            opener: the source that has found it; both are shown together.
+            opener: the source that has opened this source. Both are shown together.
         """
         if opener is not None:
             entry = self._entry_of[opener.name]
@@ -89,12 +90,12 @@ class SourceStates:
         self._entry_of[source.name] = entry
 
     def count(self, source: str, chunk: Chunk) -> None:
-        """Called with each chunk that is read or pushed."""
+        """Counts the records of a chunk. Called with each chunk that is read or pushed."""
         entry = self._entry_of[source]
         entry.records += chunk.batch.num_rows
         for rejection in chunk.rejected:
             if rejection.reason not in entry.rejected:
-                # Messages and examples may quote records, which are nobody's business but their owner's.
+                # Messages and examples may quote records, which can be confidential.
                 log.warning(
                     "stream %s, source %s: records are rejected: %s; `edgewater edge check` and the log level debug "
                     "show an example",
@@ -106,12 +107,12 @@ class SourceStates:
     def statuses(
         self, failures: Mapping[str, str], positions: Mapping[str, Position], is_open: Callable[[Source], bool]
     ) -> list[SourceStatus]:
-        """Returns how each entry stands. Calls `lag` of sources that have it.
+        """Returns the status of each entry. Calls `lag` of the sources that have it.
 
         Args:
             failures: the error message of each source that cannot be read.
-            positions: by source.
-            is_open: whether a source has not ended.
+            positions: the position of each source.
+            is_open: returns whether a source has not ended.
         """
         return [self._status(entry, failures, positions, is_open) for entry in self._entries.values()]
 
@@ -148,7 +149,7 @@ class SourceStates:
             return Lag()
         try:
             return source.lag()
-        except Exception:  # a source costs only itself
+        except Exception:  # a failing source must not affect other sources
             if source.name not in self._without_lag:
                 self._without_lag.add(source.name)
                 log.exception("source %s cannot tell its lag", source.name)
@@ -156,7 +157,7 @@ class SourceStates:
 
 
 def _shown(position: Position) -> Position:
-    """Returns the members of a position that people can read."""
+    """Returns the members of a position that are integers or short texts, for people."""
     return {
         name: value
         for name, value in position.items()

@@ -1,7 +1,7 @@
-"""A look at decoded records: ``GET /v1/streams/{stream}/tap`` returns some of the next chunk of a stream.
+"""Shows decoded records: ``GET /v1/streams/{stream}/tap`` returns some records of the next chunk of a stream.
 
-Nothing is kept for it: a chunk passes by, and those who wait for one of its stream get a few of its records. Who may
-push records may also look at them; without tokens, only this machine may.
+No record is stored for it. When a chunk is read, each request that waits for its stream gets some of its records.
+Clients that may push records may use it. Without tokens, only clients on this machine may use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_WAIT_S = 60.0
 
 
 class StreamTap:
-    """Passes chunks to requests that wait for one.
+    """Passes chunks to the requests that wait for one.
 
     Args:
         streams: names of the streams.
@@ -37,17 +37,20 @@ class StreamTap:
         self._waiting: dict[str, dict[asyncio.Future[Chunk], str]] = {name: {} for name in streams}
 
     def offer(self, stream: str, chunk: Chunk) -> None:
-        """Called with each chunk that is read, before it is ingested."""
+        """Passes a chunk to all requests that wait for it. Called with each chunk that is read, before it is
+        ingested.
+        """
         if self._waiting[stream] and (chunk.batch.num_rows or chunk.rejected):
             for waiter, source in self._waiting[stream].items():
                 if not waiter.done() and chunk.source.startswith(source):
                     waiter.set_result(chunk)
 
     async def next(self, stream: str, wait_s: float, source: str = "") -> Chunk | None:
-        """Returns the next chunk of a stream; None: nothing has come in time.
+        """Returns the next chunk of a stream; None if no chunk arrives in time.
 
         Args:
-            source: only of sources whose names begin with this text.
+            wait_s: the longest wait, in seconds.
+            source: the beginning of the names of the sources whose chunks count.
         """
         waiter: asyncio.Future[Chunk] = asyncio.get_running_loop().create_future()
         self._waiting[stream][waiter] = source
@@ -69,7 +72,7 @@ class StreamTap:
 
 
 def tap_routes(config: EdgeConfig, tap: StreamTap) -> list[Route]:
-    """Returns the route by which people look at records."""
+    """Returns the HTTP route of the tap."""
     tokens = BearerTokens(config.http.tokens)
 
     async def look(request: Request) -> Response:
@@ -100,7 +103,7 @@ def tap_routes(config: EdgeConfig, tap: StreamTap) -> list[Route]:
 
 
 def _sample(chunk: Chunk | None, count: int) -> dict[str, Any]:
-    """Records of a chunk at equal distances, how many it has, and its rejections."""
+    """Returns some records of a chunk at equal distances, the number of its records, and its rejections."""
     if chunk is None:
         return {"source": None, "of": 0, "records": [], "rejected": []}
     rows = chunk.batch.num_rows
@@ -111,5 +114,5 @@ def _sample(chunk: Chunk | None, count: int) -> dict[str, Any]:
 
 
 def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as JSON, which has no NaN and no infinity."""
+    """Returns a record for JSON, which has no NaN and no infinity."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

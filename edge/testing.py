@@ -1,6 +1,6 @@
 """The conformance tests of sources: promises that every source must keep. They need only a test runner.
 
-Authors of sources run them on their own; the agent never imports this module.
+Authors of sources run these tests in their own test suites. The agent never imports this module.
 
     import pytest
     from edge.testing import CASES, Subject
@@ -14,8 +14,8 @@ Authors of sources run them on their own; the agent never imports this module.
     def test_a_table_keeps_the_promises_of_a_source(case, tmp_path):
         case(Table(tmp_path), tmp_path)
 
-A case runs the real agent without a center, on an asyncio loop of its own, and fails with AssertionError. A kill leaves
-what ``kill -9`` leaves: the journal as it was last synced.
+A case runs the real agent without a center, on a new asyncio loop, and fails with AssertionError. After a kill, as
+after ``kill -9``, only the synced part of the journal exists.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Subject(ABC):
 
     Attributes:
         entry: the source as in ``edge.yaml``, such as ``{"sqlite": {"path": …}}``. A password in it is `SECRET`.
-        columns: the columns of the stream. `record` gives their values, and the event time in the column ``at`` (ms).
+        columns: the columns of the stream. `record` returns their values, and the event time in the column ``at`` (ms).
         survives_kills: whether the source promises that each record counts once, also after a crash of the agent.
     """
 
@@ -63,14 +63,14 @@ class Subject(ABC):
 
     @abstractmethod
     def produce(self, records: Sequence[dict[str, Any]]) -> None:
-        """Gives records to the system that the source reads, and returns when the system has them."""
+        """Passes records to the system that the source reads, and returns when the system has them."""
 
     def cut(self) -> None:
-        """Makes the system unreachable. Without it the cases of failures are skipped."""
+        """Makes the system unreachable. A subject without this method skips the cases of failures."""
         raise NotImplementedError
 
     def mend(self) -> None:
-        """Ends `cut`; the system still has its records."""
+        """Ends `cut`. The system must still have its records."""
         raise NotImplementedError
 
     def record(self, number: int) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Subject(ABC):
 
 
 class _Run:
-    """Agents on one state, one after the other."""
+    """Agents that run on one state, one after the other."""
 
     def __init__(self, subject: Subject, directory: Path) -> None:
         self.subject = subject
@@ -149,11 +149,13 @@ class _Run:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether a source states that a crash or a lost connection may count its records twice."""
+        """Whether a source is at-least-once, so that a crash or a lost connection may count its records twice."""
         return any(source.delivery is Delivery.AT_LEAST_ONCE for source in self.agent.sources)
 
     def positions_on_disk(self) -> dict[str, Position]:
-        """Returns the last position of each source in the journal, for sources with their records in the journal."""
+        """Returns the last position of each source in the journal, as far as the journal stores the source's
+        records.
+        """
         found: dict[str, Position] = {}
         for path in sorted(self.agent.durable.directory.glob("journal-*.log")):
             for record in journal.scan(path.read_bytes()).records:
@@ -185,8 +187,10 @@ def _can_be_cut(subject: Subject) -> bool:
 
 @_runs
 async def each_record_counts_once_through_kills(run: _Run) -> None:
-    """Kills the agent while it reads. The kills are skipped without `Subject.survives_kills`. Records of a source that
-    is at-least-once may count again."""
+    """Kills the agent several times while it reads, if `Subject.survives_kills`. Each record must count once.
+
+    Records of an at-least-once source may count again.
+    """
     run.start()
     for kill in range(5 if run.subject.survives_kills else 0):
         before = run.produced
@@ -203,7 +207,7 @@ async def each_record_counts_once_through_kills(run: _Run) -> None:
 
 @_runs
 async def committed_is_called_after_the_journal_is_on_disk(run: _Run) -> None:
-    """Compares each committed position with the journal on disk."""
+    """Compares each committed position with the journal on disk. The journal must have it already."""
     seen: list[tuple[str, Position, Position | None]] = []
     for source in run.agent.sources:
         committed = source.committed
@@ -223,7 +227,7 @@ async def committed_is_called_after_the_journal_is_on_disk(run: _Run) -> None:
 
 @_runs
 async def reading_ends_soon_when_it_is_cancelled(run: _Run) -> None:
-    """Cancels the agent while the source waits for records."""
+    """Cancels the agent while the source waits for records. The agent must end within `CANCEL_S` + 2 s."""
     run.start()
     await run.produce(5)
     await run.until(lambda: run.counted >= run.produced, "last record")
@@ -235,7 +239,7 @@ async def reading_ends_soon_when_it_is_cancelled(run: _Run) -> None:
 
 @_runs
 async def names_are_stable_and_nothing_shows_the_secret(run: _Run) -> None:
-    """Opens the sources twice, and looks for `SECRET` in names, messages and logs."""
+    """Opens the sources twice. Their names must be equal, and no name, message or log may contain `SECRET`."""
     shown = _Shown()
     logging.getLogger().addHandler(shown)
     try:
@@ -253,7 +257,9 @@ async def names_are_stable_and_nothing_shows_the_secret(run: _Run) -> None:
 
 @_runs
 async def an_unreachable_system_costs_no_record_and_is_named(run: _Run) -> None:
-    """Cuts the system off while the agent runs, and mends it. Skipped without `Subject.cut`."""
+    """Cuts the system off while the agent runs, and restores it. No record may be lost. Skipped without
+    `Subject.cut`.
+    """
     if not _can_be_cut(run.subject):
         return
     run.start()

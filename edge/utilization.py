@@ -1,9 +1,10 @@
-"""Measures, per source, the fraction of time spent busy, and detects sources with unread input.
+"""Measures the fraction of time in which each source is busy, and detects sources with unread input.
 
 At any moment a source is busy (it reads, decodes or ingests), idle (it has read all input and waits for more) or
-backpressured (it waits for memory or the disk). A source that keeps up is regularly idle; an overloaded one never is.
-The busy share detects an overloaded edge better than its CPU time, because it also reflects other processes on the
-machine and the number of cores. Backpressured time is not counted as busy: a faster processor would not shorten it.
+backpressured (it waits for memory or the disk). A source that keeps up is regularly idle. An overloaded source is never
+idle. The busy share detects an overloaded edge better than CPU time, because it also reflects other processes on the
+machine and the number of cores. Backpressured time does not count as busy, because a faster processor would not shorten
+it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 REFUSED_S = 2.0
-"""A refused push counts as unread input for this long: its sender is asked to retry after one second."""
+"""A refused push counts as unread input for this long, in seconds, because its sender repeats it after one second."""
 
 ActivityMarker = Callable[[str], AbstractContextManager[None]]
-"""(source name) -> context manager around one activity of the source."""
+"""Takes the name of a source, and returns a context manager around one activity of the source."""
 
 
 def no_marker(_: str) -> AbstractContextManager[None]:
@@ -30,12 +31,12 @@ class _SourceActivity:
     """The activity of one source. All times are seconds of the monotonic clock.
 
     Attributes:
-        depth: number of busy sections in progress less the number of waits; the source is busy while it is above 0.
-        began_s: start of each busy section in progress, by section number. The first is the source's own read loop;
-            the others are pushed requests.
+        depth: number of busy sections in progress minus the number of waits. The source is busy while it is above 0.
+        began_s: start of each busy section in progress, by section number. The first section is the source's own read
+            loop; the others are pushed requests.
         idle: number of waits for input in progress.
-        drained_s: end of the last wait for input; all input had been read then.
-        empty_s: start of the last wait for input; the source was found to have nothing to read then.
+        drained_s: end of the last wait for input. All input had been read then.
+        empty_s: start of the last wait for input. The source had nothing to read then.
         refused_s: time of the last refused push.
         since_s: time of the last change of `depth`.
         busy_s: busy time in the current interval.
@@ -53,16 +54,18 @@ class _SourceActivity:
     before_s: float = 0.0
 
     def unread_s(self, now_s: float) -> float:
-        """For how long unread input may have existed."""
+        """Returns for how many seconds the source may have had unread input."""
         if now_s - self.refused_s <= REFUSED_S:
             return math.inf
         pushed = list(self.began_s.values())[1:]
         if pushed:
-            return now_s - min(pushed)  # requests overlap, and each is read on its own
+            return now_s - min(pushed)  # requests may overlap, so the oldest one counts
         return now_s - self.drained_s if self.began_s and not self.idle else 0.0
 
     def last_empty_s(self, now_s: float) -> float:
-        """Returns when the source was last found to have nothing to read; -infinity: never, or a push waits."""
+        """Returns the last time at which the source had nothing to read; -infinity if it never was, or if a push was
+        just refused.
+        """
         if now_s - self.refused_s <= REFUSED_S:
             return -math.inf
         return min([self.empty_s, *list(self.began_s.values())[1:]])
@@ -98,9 +101,10 @@ class BusyMeter:
 
     @contextmanager
     def idle(self, source: str) -> Iterator[None]:
-        """Marks a wait for input inside a busy section: all input had been read when the wait began.
+        """Marks a wait for input inside a busy section. All input has been read when the wait begins.
 
-        A source waits for a short time, and then looks for input again: the idle rule counts from the last look.
+        A source waits for a short time, and then checks for input again, because the idle rule counts from the last
+        check.
         """
         with self.backpressured(source):
             state = self._sources[source]
@@ -114,7 +118,7 @@ class BusyMeter:
 
     @contextmanager
     def backpressured(self, source: str) -> Iterator[None]:
-        """Marks a wait for memory or the disk inside a busy section: there may be unread input."""
+        """Marks a wait for memory or the disk inside a busy section. There may be unread input."""
         self._shift(source, -1)
         try:
             yield
@@ -122,7 +126,7 @@ class BusyMeter:
             self._shift(source, +1)
 
     def on_refused(self, source: str) -> None:
-        """Records that a push to the source was refused; its sender will retry."""
+        """Records that a push to the source was refused. Its sender will repeat it."""
         self._sources.setdefault(source, _SourceActivity()).refused_s = self._monotonic()
 
     def unread_sources(self, longer_s: float) -> set[str]:
@@ -131,20 +135,20 @@ class BusyMeter:
         return {name for name, source in self._sources.items() if source.unread_s(now_s) > longer_s}
 
     def empty_for_s(self, source: str) -> float:
-        """Returns the time since a source was last found to have nothing to read; infinity: it never was."""
+        """Returns the seconds since the source last had nothing to read; infinity if it has never been empty."""
         state = self._sources.get(source)
         now_s = self._monotonic()
         return math.inf if state is None else now_s - state.last_empty_s(now_s)
 
     def busy_for_s(self, source: str) -> float:
-        """Returns for how long a source has been read without a wait for input."""
+        """Returns for how many seconds a source has been read without a wait for input."""
         state = self._sources.get(source)
         if state is None or state.idle or not state.began_s:
             return 0.0
         return self._monotonic() - max(state.drained_s, min(state.began_s.values()))
 
     def take_busy_share(self) -> float:
-        """Returns the busy share of the busiest source since the last call, 0 to 1, and begins a new interval."""
+        """Returns the busy share of the busiest source since the last call, 0 to 1. Begins a new interval."""
         now_s = self._monotonic()
         share = self._largest(now_s - self._began_s, before=False)
         self._before_s, self._began_s = self._began_s, now_s

@@ -1,4 +1,4 @@
-"""`edgewater edge top` and `edge tap`: one agent, as its own address shows it. No center is asked."""
+"""`edgewater edge top` and `edge tap`: show one agent by requests to its own address, without a center."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgewater.runtime.terminal import console, plain, table
 TOKEN = "EDGEWATER_EDGE_TOKEN"
 PREFIX = "edgewater_edge_"
 Samples = dict[str, dict[tuple[str, ...], float]]
-"""By metric without its prefix, by the values of its labels, the stream first."""
+"""Values of metrics, by the metric's name without its prefix, then by the values of its labels. The stream is first."""
 
 
 class AgentUnreachable(EdgewaterError):
@@ -37,12 +37,12 @@ class AgentUnreachable(EdgewaterError):
 
 @dataclass(frozen=True, slots=True)
 class AgentAddress:
-    """Where an agent answers.
+    """The URLs of an agent.
 
     Attributes:
         metrics: base URL of /metrics and /readyz.
         records: base URL of pushes.
-        token: of a push; None: none.
+        token: the token for pushes; None without tokens.
     """
 
     metrics: str
@@ -51,7 +51,7 @@ class AgentAddress:
 
     @classmethod
     def of(cls, where: str) -> AgentAddress:
-        """From a URL, or from the agent's configuration. Raises InvalidConfig."""
+        """Returns the address from a URL, or from the agent's configuration file. Raises InvalidConfig."""
         if not Path(where).is_file():
             base = _base_url(where)
             return cls(base, base, os.environ.get(TOKEN))
@@ -81,7 +81,12 @@ def _get(client: httpx.Client, url: str, **request: Any) -> httpx.Response:
 
 
 def samples(client: httpx.Client, address: AgentAddress) -> Samples:
-    """The agent's metrics. Raises AgentUnreachable, ProtocolError: what answers is no agent."""
+    """Returns the agent's metrics.
+
+    Raises:
+        AgentUnreachable: nothing answers.
+        ProtocolError: the server that answers is no agent.
+    """
     url = f"{address.metrics}/metrics"
     response = _get(client, url)
     found: Samples = {}
@@ -102,7 +107,7 @@ def samples(client: httpx.Client, address: AgentAddress) -> Samples:
 
 
 def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
-    """The agent's state as JSON."""
+    """Returns the agent's state as JSON."""
     found = samples(client, address)
     ready = _get(client, f"{address.metrics}/readyz")
 
@@ -142,7 +147,7 @@ def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
 
 
 LOAD = ("slack_seconds", "queued_records", "cost_seconds", "late_seconds", "overruns_total")
-"""Figures of each query on too little CPU; null where there is none."""
+"""Figures of each query when CPU is short; null if unknown."""
 GAUGES = (
     "queries", "limited_queries", "backlog_bytes", "pending_bytes", "queued_bytes", "journal_bytes",
     "bandwidth_bytes_per_second", "rtt_seconds", "busy_share", "backfill_records", "refused_costs",
@@ -159,7 +164,7 @@ def _reasons(response: httpx.Response) -> list[str]:
 
 
 def _sources(client: httpx.Client, address: AgentAddress) -> list[dict[str, Any]]:
-    """Returns how each source stands, as `edge.source_status.SourceStatus.to_json`. Raises ProtocolError."""
+    """Returns the status of each source, as `edge.source_status.SourceStatus.to_json`. Raises ProtocolError."""
     url = f"{address.metrics}/v1/sources"
     response = _get(client, url)
     try:
@@ -260,7 +265,7 @@ QUERY_COLUMNS = ("query", "slack, s", "queued records", "µs a record", "late, s
 
 
 def _by_slack(state: Mapping[str, Any]) -> list[str]:
-    """Returns the queries: those that have queued records by slack, then the others by name."""
+    """Returns the names of the queries: first the queries with queued records by slack, then the others by name."""
 
     def key(name: str) -> tuple[float, str]:
         slack = state["query_load"].get(name, {}).get("slack_seconds")

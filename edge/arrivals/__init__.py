@@ -1,7 +1,8 @@
-"""Arrival statistics and sampling at an edge: which events arrived when, with which values, per sub-stream and group.
+"""Collects arrival statistics and samples at an edge: arrival times and values of events, by sub-stream and group.
 
-Called by `edge.core` for queries with an accuracy, and by the simulator. Deterministic: times are arguments, and
-samples depend only on the number of an event. It decides neither rates nor when statistics are sent.
+`edge.core` calls this package for queries with an accuracy, and so does the simulator. It is deterministic: times are
+arguments, and samples depend only on the number of an event. It decides neither sampling rates nor when statistics are
+sent.
 """
 
 from edge.arrivals.group_monitor import GroupMonitor

@@ -1,10 +1,11 @@
 """Collects the arrival statistics of a query with groups: slot of event time, lag and value of every event, by group.
 
-As `monitor.SubstreamMonitor`, with the group as an additional column: one table of keys per report, and no loop over
-groups. The table is bounded. If a report has more groups than the limit, only the number of events is kept.
+The statistics are the same as in `monitor.SubstreamMonitor`, with the group as an additional column. A report has one
+table of keys, so no code loops over groups. The table is bounded. If a report has more groups than the limit, only the
+number of events is reported.
 
-Integers may be summed at any time. Values are summed after a fixed number of values, and not when the state is read,
-because a replay of the journal has to build the same bytes.
+Counts are integers, so they may be summed at any time. Values are summed after a fixed number of values, and not when
+the state is read. So a replay of the journal builds the same bytes.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.encoding.state import State
 
 _DENSE = 1 << 14
-"""A batch whose keys have at most this range is counted with one counter per key; a larger range is sorted."""
+"""The largest range of keys for which a batch is counted with one counter per key. A larger range is sorted."""
 _MAX_CELLS, _MAX_VALUES = 1 << 15, 1 << 13
-"""Counters and values that are buffered before they are summed."""
+"""The largest numbers of counters and of values that are buffered before they are summed."""
 _EMPTY = np.zeros(0, np.int64)
 
 
 class GroupMonitor:
-    """Collects the statistics of one edge; `take` returns and resets them.
+    """Collects the statistics of one edge. `take` returns and resets them.
 
     Args:
         types: types of the key columns.
-        limit: the maximum number of groups in one report.
-        max_skew_ms: how far in the future an event may be and still be counted.
+        limit: the largest number of groups in one report.
+        max_skew_ms: events that are further in the future than this are not counted.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class GroupMonitor:
         self._buffered: list[tuple[IntArray, FloatArray]] = []
         self._value_count = 0
         self._sums = (_EMPTY, np.zeros((3, 0)))
-        # Codes of ranges: sub-stream · limit + group; least and greatest value of all events, NaN if unknown.
+        # Codes of ranges: sub-stream · limit + group; the least and the greatest value of all events, NaN if unknown.
         self._ranges: list[tuple[IntArray, FloatArray, FloatArray]] = []
         self._range_count = 0
         self._others: dict[int, int] = {}
@@ -75,15 +76,16 @@ class GroupMonitor:
         kept: IntArray | None = None,
         bounds: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
-        """Adds a batch that arrived at once.
+        """Adds a batch of events that arrived at the same time.
 
         Args:
-            born_ms: int64, event times.
-            keys: an Arrow array per key column, of all events.
-            values: float64, of the sampled events, finite.
+            born_ms: event times of all events, int64.
+            arrival_ms: the arrival time.
+            keys: one Arrow array per key column, for all events.
+            values: values of the sampled events, float64, finite.
             kept: positions of the sampled events, ascending.
-            bounds: least and greatest possible value of each event, float64, finite, which are equal where its value is
-                known; None: nothing is known of events that were not sampled.
+            bounds: the least and the greatest possible value of each event, float64, finite. They are equal where the
+                value is known. None if only the values of sampled events are known.
         """
         ahead = born_ms > arrival_ms + self.max_skew_ms
         if ahead.any():
@@ -132,7 +134,7 @@ class GroupMonitor:
             self._fold()
 
     def _extend_ranges(self, slot: IntArray, codes: IntArray, bounds: tuple[FloatArray, FloatArray] | None) -> None:
-        """Extends the ranges of groups. `bounds`: of all events; None: unknown."""
+        """Extends the ranges of the groups' values. `bounds` are of all events; None if unknown."""
         keys = slot // self.grid.substream_slots * self.limit + codes
         unknown = np.full(len(keys) if bounds is None else 0, np.nan)
         chunk = extremes(keys, *(bounds or (unknown, unknown)))
@@ -179,7 +181,7 @@ class GroupMonitor:
         self._buffered, self._value_count = [], 0
 
     def take(self) -> list[GroupedSubstream]:
-        """Returns the statistics since the last call, by sub-stream."""
+        """Returns and resets the statistics since the last call, one entry per sub-stream."""
         self._sum_values()
         self._fold()
         self._fold_ranges()
@@ -209,7 +211,7 @@ class GroupMonitor:
         return found
 
     def to_state(self) -> State:
-        """Returns the state. Calling it does not change what `take` returns later."""
+        """Returns the state. Calling it does not change later results of `take`."""
         self._fold()
         self._fold_ranges()
         cells, counts = self._cells[0] if self._cells else (_EMPTY, _EMPTY)
@@ -224,10 +226,10 @@ class GroupMonitor:
 
     @classmethod
     def from_state(cls, state: State, grid: SlotGrid, types: Sequence[pa.DataType], limit: int) -> Self:
-        """Restores `to_state`, or what it was without ranges: those of events so far are unknown then.
+        """Restores a monitor from its state.
 
         Raises:
-            CorruptSynopsis: the state of a monitor with another limit or other types.
+            CorruptSynopsis: the state belongs to a monitor with another limit or other types.
         """
         result, arrays = cls(grid, types, limit), state.arrays
         keys = list(state.components["keys"].arrays.values())

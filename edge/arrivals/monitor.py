@@ -1,18 +1,18 @@
 """Collects the arrival statistics of a query without groups: delay D, gap G and value V, per sub-stream.
 
 D (in slots) and the counts cover all events. G is measured on the first events of the first batch after each `take`. V
-covers the sampled events, because the values of the other events may not have been evaluated. If they have been
-evaluated, their least and greatest values are known, too: no sample shows the size of the values that it misses. All
+covers the sampled events, because the values of other events may not have been evaluated. If all values have been
+evaluated, the least and the greatest value are known, too. A sample alone does not bound the values outside of it. All
 statistics can be merged, over the batches of an edge and over edges.
 
-Times are those of the edge's clock, corrected by the estimated clock offset. Clock errors remain: an event from the
-future (event time after arrival time) by at most `max_skew_ms` has delay 0. An event further ahead is counted only in
-`from_future`, so that a device with a wrong clock can neither close windows nor cause negative delays. A clock that
-is set back only causes a gap of 0.
+Arrival times are from the edge's clock, corrected by the estimated clock offset. Clock errors remain. If the event time
+is after the arrival time by at most `max_skew_ms`, the delay is 0. An event further in the future is counted only in
+`from_future`, so a device with a wrong clock can neither close windows nor cause negative delays. If a clock is set
+back, the gap is 0.
 
-The events that arrive in one slot are counted together, so that small batches cost little more than large ones: per
-event a maximum, a minimum, a subtraction and one `bincount` by milliseconds, and one more each for Σv and Σv². Slots,
-lags and sub-streams are computed from the few thousand sums. Nothing is sub-sampled: if an edge processes every record,
+The events that arrive in one slot are counted together, so that small batches cost little more than large ones. The
+cost per event is a maximum, a minimum, a subtraction and one `bincount` by milliseconds, and one more `bincount` each
+for Σv and Σv². Slots, lags and sub-streams are computed from a few thousand sums. If an edge processes every record,
 the center computes its answers from exactly these sums.
 """
 
@@ -31,21 +31,21 @@ from edgewater.synopses.encoding.state import State
 
 _GAPS = 512
 _MAX_EVENTS, _MAX_VALUES, _MAX_CHUNKS, _MAX_SLOTS = 1 << 16, 1 << 13, 1 << 10, 1 << 6
-"""Events, values, chunks of sums, and counts of whole slots that are buffered before they are aggregated."""
+"""The largest numbers of events, values, chunks of sums, and slots that are buffered before they are aggregated."""
 _VALUES_BY_MS = 1 << 11
-"""From this number of values of one slot on, summing by the millisecond is cheaper."""
+"""From this number of values in one slot on, values are summed by the millisecond, because it is faster."""
 _DENSE = 1 << 17
-"""Ranges of keys up to this length are counted with one counter per key; larger ranges are sorted."""
+"""The largest range of keys that is counted with one counter per key. Larger ranges are sorted."""
 
 _BufferedValues = tuple[IntArray, IntArray | int, FloatArray]
-"""Event times, slots of arrival (one number if it is the same for all), values."""
+"""Event times, arrival slots (one number if all are equal), values."""
 
 
 class SubstreamMonitor:
-    """Collects the statistics of one edge; `take` returns and resets them.
+    """Collects the statistics of one edge. `take` returns and resets them.
 
     Args:
-        max_skew_ms: how far in the future an event may be and still be counted.
+        max_skew_ms: events that are further in the future than this are counted only in `from_future`.
     """
 
     def __init__(self, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> None:
@@ -68,7 +68,7 @@ class SubstreamMonitor:
         self._gaps: dict[int, Moments] = {}
         self._ranges: dict[int, tuple[float, float]] = {}  # part: least and greatest value, NaN if unknown
         self._arrival_slot = 0
-        self._born: list[IntArray] = []  # of this slot's arrivals
+        self._born: list[IntArray] = []  # event times of the events that arrived in this slot
         self._event_count = 0
         self._buffered: list[_BufferedValues] = []
         self._value_count, self._value_slot = 0, 0
@@ -84,12 +84,12 @@ class SubstreamMonitor:
         """Adds a batch in order of arrival. Its arrays are buffered and must not be changed.
 
         Args:
-            born_ms: int64, event times.
-            arrival_ms: int64 per event, or one time for a batch that was read at once.
-            values: float64, of the sampled events; NaN and infinity are left out.
-            kept: positions of the sampled events, ascending; None: all.
-            bounds: least and greatest possible value of each event, float64, which are equal where its value is known;
-                NaN and infinity are left out. None: nothing is known of events that were not sampled.
+            born_ms: event times, int64.
+            arrival_ms: arrival time of each event, int64; or one time for a batch that was read at once.
+            values: values of the sampled events, float64. NaN and infinity are left out.
+            kept: positions of the sampled events, ascending; None for all events.
+            bounds: the least and the greatest possible value of each event, float64. They are equal where the value is
+                known. NaN and infinity are left out. None if only the values of sampled events are known.
 
         Raises:
             InvalidRecord: the lengths of the arrays do not match.
@@ -130,7 +130,7 @@ class SubstreamMonitor:
             self._buffer_values(born_ms, slot, values, kept)
 
     def take(self) -> list[SubstreamStatistics]:
-        """Returns the statistics since the last call, by sub-stream."""
+        """Returns and resets the statistics since the last call, one entry per sub-stream."""
         self._sum_values()
         self._fold()
         found: dict[int, SubstreamStatistics] = {}
@@ -153,7 +153,7 @@ class SubstreamMonitor:
         return [found[i] for i in sorted(found)]
 
     def to_state(self) -> State:
-        """Returns the state. Calling it does not change what `take` returns later."""
+        """Returns the state. Calling it does not change later results of `take`."""
         self._fold()
         buffered = self._buffered or [(np.zeros(0, np.int64), 0, np.zeros(0))]
         born, values = _joined([b[0] for b in buffered]), _joined([b[2] for b in buffered])
@@ -172,7 +172,7 @@ class SubstreamMonitor:
 
     @classmethod
     def from_state(cls, state: State, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> Self:
-        """Restores `to_state`."""
+        """Restores a monitor from the result of `to_state`."""
         result, arrays = cls(grid, max_skew_ms=max_skew_ms), state.arrays
         if len(arrays["born"]):
             result._buffer_values(arrays["born"], _one_if_all(arrays["arrived"]), arrays["values"], None)
@@ -185,20 +185,20 @@ class SubstreamMonitor:
         return result
 
     def _within_skew(self, born_ms: IntArray, arrival_ms: IntArray | int) -> BoolArray | None:
-        """Counts the events from the future; returns a mask without those further ahead than the skew, None: all."""
+        """Counts the events from the future. Returns a mask of the events within the skew; None for all events."""
         ahead = born_ms - arrival_ms
         future = ahead > self.max_skew_ms
         for index, count in _counts(born_ms[(ahead > 0) & ~future] // self.grid.substream_ms):
             self._future.setdefault(index, [0, 0])[0] += count
         if not future.any():
             return None
-        # Counted in the earliest of their sub-streams.
+        # All are counted in the earliest of their sub-streams.
         index = int((born_ms[future] // self.grid.substream_ms).min())
         self._future.setdefault(index, [0, 0])[1] += int(future.sum())
         return ~future
 
     def _extend_ranges(self, born_ms: IntArray, bounds: tuple[FloatArray, FloatArray] | None) -> None:
-        """Extends the ranges of the events' sub-streams. `bounds`: of all events; None: unknown."""
+        """Extends the value ranges of the events' sub-streams. `bounds` are of all events; None if unknown."""
         width = self.grid.substream_ms
         if bounds is None:
             found = [(part, math.nan, math.nan) for part in np.unique(born_ms // width).tolist()]
@@ -218,7 +218,7 @@ class SubstreamMonitor:
                 found = list(zip(*(each.tolist() for each in extremes(born_ms // width, low, high)), strict=True))
         for part, least, greatest in found:
             before = self._ranges.get(part, (math.inf, -math.inf))
-            # Unknown stays unknown.
+            # If a bound was unknown once, it stays unknown.
             unknown = math.isnan(before[0]) or math.isnan(least)
             self._ranges[part] = (math.nan,) * 2 if unknown else (min(before[0], least), max(before[1], greatest))
 
@@ -241,7 +241,7 @@ class SubstreamMonitor:
             self._fold()
 
     def _add_by_lag(self, born_ms: IntArray, arrived: IntArray) -> None:
-        """As `_count_events`, for events with individual arrival slots."""
+        """Does the same as `_count_events` for events with individual arrival slots."""
         key = self._key(born_ms // self.grid.slot_ms, arrived)
         first = int(key.min())
         if int(key.max()) - first >= _DENSE:
@@ -252,7 +252,7 @@ class SubstreamMonitor:
         self._add_cells(first + used, number[used])
 
     def _key(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
-        """Returns the slot of event time and the lag in one number."""
+        """Combines the slot of event time and the lag into one number."""
         return np.asarray(slot * self.grid.lags + self._lag(slot, arrived))
 
     def _lag(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
@@ -266,8 +266,8 @@ class SubstreamMonitor:
     def _fold(self) -> None:
         """Counts the buffered events, and merges all chunks into one, sorted by key.
 
-        It may be called at any time without changing the sums in their last bit, which a replay of the journal
-        requires: counts are integers, and chunks of values are added in their order.
+        Calling it at any time does not change the last bit of any sum, as a replay of the journal requires. Counts are
+        integers, and chunks of values are added in their order.
         """
         self._count_events()
         if self._slots or len(self._cells) > 1:
@@ -295,7 +295,7 @@ class SubstreamMonitor:
         self._cells.append((self._key(slot[used], np.repeat(np.array(arrived), lengths)[used]), counts[used]))
 
     def _add_gaps(self, born_ms: IntArray) -> None:
-        """Adds the gaps between consecutive events in the head of a batch, enough for a mean and a variance."""
+        """Adds the gaps between consecutive events at the beginning of a batch, enough for a mean and a variance."""
         head = born_ms[:_GAPS]
         previous = head[0] if self._last_born_ms is None else self._last_born_ms
         gap = np.maximum(np.diff(head, prepend=previous), 0)
@@ -336,7 +336,7 @@ class SubstreamMonitor:
             return
         if self._centre is None:
             self._centre = float(values.mean())
-        # Relative to a centre: far from zero, Σv² − n·mean² would lose all digits.
+        # Values are taken relative to a centre, because far from zero Σv² − n·mean² would lose all digits.
         gap = values - self._centre
         if isinstance(arrived, int) and len(gap) >= _VALUES_BY_MS and int(born.max()) - int(born.min()) < _DENSE:
             self._values.append(self._summed_by_ms(born, arrived, gap))
@@ -347,11 +347,13 @@ class SubstreamMonitor:
             self._fold()
 
     def _code(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
-        """Returns the sub-stream of event time and the lag group in one number."""
+        """Combines the sub-stream of event time and the lag group into one number."""
         return slot // self.grid.substream_slots * self._lag_groups + self._groups[self._lag(slot, arrived)]
 
     def _summed_by_ms(self, born: IntArray, arrived: int, gap: FloatArray) -> tuple[IntArray, FloatArray]:
-        """As `_sum_by_key`, for values that arrived in one slot: events of one code have adjacent event times."""
+        """Does the same as `_sum_by_key` for values that arrived in one slot, as events of one code have adjacent event
+        times.
+        """
         width = self.grid.slot_ms
         low = int(born.min()) // width
         at = born - low * width
@@ -371,7 +373,7 @@ class SubstreamMonitor:
         for (index, rows), (events, lags, squares) in zip(parts, sums, strict=True):
             statistics, slot = of(index), self.grid.slot_ms
             statistics.cells, statistics.counts = keys[rows] - index * width, counts[rows]
-            # Integers up to the quotient.
+            # Exact integers before the division.
             statistics.delay = Moments(
                 events, lags * slot / events, (squares * events - lags * lags) * slot * slot / events
             )
@@ -391,14 +393,14 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _one_if_all(slots: IntArray | int) -> IntArray | int:
-    """Returns one number if all are equal."""
+    """Returns one number if all slots are equal."""
     if isinstance(slots, int) or not len(slots) or (slots != slots[0]).any():
         return slots
     return int(slots[0])
 
 
 def _joined_slots(buffered: list[_BufferedValues]) -> IntArray | int:
-    """Returns the slots of arrival of all buffered values; one number if they are equal."""
+    """Returns the arrival slots of all buffered values; one number if all are equal."""
     slots = [slot for _, slot, _ in buffered]
     first = slots[0]
     if isinstance(first, int) and all(isinstance(s, int) and s == first for s in slots):
@@ -407,9 +409,9 @@ def _joined_slots(buffered: list[_BufferedValues]) -> IntArray | int:
 
 
 def _sum_by_key(keys: IntArray, rows: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Sums each row by key; returns the keys, ascending, whose sum in the first row is not 0, and [row, key].
+    """Sums each row by key. Returns the ascending keys whose sum in the first row is not 0, and the sums as [row, key].
 
-    Values are added in their order, so that sums of sums are the same to the last bit wherever the input was split.
+    Values are added in their order, so the result is the same to the last bit wherever the input was split.
     """
     first = int(keys.min())
     if int(keys.max()) - first < _DENSE:
@@ -422,7 +424,10 @@ def _sum_by_key(keys: IntArray, rows: FloatArray) -> tuple[IntArray, FloatArray]
 
 
 def extremes(keys: IntArray, low: FloatArray, high: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Returns the distinct keys, ascending, the least `low` and the greatest `high` of each, float64. NaN stays NaN."""
+    """Returns the distinct keys, ascending, with the least `low` and the greatest `high` of each key, float64.
+
+    NaN stays NaN.
+    """
     first, last = int(keys.min()), int(keys.max())
     if last - first < _DENSE:
         distinct, keys = np.arange(first, last + 1), keys - first
@@ -437,18 +442,18 @@ def extremes(keys: IntArray, low: FloatArray, high: FloatArray) -> tuple[IntArra
 
 
 def _run_starts(ascending: IntArray) -> IntArray:
-    """Returns the position of the first of each run of equal values."""
+    """Returns the first position of each run of equal values."""
     return np.concatenate([[0], 1 + np.flatnonzero(ascending[1:] != ascending[:-1])])
 
 
 def _runs(ascending: IntArray) -> list[tuple[int, slice]]:
-    """Returns the distinct values, and the slice of each."""
+    """Returns the distinct values, and the slice of each value."""
     first = _run_starts(ascending).tolist()
     ends = [*first[1:], len(ascending)]
     return [(int(ascending[a]), slice(a, b)) for a, b in zip(first, ends, strict=True)]
 
 
 def _counts(values: IntArray) -> list[tuple[int, int]]:
-    """Returns the distinct values, and the number of each."""
+    """Returns the distinct values, and the number of each value."""
     distinct, counts = np.unique(values, return_counts=True)
     return list(zip(distinct.tolist(), counts.tolist(), strict=True))

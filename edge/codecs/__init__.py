@@ -1,7 +1,7 @@
 """Decodes the input of sources: framing of lines, NDJSON, CSV, Arrow columns, decompression, event time.
 
-Called by `edge.sources` and `edge.preflight`. Pure apart from `decompression`, which reads files; knows no source, no
-clock and no configuration.
+`edge.sources` and `edge.preflight` call this package. Only `decompression` reads files. No module uses a source, a
+clock or a configuration.
 """
 
 from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns

@@ -1,7 +1,7 @@
 """Converts typed columns (Parquet, Arrow IPC) to the types that the stream declares.
 
-A column whose type cannot be widened to the declared one is an error of the whole file, as is a missing
-column. Single values out of range (a uint64 above the greatest int64) reject their records.
+If a column is missing or its type cannot be widened to the declared type, the whole file is refused. If a single value
+is out of range, such as a uint64 above the greatest int64, its record is rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def needed_columns(schema: RecordSchema) -> list[str]:
 
 
 def check_schema(input_schema: pa.Schema, schema: RecordSchema, where: str) -> None:
-    """Raises InvalidRecord: a declared column is missing, present twice, or of a type that cannot be widened."""
+    """Raises InvalidRecord if a declared column is missing, occurs twice, or has a type that cannot be widened."""
     check_columns(needed_columns(schema), list(input_schema.names), where)
     for name, declared in schema.columns.items():
         actual = _decoded_type(input_schema.field(name).type)
@@ -51,7 +51,7 @@ def check_schema(input_schema: pa.Schema, schema: RecordSchema, where: str) -> N
 
 
 def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Decoded:
-    """Converts a batch whose schema has passed `check_schema`; event times are validated against `arrival_ms`."""
+    """Converts a batch whose schema has passed `check_schema`, and validates event times against `arrival_ms`."""
     rejections = Rejections()
     keep = np.ones(batch.num_rows, dtype=np.bool_)
     columns: dict[str, pa.Array] = {}
@@ -92,7 +92,7 @@ def _is_valid(column: pa.Array) -> bool:
 
 
 def _invalid_text(column: pa.Array) -> BoolArray:
-    """Returns a mask of the values that are not UTF-8. It tests each value in Python: such files are rare."""
+    """Returns a mask of the values that are not UTF-8. It tests each value in Python, because such files are rare."""
 
     def invalid(value: bytes | None) -> bool:
         try:
@@ -127,12 +127,12 @@ def _widen(column: pa.Array, declared: pa.DataType) -> pa.Array:
     if column.type == declared:
         return column
     if pa.types.is_floating(declared):
-        return column.cast(declared, safe=False)  # an integer above 2^53 is rounded, as everywhere
+        return column.cast(declared, safe=False)  # rounds an integer above 2^53
     return cast_or_null(column, declared)
 
 
 def concat(batches: Sequence[Decoded], schema: RecordSchema) -> Decoded:
-    """Concatenates decoded blocks."""
+    """Concatenates decoded blocks into one batch."""
     rejections = Rejections(r for decoded in batches for r in decoded.rejected)
     if len(batches) == 1:
         return Decoded(batches[0].batch, rejections.as_tuple())

@@ -1,7 +1,7 @@
-"""CSV, decoded by Arrow: one record per line, with the columns named by a header.
+"""CSV, decoded by Arrow: one record per line. A header names the columns.
 
-A quoted field may contain delimiters and quotes, but no line breaks. So input can be split at any line,
-and a stray quote costs one record instead of the rest of the file.
+A quoted field may contain delimiters and quotes, but no line breaks. So input can be split at any line, and a stray
+quote costs one record instead of the rest of the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXAMPLES = {"string": "JFK in UTF-8", "int64": "42", "float64": "4.2", "bool": 
 
 @functools.cache
 def _pyarrow_csv() -> ModuleType:
-    import pyarrow.csv  # lazy: an edge that reads other formats does not keep it in memory
+    import pyarrow.csv  # imported late, so that an edge with other formats does not load it
 
     return pyarrow.csv  # type: ignore[no-any-return,unused-ignore]
 
@@ -40,8 +40,8 @@ class CsvDialect:
 
     Attributes:
         delimiter: one character.
-        nulls: strings that mean null in every column. If empty: an empty field in every column, and NA,
-            NULL, NaN and the like in columns that are not strings (NA may be Namibia).
+        nulls: texts that mean null in every column. If empty, an empty field means null in every column. NA, NULL and
+            NaN then mean null only in columns that are not strings (NA may be Namibia).
     """
 
     delimiter: str = ","
@@ -49,7 +49,7 @@ class CsvDialect:
 
 
 def read_header(line: bytes, dialect: CsvDialect) -> tuple[str, ...]:
-    """Returns the column names of a header line. Raises InvalidRecord: it is not CSV."""
+    """Returns the column names of a header line. Raises InvalidRecord if the line is not CSV."""
     text = line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").rstrip("\r\n")
     try:
         names = next(csv.reader([text], delimiter=dialect.delimiter), [])
@@ -59,10 +59,10 @@ def read_header(line: bytes, dialect: CsvDialect) -> tuple[str, ...]:
 
 
 class CsvCodec:
-    """A `LineCodec` for the lines below one header.
+    """A `LineCodec` for the lines after a header.
 
     Raises:
-        InvalidRecord: the header lacks a declared column or names one twice.
+        InvalidRecord: the header lacks a declared column or has it twice.
     """
 
     def __init__(self, schema: RecordSchema, header: Sequence[str], dialect: CsvDialect, where: str = "") -> None:
@@ -83,9 +83,9 @@ class CsvCodec:
             ragged += 1
             return "skip"
 
-        # PyArrow decodes a row for the handler, and writes each one that is not UTF-8 to stderr.
+        # PyArrow decodes each row for the handler, and writes rows that are not UTF-8 to stderr.
         table = self._read(data, note if _is_utf8(data) else None) if data.strip() else self._empty_table()
-        # Without quotes and lone carriage returns a row is a line; with them, rows are compared with lines.
+        # Without quotes and lone carriage returns, each row is a line. Otherwise rows are compared with lines.
         rows = table.num_rows + ragged
         if (b'"' in data or b"\r" in data) and rows != count_lines(data, rows):
             raise Undecodable("a quoted field contains a line break; expected one record per line")
@@ -120,7 +120,7 @@ class CsvCodec:
         rows = []
         for line in lines:
             try:
-                # Latin-1 preserves each byte: only the columns that are read have to be UTF-8.
+                # Latin-1 preserves each byte, because only the columns that are read have to be UTF-8.
                 fields = next(csv.reader([line.decode("latin-1").rstrip("\r")], delimiter=self._dialect.delimiter))
             except csv.Error as exc:
                 rejections.add(RejectionReason.MALFORMED, line, f"not CSV: {exc}; expected one record per line")
@@ -176,7 +176,7 @@ class CsvCodec:
 
 
 def _texts(fields: list[str]) -> pa.Array:
-    """Returns fields that were decoded as Latin-1; null for a field that is not UTF-8."""
+    """Converts fields that were decoded as Latin-1 to UTF-8 texts; null for a field that is not UTF-8."""
     return cast_or_null(pa.array([field.encode("latin-1") for field in fields], pa.binary()), pa.string())
 
 

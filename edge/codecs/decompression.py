@@ -1,4 +1,4 @@
-"""Reads a file from any decompressed offset, and recovers the readable part of a damaged one."""
+"""Reads a file from any decompressed offset, and recovers the readable part of a damaged file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from edge.records import BLOCK_BYTES, RejectionReason
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 HEAD_BYTES = 256
 TAIL_BYTES = 1024
-"""How many of the last bytes that were read tell whether a file still has what was read from it."""
+"""The number of last read bytes that are compared, to detect whether a file has changed before the offset."""
 
 
 def codec_of(path: str, compression: str) -> str | None:
-    """Returns Arrow's name of the codec; `compression` is auto (by the file's extension), none, gzip, zstd or bz2."""
+    """Returns Arrow's name of the codec; None if the file is not compressed.
+
+    Args:
+        compression: auto (by the file's extension), none, gzip, zstd or bz2.
+    """
     if compression == "auto":
         return CODECS.get(Path(path).suffix)
     return None if compression == "none" else compression
@@ -28,7 +32,7 @@ def codec_of(path: str, compression: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Where and why decompression failed."""
+    """The offset and the reason of a failed decompression."""
 
     reason: RejectionReason
     compressed_offset: int
@@ -36,7 +40,7 @@ class Damage:
 
 
 class _Handle:
-    """The file object that Arrow requires. It never closes the descriptor, which belongs to `Input`."""
+    """The file object that Arrow requires. It never closes the descriptor, because `Input` owns the descriptor."""
 
     closed = False
 
@@ -53,12 +57,13 @@ class _Handle:
 class Input:
     """An open file, which stays readable when it is renamed or deleted.
 
-    Not thread-safe. Raises OSError as files do. Closed by `close`, or with the last reference to it.
+    It is not thread-safe, and raises OSError as files do. It is closed by `close`, or with the last reference to it.
 
     Attributes:
         offset: decompressed offset of the next byte that `read` returns.
         tail: the bytes before `offset`, at most `TAIL_BYTES`.
-        overwritten: set once the bytes before `offset` are others than those that were read. Then `read` returns none.
+        overwritten: whether the bytes before `offset` have changed since they were read. If so, `read` returns no
+            bytes.
         damage: set once reading has reached a place after which nothing can be decompressed.
     """
 
@@ -88,16 +93,18 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Size on disk in bytes, compressed."""
+        """The size on disk in bytes, which is the compressed size."""
         return os.fstat(self._fd).st_size
 
     def head(self, length: int = HEAD_BYTES) -> tuple[int, int]:
-        """Returns (n, CRC32C of the first n bytes on disk), n at most `length`."""
+        """Returns (n, CRC32C of the first n bytes on disk), where n is at most `length`."""
         start = os.pread(self._fd, length, 0)
         return len(start), google_crc32c.value(start)
 
     def seek(self, offset: int) -> None:
-        """Moves to a decompressed offset. Backwards in a compressed file it decompresses from the beginning."""
+        """Moves to a decompressed offset. To move backwards in a compressed file, it decompresses from the
+        beginning.
+        """
         if self.codec is None:
             begin = max(0, offset - TAIL_BYTES)
             self.offset, self.tail = offset, os.pread(self._fd, offset - begin, begin)
@@ -108,14 +115,14 @@ class Input:
             pass
 
     def seek_end(self) -> None:
-        """Moves to the end of what can be read now."""
+        """Moves to the current end of the readable data."""
         if self.codec is None:
             self.seek(self.size)
         while self.read(BLOCK_BYTES):
             pass
 
     def read(self, size: int) -> bytes:
-        """Returns at most `size` bytes; none at the end, or where the file is damaged (see `damage`)."""
+        """Returns at most `size` bytes; b"" at the end, or where the file is damaged (see `damage`)."""
         if self.damage is not None or self.overwritten:
             return b""
         if self.codec is None:
@@ -126,8 +133,10 @@ class Input:
             return self._advance(self._recover(size, str(exc)))
 
     def _read_plain(self, size: int) -> bytes:
-        """Reads the next bytes together with those before them, which detects a file that was truncated and has grown
-        again, or that was overwritten."""
+        """Reads the next bytes together with the bytes before them.
+
+        This detects a file that was overwritten, or truncated and then extended.
+        """
         known = len(self.tail)
         data = os.pread(self._fd, known + size, self.offset - known)
         self.overwritten = data[:known] != self.tail
@@ -139,13 +148,17 @@ class Input:
         return data
 
     def was_overwritten(self) -> bool:
-        """Returns whether the file no longer has, before `offset`, what was read from it; false if compressed."""
+        """Returns whether the bytes before `offset` have changed since they were read; always False for a compressed
+        file.
+        """
         if self.codec is None and not self.overwritten:
             self._read_plain(0)
         return self.overwritten
 
     def _recover(self, size: int, error: str) -> bytes:
-        """Returns the bytes before the damage: Arrow returns nothing from a read that fails midway."""
+        """Returns the bytes before the damage. It reads again in small steps, because Arrow returns nothing from a
+        failed read.
+        """
         good = b""
         for step in (4096, 1):
             self._stream = self._open_stream()

@@ -1,8 +1,8 @@
 """Converts event times of any supported type to int64 ms and validates them.
 
-A wrong unit is the most common mistake in a first configuration, and a silent one: every record falls
-into 1970 or into the far future, watermarks jump, windows never close. So a record with an implausible
-time is rejected, with a message that names the unit that would make the time plausible.
+A wrong unit is the most common mistake in a first configuration, and it causes no error by itself. Every record would
+fall into 1970 or into the far future, watermarks would jump, and windows would never close. So a record with an
+implausible time is rejected. The message names the unit that would make the time plausible.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FAR_MS = float(1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class ParsedTimes:
-    """Parsed times; `millis` is valid where neither `missing` nor `unparseable` is set."""
+    """Parsed event times. `millis` is valid where both `missing` and `unparseable` are false."""
 
     millis: IntArray
     missing: BoolArray
@@ -41,13 +41,15 @@ class ParsedTimes:
 
 
 def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, rejections: Rejections) -> Decoded:
-    """Adds the event time column. Drops the records whose time is missing, unparseable or implausible, and those that
-    contradict a constant of the stream.
+    """Adds the event time column, and drops invalid records.
+
+    A record is invalid if its time is missing, unparseable or implausible, or if a value contradicts a constant of the
+    stream.
 
     Args:
         table: the declared columns in their types, and the raw time column.
         arrival_ms: the time against which event times are validated (`EventTime.latest_ms`).
-        rejections: earlier rejections of the same records; those found here are added.
+        rejections: earlier rejections of the same records. New rejections are added.
     """
     raw = time_values(table, schema.time.columns)
     times = read_times(raw, schema.time.unit)
@@ -73,7 +75,7 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
 def _contradicts(
     column: pa.Array, name: str, constant: Constant, valid: BoolArray, rejections: Rejections
 ) -> BoolArray:
-    """Returns a mask of the records with another value than the constant, and rejects the valid ones among them."""
+    """Returns a mask of the valid records whose value differs from the constant, and rejects these records."""
     differs = pc.fill_null(pc.not_equal(column, pa.scalar(constant, column.type)), False)
     mask = _mask(differs) & valid
     if mask.any():
@@ -88,15 +90,15 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def time_values(table: pa.Table, columns: Sequence[str]) -> pa.Array:
-    """Returns the raw times of one column; of two, a date and a time of day, joined to ISO 8601 texts."""
+    """Returns the raw times. If a date and a time of day are two columns, joins them to ISO 8601 texts."""
     return _joined([_one_array(table.column(name)) for name in columns])
 
 
 def readable_times(columns: Sequence[pa.Array], unit: str) -> IntArray:
-    """Returns the event times of records that are rejected for another reason, without those that cannot be read.
+    """Returns the event times in ms of records that are rejected for another reason, as far as the times can be read.
 
     Args:
-        columns: the raw times, of one column or two as for `time_values`.
+        columns: the raw times, in one column, or in two columns as for `time_values`.
     """
     times = read_times(_joined(columns), unit)
     return times.millis[~(times.missing | times.unparseable)]
@@ -109,7 +111,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def read_times(raw: pa.Array, unit: str) -> ParsedTimes:
-    """Converts dates, timestamps, texts in ISO 8601 or a pattern, or numbers of a unit."""
+    """Converts raw times: dates, timestamps, texts in ISO 8601 or in a pattern, or numbers in a unit."""
     if pa.types.is_date(raw.type):
         raw = raw.cast(pa.timestamp("us"))
     if pa.types.is_string(raw.type):
@@ -129,7 +131,7 @@ def _from_numbers(raw: pa.Array, unit: str) -> ParsedTimes:
     missing = _mask(raw.is_null())
     numbers = pc.fill_null(raw.cast(pa.float64(), safe=False), 0.0).to_numpy()
     finite = np.isfinite(numbers)
-    # Floor, as for every unit. 0.5 µs are added because a double such as 1.001 s has no finer resolution.
+    # Rounded down, as for every unit. 0.5 µs are added, because a float64 such as 1.001 s is not more precise.
     exact = np.where(finite, numbers, 0.0) * 1000 + 0.0005 if unit == "s" else np.where(finite, numbers, 0.0)
     if unit == "us":
         exact = exact / 1000
@@ -143,7 +145,7 @@ def _mask(array: pa.Array) -> BoolArray:
 
 
 def parse_iso8601(texts: pa.Array) -> pa.Array:
-    """Parses ISO 8601 strings to UTC timestamps in µs; null where that fails. Without a zone: UTC."""
+    """Parses ISO 8601 strings to UTC timestamps in µs; null for other strings. A time without a zone is in UTC."""
     for target in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
         try:
             return texts.cast(target).cast(pa.timestamp("us"))
@@ -159,9 +161,11 @@ def parse_iso8601(texts: pa.Array) -> pa.Array:
 
 
 def parse_times(texts: pa.Array, pattern: str) -> pa.Array:
-    """Parses texts by a pattern of `strptime` to UTC timestamps in µs; null where that fails. Without ``%z``: UTC."""
+    """Parses texts by a pattern of `strptime` to UTC timestamps in µs; null for other texts. Without ``%z``, times are
+    in UTC.
+    """
     times = pc.strptime(texts, format=pattern, unit="us", error_is_null=True).cast(pa.timestamp("us"))
-    # The C library reads the 31st of February as the 3rd of March. So only the first days of a month are in doubt.
+    # The C library reads the 31st of February as the 3rd of March. So only the first days of a month are checked.
     doubtful = pc.fill_null(pc.less_equal(pc.day(times), 4), False)
     if not pc.any(doubtful).as_py():
         return times
@@ -178,9 +182,9 @@ def _exists(text: str, pattern: str) -> bool:
 
 
 def is_time_pattern(pattern: str) -> bool:
-    """Whether a pattern of `strptime` reads date and time of day to the second, as Arrow understands it."""
+    """Returns whether Arrow can read date and time of day, to the second, with a pattern of `strptime`."""
     if "%Z" in pattern:
-        return False  # names of zones are not read
+        return False  # Arrow does not read names of zones
     example = dt.datetime(2015, 12, 31, 22, 58, 47, tzinfo=dt.UTC)
     try:
         read = parse_times(pa.array([example.strftime(pattern)]), pattern)[0].as_py()
@@ -229,7 +233,7 @@ def _explain(
 
 
 def _value(raw: pa.Array, row: int) -> object:
-    """Returns a raw time; of a timestamp beyond the range of Python's times, its number."""
+    """Returns a raw time; a number for a timestamp beyond the range of Python's times."""
     try:
         return raw[row].as_py()
     except (OverflowError, ValueError):
@@ -237,7 +241,7 @@ def _value(raw: pa.Array, row: int) -> object:
 
 
 def time_accepted(unit: str) -> str:
-    """Describes a time in this unit, for messages."""
+    """Describes accepted times in this unit, for messages."""
     if unit == "iso8601":
         return "ISO 8601 text such as 2013-01-01T05:15:00Z"
     if unit not in UNIT_NAMES:

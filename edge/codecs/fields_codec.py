@@ -1,6 +1,6 @@
-"""Text lines whose fields are found by a pattern or by keys: the formats `regex`, `combined` and `logfmt`.
+"""Text lines whose fields are extracted by a pattern or by keys: the formats `regex`, `combined` and `logfmt`.
 
-All lines of a block are split at once, column by column. A line without the expected form is rejected as malformed.
+All lines of a block are split together, column by column. A line without the expected form is rejected as malformed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from edgewater.model.streams import type_name
 from edgewater.synopses import BoolArray
 
 COMBINED_TIME = "%d/%b/%Y:%H:%M:%S %z"
-"""The time of an access log, such as 10/Oct/2000:13:55:36 -0700."""
+"""The pattern of times in an access log, such as 10/Oct/2000:13:55:36 -0700."""
 _QUOTED = r'(?:[^"\\]|\\.)*'
 COMBINED_PATTERN = (
     r"(?P<remote_addr>\S+) (?P<ident>\S+) (?P<remote_user>.*?) \[(?P<time>[^\]]+)\] "
     rf'"(?:(?P<method>[A-Z]+) (?P<path>[^ ?"]*)(?:\?(?P<query>[^ "]*))?(?: (?P<protocol>[^ "]+))?|{_QUOTED})" '
     rf'(?P<status>\d{{3}}|-) (?P<bytes>\d+|-)(?: "(?P<referer>{_QUOTED})" "(?P<user_agent>{_QUOTED})")?.*'
 )
-"""A line of the common or combined log format of nginx and Apache. Fields after the user agent are skipped."""
+"""The pattern of lines in the common or combined log format of nginx and Apache. Fields after the user agent are
+skipped.
+"""
 COMBINED_FIELDS = (
     "remote_addr", "ident", "remote_user", "time", "method", "path", "query", "protocol", "status", "bytes", "referer",
     "user_agent",
@@ -44,10 +46,10 @@ _GROUP = re.compile(r"\(\?P?<([A-Za-z_]\w*)>")
 
 @dataclass(frozen=True, slots=True)
 class LinePattern:
-    """A regular expression in RE2's syntax that a whole line has to match; each named group is a column.
+    """A regular expression in RE2's syntax that has to match a whole line. Each named group is a column.
 
     Attributes:
-        nulls: texts that mean null in every column, besides an empty text and a group without a match.
+        nulls: texts that mean null in every column. An empty text and a group without a match are always null.
     """
 
     pattern: str
@@ -59,7 +61,7 @@ class LinePattern:
 
     @property
     def fault(self) -> str | None:
-        """Why RE2 refuses the pattern, or why its groups cannot be columns; None: it is valid."""
+        """The reason why RE2 refuses the pattern, or why its groups cannot be columns; None if the pattern is valid."""
         try:
             fields = self.fields(pa.array([""], pa.string()))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
@@ -71,13 +73,13 @@ class LinePattern:
         return f"the group {repeated[0]} is there twice" if repeated else None
 
     def fields(self, lines: pa.Array) -> pa.Array:
-        """Returns a struct of texts per line; null for a line that does not match."""
+        """Returns a struct of texts for each line; null for a line that does not match."""
         named = _GROUP.sub(r"(?P<\1>", self.pattern)
         return pc.extract_regex(lines, f"^(?:{named})$")
 
 
 def combined(columns: Sequence[str]) -> LinePattern:
-    """Returns the pattern of access logs with groups for these columns only: other groups cost time."""
+    """Returns the pattern of access logs with groups for these columns only, because other groups take time."""
     pattern = _GROUP.sub(lambda group: group[0] if group[1] in columns else "(?:", COMBINED_PATTERN)
     return LinePattern(pattern, COMBINED_NULLS)
 
@@ -86,9 +88,10 @@ class FieldsCodec:
     """A `LineCodec` for lines whose fields are texts.
 
     Args:
-        split: takes the bytes of lines, and the columns. Returns the lines, a mask of the lines with the expected
-            form, and the texts by column.
+        split: takes the bytes of lines, and the columns. Returns the lines, a mask of the lines with the expected form,
+            and the texts of each column.
         form: the expected form, for messages.
+        nulls: texts that mean null, besides an empty text.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class FieldsCodec:
         return table if keep.all() else table.filter(pa.array(keep))
 
     def _typed(self, texts: pa.Array, declared: pa.DataType) -> pa.Array:
-        """Returns the values of texts; null for a text that is no value of the type."""
+        """Converts texts to a type; null for a text that is no value of the type."""
         if pa.types.is_string(declared):
             return texts
         if pa.types.is_boolean(declared):
@@ -169,7 +172,11 @@ class FieldsCodec:
 
 
 def pattern_codec(schema: RecordSchema, pattern: LinePattern, form: str) -> FieldsCodec:
-    """Returns the codec of lines that match a pattern."""
+    """Returns the codec of lines that match a pattern.
+
+    Args:
+        form: the expected form, for messages.
+    """
 
     def split(data: bytes, columns: Sequence[str]) -> tuple[pa.Array, BoolArray, dict[str, pa.Array]]:
         lines = lines_of(data)

@@ -32,8 +32,8 @@ class TextFormat:
     """A text format with its options.
 
     Attributes:
-        header: column names of CSV without a header line; None: the first line of a file names them.
-        pattern: of the format `regex`.
+        header: column names of CSV without a header line; None if the first line of a file has the names.
+        pattern: the pattern of the format `regex`; None for other formats.
     """
 
     format: TextFormatName
@@ -48,11 +48,12 @@ class TextFormat:
         return self.format == "csv" and self.header is None
 
     def decoder(self, header: tuple[str, ...] | None, where: str, check: Callable[[], None] = unlimited) -> LineDecoder:
-        """Builds the decoder for the lines below `header` (used for CSV only).
+        """Builds the decoder for lines.
 
         Args:
+            header: the column names, for CSV only.
             where: name of the input, for messages.
-            check: as of `LineDecoder`.
+            check: as in `LineDecoder`.
 
         Raises:
             InvalidRecord: the header lacks a declared column.

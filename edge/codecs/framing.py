@@ -12,7 +12,7 @@ class ByteStream(Protocol):
     """The input of a `BlockReader`: a file, a pipe or a body."""
 
     def read(self, size: int) -> bytes:
-        """Returns at most `size` bytes; none if there are no more at the moment."""
+        """Returns at most `size` bytes; b"" if there are no more at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Block:
 
     Attributes:
         data: the lines; if `too_long`, the beginning of the line.
-        length: number of bytes of the stream that the block covers.
+        length: the number of bytes of the stream that the block covers.
         too_long: whether the block is one line that exceeds the size limit.
     """
 
@@ -31,7 +31,7 @@ class Block:
 
 
 class BlockReader:
-    """Reads blocks in order; buffers at most the bytes of two blocks."""
+    """Reads blocks in order, and buffers at most the bytes of two blocks."""
 
     def __init__(self, source: ByteStream, block_bytes: int = BLOCK_BYTES) -> None:
         self._source = source
@@ -44,7 +44,7 @@ class BlockReader:
         """Returns the next block; None if there is none at the moment.
 
         Args:
-            final: the stream has ended, so that the last line is complete without its newline.
+            final: whether the stream has ended, so that the last line may lack its newline.
         """
         if self._skipped:
             return self._skip(final)

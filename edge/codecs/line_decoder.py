@@ -1,9 +1,9 @@
-"""Decodes blocks of lines some of which may be invalid.
+"""Decodes blocks of lines, some of which may be invalid.
 
-Arrow decodes a block as a whole or not at all. A block that fails is halved until the invalid lines are
-in small pieces, in which each line is validated individually; that also gives better messages than
-Arrow's. A block of n lines is parsed at most log2(n / PIECE_LINES) + 2 times, however many are invalid.
-Whether a line is rejected does not depend on the other lines of its block.
+Arrow decodes a whole block, or nothing of it. A block that fails is halved until the invalid lines are in small pieces.
+Each line of such a piece is validated individually, which also gives better messages than Arrow's. A block of n lines
+is parsed at most log2(n / PIECE_LINES) + 2 times, for any number of invalid lines. Whether a line is rejected does not
+depend on the other lines of its block.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class LineCodec(Protocol):
     def schema(self) -> RecordSchema: ...
 
     def parse(self, data: bytes, rejections: Rejections) -> pa.Table:
-        """Parses lines to one row per line that is neither blank nor rejected, with the columns `schema.textual`.
+        """Parses lines to one row for each line that is neither blank nor rejected, with the columns `schema.textual`.
 
         Raises:
-            Undecodable: some line is invalid; nothing has been added to `rejections`.
+            Undecodable: some line is invalid. Nothing has been added to `rejections`.
         """
 
     def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
-        """Returns the lines without those that `parse` would certainly reject, which are added to `rejections`."""
+        """Returns the lines that `parse` may accept. Adds the other lines to `rejections`."""
 
 
 def unlimited() -> None:
-    """A `check` that allows any work."""
+    """Allows any work. It is the default of `check`."""
 
 
 class LineDecoder:
     """Decodes blocks of complete lines to batches.
 
     Args:
-        check: called between pieces of work; it raises to end the decoding.
+        check: called between pieces of work. It raises an exception to end the decoding.
     """
 
     def __init__(self, codec: LineCodec, check: Callable[[], None] = unlimited) -> None:
@@ -61,18 +61,18 @@ class LineDecoder:
         return self._codec.schema
 
     def decode(self, data: bytes, arrival_ms: int) -> Decoded:
-        """Decodes the valid records of a block, in order, and collects the rejected ones.
+        """Decodes the valid records of a block, in order, and collects the rejected records.
 
         Args:
-            data: complete lines; the last one may lack its newline. Blank lines are skipped.
-            arrival_ms: against it event times are context (`EventTime.latest_ms`).
+            data: complete lines. The last line may lack its newline. Blank lines are skipped.
+            arrival_ms: the time against which event times are validated (`EventTime.latest_ms`).
         """
         rejections = Rejections()
         table = self.parse(data, rejections)
         return extract_event_times(table, self.schema, arrival_ms, rejections)
 
     def parse(self, data: bytes, rejections: Rejections) -> pa.Table:
-        """Returns the valid records of a block with the columns `schema.textual`, without looking at event times."""
+        """Returns the valid records of a block with the columns `schema.textual`. Does not examine event times."""
         self._check()
         try:
             return self._codec.parse(data, rejections)
@@ -101,7 +101,9 @@ class LineDecoder:
 
 
 def count_lines(data: bytes, expected: int) -> int:
-    """Returns the number of lines that are not blank. It avoids the exact count if newlines match `expected`."""
+    """Returns the number of lines that are not blank. If the number of newlines fits `expected`, blank lines are not
+    searched.
+    """
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     if lines == expected:
         return lines

@@ -1,4 +1,4 @@
-"""Decodes lines from a byte stream that is read once: a pipe, or the body of a request."""
+"""Decodes lines from a byte stream that is read once, such as a pipe or the body of a request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def too_long(block: Block, schema: RecordSchema) -> Decoded:
 
 
 def split_header(block: Block, text: TextFormat) -> tuple[tuple[str, ...], Block]:
-    """Returns the column names in the first line of a block, and the lines below it."""
+    """Returns the column names in the first line of a block, and a block of the other lines."""
     line, newline, rest = block.data.partition(b"\n")
     below = Block(rest, block.length - len(line) - len(newline))
     return read_header(line, text.dialect), below
@@ -32,7 +32,7 @@ class LineStream:
 
     Args:
         where: name of the input, for messages.
-        check: as of `LineDecoder`.
+        check: as in `LineDecoder`.
     """
 
     def __init__(self, source: ByteStream, text: TextFormat, where: str, check: Callable[[], None] = unlimited) -> None:
@@ -47,7 +47,7 @@ class LineStream:
         """Returns the records of the next block and its size in bytes; None if there is none at the moment.
 
         Args:
-            final: the stream has ended, so that the last line is complete without its newline.
+            final: whether the stream has ended, so that the last line may lack its newline.
             arrival_ms: the time against which event times are validated.
 
         Raises:

@@ -26,8 +26,8 @@ class _Tokens:
 
     Attributes:
         text: the bytes of all lines, each line with a line feed at its end.
-        lines: number of the line.
-        begins, key_ends, ends: offsets in `text`. For a flag, `key_ends` equals `ends`.
+        lines: number of the field's line.
+        begins, key_ends, ends: offsets of the field in `text`. For a flag, `key_ends` equals `ends`.
     """
 
     text: npt.NDArray[np.uint8]
@@ -38,9 +38,9 @@ class _Tokens:
 
 
 def logfmt_fields(lines: pa.Array, columns: Sequence[str]) -> tuple[BoolArray, dict[str, pa.Array]]:
-    """Returns a mask of the well-formed lines, and the texts of each column; null: the line lacks the key.
+    """Returns a mask of the well-formed lines, and the texts of each column; null where a line lacks the key.
 
-    A line is malformed if a quote is not closed, a key is empty, a key among `columns` is there twice, or no key has a
+    A line is malformed if a quote is not closed, a key is empty, a key among `columns` occurs twice, or no key has a
     value.
     """
     count = len(lines)
@@ -48,7 +48,9 @@ def logfmt_fields(lines: pa.Array, columns: Sequence[str]) -> tuple[BoolArray, d
     quotes = _quotes(text)
     per_line = np.diff(np.concatenate([[0], np.cumsum(quotes, dtype=np.int64)[ends]]))
     valid = per_line % 2 == 0
-    quotes[ends[~valid]] = True  # the end of the line closes the quote, so that it does not reach into the next line
+    quotes[ends[~valid]] = (
+        True  # the end of a line closes an open quote, so that the quote does not reach into the next line
+    )
     tokens = _tokens(text, ends, quotes)
     has_value = tokens.key_ends < tokens.ends
     valid &= np.bincount(tokens.lines[has_value], minlength=count) > 0
@@ -64,7 +66,7 @@ def logfmt_fields(lines: pa.Array, columns: Sequence[str]) -> tuple[BoolArray, d
 
 
 def _text_of(lines: pa.Array) -> tuple[npt.NDArray[np.uint8], IntArray]:
-    """Returns the bytes of the lines with a line feed after each, and the offsets of the line feeds."""
+    """Returns the bytes of the lines with a line feed after each line, and the offsets of the line feeds."""
     joined = pc.binary_join_element_wise(lines, "", "\n")
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     text = np.frombuffer(joined.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
@@ -94,7 +96,7 @@ def _tokens(text: npt.NDArray[np.uint8], ends: IntArray, quotes: BoolArray) -> _
 
 
 def _of_key(tokens: _Tokens, key: bytes) -> IntArray:
-    """Returns the numbers of the fields with this key, ascending."""
+    """Returns the indices of the fields with this key, ascending."""
     at = np.flatnonzero(tokens.key_ends - tokens.begins == len(key))
     for place, byte in enumerate(key):
         at = at[tokens.text[tokens.begins[at] + place] == byte]
@@ -102,7 +104,7 @@ def _of_key(tokens: _Tokens, key: bytes) -> IntArray:
 
 
 def _values(tokens: _Tokens, at: IntArray, count: int) -> pa.Array:
-    """Returns `count` rows. The row of a line has the value of its field; rows without a field are null."""
+    """Returns the values of fields as `count` rows, one row per line; null for a line without a field in `at`."""
     ends = tokens.ends[at]
     begins = np.minimum(tokens.key_ends[at] + 1, ends)
     is_flag = tokens.key_ends[at] == ends

@@ -1,4 +1,4 @@
-"""Decodes messages of a broker, one record each, with columns that are not in their bodies, such as a key."""
+"""Decodes messages of a broker, one record each. Some columns, such as a key, are not in the bodies of the messages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MessageDecoder:
     """Decodes the bodies of messages in a text format.
 
     Args:
-        text: the format; its schema has all columns.
-        more: the columns that are not in the bodies; the event time may be one of them. A text is converted to the type
-            of its column; a text that cannot be converted is null.
+        text: the format. Its schema has all columns.
+        more: the columns that are not in the bodies, possibly with the event time. A text is cast to the type of its
+            column; null if the cast fails.
         where: name of the input, for messages.
 
     Raises:
@@ -49,10 +49,12 @@ class MessageDecoder:
         """Decodes messages to one batch.
 
         Args:
-            more: by column, one value per message; None: null. They have the columns' types, or are texts.
-            where: returns the place of a message in its topic. The first message that is rejected is then logged with
-                its place, at most once in `LOCATE_EVERY_MS`, and the reason of its rejection has the place.
-            rejected: messages that are rejected already, for the result.
+            bodies: the body of each message.
+            more: by column, one value per message; None for null. Values have the column's type, or are texts.
+            arrival_ms: the time against which event times are validated.
+            where: returns the place of a message in its topic. If given, the first rejected message is logged with its
+                place, at most once per `LOCATE_EVERY_MS`. The rejection then states the place, too.
+            rejected: earlier rejections, which the result includes.
         """
         rejections = Rejections(rejected)
         types = self._schema.textual
@@ -75,7 +77,7 @@ class MessageDecoder:
     def _first_rejected(
         self, bodies: Sequence[bytes], more: Mapping[str, Sequence[object] | pa.Array], arrival_ms: int
     ) -> tuple[int, str]:
-        """Returns the index of the first rejected message, and why it is rejected; at least one must be.
+        """Returns the index of the first rejected message, and the reason. At least one message must be rejected.
 
         Decodes the messages about twice.
         """
@@ -92,8 +94,10 @@ class MessageDecoder:
     def _tables(
         self, bodies: Sequence[bytes], begin: int, more: Mapping[str, pa.Array], rejections: Rejections
     ) -> list[pa.Table]:
-        """Returns the tables of the valid messages. A block with rejected messages is halved, so that the other columns
-        are joined with the right messages."""
+        """Returns the tables of the valid messages.
+
+        A block with rejected messages is halved, so that the other columns are joined with the right messages.
+        """
         here = Rejections()
         table = self._lines.parse(joined(bodies), here)
         if table.num_rows == len(bodies) or (not self._more) or len(bodies) == 1:
@@ -114,7 +118,7 @@ def _typed(values: Sequence[object] | pa.Array, declared: pa.DataType) -> pa.Arr
 
 
 class ColumnsSchema(RecordSchema):
-    """The columns of a part of each record, such as its body; the event time need not be one of them."""
+    """The columns of a part of each record, such as its body. The event time need not be among them."""
 
     @property
     def textual(self) -> dict[str, pa.DataType]:
@@ -122,9 +126,10 @@ class ColumnsSchema(RecordSchema):
 
 
 def joined(bodies: Sequence[bytes]) -> bytes:
-    """Returns the bodies as lines. A line feed inside a body becomes a space: no text format has one inside a value.
+    """Returns the bodies as lines. A line feed inside a body becomes a space, because no text format has line feeds in
+    values.
 
-    A blank body becomes a line that is rejected, because blank lines are skipped without a count.
+    A blank body becomes a line that is rejected, because blank lines would be skipped without a count.
     """
     joined = b"\n".join(bodies)
     if joined.count(b"\n") != len(bodies) - 1 or any(not body or body.isspace() for body in bodies):

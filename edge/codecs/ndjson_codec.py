@@ -1,8 +1,8 @@
 """NDJSON: one JSON object per line, decoded by Arrow.
 
-The codec guards against two properties of Arrow's reader (26.0). A first value `null` crashes the
-process (apache/arrow#47409), so an empty object is prepended to every block and its row is removed.
-And the reader accepts two objects on one line as two rows, so rows are compared with lines.
+The codec guards against two faults of Arrow's reader (26.0). First, a block that begins with the value `null` crashes
+the process (apache/arrow#47409). So an empty object is prepended to every block, and its row is removed. Second, the
+reader accepts two objects on one line as two rows. So the numbers of rows and lines are compared.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _EXAMPLES = {"string": '"JFK"', "int64": "42", "float64": "4.2", "bool": "true"}
 
 @functools.cache
 def _pyarrow_json() -> ModuleType:
-    import pyarrow.json  # lazy: an edge that reads other formats does not keep it in memory
+    import pyarrow.json  # imported late, so that an edge with other formats does not load it
 
     return pyarrow.json  # type: ignore[no-any-return,unused-ignore]
 
 
 class NdjsonCodec:
-    """A `LineCodec`. An absent key is null; undeclared keys are ignored."""
+    """A `LineCodec` for JSON objects. An absent key is null. Undeclared keys are ignored."""
 
     def __init__(self, schema: RecordSchema) -> None:
         self.schema = schema
@@ -74,7 +74,10 @@ class NdjsonCodec:
         return good
 
     def _fault(self, line: bytes) -> tuple[RejectionReason, str, dict[str, Any]] | None:
-        """Returns the reason, the message and the values of a line that is rejected; values only of a JSON object."""
+        """Returns the reason, the message and the values of a rejected line; None for a valid line.
+
+        The values are {} if the line is no JSON object.
+        """
         values: dict[str, Any] = {}
         fault = self._fault_of_values(line, values)
         return None if fault is None else (*fault, values)
@@ -84,7 +87,7 @@ class NdjsonCodec:
         try:
             value = json.loads(line.decode("utf-8"), object_pairs_hook=functools.partial(_keep_keys, keys))
         except RecursionError:
-            return None  # nested deeper than Python's limit; Arrow decides
+            return None  # the line is nested deeper than Python's limit, so Arrow decides
         except UnicodeDecodeError as exc:
             return RejectionReason.MALFORMED, f"not UTF-8 at byte {exc.start}; expected JSON in UTF-8"
         except json.JSONDecodeError as exc:
@@ -122,12 +125,12 @@ def _check_utf8(data: bytes) -> None:
 
 
 def _without_row(message: str) -> str:
-    """Removes the row number from Arrow's message: it is relative to the block and means nothing to a reader."""
+    """Removes the row number from Arrow's message, because the number is relative to the block."""
     return message.rsplit(" in row ", 1)[0]
 
 
 def _keep_keys(keys: list[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Builds an object and stores its keys in `keys`; the last call is for the outermost object."""
+    """Builds an object and stores its keys in `keys`. The last call is for the outermost object."""
     keys[:] = [key for key, _ in pairs]
     return dict(pairs)
 
@@ -148,7 +151,7 @@ def _fits(value: Any, declared: pa.DataType) -> bool:
 
 
 def _fitting(value: Any, declared: pa.DataType) -> Any:
-    """Returns the value as Arrow takes it; None for a value that does not fit the type."""
+    """Returns the value in a type that Arrow accepts; None for a value that does not fit."""
     if not _fits(value, declared):
         return None
     try:

@@ -14,8 +14,9 @@ TIME_UNITS = ("ms", "s", "us", "iso8601")
 DAY_MS = 86_400_000
 YEAR_2000_MS = 946_684_800_000
 YEAR_2200_MS = 7_258_118_400_000
-"""The latest accepted event time, whatever the clock. It separates the units (a time in another unit is off by at least
-a factor of 1000) and keeps arithmetic far from overflow."""
+"""The latest accepted event time, under every clock. It separates the units, as a time in another unit is wrong by a
+factor of at least 1000. It also keeps arithmetic far from overflow.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,12 @@ class EventTime:
     """The event time of a record, and its plausible range.
 
     Attributes:
-        column: name of the column in the input; it need not be among the stream's columns.
-        unit: unit of numbers; iso8601: texts such as 2013-01-01T05:15:00Z; or a pattern of `strptime` for other texts,
-            such as ``%d/%b/%Y:%H:%M:%S %z``. Texts without a zone are in UTC.
+        column: name of the column in the input. It need not be among the stream's columns.
+        unit: the unit of numbers (ms, s, us); iso8601 for texts such as 2013-01-01T05:15:00Z; or a pattern of
+            `strptime` for other texts, such as ``%d/%b/%Y:%H:%M:%S %z``. Texts without a zone are in UTC.
         min_ms: earlier event times are rejected.
-        max_skew_ms: how far event time may be ahead of the arrival time; None: unchecked (replays).
-        time_of_day: name of the column with the time of day, if `column` holds dates; the unit is iso8601 then.
+        max_skew_ms: how far the event time may be ahead of the arrival time; None for no limit (replays).
+        time_of_day: name of the column with the time of day, if `column` has dates. The unit must be iso8601.
     """
 
     column: str
@@ -44,7 +45,7 @@ class EventTime:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the event time is read from."""
+        """The columns from which the event time is read."""
         return (self.column,) if self.time_of_day is None else (self.column, self.time_of_day)
 
     def latest_ms(self, arrival_ms: int) -> int:
@@ -59,7 +60,7 @@ class RecordSchema:
     """The output of a decoder: declared columns and event time.
 
     Attributes:
-        constants: columns that have one value in all records. Null becomes that value; a record with another one is
+        constants: columns with one value in all records. Null becomes this value, and a record with another value is
             rejected.
     """
 
@@ -74,7 +75,7 @@ class RecordSchema:
 
     @property
     def textual(self) -> dict[str, pa.DataType]:
-        """Column -> type that a text decoder reads: the declared columns and the time."""
+        """The type of each column that a text decoder reads: the declared columns and the event time."""
         # float64 represents every ms and us until the year 2200 exactly, and fractions of seconds.
         kind = pa.string() if self.time.is_text else pa.float64()
         undeclared = [name for name in self.time.columns if name not in self.columns]

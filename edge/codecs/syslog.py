@@ -1,8 +1,8 @@
-"""Messages of syslog, RFC 5424 and RFC 3164, one a line, all messages of a block at once.
+"""Decodes syslog messages of RFC 5424 and RFC 3164, one message per line, all messages of a block together.
 
-RFC 3164 has a time without year and zone. The year is the year that brings the time nearest to the arrival. The zone is
-an option. An hour that a zone has twice is the hour that is nearer to the arrival. Messages that follow RFC 3164 but
-for a time in ISO 8601 are accepted, because rsyslog sends them.
+A time of RFC 3164 has neither year nor zone. The zone is an option. The year is chosen so that the time is nearest to
+the arrival. If a clock change repeats an hour, the time that is nearer to the arrival is chosen, too. A message of RFC
+3164 may have a time in ISO 8601, because rsyslog sends such messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edge.codecs.schema import RecordSchema
 from edgewater.synopses import BoolArray
 
 FIELDS = ("facility", "severity", "time", "arrival", "host", "app", "procid", "msgid", "message")
-"""The fields of a message, besides ``sd.ID.PARAMETER`` for a parameter of the structured data."""
+"""The fields of a message. A parameter of the structured data is an additional field ``sd.ID.PARAMETER``."""
 FACILITIES = (
     "kern", "user", "mail", "daemon", "auth", "syslog", "lpr", "news", "uucp", "cron", "authpriv", "ftp", "ntp",
     "security", "console", "solaris-cron", "local0", "local1", "local2", "local3", "local4", "local5", "local6",
@@ -47,13 +47,13 @@ _NIL = "-"
 
 @dataclass(frozen=True, slots=True)
 class SyslogFormat:
-    """How messages become records.
+    """Describes how messages become records.
 
     Attributes:
         schema: columns and event time. The event time is ISO 8601 text.
-        fields: by column of `schema.textual`, a field of `FIELDS` or one that `SD_FIELD` matches. Facility and severity
-            are numbers in columns of type int64, and names in columns of type string.
-        zone: IANA name of the zone of times without one.
+        fields: for each column of `schema.textual`, a field of `FIELDS`, or a field that `SD_FIELD` matches. Facility
+            and severity are numbers in int64 columns, and names in string columns.
+        zone: IANA name of the zone of times without a zone.
     """
 
     schema: RecordSchema
@@ -61,7 +61,7 @@ class SyslogFormat:
     zone: str = "UTC"
 
     def codec(self, arrival_ms: int) -> FieldsCodec:
-        """Returns the codec of messages that arrive at a time."""
+        """Returns the codec of messages that arrive at `arrival_ms`."""
 
         def split(data: bytes, columns: Sequence[str]) -> tuple[pa.Array, BoolArray, dict[str, pa.Array]]:
             lines = lines_of(data)
@@ -105,14 +105,14 @@ def is_zone(name: str) -> bool:
 
 
 def _group_of(field: str) -> str:
-    """Returns the part of a message that has a field."""
+    """Returns the name of the group, a part of a message, that contains a field."""
     if field in ("facility", "severity"):
         return "priority"
     return "sd" if field.startswith("sd.") else field
 
 
 def _parse(lines: pa.Array, groups: set[str]) -> pa.Table:
-    """Returns the texts of groups by line; null: the line lacks the part. `priority` is null for an invalid line."""
+    """Returns the texts of groups by line; null where a line lacks the part. `priority` is null for an invalid line."""
     is_new = pc.match_substring_regex(lines, r"^<\d{1,3}>1 ")
     if pc.all(is_new).as_py():
         return _extract(lines, _NEW, groups)
@@ -125,7 +125,7 @@ def _parse(lines: pa.Array, groups: set[str]) -> pa.Table:
 
 
 def _extract(lines: pa.Array, pattern: str, groups: set[str]) -> pa.Table:
-    """Extracts only the groups that are needed: other groups cost time."""
+    """Extracts only the groups that are needed, because other groups take time."""
     needed = {*groups, "priority"} - {"arrival"}
     texts = pc.extract_regex(lines, _NAMED.sub(lambda m: m[0] if m[1] in needed else "(?:", pattern))
     columns = {name: pc.struct_field(texts, name) for name in _NAMED.findall(pattern) if name in needed}
@@ -134,7 +134,7 @@ def _extract(lines: pa.Array, pattern: str, groups: set[str]) -> pa.Table:
 
 
 def _with_year_and_zone(texts: pa.Array, arrival_ms: int, zone: str) -> pa.Array:
-    """Returns times as ISO 8601 texts."""
+    """Converts times to ISO 8601 texts."""
     is_old = pc.fill_null(pc.match_substring_regex(texts, "^[A-Z]"), False)
     texts = pc.if_else(pc.equal(texts, _NIL), None, texts)
     if not pc.any(is_old).as_py():
@@ -147,7 +147,7 @@ def _with_year_and_zone(texts: pa.Array, arrival_ms: int, zone: str) -> pa.Array
 
 
 def _nearest(texts: pa.Array, arrival: pa.Scalar, zone: str) -> pa.Array:
-    """Returns times such as ``Oct 11 22:14:15`` as timestamps in UTC; null where a text is no time."""
+    """Converts times such as ``Oct 11 22:14:15`` to UTC timestamps; null where a text is no time."""
     distinct = pc.dictionary_encode(texts)
     this_year = arrival.as_py().year
     best = pa.nulls(len(distinct.dictionary), pa.timestamp("us"))
@@ -173,8 +173,10 @@ def _distance(times: pa.Array, other: pa.Scalar) -> pa.Array:
 
 
 def _parameter(data: pa.Array, element: str, name: str) -> pa.Array:
-    """Returns the value of a parameter in structured data. A quote inside a value has a backslash, so the text of a
-    value is never taken for a parameter."""
+    """Returns the value of a parameter in structured data.
+
+    A quote inside a value has a backslash, so the text of a value is never taken for a parameter.
+    """
     pairs = rf' +[^ =\]"]+={_VALUE}'
     pattern = rf'\[{_literal(element)}(?:{pairs})*? +{_literal(name)}="(?P<value>(?:[^"\\]|\\.)*)"'
     values = pc.struct_field(pc.extract_regex(data, pattern), "value")

@@ -1,8 +1,8 @@
 """The configuration of an edge: one YAML file.
 
-Paths are relative to the working directory. Secrets and the edge's id are given literally or as
-``{env: NAME}`` or ``{file: PATH}``; with an id from the environment many machines share one file.
-No other values in the file are replaced.
+Paths are relative to the working directory. Secrets and the edge's id are given literally or as ``{env: NAME}`` or
+``{file: PATH}``. With an id from the environment, many machines can share one file. No other values in the file are
+replaced.
 """
 
 from edge.config.connections import HttpConfig, LimitsConfig, UplinkConfig

@@ -12,9 +12,13 @@ from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import Address, Duration, RemoteAddress, Size, read_secret, refusal
 
 MIN_BANDWIDTH = 1 << 10
-"""Bytes per second. Heartbeats alone take up to 150 bytes per second while an edge has something to report."""
+"""The smallest accepted `bandwidth`, in bytes per second. Heartbeats alone take up to 150 bytes per second while an
+edge has something to report.
+"""
 MAX_PUSH_BYTES = 12 << 20
-"""The limit of `max_push_bytes`. An Arrow body may grow 16-fold, and a record of the journal has at most 256 MiB."""
+"""The largest accepted `max_push_bytes`. An Arrow body may grow 16-fold, and a record of the journal has at most 256
+MiB.
+"""
 
 
 class UplinkConfig(Model):
@@ -25,11 +29,13 @@ class UplinkConfig(Model):
     token: SecretStr | None = None
     """The token of this edge at the center."""
     tls: TlsConfig | None = None
-    """TLS. None: no TLS."""
+    """TLS of the connection. None: no TLS."""
     bandwidth: Size | None = Field(default=None, ge=MIN_BANDWIDTH)
-    """Most bytes per second that this edge sends. None: unlimited."""
+    """The largest number of bytes per second that this edge sends. None: unlimited."""
     daily: Size | None = Field(default=None, gt=0)
-    """Most bytes per UTC day that this edge sends. Frames wait for the next day, heartbeats do not. None: unlimited."""
+    """The largest number of bytes per UTC day that this edge sends. Frames above it wait for the next day, but
+    heartbeats do not. None: unlimited.
+    """
 
     @field_validator("token", mode="before")
     @classmethod
@@ -44,13 +50,15 @@ class HttpConfig(Model):
     """Address of the server. If a stream has pushed records, an address other than loopback needs `tokens` or
     `tls.client_ca`."""
     hosts: list[str] = []
-    """Host names, besides loopback, that requests without credentials may use, such as the name of a proxy."""
+    """Additional host names that requests without credentials may use, such as the name of a proxy. Names of loopback
+    are always accepted.
+    """
     tokens: list[SecretStr] = []
     """Bearer tokens of the clients that push. Several are valid at once, so that one can replace another."""
     tls: HttpTlsConfig | None = None
     """TLS of the server. None: no TLS."""
     metrics: Address | None = None
-    """Address of /livez, /readyz and /metrics without TLS and token. None: they are at `listen`."""
+    """Address of /livez, /readyz and /metrics, without TLS and tokens. None: they are at `listen`."""
     grpc: Address | None = None
     """Address of the gRPC services of sources such as otlp, with the same tokens and TLS. None: they are not served."""
 
@@ -70,21 +78,27 @@ class LimitsConfig(Model):
     """Limits of memory, time and CPU."""
 
     max_pending_bytes: Size = Field(default=64 << 20, ge=1 << 20)
-    """Memory of groups and unacknowledged frames. Above it, the edge reads no more records until frames have left."""
+    """The largest memory of groups and unacknowledged frames. Above it, the edge reads no more records until frames
+    have left.
+    """
     max_query_bytes: Size | None = Field(default=None, ge=1 << 10)
-    """Memory of one query's open windows, and of closed windows that accept late records. Above it, these windows take
-    no more records. At most three quarters of `max_pending_bytes`. None: half of `max_pending_bytes`."""
+    """The largest memory of one query's open windows, and of its closed windows that accept late records. Above it,
+    these windows take no more records. At most three quarters of `max_pending_bytes`. None: half of
+    `max_pending_bytes`.
+    """
     max_push_bytes: Size = Field(default=8 << 20, ge=1, le=MAX_PUSH_BYTES)
-    """Size of one pushed body, both as sent and decompressed."""
+    """The largest size of one pushed body, both as sent and decompressed."""
     push_timeout_ms: Duration = Field(default=60_000, alias="push_timeout", ge=100)
     """Time in which a pushed body must arrive."""
     push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)
-    """CPU time that decoding one pushed body may take."""
+    """The CPU time that decoding one pushed body may take."""
     checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
     """Interval between checkpoints."""
     scheduling: Literal["klink", "fair", "fcfs", "off"] = "off"
-    """Which query runs next while the edge is short of CPU: `klink` takes the least slack, `fair` each query in turn,
-    `fcfs` the oldest batch. `off` has no queues: all queries process each batch at once."""
+    """Which query runs next while the edge is short of CPU. `klink` runs the query with the least slack, `fair` runs
+    each query in turn, and `fcfs` runs the query with the oldest batch. With `off` there are no queues, and all queries
+    process each batch at once.
+    """
 
     @field_validator("scheduling", mode="before")
     @classmethod

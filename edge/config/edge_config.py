@@ -90,8 +90,8 @@ _NEVER_SECRET = (
 def _without_secrets(path: str, options: object, error: InvalidConfig) -> InvalidConfig:
     """Returns an error of a package's options under its path, without values that may be secrets.
 
-    A user may misspell the key of a password, so only values of known keys are shown. The reason is shown unless it
-    quotes another text of the options.
+    A user may misspell the key of a password. So a value is shown only for known keys, and the reason only if it quotes
+    no other text of the options.
     """
     is_plain = isinstance(error.value, int | float | str) and "@" not in str(error.value)
     known = error.field.split(".")[0] in _NEVER_SECRET
@@ -104,7 +104,7 @@ def _without_secrets(path: str, options: object, error: InvalidConfig) -> Invali
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yields the texts in a value of options that may be secrets."""
+    """Yields all texts in options that may be secrets."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             if name not in _NEVER_SECRET:
@@ -119,7 +119,9 @@ def _texts(value: object) -> Iterator[str]:
 def _package_options(
     source: PackageSourceConfig, path: str, stream: StreamConfig, context: Mapping[str, Any] | None
 ) -> BaseModel:
-    """Returns the validated options of a source. Raises InvalidConfig, also for a kind that is not installed."""
+    """Returns the validated options of a source. Raises InvalidConfig for invalid options, and for a kind that is not
+    installed.
+    """
     kind = KINDS.get(source.kind)
     if kind is None:
         accepted = f"one of the kinds {', '.join((*BUILT_IN, *KINDS.names))}"
@@ -141,7 +143,7 @@ def parse_config(document: object, environ: Mapping[str, str] = os.environ) -> E
     """Validates a configuration.
 
     Args:
-        environ: where ``{env: NAME}`` is looked up.
+        environ: the variables for ``{env: NAME}``.
 
     Raises:
         InvalidConfig: names the key's path, its value and what is accepted.

@@ -24,10 +24,11 @@ class FileConfig(TextConfig):
     follow: bool = False
     """Whether appended lines, new files and rotated files are read, too."""
     rotate_wait: Duration = 60_000
-    """How long the edge keeps a followed file that no longer matches the pattern open after its last record. The time
-    is shorter if no process has the file open for writing."""
+    """How long a followed file stays open after its last record, if it no longer matches the pattern. It is closed
+    earlier if no process has it open for writing.
+    """
     compression: Literal["auto", "none", "gzip", "zstd", "bz2"] = "auto"
-    """The compression of the files. `auto`: by their extension."""
+    """The compression of the files. `auto`: the extension of each file decides."""
 
     @model_validator(mode="before")
     @classmethod
@@ -49,8 +50,9 @@ class HttpPushConfig(TextConfig):
     """Records are pushed to ``POST /v1/streams/{stream}``."""
 
     dedupe: Literal["body", "key"] = "body"
-    """How a batch that is pushed again is recognised. `body`: by its Idempotency-Key, or else by its body and client.
-    `key`: only by its Idempotency-Key."""
+    """How a repeated batch is recognised. `body`: by its Idempotency-Key, or without one by its body and client. `key`:
+    only by its Idempotency-Key.
+    """
     format: TextFormatName | None = None  # type: ignore[assignment]
     """The format of bodies of the type text/plain. None: such bodies are refused."""
 
@@ -59,7 +61,7 @@ class PackageSourceConfig(Model):
     """A source of a kind that a package provides.
 
     Attributes:
-        options: an instance of the kind's `config`, once the whole configuration is validated.
+        options: the user's values; after the whole configuration is validated, an instance of the kind's `config`.
     """
 
     kind: str
@@ -96,5 +98,5 @@ class SourceConfig(Model):
 
     @property
     def has_receivers(self) -> bool:
-        """Whether the source is of a package's kind, and its records arrive in requests."""
+        """Whether the source's kind comes from a package, and its records arrive in requests."""
         return self.package is not None and KINDS.receivers(self.package.kind) is not None

@@ -37,9 +37,9 @@ class TimeConfig(Model):
     """`ms`, `s`, `us`, `iso8601`, or a pattern of `strptime`. If a source of the stream has the format `combined`, the
     default is the time of access logs."""
     min_time: Instant = YEAR_2000_MS
-    """Records before this time are rejected."""
+    """Records with an earlier event time are rejected."""
     max_skew: Duration = DAY_MS
-    """Records that are further ahead of the stream's clock are rejected. A replay has no such limit."""
+    """Records whose event time is further ahead of the stream's clock are rejected. A replay has no such limit."""
 
     @field_validator("unit")
     @classmethod
@@ -56,7 +56,7 @@ class ReplayConfig(Model):
     """Replay of recorded data under a replay clock."""
 
     speed: float | Literal["max"]
-    """Event time per wall time. `max`: as fast as records can be read, without a clock."""
+    """How much event time passes per unit of wall time. `max`: as fast as records can be read, without a clock."""
     start: Instant | None = None
     """Event time at which the replay begins. Required unless `speed` is `max`."""
     at: Instant | None = None
@@ -130,7 +130,7 @@ class StreamConfig(Model):
     columns: dict[str, str]
     """Name and type of each column: string, int64, float64 or bool."""
     time: TimeConfig
-    """Where the event time is. It may be missing if a source has the format `combined`."""
+    """The column and unit of the event time. The section may be missing if a source has the format `combined`."""
     lookups: list[LookupConfig] = Field(default=[], max_length=8)
     """Files whose columns are added to the records. A key may be a column that an earlier lookup has added."""
     constants: dict[str, Constant] = {}
@@ -138,7 +138,9 @@ class StreamConfig(Model):
     disorder_ms: Duration = Field(default=0, alias="disorder")
     """How far the event time of a record may be behind the newest record without being late."""
     idle: Duration | None = None
-    """Time without records after which a source's watermark follows the clock. None: 10s, and never in a replay."""
+    """Time without records after which a source's watermark follows the clock. None: 10s for a live stream, and never
+    in a replay.
+    """
     replay: ReplayConfig | None = None
     """The clock of recorded data. None: event time is wall time."""
     sources: list[SourceConfig] = Field(min_length=1)

@@ -18,8 +18,9 @@ class CsvConfig(Model):
     delimiter: str = Field(default=",", pattern=r"^[\t !#-~]$")
     """One character between fields."""
     nulls: list[str] = []
-    """Texts that are null in every column. If the list is empty, an empty field is null, and also NA, NULL and NaN in
-    columns that are not strings."""
+    """Texts that mean null in every column. If the list is empty, an empty field means null. In columns that are not
+    strings, NA, NULL and NaN then also mean null.
+    """
     header: list[str] | None = None
     """Names of the columns, for input without a header line."""
 
@@ -29,7 +30,7 @@ class CsvConfig(Model):
 
 
 MAX_PATTERN = 4096
-"""The most characters of a regular expression."""
+"""The largest length of a regular expression, in characters."""
 
 
 class RegexConfig(Model):
@@ -38,7 +39,7 @@ class RegexConfig(Model):
     pattern: str = Field(min_length=1, max_length=MAX_PATTERN)
     """A regular expression of RE2 that matches a whole line, with a named group per column."""
     nulls: list[str] = []
-    """Texts that are null, besides an empty text."""
+    """Texts that mean null. An empty text always means null."""
 
     @field_validator("pattern")
     @classmethod
@@ -50,7 +51,7 @@ class RegexConfig(Model):
 
 
 class TextConfig(Model):
-    """The text format, with its options, of a source whose records are lines."""
+    """The text format and its options, of a source whose records are lines."""
 
     format: TextFormatName
     """The format of the records."""
@@ -74,7 +75,7 @@ class TextConfig(Model):
         return self
 
     def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
-        """Returns what is accepted and what is wrong, if the fields of the format do not fit the columns."""
+        """Returns what is accepted and what is wrong; None if the fields of the format fit the columns."""
         groups = self.pattern.groups if self.regex is not None else COMBINED_FIELDS
         if self.format == "combined" or self.regex is not None:
             for name in columns:
@@ -93,7 +94,7 @@ class TextConfig(Model):
         return LinePattern(self.regex.pattern, tuple(self.regex.nulls))
 
     def text_format(self, schema: RecordSchema) -> TextFormat:
-        """Returns the format for records of a stream; not for Parquet."""
+        """Returns the format for records of a stream. Not for Parquet."""
         header = tuple(self.csv.header) if self.csv.header is not None and self.format == "csv" else None
         pattern = self.pattern if self.regex is not None else None
         return TextFormat(self.format, schema, self.csv.dialect, header, pattern)

@@ -1,7 +1,7 @@
 """Durability of the edge: journal, checkpoints, recovery, group commit, and the file of the daily quota.
 
-`edge.agent` runs `DurableCore` and `JournalGroupCommit`; `edge.uplink` waits for commits; `edge.cli` inspects
-journals. It decides nothing about records or frames: it stores the core's events and state, and replays them.
+`edge.agent` runs `DurableCore` and `JournalGroupCommit`. `edge.uplink` waits for commits. `edge.cli` inspects journals.
+The package decides nothing about records or frames: it stores the core's events and state, and replays them.
 """
 
 from edge.durability import journal

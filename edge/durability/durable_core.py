@@ -1,7 +1,8 @@
-"""`DurableCore`: an `EdgeCore` whose state survives a crash at any moment.
+"""An `EdgeCore` whose state survives a crash at any moment (`DurableCore`).
 
-Every event is journaled before the core handles it, except a pull, which is journaled afterwards with the frame that it
-built. A frame may be sent, and a push may be acknowledged, only after `sync`. `edge.durability.recovery` reads it back.
+Every event is journaled before the core handles it. Only a pull is journaled afterwards, together with the frame that
+it built. A frame may be sent, and a push may be acknowledged, only after `sync`. `edge.durability.recovery` restores
+the state.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ from edgewater.runtime.state_release import RELEASE
 from edgewater.wire import QueryRef
 
 RUNS_PER_LIMIT = 16
-"""The memory of all queries is checked after so many runs of single ones."""
+"""After this number of runs of single queries, the memory of all queries is checked."""
 
 
 class DurableCore:
-    """The core, its journal and its checkpoints. Synchronous; one caller at a time, except `sync`.
+    """The core, its journal and its checkpoints. It is synchronous. One caller at a time may use it, except for `sync`.
 
     Args:
-        directory: the state directory; created if missing.
+        directory: the state directory, which is created if it is missing.
         make_core: builds an empty core.
         reread: reads a range of a replayable source again.
-        reread_backfill: the same for the ranges of backfills, which lie elsewhere in the same files; None: `reread`.
-        incarnation: identity of a new state; an existing state keeps its own.
-        now_ms: wall time at which recovery begins: damaged records arrived before.
-        memory: bounds of the memory that open slices hold; None: there are none.
+        reread_backfill: the same for ranges of backfills, which are elsewhere in the same files; None for `reread`.
+        incarnation: identity of a new state. An existing state keeps its own identity.
+        now_ms: wall time at which recovery begins. It is an upper bound for the arrival of damaged records.
+        memory: bounds of the memory of open slices; None for no bounds.
 
     Attributes:
         state: the core, the positions of its sources, and counters.
         damaged_records: number of journal records and checkpoints that recovery skipped.
-        diverged: numbers of the frames that recovery would build with other bodies; they are sent as recorded.
-        durable_records: by stream, the records that are durable; at first the records that recovery has counted.
+        diverged: numbers of the frames that recovery would build with other bodies. The recorded frames are sent.
+        durable_records: the number of durable records, by stream; at first the records that recovery has counted.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class DurableCore:
         self.durable_records = self.state.records
         if recovery.has_lost:
             self.state.is_damaged = True
-            # The journal cannot be replayed in the same way once more, for example if the input is there again.
+            # A second replay of the journal could differ, for example if the input exists again by then.
             self.checkpoint()
         self._limit_memory()  # the bounds may be lower than before
 
@@ -110,7 +111,9 @@ class DurableCore:
         return self.state.core
 
     def begin_run(self, number: int) -> None:
-        """Journals that a process runs on this state from now on. Call it once, and sync before the center is told.
+        """Journals that a process runs on this state from now on.
+
+        Call it once. Call `sync` before the center is told the number.
 
         Args:
             number: a random number from 1 to 2^62 - 1.
@@ -119,10 +122,11 @@ class DurableCore:
         self.state.add_run(number)
 
     def begin_anew(self, incarnation: str, source: int) -> None:
-        """Replaces the state by the state of a new incarnation without records, which reads on from the same positions.
+        """Replaces the state by the state of a new incarnation without records. The sources continue at the same
+        positions.
 
-        The object must not be used afterwards. A crash on the way leaves the old state, or one that the center refuses
-        as it refused the old one.
+        The object must not be used afterwards. A crash in between leaves the old state, or a state that the center
+        refuses like the old state.
 
         Args:
             source: as in `EdgeCore`, for the new incarnation.
@@ -133,13 +137,13 @@ class DurableCore:
         number, core = self._number + 1, self._make_core()
         core.source = source
         journal.write_durably(checkpoint_path(self.directory, number), self.state.begun_anew(core).to_checkpoint())
-        # Only then the incarnation: with the old state it would be taken for one whose records are in no frame yet.
+        # The incarnation is written last. With the old state, its records would seem to be in no frame yet.
         identity = load_identity(self.directory, dict) | {"incarnation": incarnation}
         write_identity(self.directory, identity)
         remove_before(self.directory, number)
 
     def handle(self, event: Event) -> list[Effect]:
-        """Journals an event and applies it. For batches use `ingest_range` or `ingest_payload`."""
+        """Journals an event and applies it. For batches, use `ingest_range`, `ingest_payload` or `ingest_backfill`."""
         if not isinstance(event, PullEvent):
             self._segment.append(encode_event(event))
             return self.state.apply(event)
@@ -148,7 +152,7 @@ class DurableCore:
         return effects
 
     def ingest_range(self, event: Ingested, start: Position | None, end: Position) -> list[Effect]:
-        """Ingests a batch of a replayable source; the journal stores only its positions."""
+        """Ingests a batch of a replayable source. The journal stores only its positions."""
         self._segment.append(range_record(event, start, end))
         self.state.positions[event.source] = end
         return self._apply_batch(event)
@@ -159,7 +163,7 @@ class DurableCore:
         """Ingests a batch of a query's backfill.
 
         Args:
-            keep: as in `Chunk.keep`. Otherwise the journal stores only the positions.
+            keep: as in `Chunk.keep`. If false, the journal stores only the positions.
         """
         self._segment.append(backfill_record(event, start, end, keep))
         self.state.set_backfill_position(event.query, event.source, end)
@@ -172,19 +176,19 @@ class DurableCore:
         end: Position | None = None,
         series: SeriesUpdate | None = None,
     ) -> list[Effect]:
-        """Ingests a batch of a source that is not replayable; the journal stores its records.
+        """Ingests a batch of a source that is not replayable. The journal stores its records.
 
         Args:
-            push: identity of a pushed batch, which is remembered with the batch; None: it need not be.
-            end: the source's position after the batch; None: the source has no positions.
-            series: the last points of the cumulative series that the records were computed from; None: there are none.
+            push: identity of a pushed batch, which is remembered with the batch; None if it need not be remembered.
+            end: the source's position after the batch; None if the source has no positions.
+            series: the last points of the cumulative series of the records; None if there are none.
         """
         self._segment.append(payload_record(event, push, end, series))
         self.state.note_payload(event, push, end, series)
         return self._apply_batch(event)
 
     def run(self, event: Ran) -> list[Effect]:
-        """Lets queries process records of their queues."""
+        """Journals and applies that queries process records of their queues."""
         self._segment.append(encode_event(event))
         effects = self.state.apply(event)
         self._limit_memory(event.queries)
@@ -192,15 +196,15 @@ class DurableCore:
 
     def _apply_batch(self, event: Ingested | BackfillIngested) -> list[Effect]:
         effects = self.state.apply(event)
-        if not (isinstance(event, Ingested) and event.queued):  # no query has grown by a batch that waits
+        if not (isinstance(event, Ingested) and event.queued):  # a queued batch has not grown any query
             self._limit_memory()
         return effects
 
     def _limit_memory(self, ran: Sequence[QueryRef] | None = None) -> None:
-        """Journals and applies what the bounds of open slices' memory require.
+        """Journals and applies the actions that the memory bounds of open slices require.
 
         Args:
-            ran: the only queries that have grown since the last call; None: all may have.
+            ran: the queries that may have grown since the last call; None for all queries.
         """
         core, limits = self.core, self._memory
         if limits is None:
@@ -213,7 +217,7 @@ class DurableCore:
         if not self._suspends and sum(self._sizes.values()) <= limits.query_bytes:
             return
         if ran is not None:
-            # All queries are examined, which takes as long as thousands of records of one.
+            # Examining all queries takes as long as processing thousands of records in one query.
             self._runs += len(ran)
             if self._runs < RUNS_PER_LIMIT and all(self._sizes.get(ref, 0) <= limits.query_bytes for ref in ran):
                 return
@@ -223,7 +227,7 @@ class DurableCore:
             self._suspends = True
 
     def sync(self) -> None:
-        """Makes everything handled before the call durable. Raises StorageError; may be repeated."""
+        """Makes all earlier events durable. Raises StorageError. It may be called again after a failure."""
         records = self.state.records
         self._segment.sync()
         self.durable_records = records
@@ -237,10 +241,10 @@ class DurableCore:
         return self._segment.nbytes
 
     def checkpoint(self) -> None:
-        """Writes a checkpoint and begins a new journal; removes older ones.
+        """Writes a checkpoint, begins a new journal, and removes older checkpoints and journals.
 
         Raises:
-            StorageError: writing failed; the old checkpoint and journal stay in use.
+            StorageError: writing failed. The old checkpoint and journal stay in use.
         """
         self.sync()
         number = self._number + 1
@@ -249,14 +253,15 @@ class DurableCore:
             journal.write_durably(path, self.state.to_checkpoint())
             segment = Segment(journal_path(self.directory, number))
         except StorageError:
-            # The file may exist all the same. Recovery would restore it and miss later records of the current journal.
+            # The file may exist in spite of the error. Recovery would restore it and miss later records of the current
+            # journal.
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
                 journal.sync_directory(self.directory)
             raise
         self._segment.close()
         self._segment, self._number = segment, number
-        remove_before(self.directory, number - 1)  # one generation is kept, in case the new checkpoint gets damaged
+        remove_before(self.directory, number - 1)  # one older generation stays, in case the new checkpoint gets damaged
 
     def close(self) -> None:
         self._segment.close()

@@ -1,7 +1,7 @@
-"""`EdgeState`: everything that a checkpoint of an edge has, the core and what is counted beside it.
+"""The state that a checkpoint of an edge contains: the core, and positions and counters (`EdgeState`).
 
-It is a function of the checkpoint and the journal. `DurableCore` applies events to it as they happen, and `Recovery` as
-they are read back.
+The state is a function of the checkpoint and the journal. `DurableCore` applies events as they happen, and `Recovery`
+applies events as they are read from the journal.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT = "edge-checkpoint"
 _SERIES = "series:"
-"""Begins the names of the parts of a checkpoint with the series of a source."""
+"""The first characters of the names of checkpoint parts with the series of a source."""
 MAX_RUNS = 64
-"""The newest processes on a state that are remembered. A center whose catalog is older than all of them treats the
-state as a copy."""
+"""The number of newest processes that a state remembers. If the catalog of a center is older than all of these
+processes, the center treats the state as a copy.
+"""
 _LIMITED = {
     MemoryAction.SUSPEND: "its open windows take no more records",
     MemoryAction.DISCARD: "what its open windows have not sent is dropped",
@@ -47,11 +48,11 @@ _LIMITED = {
 
 @dataclass(frozen=True, slots=True)
 class BackfillRange:
-    """What the backfill of a query has to read of a source.
+    """The range of a source that the backfill of a query has to read.
 
     Attributes:
-        until: the source's position when the query was registered; None: it had none.
-        position: after the last record that was read; None: none was.
+        until: the source's position when the query was registered; None if it had no position.
+        position: the position after the last record that was read; None if nothing was read.
     """
 
     until: Position | None
@@ -67,14 +68,14 @@ class EdgeState:
 
     Attributes:
         positions: by source, the position after the last ingested record.
-        pushes: the pushed batches that were counted lately.
-        series: by source, the last points of the cumulative series that its records were computed from.
-        backfills: by query and source, what has to be read.
+        pushes: the recently counted pushed batches.
+        series: by source, the last points of the cumulative series of its records.
+        backfills: the ranges to read, by query and source.
         drops: numbers of records that were not counted in a query, by reason.
         function_failures: numbers of failed calls of user-defined functions, by function.
         losses: numbers of stated losses of input, by "stream/reason".
         runs: numbers of the processes that have run on this state, the newest last.
-        is_damaged: recovery may have lost records, since the center has been told how many there are.
+        is_damaged: whether recovery may have lost records after the center was told their number.
     """
 
     def __init__(self, core: EdgeCore, now_ms: int = 0) -> None:
@@ -114,7 +115,9 @@ class EdgeState:
         return effects
 
     def _update_backfills(self) -> None:
-        """Adds the backfills that have begun, which read up to the current positions, and removes those that ended."""
+        """Adds the backfills that have begun, up to the current positions, and removes the backfills that have
+        ended.
+        """
         running = {ref: p.backfill.unread for ref, p in self.core.queries.items() if p.backfill is not None}
         self.backfills = {
             ref: {s: self.backfills.get(ref, {}).get(s) or BackfillRange(self.positions.get(s)) for s in sources}
@@ -122,7 +125,7 @@ class EdgeState:
         }
 
     def set_backfill_position(self, query: QueryRef, source: str, position: Position) -> None:
-        """Notes up to where the backfill of a query has read a source."""
+        """Stores the position after the last record that the backfill of a query has read of a source."""
         ranges = self.backfills.get(query, {})
         if source in ranges:
             ranges[source] = replace(ranges[source], position=position)
@@ -130,9 +133,9 @@ class EdgeState:
     def note_payload(
         self, event: Ingested, push: PushId | None, end: Position | None, series: SeriesUpdate | None
     ) -> None:
-        """Notes what a batch of a source that is not replayable changes beside the core.
+        """Updates positions, pushes and series for a batch of a source that is not replayable.
 
-        The arguments are as in `DurableCore.ingest_payload`.
+        The arguments are the same as in `DurableCore.ingest_payload`.
         """
         if end is not None:
             self.positions[event.source] = end
@@ -142,16 +145,20 @@ class EdgeState:
             self.series.setdefault(event.source, SeriesMemory(series.since_ns)).apply(series)
 
     def series_of(self, source: str) -> SeriesMemory:
-        """Returns the cumulative series of a source. A source without any begins with this process."""
+        """Returns the memory of a source's cumulative series. A source without series gets a memory that begins with
+        this process.
+        """
         memory = self.series.get(source)
         return memory if memory is not None else SeriesMemory(self._now_ms * 1_000_000)
 
     def add_run(self, number: int) -> None:
-        """Notes that a process runs on this state from now on."""
+        """Adds the number of a process that runs on this state from now on."""
         self.runs = [*self.runs, number][-MAX_RUNS:]
 
     def _count_limited(self, event: MemoryLimited) -> None:
-        """Counts how often a query was stopped. The first time is logged: it may happen in every window."""
+        """Counts a memory limit of a query. Logs only the first of each action, because it may happen in every
+        window.
+        """
         pipeline = self.core.queries.get(event.query)
         if pipeline is None or event.action is MemoryAction.RESUME:
             return
@@ -160,15 +167,15 @@ class EdgeState:
         if logged not in self._logged:
             self._logged.add(logged)
             log.error(
-                "query %s: %s: its windows take more memory than limits.max_query_bytes, or than is left beside other "
-                "queries; windows that lack records say so. Use a shorter window, fewer groups or an approximate "
+                "query %s: %s: its windows take more memory than limits.max_query_bytes, or than other queries leave; "
+                "windows that lack records state it. Use a shorter window, fewer groups or an approximate "
                 "function, or raise limits.max_query_bytes and limits.max_pending_bytes",
                 event.query.name,
                 _LIMITED[event.action],
             )
 
     def _count_failures(self, effect: FunctionFailed) -> None:
-        """Counts failed calls. Each reason of a function is logged once, because it may fail in every batch."""
+        """Counts failed calls. Logs each reason of a function once, because the function may fail in every batch."""
         name, failed = effect.function, self.function_failures
         failed[name] = failed.get(name, 0) + effect.calls
         if (name, effect.reason) not in self._logged:
@@ -195,7 +202,7 @@ class EdgeState:
         return State(numbers, parts).pack(CHECKPOINT)
 
     def restore(self, checkpoint: State) -> None:
-        """Restores what `to_checkpoint` has written. The core must be empty."""
+        """Restores the state from an unpacked result of `to_checkpoint`. The core must be empty."""
         numbers: dict[str, Any] = checkpoint.numbers
         self.positions, self.drops = numbers["positions"], numbers["drops"]
         self.function_failures, self.losses = numbers["function_failures"], numbers["losses"]
@@ -211,9 +218,10 @@ class EdgeState:
         self.core.restore(checkpoint.arrays["core"])
 
     def begun_anew(self, core: EdgeCore) -> EdgeState:
-        """Returns the state of a new incarnation, which has no records and reads on from the same positions.
+        """Returns the state of a new incarnation, without records, whose sources continue at the same positions.
 
-        Pushes stay known: a batch that is stated as lost is better than one that counts in both incarnations.
+        Counted pushes stay known. If a batch is repeated now, it may be lost, and this loss is stated. Otherwise it
+        could count in both incarnations.
         """
         result = EdgeState(core, self._now_ms)
         result.positions, result.pushes, result.series = self.positions, self.pushes, self.series

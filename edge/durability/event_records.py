@@ -1,6 +1,7 @@
 """The records of the journal: how each event of the core is written and read.
 
-An event is JSON, except a batch whose records the journal keeps, and a pull, which has the frames that it built.
+An event is JSON, with two exceptions. A batch whose records the journal stores also has these records. A pull also has
+the frames that it built.
 """
 
 from __future__ import annotations
@@ -64,15 +65,17 @@ _encode_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` wo
 
 @cache
 def platform_id() -> int:
-    """Returns a hash of everything on which the last bit of a value may depend: releases, the C library, and the
-    processor features that NumPy and Arrow use."""
+    """Returns a hash of all that may change the last bit of a value.
+
+    It covers releases, the C library, and the processor features that NumPy and Arrow use.
+    """
     releases = RELEASE, np.__version__, pa.__version__, platform.python_version()
     machine = platform.machine(), platform.libc_ver(), pa.runtime_info().simd_level, opt_func_info()
     return int(google_crc32c.value(repr((releases, machine)).encode()))
 
 
 def _time_range(batch: pa.RecordBatch) -> tuple[int | None, int | None]:
-    """Returns the first and the last event time of a batch, None without rows."""
+    """Returns the first and the last event time of a batch in ms; None for a batch without rows."""
     if not batch.num_rows:
         return None, None
     times = batch.column(TIME_COLUMN).to_numpy()
@@ -84,12 +87,12 @@ def _json(kind: int, document: Mapping[str, Any]) -> Record:
 
 
 def run_record(number: int) -> Record:
-    """Encodes that a process with this number runs on the state from now on."""
+    """Encodes that the process with this number runs on the state from now on."""
     return _json(RUN, {"number": number})
 
 
 def read_run(record: Record) -> int:
-    """Returns the number of the process."""
+    """Returns the number of the process in a record of `run_record`."""
     return int(json.loads(record.payload)["number"])
 
 
@@ -128,10 +131,10 @@ def encode_event(event: Event) -> Record:
 
 
 def decode_event(record: Record) -> Event:
-    """Reads what `encode_event` has written.
+    """Decodes a record of `encode_event`.
 
     Raises:
-        KeyError: this release does not know the kind of the record.
+        KeyError: the kind of the record is unknown to this release.
     """
     fields = json.loads(record.payload)
     readers: dict[int, Callable[[], Event]] = {
@@ -165,7 +168,7 @@ def decode_event(record: Record) -> Event:
 
 def range_record(event: Ingested, start: Position | None, end: Position) -> Record:
     head = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
-    # For the statement of a loss, should the range not be there any more when it is needed.
+    # They are needed to state a loss if the range can no longer be read.
     content = {"rows": event.batch.num_rows, "times": _time_range(event.batch)}
     return _json(RANGE, {**head, **content, "start": start, "end": end, **_queued(event), **_rejected(event)})
 
@@ -175,7 +178,7 @@ def _queued(event: Ingested) -> dict[str, bool]:
 
 
 def _rejected(event: Ingested | BackfillIngested) -> dict[str, list[Any]]:
-    """Returns the rejected records as JSON. They stand in the record of the batch, so that they are counted with it."""
+    """Returns the rejected records as JSON. They are part of the batch's record, so that both count together."""
     return {"rejected": [astuple(each) for each in event.rejected]} if event.rejected else {}
 
 
@@ -184,7 +187,7 @@ def read_rejected(head: Mapping[str, Any]) -> tuple[RejectedRecords, ...]:
 
 
 def backfill_record(event: BackfillIngested, start: Position | None, end: Position, keep: bool) -> Record:
-    """Encodes a range of a backfill: a line of JSON, and the records if the journal keeps them."""
+    """Encodes a range of a backfill: a line of JSON, then the records if `keep` is true."""
     head = {"query": [event.query.name, event.query.version], "source": event.source, "arrival_ms": event.arrival_ms}
     rows = event.batch.num_rows
     line = _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
@@ -216,7 +219,7 @@ def read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | No
 
 
 def pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
-    """Encodes a pull: a line of JSON, followed by the frames in their wire format if any were built."""
+    """Encodes a pull: a line of JSON, then the frames in their wire format."""
     head: dict[str, Any] = {
         "capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), "unread": pull.unread,
         "bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "max_frames": pull.max_frames,
@@ -231,7 +234,7 @@ def pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
 
 
 def read_pull(record: Record) -> tuple[PullReplayed, int]:
-    """Returns the pull, and the `platform_id` with which its frames were built; 0: it built none."""
+    """Returns the pull, and the `platform_id` of the process that built its frames; 0 if it built none."""
     text, _, data = record.payload.partition(b"\n")
     fields = json.loads(text)
     drain_windows = {s: (now_ms, drained_ms) for s, (now_ms, drained_ms) in fields["drain_windows"].items()}

@@ -16,10 +16,10 @@ RETRY_S = 0.5
 class JournalGroupCommit:
     """Makes events that the core has handled durable, without blocking the event loop.
 
-    While writing fails, callers keep waiting: their events are in memory, so they are neither durable nor lost.
+    While writing fails, callers keep waiting. Their events are in memory, so they are neither durable nor lost.
 
     Attributes:
-        failure: the error while writing fails; new input should then be refused.
+        failure: the error while writing fails, otherwise None. While it is set, new input should be refused.
     """
 
     def __init__(self, core: DurableCore) -> None:
@@ -30,14 +30,14 @@ class JournalGroupCommit:
         self.failure: StorageError | None = None
 
     async def durable(self) -> None:
-        """Returns once all events handled before the call are on disk."""
+        """Returns once all events that were handled before the call are on disk."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._wanted.set()
         await waiter
 
     async def run(self) -> None:
-        """Serves waiters until cancelled."""
+        """Serves waiters until it is cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -48,10 +48,10 @@ class JournalGroupCommit:
                     waiter.set_result(None)
 
     async def checkpoint(self) -> None:
-        """Writes a checkpoint, exclusively of commits."""
+        """Writes a checkpoint. No commit runs at the same time."""
         async with self._lock:
             try:
-                # On the loop: the core must not change while its state is written.
+                # It runs on the event loop, because the core must not change while its state is written.
                 self._core.checkpoint()
                 self.failure = None
             except StorageError as exc:

@@ -1,9 +1,8 @@
 """The journal: an append-only log of records on disk that survives a crash at any byte.
 
-A segment is ``EWJ1`` followed by records, each ``length | CRC32C | kind | payload``. Records are
-appended in memory and made durable together (`sync`), so that waiters share the cost of an fsync.
-Reading ends at a torn tail, which is truncated. A complete record with a wrong checksum is counted
-and skipped; the records after it are read.
+A segment is ``EWJ1`` followed by records, each ``length | CRC32C | kind | payload``. Records are appended in memory and
+made durable together (`sync`), so that waiters share the cost of an fsync. Reading ends at a torn tail, which is then
+truncated. A complete record with a wrong checksum is counted and skipped. Reading continues after it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Scan:
         records: the valid records.
         good_bytes: length of the segment up to the end of the last complete record.
         damaged: offsets of the records with a wrong checksum.
-        torn_bytes: number of bytes after `good_bytes`, which are not a complete record.
+        torn_bytes: number of bytes after `good_bytes`, which are no complete record.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -52,10 +51,10 @@ def encode(record: Record) -> bytes:
 
 
 def scan(data: bytes) -> Scan:
-    """Reads the bytes of a segment. Never raises, whatever the damage."""
+    """Reads the bytes of a segment. It raises no exception for any damage."""
     if data[: len(MAGIC)] != MAGIC:
         if MAGIC.startswith(data[: len(MAGIC)]) or not data.strip(b"\0"):
-            return Scan(torn_bytes=len(data))  # a crash has left it before anything depended on it
+            return Scan(torn_bytes=len(data))  # a crash interrupted its creation, so nothing has depended on it
         return Scan(good_bytes=len(data), damaged=[0])
     result, at = Scan(), len(MAGIC)
     for at, end, record in _records(data):
@@ -65,7 +64,7 @@ def scan(data: bytes) -> Scan:
             result.records.append(record)
         result.good_bytes = end
     result.good_bytes = max(result.good_bytes, len(MAGIC))
-    # A damaged last record was not written completely, so nothing has depended on it: it counts as torn.
+    # A damaged last record counts as torn. It was not written completely, so nothing has depended on it.
     if result.damaged and result.good_bytes == _end_of(data, result.damaged[-1]):
         result.good_bytes = result.damaged.pop()
     result.torn_bytes = len(data) - result.good_bytes
@@ -94,8 +93,8 @@ class Segment:
     """One journal file, open for appending.
 
     Raises:
-        StorageError: opening failed. Also from `sync`, if writing failed; the records stay in memory, and the
-            next `sync` tries again from the last durable byte.
+        StorageError: the file cannot be opened. `sync` raises it if writing failed. The records stay in memory then,
+            and the next `sync` continues after the last durable byte.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,8 +124,11 @@ class Segment:
         return self._durable + len(self._buffer)
 
     def sync(self) -> None:
-        """Makes all records durable that were appended before the call. May run in another thread than
-        `append`; records appended meanwhile are left for the next call."""
+        """Makes all records durable that were appended before the call.
+
+        It may run in another thread than `append`. Records that are appended in the meantime are left for the next
+        call.
+        """
         chunk = bytes(self._buffer)
         if not chunk:
             return
@@ -151,10 +153,10 @@ class Segment:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replaces a file atomically: after a crash it has the old bytes or the new.
+    """Replaces a file atomically. After a crash, the file has either the old or the new bytes.
 
     Raises:
-        StorageError: writing failed; the old file stays.
+        StorageError: writing failed. The old file stays.
     """
     partial = path.with_suffix(path.suffix + ".partial")
     try:
@@ -169,7 +171,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes created, renamed and removed directory entries durable."""
+    """Makes the creation, renaming and removal of files in a directory durable."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -1,4 +1,4 @@
-"""The pushed batches that were counted lately, so that a batch which its client sends again counts once."""
+"""The recently counted pushed batches, so that a batch counts once even if its client sends it again."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from edge.records import PushId
 from edgewater.model.errors import InvalidRequest
 
 REMEMBERED_MS = 600_000
-"""How long a pushed batch is remembered after its arrival."""
+"""How long a pushed batch is remembered after its arrival, in ms."""
 MAX_REMEMBERED = 32_768
-"""Batches that are remembered, 8 MB: beyond 54 batches a second the time is shorter."""
+"""The largest number of remembered batches (8 MB). With more than 54 batches per second, batches are remembered for a
+shorter time.
+"""
 _ENTRY = struct.Struct("<16s16sqI")
 
 
 class CountedPushes:
-    """The counted batches of the last `REMEMBERED_MS`, and at most `MAX_REMEMBERED` of them.
+    """The batches that were counted in the last `REMEMBERED_MS`, at most `MAX_REMEMBERED`.
 
-    The journal has the identity of a batch in the record of the batch, so both are durable together. The state is a
-    function of the journal: times are the arrival times of the events.
+    The journal has the identity of a batch in the batch's own record, so both are durable together. The state is a
+    function of the journal, because times are the arrival times of the events.
 
     Attributes:
         repeated: number of batches that were pushed again since the start of the process.
@@ -32,7 +34,7 @@ class CountedPushes:
         return len(self._counted)
 
     def add(self, push: PushId, arrival_ms: int, records: int) -> None:
-        """Remembers a batch that is counted now, and forgets those that are too old or too many."""
+        """Remembers a batch that is counted now, and removes batches that are too old or too many."""
         self._counted.pop(push.key, None)
         self._counted[push.key] = push.body, arrival_ms, records
         while len(self._counted) > MAX_REMEMBERED or self._oldest_ms < arrival_ms - REMEMBERED_MS:
@@ -43,7 +45,7 @@ class CountedPushes:
         return next(iter(self._counted.values()))[1]
 
     def records_of(self, push: PushId, now_ms: int) -> int | None:
-        """Returns the number of records of a batch that was counted; None: it was not, or too long ago.
+        """Returns the number of records of a counted batch; None if the batch is not remembered.
 
         Raises:
             InvalidRequest: the client has used its key for another body.
@@ -61,7 +63,7 @@ class CountedPushes:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CountedPushes:
-        """Reads the result of `to_bytes`."""
+        """Restores the result of `to_bytes`."""
         result = cls()
         result._counted = {
             key: (body, arrival_ms, records) for key, body, arrival_ms, records in _ENTRY.iter_unpack(data)

@@ -12,13 +12,13 @@ log = logging.getLogger(__name__)
 
 
 class QuotaFile:
-    """``quota.json`` in the state directory."""
+    """The file ``quota.json`` in the state directory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "quota.json"
 
     def load(self) -> tuple[int, int] | None:
-        """Returns the last saved (day, bytes); None if there is none, or the file is damaged."""
+        """Returns the last saved (day, bytes); None if there is no file or it is damaged."""
         try:
             document = json.loads(self._path.read_text())
             return int(document["day"]), int(document["bytes"])

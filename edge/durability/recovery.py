@@ -1,12 +1,12 @@
 """Recovery: restores the newest checkpoint and replays the journal after it in order.
 
-Frames are taken from the journal as they were built, and the values that they carry are removed from the state by the
-keys of their groups. Neither the selection of groups nor the compression of a body is computed again, so a recovered
-edge sends the same frames with any version of a library and on any processor.
+Frames are taken from the journal as they were built. The values in a frame are removed from the state by the keys of
+their groups. Recovery neither selects groups nor compresses bodies again. So a recovered edge sends the same frames
+with any version of a library and on any processor.
 
 The state itself is computed again from the records, and compared with the recorded frames. If a frame would have
-another body now, a source's file was changed, or a user-defined function is not deterministic, and recovery fails. On
-another platform (`platform_id`) the cause may also be the last bit of a logarithm; the edge then logs and counts the
+another body now, a source's file was changed, or a user-defined function is not deterministic. Recovery then fails. On
+another platform (`platform_id`), the cause may also be the last bit of a logarithm. The edge then logs and counts the
 frames, and continues.
 """
 
@@ -56,23 +56,23 @@ from edgewater.wire import LossReason, QueryRef
 log = logging.getLogger(__name__)
 
 Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
-"""(source, start, end) -> the batch that was read between two positions."""
+"""Returns the batch between two positions of a source. The arguments are source, start and end."""
 
 
 class Recovery:
-    """Brings an empty state to where the last process left it.
+    """Brings an empty state to the point at which the last process ended.
 
     Args:
-        state: with an empty core; changed by `run`.
+        state: a state with an empty core, which `run` changes.
         reread: reads a range of a replayable source again.
-        reread_backfill: the same for the ranges of backfills.
-        now_ms: wall time: damaged records arrived before.
+        reread_backfill: the same for ranges of backfills.
+        now_ms: wall time. It is an upper bound for the arrival of damaged records.
         written_by: the release that has written the state.
 
     Attributes:
         damaged_records: number of journal records and checkpoints that were skipped.
-        diverged: numbers of the frames that would have other bodies here; they are sent as recorded.
-        has_lost: records are lost, so the journal cannot be replayed in the same way once more.
+        diverged: numbers of the frames that would have other bodies here. The recorded frames are sent.
+        has_lost: whether records are lost, so that a second replay of the journal could differ.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class Recovery:
         self._lost_records: dict[str, tuple[int, str]] = {}
 
     def run(self) -> int:
-        """Recovers the state; returns the number of the newest journal, which is continued.
+        """Recovers the state. Returns the number of the newest journal, to which the core appends.
 
         Raises:
-            StorageError: the state cannot be recovered; the message names a remedy.
+            StorageError: the state cannot be recovered. The message names a remedy.
             IncompatibleState: another release has written the state.
         """
         files = numbered_files(self._directory)
@@ -110,8 +110,8 @@ class Recovery:
     def _report(self) -> None:
         for source, (count, why) in self._lost_records.items():
             log.error(
-                "source %s: %d records that the journal refers to cannot be read again (%s). The edge goes on without "
-                "those that have not been sent; the windows that may lack them are not complete",
+                "source %s: %d records that the journal refers to cannot be read again (%s). The edge "
+                "continues without those of them that are not sent yet; windows that may lack records are not complete",
                 source,
                 count,
                 why,
@@ -144,10 +144,10 @@ class Recovery:
         return scan.records
 
     def _restore_checkpoint(self, numbers: list[int]) -> int:
-        """Restores the newest valid checkpoint and returns its number; 0 if there has been none.
+        """Restores the newest valid checkpoint and returns its number; 0 if there has never been a checkpoint.
 
         Raises:
-            StorageError: all checkpoints are damaged, and the first journal is gone. Starting over would count the
+            StorageError: all checkpoints are damaged, and the first journal is gone. A new start would count the
                 sources' records a second time, so the operator has to decide.
         """
         for number in reversed(numbers):
@@ -201,7 +201,7 @@ class Recovery:
                 self.diverged.append(effect.seq)
 
     def _decode(self, record: Record) -> Event | None:
-        """Returns the event of a record; None: it has no effect."""
+        """Returns the event of a record; None if the record has no effect."""
         if record.kind == RANGE:
             return self._reread_range(json.loads(record.payload))
         if record.kind == BACKFILL:
@@ -219,7 +219,7 @@ class Recovery:
             return None
 
     def _reread_range(self, head: dict[str, Any]) -> Event:
-        """Returns the event of a range of positions; the loss of its records if they cannot be read again."""
+        """Returns the event of a range of positions. If its records cannot be read again, the event states the loss."""
         stream, source, arrival_ms = head["stream"], head["source"], head["arrival_ms"]
         self._state.positions[source] = head["end"]
         rows, (first_ms, last_ms) = head["rows"], head["times"]
@@ -232,11 +232,13 @@ class Recovery:
         return Ingested(stream, source, batch, arrival_ms, queued, read_rejected(head))
 
     def _reread_backfill_range(self, head: dict[str, Any], data: bytes) -> BackfillIngested | None:
-        """Returns the event of a range of a backfill, without records if they cannot be read again: the backfill then
-        states that it lacks them.
+        """Returns the event of a range of a backfill; None if the query is gone.
+
+        If the records cannot be read again, the event has no records, and the backfill states later that they are
+        missing.
 
         Args:
-            data: the records, if the journal has them; otherwise empty.
+            data: the records, if the journal has them; otherwise b"".
         """
         query, source = QueryRef(*head["query"]), head["source"]
         self._state.set_backfill_position(query, source, head["end"])
@@ -248,7 +250,7 @@ class Recovery:
         return BackfillIngested(query, source, batch, head["arrival_ms"], read_rejected(head))
 
     def _reread_or_none(self, reread: Reread, head: dict[str, Any]) -> pa.RecordBatch | None:
-        """Returns the records of a range; None if they cannot be read again, which is noted unless there were none."""
+        """Returns the records of a range; None if they cannot be read again. Remembers lost records for the report."""
         source, rows = head["source"], head["rows"]
         try:
             return reread(source, head["start"], head["end"])

@@ -1,7 +1,10 @@
 """The state directory: its identity, its lock, and the names of its files.
 
-Files: ``identity.json``; ``checkpoint-N.ckpt``, the state before ``journal-N.log``; ``journal-N.log``; ``quota.json``
-(`edge.durability.quota_file`); ``edge.lock``.
+- ``identity.json``: the incarnation, the format and the release of the state.
+- ``checkpoint-N.ckpt``: the state before ``journal-N.log``.
+- ``journal-N.log``: the events after the checkpoint.
+- ``quota.json``: see `edge.durability.quota_file`.
+- ``edge.lock``: the lock.
 """
 
 from __future__ import annotations
@@ -20,14 +23,18 @@ from edgewater.runtime.state_release import RELEASE, require_format
 
 STATE_FORMAT = 1
 """The format of checkpoints and journals. Increment it with each change after which an older release cannot read new
-data, or this release cannot read old data."""
+data, or this release cannot read old data.
+"""
 COUNTED_AGAIN = "records that its sources have delivered are then counted again"
 
 
 def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Loads the identity of a state directory, which never changes; `fresh` creates the identity of a new directory.
+    """Loads the identity of a state directory, which never changes.
 
-    The file also has the format of the state, and the last release that wrote it.
+    The file also has the format of the state, and the last release that wrote the state.
+
+    Args:
+        fresh: returns the identity of a new directory.
 
     Raises:
         StorageError: the directory cannot be used, or the identity is damaged.

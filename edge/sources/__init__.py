@@ -1,7 +1,7 @@
 """Inputs of streams: files, standard input, pushed records (HTTP), and replays paced by a clock.
 
-Built and read by `edge.agent`; `edge.preflight` reads the beginning of files. A source decodes records and hands out
-chunks with positions; it never touches the core or the journal.
+`edge.agent` builds and reads the sources. `edge.preflight` reads the beginning of files. A source decodes records and
+returns chunks with positions. No source uses the core or the journal.
 """
 
 from edge.sources.factory import (

@@ -31,15 +31,15 @@ def build_sources(
     idle: ActivityMarker = no_marker,
     coalesce_s: CoalesceTime = shortest_wait,
 ) -> list[Source]:
-    """Builds all sources of all streams; reads nothing yet.
+    """Builds all sources of all streams, and reads nothing yet.
 
     Args:
-        clocks: per stream, the result of `replay_clock` at the stream's first start; used only for replays.
-        now_ms: the wall clock.
+        clocks: per stream, the result of `replay_clock` at the stream's first start. Only replays use it.
+        now_ms: returns the wall time.
         sleep: waits for the replay clock, and between polls of followed files.
         idle: marks when a source waits for input.
-        coalesce_s: how long records of files may wait, to be processed together. Standard input is read at once: what
-            waits in the pipe is lost with the process.
+        coalesce_s: returns how long a followed file waits, so that its next records are processed together. Standard
+            input never waits, because records in the pipe are lost if the process ends.
     """
     sources: list[Source] = []
     for name, stream in config.streams.items():
@@ -73,7 +73,7 @@ def build_source(
 ) -> FileSource | StdinSource | PushedSource:
     """Builds one source, without pacing.
 
-    Its name consists of its stream, kind and path, so that it stays the same when sources are reordered.
+    The source's name consists of its stream, kind and path, so it stays the same when sources are reordered.
     """
     if config.file is not None:
         file = config.file
@@ -93,14 +93,14 @@ def build_source(
 
 
 def package_sources(config: PackageSourceConfig, context: SourceContext, taken: Collection[str] = ()) -> list[Source]:
-    """Builds the sources of one entry of a package's kind.
+    """Builds the sources of one configured source whose kind comes from a package.
 
     Args:
-        taken: names of other sources of the edge.
+        taken: names of the edge's sources that were built before.
 
     Raises:
-        InvalidConfig: the kind refuses the options, or a source has no name of its own: it would be counted twice. Or a
-            source does not say how often it counts a record.
+        InvalidConfig: the kind refuses the options, two sources have one name, or a source does not state a valid
+            `delivery`.
     """
     kind = KINDS.get(config.kind)
     assert kind is not None, "the configuration guarantees it"
@@ -118,16 +118,16 @@ def package_sources(config: PackageSourceConfig, context: SourceContext, taken: 
 
 
 def check_package(config: PackageSourceConfig, context: SourceContext, records: int) -> SourceCheck | None:
-    """Returns what the kind of an entry finds out about it, see `SourceKind`; None: the kind has no check."""
+    """Returns the result of `SourceKind.check` for one configured source; None if the kind has no check."""
     check = getattr(KINDS.get(config.kind), "check", None)
     return None if check is None else check(config.options, context, records)
 
 
 def package_receivers(config: EdgeConfig, now_ms: Callable[[], int]) -> list[Receiver]:
-    """Builds the receivers of all kinds that packages provide.
+    """Builds the receivers of all configured kinds that come from packages.
 
     Raises:
-        InvalidConfig: a kind refuses its options, or two receivers have one path.
+        InvalidConfig: a kind refuses its options, or two receivers have the same path.
     """
     entries: dict[str, list[tuple[Any, SourceContext]]] = {}
     for name, stream in config.streams.items():
@@ -146,7 +146,7 @@ def package_receivers(config: EdgeConfig, now_ms: Callable[[], int]) -> list[Rec
 
 
 def _idle_sleep(sleep: Sleep, source: str, idle: ActivityMarker) -> Sleep:
-    """Returns `sleep` with the source marked as idle meanwhile."""
+    """Returns a function that marks the source as idle while it sleeps."""
 
     async def idle_sleep(seconds: float) -> None:
         with idle(source):
@@ -156,7 +156,7 @@ def _idle_sleep(sleep: Sleep, source: str, idle: ActivityMarker) -> Sleep:
 
 
 def file_opener(file: FileConfig, schema: RecordSchema) -> OpenReader:
-    """Returns the function that opens the files of a source."""
+    """Returns the function that opens the files of a configured file source."""
     if file.format == "parquet":
         return parquet_opener(schema)
     return text_opener(file.text_format(schema), file.compression)

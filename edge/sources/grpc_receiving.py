@@ -1,4 +1,7 @@
-"""Serves the gRPC methods of receivers (`Receiver.grpc_method`) at ``http.grpc``, with tokens and TLS of ``http``."""
+"""Serves the gRPC methods of receivers (`Receiver.grpc_method`) at the address ``http.grpc``.
+
+The tokens and the TLS files of ``http`` apply here, too.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +25,33 @@ STREAMS_PER_CONNECTION = 128
 CONNECTIONS = 1024
 HANDSHAKE_MS = 10_000
 DETAILS = "grpc-status-details-bin"
-"""The metadata with the whole reply to a refused request: a serialized `google.rpc.Status`."""
+"""The metadata key of the whole reply to a refused request: a serialized `google.rpc.Status`."""
 STATUS: Mapping[int, grpc.StatusCode] = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.UNIMPLEMENTED,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
     410: grpc.StatusCode.FAILED_PRECONDITION,
-    413: grpc.StatusCode.INVALID_ARGUMENT,  # not RESOURCE_EXHAUSTED, with which clients try again
+    413: grpc.StatusCode.INVALID_ARGUMENT,  # not RESOURCE_EXHAUSTED, because clients would retry
     415: grpc.StatusCode.INVALID_ARGUMENT,
     422: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.UNAVAILABLE,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-"""The gRPC status of a refusal, by its HTTP status."""
+"""The gRPC status for each HTTP status of a refusal."""
 
 
 class GrpcReceivers:
-    """A gRPC server for the receivers of an endpoint that have a method. Build, start and stop it on one event loop.
+    """A gRPC server for the receivers of an endpoint that have a gRPC method. Build, start and stop it on one event
+    loop.
 
-    A message is read only once the client is authorized and memory is reserved for the largest message.
+    A message is read only after the client is authorized and memory for the largest message is reserved.
     """
 
     def __init__(self, endpoint: PushEndpoint, address: str, tls: HttpTlsConfig | None) -> None:
         self._endpoint = endpoint
-        self._most_bytes = 2 * endpoint.limits.body.size_bytes  # so that the endpoint refuses most that are too large
+        # Twice the limit, so that the endpoint itself refuses most messages that are too large.
+        self._most_bytes = 2 * endpoint.limits.body.size_bytes
         self._memory = PushMemory(MAX_MESSAGES_ARRIVING * self._most_bytes)
         self._server = grpc.aio.server(options=self._options())
         for receiver in endpoint.receivers:
@@ -81,7 +86,8 @@ class GrpcReceivers:
             return await self._serve(receiver, messages, context)
 
         service, _, name = method.strip("/").partition("/")
-        # To the client it is a method with one message. As a stream, the message is not read before it is asked for.
+        # For the client, the method takes one message. The server handles it as a stream, so that it decides when to
+        # read.
         return grpc.method_handlers_generic_handler(service, {name: grpc.stream_unary_rpc_method_handler(serve)})
 
     async def _serve(self, receiver: Receiver, messages: AsyncIterator[bytes], context: Any) -> bytes:
@@ -91,7 +97,8 @@ class GrpcReceivers:
         handled = asyncio.ensure_future(
             self._endpoint.handle(receiver, request, host, lambda principal: self._message(messages, principal))
         )
-        # A client that goes away cancels this coroutine. Its records are then ingested as a whole, or not at all.
+        # A client that disconnects cancels this coroutine. The shield lets the request end, so all its records count or
+        # none.
         response, refused = await asyncio.shield(handled)
         if refused is not None:
             details = ((DETAILS, bytes(response.body)),)
@@ -99,7 +106,7 @@ class GrpcReceivers:
         return bytes(response.body)
 
     async def _message(self, messages: AsyncIterator[bytes], principal: bytes | str) -> AsyncIterator[bytes]:
-        """Yields the only message. Raises TimeoutError, Refused."""
+        """Yields the only message. Raises TimeoutError or Refused."""
         detail = f"{MAX_MESSAGES_ARRIVING} messages arrive already; nothing was accepted"
         refused = Refused(429, "too-many-requests", detail, retry_after_s=RETRY_AFTER_S)
         with self._memory.reservation(principal) as reserved:
@@ -123,7 +130,7 @@ class GrpcReceivers:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new calls, and lets the others end within the time."""
+        """Refuses new calls, and lets running calls end within the time, in seconds."""
         await self._server.stop(grace_s)
 
 

@@ -1,7 +1,7 @@
 """Pushed records: ``POST /v1/streams/{stream}`` with NDJSON, CSV or Arrow in the body.
 
-A request is accepted as a whole or not at all; invalid records in it are rejected individually and listed in the reply.
-If all are, the reply is an error. The reply to a repetition says `already_counted`.
+A request is accepted as a whole or not at all. Invalid records are rejected individually and listed in the reply. If
+all records are invalid, the reply is an error. If the request was counted before, the reply says `already_counted`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class StreamReceiver:
     """A `Receiver` of the records of streams with an ``http`` source.
 
     Args:
-        sources: by stream.
-        texts: by stream, the format of bodies of the type text/plain; without one they are refused.
+        sources: the source of each stream.
+        texts: by stream, the format of bodies of the type text/plain. Streams without an entry refuse such bodies.
     """
 
     path = "/v1/streams/{stream}"
@@ -57,7 +57,7 @@ class StreamReceiver:
         source = self._sources.get(name)
         if source is None:
             known = ", ".join(sorted(self._sources)) or "(none)"
-            detail = f"stream {name[:100]!r} does not accept pushed records; streams that do: {known}"
+            detail = f"stream {name[:100]!r} does not accept pushed records; streams that accept them: {known}"
             raise Refused(404, "not-found", detail)
         kind = media_kind(request.media)
         if kind is None:
@@ -99,10 +99,10 @@ def push_endpoint(
     count_skipped: Callable[[str, Mapping[str, int]], None] = lambda _stream, _skipped: None,
     more: Sequence[Receiver] = (),
 ) -> PushEndpoint:
-    """Returns the endpoint of the records that are pushed to an edge.
+    """Returns the endpoint of the records that are pushed to an edge. `PushEndpoint` describes the other arguments.
 
     Args:
-        config: streams with an ``http`` source accept records; `config.limits` bounds what requests may cost.
+        config: streams with an ``http`` source accept records. `config.limits` bounds the cost of requests.
         more: the receivers of other kinds of sources.
     """
     body = BodyLimits(config.limits.max_push_bytes, config.limits.push_cpu_ms / 1000)

@@ -1,7 +1,7 @@
 """Decompresses the body of a push and decodes it by its media type, within limits of memory and CPU time.
 
-What a body may cost is known before it is spent: sizes that compressed data declare are summed before anything is
-allocated, and the clock is read between pieces of bounded work.
+Limits are checked before memory is allocated: the sizes that compressed data declare are summed first. The CPU clock is
+read between small pieces of work.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class BodyLimits:
     """Limits of one body.
 
     Attributes:
-        size_bytes: as sent and, separately, decompressed.
-        cpu_s: CPU time of decoding.
-        cpu_clock: CPU time of the current thread, s.
+        size_bytes: the largest size as sent, and also the largest decompressed size.
+        cpu_s: the CPU time that decoding may take, in seconds.
+        cpu_clock: returns the CPU time of the current thread, in seconds.
     """
 
     size_bytes: int
@@ -57,7 +57,10 @@ class BodyLimits:
     cpu_clock: Callable[[], float] = time.thread_time
 
     def timer(self) -> Callable[[], None]:
-        """Returns a function that raises BodyTooCostly once the CPU time is used up. Call both in one thread."""
+        """Returns a function that raises BodyTooCostly once the CPU time is used up.
+
+        Call `timer` and the function in the same thread.
+        """
         end_s = self.cpu_clock() + self.cpu_s
 
         def check() -> None:
@@ -67,12 +70,16 @@ class BodyLimits:
         return check
 
     def of(self, plain: bytes, arrival_ms: int, check: Callable[[], None] | None = None) -> Body:
-        """Returns a decompressed body with these limits; its time begins now, or began with `check`."""
+        """Returns a decompressed body with these limits.
+
+        Args:
+            check: a result of `timer` whose time is already running; None to start the time now.
+        """
         return Body(plain, arrival_ms, self.size_bytes, check or self.timer())
 
 
 def media_kind(media: str) -> str | None:
-    """Returns ndjson, csv, text or arrow for a media type; None for others."""
+    """Returns ndjson, csv, text or arrow for a media type; None for other media types."""
     return _MEDIA.get(media)
 
 
@@ -81,12 +88,13 @@ def decode_body(body: Body, kind: str, schema: RecordSchema, where: str, text: T
 
     Args:
         kind: a result of `media_kind`.
+        where: the name of the stream, for error messages.
         text: the format of a body of the kind `text`.
 
     Raises:
-        InvalidRecord: the body as a whole is invalid; the message says why and what is accepted.
-        BodyTooLarge: the records take more memory than a body may take.
-        BodyTooCostly: see `BodyLimits`.
+        InvalidRecord: the body as a whole is invalid. The message says why and what is accepted.
+        BodyTooLarge: the records need more memory than a body may use.
+        BodyTooCostly: decoding has used the CPU time of `BodyLimits`.
     """
     if kind == "arrow":
         return _decode_arrow(body, schema, where)
@@ -136,14 +144,14 @@ def _identity(body: bytes, limit_bytes: int) -> bytes:
 
 
 ENCODINGS: Mapping[str, Decompress] = {"gzip": gunzip, "identity": _identity}
-"""The values of ``Content-Encoding`` that receivers usually accept."""
+"""The functions that decompress a body, by the values of ``Content-Encoding`` that most receivers accept."""
 
 
 def _plain_bytes(message: pa.Message) -> int:
-    """Returns the bytes of an Arrow IPC message's buffers once they are decompressed, as the message declares them.
+    """Returns the decompressed size of an Arrow IPC message's buffers in bytes, as the message declares it.
 
-    PyArrow allocates them before it decompresses, and reports neither compression nor sizes of a message. A compressed
-    buffer begins with its plain length, int64, or -1 if it is stored as it is (Message.fbs, `BodyCompression`).
+    PyArrow allocates this size before it decompresses, and does not report it. A compressed buffer begins with its
+    decompressed length as int64; -1 if the buffer is not compressed (Message.fbs, `BodyCompression`).
     """
     metadata = message.metadata.to_pybytes()
     root = flatbuffers.table.Table(metadata, flatbuffers.encode.Get(flatbuffers.packer.uoffset, metadata, 0))
@@ -168,7 +176,7 @@ def _plain_bytes(message: pa.Message) -> int:
 
 
 def _check_sizes(body: bytes, limit_bytes: int, check: Callable[[], None]) -> None:
-    """Raises BodyTooLarge if the buffers of an Arrow IPC stream would take more than `limit_bytes`."""
+    """Raises BodyTooLarge if the buffers of an Arrow IPC stream would need more than `limit_bytes`."""
     size = 0
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
         check()
@@ -178,9 +186,9 @@ def _check_sizes(body: bytes, limit_bytes: int, check: Callable[[], None]) -> No
 
 
 def _expanded_bytes(column: pa.Array) -> int:
-    """Returns the bytes by which a column of texts grows beyond `nbytes` when it is converted to plain strings.
+    """Returns the bytes by which a text column grows beyond `nbytes` when it is converted to plain strings.
 
-    The values of a dictionary, and of views, may refer to the same bytes many times.
+    Values of dictionaries and of views may refer to the same bytes many times.
     """
     if pa.types.is_dictionary(column.type):
         if not is_text(column.type.value_type):
@@ -193,7 +201,7 @@ def _expanded_bytes(column: pa.Array) -> int:
 
 
 def _text_lengths(texts: pa.Array) -> pa.Array:
-    """Returns the bytes of each text, int64."""
+    """Returns the length of each text in bytes, int64."""
     if texts.type not in (pa.string_view(), pa.binary_view()):
         return pc.binary_length(texts).cast(pa.int64())
     if not len(texts):
@@ -210,7 +218,7 @@ def _decode_arrow(body: Body, schema: RecordSchema, where: str) -> Decoded:
             check_schema(reader.schema, schema, where)
             for batch in reader:
                 body.check()
-                batch.validate(full=True)  # checks offsets and UTF-8: the body is untrusted
+                batch.validate(full=True)  # checks offsets and UTF-8, because the body is untrusted
                 size += batch.nbytes + sum(_expanded_bytes(column) for column in batch.columns)
                 if size > MAX_EXPANSION * body.limit_bytes:
                     raise BodyTooLarge

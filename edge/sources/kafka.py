@@ -1,7 +1,7 @@
 """Reads topics of a Kafka broker (extra ``kafka``). Each record counts exactly once.
 
 Each partition is a source with its own watermark. The journal has the records together with the offset of their
-partition. So a restart needs no record a second time, and the edge uses no consumer group. All partitions of a topic
+partition. So a restart reads no record a second time, and the edge uses no consumer group. All partitions of a topic
 share one consumer. Its thread fetches and decodes messages, and looks for new partitions.
 """
 
@@ -28,23 +28,25 @@ from edgewater.wire import LossReason
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 10_000
-"""Messages that are decoded together."""
+"""The largest number of messages that are decoded together."""
 POLL_S = 0.1
 MAX_QUEUED_BYTES, LEAST_QUEUED_BYTES = 8 << 20, 32 << 10
-"""A partition is paused when more bytes of its messages wait for the agent than its share of the first number, or than
-the second number."""
+"""Limits for the bytes of a partition's messages that wait for the agent. The partition is paused above
+`MAX_QUEUED_BYTES` / number of partitions, or above `LEAST_QUEUED_BYTES` if this is more.
+"""
 PARTITIONS_EVERY_S = 30.0
 PROBE_EVERY_S = 5.0
-"""After the failure of a connection the partitions are looked for at once, but not again before this time."""
+"""After a connection has failed, the partitions are looked up at once. Two such look-ups are at least this time apart.
+"""
 CHECKED_PARTITIONS = 10
-"""`check` reads from so many partitions."""
+"""The number of partitions from which `check` reads."""
 BACKFILL_MESSAGES = 4_000
-"""Messages that a backfill decodes at once."""
+"""The number of messages that a backfill decodes together."""
 
 
 @dataclass(slots=True)
 class _Arrived:
-    """A chunk, a failure, or the number of partitions, which the consumer's thread gives to a partition."""
+    """What the consumer's thread hands to a partition: a chunk, a failure, or the number of partitions of the topic."""
 
     chunk: Chunk | None = None
     newest_ms: int = 0
@@ -59,8 +61,8 @@ class _Assigned:
     Attributes:
         offset: the offset of the next message that the thread reads.
         queued_bytes: bytes of the messages in `arrived`. Both threads change it, under the topic's lock.
-        at_end: whether the thread has found no further message.
-        high: the offset after the newest message that the broker had at the newest fetch; negative: unknown.
+        at_end: whether the thread has reached the end of the partition.
+        high: the offset after the broker's newest message, at the last fetch; negative if unknown.
     """
 
     offset: int
@@ -72,7 +74,7 @@ class _Assigned:
     high: int = -1
 
     def give(self, arrived: _Arrived) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
+        with contextlib.suppress(RuntimeError):  # the loop was closed before the thread ended
             self.loop.call_soon_threadsafe(self.arrived.put_nowait, arrived)
 
 
@@ -92,7 +94,7 @@ class KafkaTopic:
         return f"{self.context.stream}:kafka:{self.config.topic}:{partition}"
 
     async def range_of(self, partition: int) -> tuple[int, int]:
-        """Returns the offset of the oldest message, and the offset after the newest. Raises KafkaFailed."""
+        """Returns the offset of the oldest message and the offset after the newest message. Raises KafkaFailed."""
 
         def ask() -> tuple[int, int]:
             with contextlib.closing(KafkaConsumer(self.config)) as consumer:
@@ -120,7 +122,9 @@ class KafkaTopic:
                 self._requests.put(lambda consumer: consumer.unassign(partition))
 
     def taken(self, partition: int, assigned: _Assigned, size: int) -> None:
-        """Called when the agent has taken a chunk of `size` bytes."""
+        """Subtracts `size` bytes from the queue, and resumes a paused partition. Called when the agent has taken a
+        chunk.
+        """
         with self._lock:
             assigned.queued_bytes -= size
             if assigned.is_paused and assigned.queued_bytes <= self._most_queued() // 2:
@@ -144,7 +148,7 @@ class KafkaTopic:
                         return
                 self._look_for_partitions(consumer)
                 self._dispatch(consumer, consumer.consume(MAX_MESSAGES, POLL_S))
-        except Exception as exc:  # the sources raise it on their loops
+        except Exception as exc:  # each source raises the exception on its loop
             with self._lock:
                 assigned, self._assigned, self._thread = self._assigned, {}, None
                 self._requests = queue.SimpleQueue()
@@ -155,7 +159,7 @@ class KafkaTopic:
                 consumer.close()
 
     def _look_for_partitions(self, consumer: KafkaConsumer) -> None:
-        """Looks for new partitions, and whether the brokers still answer after a connection has failed."""
+        """Looks for new partitions. After a failed connection, also checks whether the brokers still answer."""
         now_s = time.monotonic()
         is_due = now_s - self._looked_s >= PARTITIONS_EVERY_S
         if not is_due and not (consumer.has_failed and now_s - self._probed_s >= PROBE_EVERY_S):
@@ -167,11 +171,11 @@ class KafkaTopic:
         if consumer.has_failed:
             consumer.has_failed = False
             for partition, each in assigned.items():
-                # Whether it is still read to its end is unknown. The client says it again only after a new assignment.
+                # The client reports the end of the partition again only after a new assignment.
                 each.at_end = False
                 consumer.assign(partition, each.offset)
         partitions = consumer.partitions()
-        self._looked_s = time.monotonic()  # only now: after a failure the next attempt must ask again
+        self._looked_s = time.monotonic()  # set only after success, so that a failed look-up is repeated
         for partition, each in assigned.items():
             if partition not in partitions:
                 accepted = "a topic that keeps its partitions; if it was created anew, delete the state of the edge"
@@ -209,7 +213,7 @@ class KafkaTopic:
                 assigned.at_end = True
 
     def _give(self, partition: int, arrived: _Arrived) -> _Assigned | None:
-        """Gives something to a partition. Returns None if the partition is no longer read."""
+        """Hands something to a partition. Returns None if the partition is no longer read."""
         with self._lock:
             assigned = self._assigned.get(partition)
         if assigned is not None:
@@ -235,7 +239,7 @@ class KafkaTopic:
         assigned.give(_Arrived(chunk, records[-1].timestamp()[1]))
 
     def chunk(self, partition: int, messages: Sequence[Any]) -> Chunk:
-        """Decodes messages of one partition, at least one."""
+        """Decodes at least one message of one partition."""
         start, end = {"offset": messages[0].offset()}, {"offset": messages[-1].offset() + 1}
         present = [message for message in messages if message.value() is not None]  # a tombstone is no record
         bodies = [message.value() for message in present]
@@ -269,7 +273,7 @@ def _time_ms(kind: int, time_ms: int) -> int | None:
 
 
 class KafkaPartition(KeptSource):
-    """A `Source`: one partition of a topic."""
+    """A `Source` that reads one partition of a topic."""
 
     delivery = Delivery.EXACTLY_ONCE
     replayable = True
@@ -287,7 +291,7 @@ class KafkaPartition(KeptSource):
         offset = OLDEST if position is None else int(position["offset"])
         if position is None and self._topic.config.start == "latest":
             _, offset = await self._topic.range_of(self._partition)
-            yield self._empty(offset)  # so that a restart before the first record knows the place
+            yield self._empty(offset)  # so that a restart before the first record begins at the same offset
         while True:
             try:
                 async for chunk in self._read(offset):
@@ -343,8 +347,11 @@ class KafkaPartition(KeptSource):
         return Chunk(self.name, batch, None, end, (), 0, losses, keep=True, opens=opens)
 
     async def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
-        """Reads with a consumer of its own. The broker finds the first message by its timestamp if the event time is
-        the timestamp, or cannot be later than the timestamp by more than `time.max_skew`."""
+        """Reads with a consumer of its own.
+
+        The first message is looked up by its timestamp. This needs an event time that is the timestamp, or that exceeds
+        it by at most `time.max_skew`. Otherwise reading begins at the oldest message.
+        """
         topic, end = self._topic, int(until["offset"])
         consumer = await asyncio.to_thread(KafkaConsumer, topic.config)
         try:
@@ -378,7 +385,7 @@ class KafkaPartition(KeptSource):
 
 
 class Kafka:
-    """The kind ``kafka``."""
+    """The kind of sources ``kafka``."""
 
     name = "kafka"
     config = KafkaConfig
@@ -392,7 +399,7 @@ class Kafka:
         return [KafkaPartition(KafkaTopic(options, context), 0)]
 
     def check(self, options: KafkaConfig, context: SourceContext, records: int) -> SourceCheck:
-        """Reads the newest messages of some partitions. No offset is stored anywhere."""
+        """Reads the newest messages of some partitions. Stores no offset anywhere."""
         topic = KafkaTopic(options, context)
         facts, samples, nbytes = [], [], 0
         try:

@@ -1,4 +1,4 @@
-"""The client of Kafka brokers: its options, a consumer of one topic, and what is wrong if the brokers do not answer."""
+"""The client of Kafka brokers: its options, a consumer of one topic, and what may be wrong after a failure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from edgewater.runtime.configuration import refusal
 
 REQUEST_S = 8.0
 FIRST_SLICE_S = 0.25
-"""A request is tried again after this time, which then doubles. Between two tries the client says whether no broker can
-be reached."""
+"""The timeout of the first try of a request, in seconds. It doubles with each try. Between two tries, the client may
+report that no broker can be reached.
+"""
 RECOVERY_S = 2.0
-"""A request waits at least so long for brokers that could not be reached before."""
+"""If no broker could be reached before, a request waits at least this long."""
 SOCKET_TIMEOUT_MS = 9_000
-"""A broker that says nothing for this long is taken for unreachable. The idle rule waits longer by default."""
+"""A broker counts as unreachable if it sends nothing for this long. The default of the idle rule is longer."""
 MAX_PARTITIONS = 1000
 OLDEST = -2
 """librdkafka's offset of the oldest message."""
@@ -42,10 +43,11 @@ class KafkaConfig(TextConfig):
     Attributes:
         brokers: host:port of one or more brokers.
         topic: name of the topic.
-        start: where to begin in a partition that was never read: at its oldest record, or at records from now on.
-        key: the column that gets the record's key as text.
-        timestamp: the column that gets the record's timestamp in ms.
-        headers: for each header, the column that gets the header's value as text.
+        start: where a partition begins that was never read: ``earliest`` at its oldest record, ``latest`` after its
+            newest.
+        key: the column for the record's key as text.
+        timestamp: the column for the record's timestamp in ms.
+        headers: for each header, the column for the header's value as text.
         username: user of SASL. None: no SASL.
         password: password of SASL.
         mechanism: mechanism of SASL.
@@ -86,7 +88,7 @@ class KafkaConfig(TextConfig):
 
     @property
     def more(self) -> list[str]:
-        """The columns that are not in the bodies of messages."""
+        """The columns whose values do not come from the bodies of messages."""
         return [*filter(None, (self.key, self.timestamp)), *self.headers.values()]
 
     def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
@@ -110,7 +112,7 @@ class KafkaConfig(TextConfig):
             **self.properties,
             "isolation.level": "read_committed",
             "bootstrap.servers": ",".join(self.brokers),
-            "group.id": "edgewater",  # required, and not used: partitions are assigned, and no offset is committed
+            "group.id": "edgewater",  # required, but without effect: partitions are assigned, offsets not committed
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
@@ -123,14 +125,18 @@ class KafkaConfig(TextConfig):
         return result
 
     def refused_by_client(self, reason: str) -> InvalidConfig:
-        """Returns the option that librdkafka refuses before it connects."""
+        """Returns the error for a reason with which librdkafka refuses the options before it connects."""
         if "ssl." in reason or (self.tls and not self.properties):
             shown = self.tls.model_dump() if isinstance(self.tls, TlsConfig) else self.tls
             return InvalidConfig("tls", shown, "readable PEM files of the CA, the certificate and its key", reason)
         return InvalidConfig("properties", sorted(self.properties), "properties of librdkafka's consumer", reason)
 
     def fault(self, code: str, reason: str) -> InvalidConfig:
-        """Returns the option that may be wrong, for a code of librdkafka such as ``_TRANSPORT``."""
+        """Returns the error that names the option that may be wrong.
+
+        Args:
+            code: a code of librdkafka such as ``_TRANSPORT``.
+        """
         if "AUTHENTICATION" in code or "SASL" in code:
             accepted = f"a user and a password that the brokers accept with the mechanism {self.mechanism}"
             return InvalidConfig("username", self.username, accepted, reason)
@@ -161,7 +167,7 @@ class OffsetGone(KafkaFailed):
 
 
 class _LastLine:
-    """The logger of a client: gives a function the lines about connections that have failed."""
+    """The logger of a client. It passes the lines about failed connections to a function."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
@@ -172,32 +178,32 @@ class _LastLine:
 
 
 class KafkaConsumer:
-    """A consumer of one topic. One thread at a time may use it; each method blocks for at most `REQUEST_S`.
+    """A consumer of one topic. One thread at a time may use it. Each method blocks for at most `REQUEST_S`.
 
     Attributes:
         client: the consumer of confluent-kafka.
-        has_failed: a connection has failed since the attribute was last reset. What the client has said about the ends
-            of partitions may be out of date.
+        has_failed: whether a connection has failed since the attribute was last reset. If so, the reported ends of
+            partitions may be outdated.
     """
 
     def __init__(self, config: KafkaConfig) -> None:
-        from confluent_kafka import Consumer, KafkaException  # an extra
+        from confluent_kafka import Consumer, KafkaException  # only with the extra `kafka`
 
         self._config = config
         self._cause: Any = None
         self._line = ""
-        self._next: tuple[int, int] | None = None  # what `read` has assigned, and where it stands
+        self._next: tuple[int, int] | None = None  # the partition that `read` has assigned, and its next offset
         self._polled: list[Any] = []  # messages that `_serve_callbacks` has taken from the client
         self._is_unreachable = False
         self.has_failed = False
         try:
-            # The log has a line for each attempt to connect, so only the last one is of use.
+            # The log has a line for each attempt to connect. Only the last line is needed.
             self.client = Consumer({**config.client(), "error_cb": self._note}, logger=_LastLine(self._note_line))
         except KafkaException as exc:  # librdkafka refuses a property, a file, or a combination of them
             raise KafkaFailed(config.refused_by_client(exc.args[0].str())) from exc
 
     def _note(self, error: Any) -> None:
-        """Called by librdkafka, within a call of this consumer, when a connection or all of them have failed."""
+        """Remembers a failed connection. librdkafka calls it within a call of this consumer."""
         self.has_failed = True
         if error.name() == "_ALL_BROKERS_DOWN":
             self._is_unreachable = True
@@ -205,7 +211,7 @@ class KafkaConsumer:
             self._cause = error
 
     def _serve_callbacks(self) -> None:
-        """Lets the client call `_note`. The same call may return a message, which `consume` returns later."""
+        """Lets the client call `_note`. If the client returns a message, `consume` returns the message later."""
         message = self.client.poll(0)
         if message is not None:
             self._polled.append(message)
@@ -218,14 +224,14 @@ class KafkaConsumer:
         return messages
 
     def assign(self, partition: int, offset: int) -> None:
-        """Assigns a partition from an offset on, beside the partitions that are assigned already."""
+        """Assigns a partition from an offset on, in addition to the assigned partitions."""
         from confluent_kafka import TopicPartition
 
         self.unassign(partition)
         self.client.incremental_assign([TopicPartition(self._config.topic, partition, offset)])
 
     def unassign(self, partition: int) -> None:
-        """Ends an assignment, if there is one. No further message of the partition is returned."""
+        """Ends the assignment of a partition, if it is assigned. No further message of the partition is returned."""
         from confluent_kafka import TopicPartition
 
         self._polled = [message for message in self._polled if message.partition() != partition]
@@ -233,7 +239,7 @@ class KafkaConsumer:
             self.client.incremental_unassign([TopicPartition(self._config.topic, partition)])
 
     def resume(self, partition: int) -> None:
-        """Fetches a paused partition again, if it is assigned."""
+        """Resumes a paused partition, if it is assigned."""
         from confluent_kafka import TopicPartition
 
         if self._is_assigned(partition):
@@ -246,7 +252,7 @@ class KafkaConsumer:
         self._line = line
 
     def failed(self, error: Any) -> KafkaFailed:
-        """Returns the exception for an error of librdkafka, with the cause that it gave before."""
+        """Returns the exception for an error of librdkafka. It states the cause that librdkafka reported before."""
         if "TOPIC" in error.name() or "PARTITION" in error.name():
             return KafkaFailed(self._config.fault(error.name(), error.str()))
         if self._cause is not None:
@@ -264,11 +270,14 @@ class KafkaConsumer:
             raise self.failed(exc.args[0]) from exc
 
     def partitions(self) -> dict[int, KafkaFailed | None]:
-        """Returns the partitions of the topic, and why one cannot be read. Raises KafkaFailed."""
+        """Returns the partitions of the topic. The value is None for a readable partition, otherwise the reason.
+
+        Raises KafkaFailed.
+        """
         from confluent_kafka import KafkaException
 
         began_s, slice_s = time.monotonic(), FIRST_SLICE_S
-        patience_s = RECOVERY_S if self._is_unreachable else 0.0  # the brokers may have come back since
+        patience_s = RECOVERY_S if self._is_unreachable else 0.0  # the brokers may be reachable again
         while True:
             try:
                 topic = self.client.list_topics(self._config.topic, timeout=slice_s).topics[self._config.topic]
@@ -292,7 +301,7 @@ class KafkaConsumer:
         }
 
     def range_of(self, partition: int) -> tuple[int, int]:
-        """Returns the offset of the oldest message, and the offset after the newest. Raises KafkaFailed."""
+        """Returns the offset of the oldest message and the offset after the newest message. Raises KafkaFailed."""
         from confluent_kafka import TopicPartition
 
         with self._asking():
@@ -302,9 +311,8 @@ class KafkaConsumer:
         return int(low), int(high)
 
     def offset_at(self, partition: int, time_ms: int) -> int:
-        """Returns the offset of the first message that has a timestamp of at least `time_ms`.
-
-        `OLDEST` if the broker does not say. Raises KafkaFailed.
+        """Returns the offset of the first message with a timestamp of at least `time_ms`; `OLDEST` if the broker does
+        not tell.
         """
         from confluent_kafka import KafkaException, TopicPartition
 
@@ -316,10 +324,11 @@ class KafkaConsumer:
         return OLDEST if found.error is not None or found.offset < 0 else int(found.offset)
 
     def read(self, partition: int, offset: int, until: int, most: int) -> list[Any]:
-        """Returns the next messages of one partition, and none at its end. No other partition may be assigned.
+        """Returns the next messages of one partition; [] at its end. No other partition may be assigned.
 
         Args:
-            until: the offset at which reading ends.
+            until: the offset at which reading ends, exclusive.
+            most: the largest number of messages.
 
         Raises:
             OffsetGone: the broker does not have the offset.

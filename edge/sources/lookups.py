@@ -1,7 +1,6 @@
 """Adds columns of a file to the records of a stream, by the value of a key column (a *lookup*).
 
-The journal has the joined records. So after a restart, each record keeps the row that the file had when the edge read
-the record.
+The journal has the joined records. So a record keeps its added values after a restart, even if the file has changed.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 256 << 20
 MAX_ROWS = 5_000_000
 RETRY_S = 5.0
-"""Time between two attempts to load a file that was never loaded."""
+"""The time, in seconds, between two attempts to load a file that was never loaded."""
 
 
 class LookupTable:
     """The rows of a lookup file, by key.
 
     Args:
-        keys: one text, int64 or bool per row, without nulls and without duplicates.
+        keys: the key of each row, text, int64 or bool, without nulls and without duplicates.
         columns: the columns to add, each with one value per row.
 
     Raises:
-        ValueError: a key is null or occurs twice; the message shows it.
+        ValueError: a key is null or occurs twice. The message shows the key.
     """
 
     def __init__(self, keys: pa.Array, columns: Mapping[str, pa.Array]) -> None:
@@ -58,7 +57,7 @@ class LookupTable:
             first, second = sorted(order[same[0] : same[0] + 2].tolist())
             if keys[first] == keys[second]:
                 raise ValueError(f"rows {first + 1} and {second + 1} have the key {keys[first].as_py()!r:.100}")
-            seed += 1  # two keys with one hash
+            seed += 1  # two keys have the same hash
         self._seed, self._order = seed, order
         self._hashes: WordArray = hashes[order]
 
@@ -71,13 +70,15 @@ class LookupTable:
         return int(self._keys.nbytes + columns + self._hashes.nbytes + self._order.nbytes)
 
     def rows_of(self, values: pa.Array) -> pa.Array:
-        """Returns the row of each value, int64; null: it is null, or no row has it. Looks each distinct value up."""
+        """Returns the row of each value, int64; null for a null value or a value that is no key. Looks up each distinct
+        value once.
+        """
         distinct = values.dictionary_encode()
         rows = self._rows(distinct.dictionary)
         return pa.array(rows, mask=rows < 0).take(distinct.indices)
 
     def _rows(self, values: pa.Array) -> IntArray:
-        """Returns the row of each value, -1 for none."""
+        """Returns the row of each value; -1 for a value that is no key."""
         if not len(self) or not len(values):
             return np.full(len(values), -1)
         hashes = hash_values(values, self._seed)
@@ -87,13 +88,13 @@ class LookupTable:
         return np.where(equal, rows, -1)
 
     def take(self, rows: pa.Array) -> dict[str, pa.Array]:
-        """Returns the added columns for rows of `rows_of`."""
+        """Returns the added columns for the rows that `rows_of` returned."""
         return {name: column.take(rows) for name, column in self._columns.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """Identifies a version of a file. It differs when the file has changed."""
+    """Identifies a version of a file. It changes when the file changes."""
 
     inode: int
     size: int
@@ -101,19 +102,19 @@ class FileVersion:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Raises OSError."""
+        """Returns the current version of a file. Raises OSError."""
         status = path.stat()
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def load_table(config: LookupConfig, key_type: pa.DataType) -> LookupTable:
-    """Reads a lookup file. Blocking.
+    """Reads a lookup file. Blocks.
 
     Args:
         key_type: the type of the stream's key column.
 
     Raises:
-        InvalidConfig: the file cannot be read, lacks a column, has a value of another type, or a key twice.
+        InvalidConfig: the file cannot be read, lacks a column, has a value of another type, or has a key twice.
     """
     types = {config.file_key: key_type, **{name: COLUMN_TYPES[kind] for name, kind in config.columns.items()}}
     try:
@@ -166,12 +167,12 @@ def _cast(column: pa.ChunkedArray, name: str, kind: pa.DataType) -> pa.ChunkedAr
 
 
 class Lookup:
-    """One lookup of a stream, with the version of its file that is in use.
+    """One lookup of a stream, with the loaded version of its file.
 
     Attributes:
-        failure: why the newest version of the file is not in use; None: it is in use.
-        unmatched: the number of records so far whose key was not null, and in no row.
-        loaded_ms: wall time at which the version in use was loaded; None: no version is loaded yet.
+        failure: why the newest version of the file could not be loaded; None if it is loaded.
+        unmatched: the number of records so far whose key was not null and was in no row.
+        loaded_ms: wall time when the loaded version was read; None if no version is loaded yet.
     """
 
     def __init__(self, stream: str, config: LookupConfig, key_type: pa.DataType, now_ms: Callable[[], int]) -> None:
@@ -192,7 +193,7 @@ class Lookup:
         return 0 if self._table is None else len(self._table)
 
     def refresh(self) -> None:
-        """Loads the file if it has changed; keeps the version in use if that fails. Blocking."""
+        """Loads the file if it has changed. If loading fails, the loaded version stays in use. Blocks."""
         try:
             version = FileVersion.of(Path(self.config.file))
             if version == self._version and self.failure is None:
@@ -210,7 +211,7 @@ class Lookup:
         self._table, self._version, self.failure, self.loaded_ms = table, version, None, self._now_ms()
 
     def columns_for(self, keys: pa.Array) -> dict[str, pa.Array]:
-        """Returns the columns to add for the keys of some records. Raises StorageError: no version is loaded."""
+        """Returns the columns to add for the keys of some records. Raises StorageError if no version is loaded."""
         table = self._table
         if table is None:
             raise StorageError(f"lookup {self.config.file}: {self.failure or 'not loaded yet'}")
@@ -220,7 +221,9 @@ class Lookup:
 
 
 class StreamLookups:
-    """The lookups of a stream, in the order of the configuration. An earlier lookup may add the key of a later one."""
+    """The lookups of a stream in the order of the configuration. The key of a lookup may be a column of an earlier
+    lookup.
+    """
 
     def __init__(self, lookups: Sequence[Lookup], columns: Sequence[str]) -> None:
         self.lookups = tuple(lookups)
@@ -245,15 +248,17 @@ class StreamLookups:
         return pa.RecordBatch.from_pydict({name: arrays[name] for name in (*self._columns, TIME_COLUMN)})
 
     def join_loaded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the records with the added columns; they are null where a file has never been loaded."""
+        """Returns the records with the added columns. Columns of a file that has never been loaded are null."""
         return self._joined(batch, needs_all=False)
 
     def joined(self, chunk: Chunk) -> Chunk:
-        """Returns a chunk with joined records; the journal keeps them. Raises StorageError."""
+        """Returns a chunk with joined records, which the journal stores. Raises StorageError if a file has never been
+        loaded.
+        """
         return replace(chunk, batch=self.join(chunk.batch), keep=chunk.keep or chunk.end is not None)
 
     async def run(self) -> None:
-        """Loads the files again when they have changed, until it is cancelled."""
+        """Loads changed files again, until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for lookup in self.lookups:
                 tasks.create_task(self._refresh(lookup))
@@ -265,7 +270,7 @@ class StreamLookups:
 
 
 def open_lookups(name: str, stream: StreamConfig, now_ms: Callable[[], int]) -> StreamLookups:
-    """Returns the lookups of a stream, with their files loaded as far as that is possible. Blocking."""
+    """Returns the lookups of a stream, and tries to load their files. Blocks."""
     types = stream.stream_columns
     lookups = [Lookup(name, config, types[config.stream_key], now_ms) for config in stream.lookups]
     for lookup in lookups:
@@ -274,7 +279,9 @@ def open_lookups(name: str, stream: StreamConfig, now_ms: Callable[[], int]) -> 
 
 
 class JoinedSource:
-    """Adds the columns of lookups to the records of a source. All else comes from the source unchanged."""
+    """A source that adds the columns of lookups to the records of another source. It passes everything else on
+    unchanged.
+    """
 
     def __init__(self, source: Source, lookups: StreamLookups) -> None:
         self._source, self._lookups = source, lookups
@@ -297,5 +304,5 @@ class JoinedSource:
 
 
 def joined(source: Source, lookups: StreamLookups | None) -> Source:
-    """Returns a source whose records have the columns of the lookups; None: there are none."""
+    """Returns a source whose records have the columns of the lookups; the source itself if `lookups` is None."""
     return source if lookups is None else cast(Source, JoinedSource(source, lookups))

@@ -2,7 +2,7 @@
 
 The broker keeps the session while the agent is not connected. The edge acknowledges a message when the journal has it.
 After a crash of the agent, or a lost connection, the broker sends unacknowledged messages again, with the flag DUP. The
-journal remembers the packet identifiers and digests of the newest messages, so such a repetition counts once.
+journal remembers the packet identifiers and digests of the newest messages, so a repeated message counts once.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ from edgewater.runtime.configuration import Duration, RemoteAddress, refusal, sp
 from edgewater.wire import LossReason
 
 RECEIVE_MAXIMUM = 500
-"""The most messages that are unacknowledged. The journal remembers as many."""
+"""The largest number of unacknowledged messages. The journal remembers as many."""
 COALESCE_S = 0.05
 KEEPALIVE_S = 5
-"""Twice this time after its last packet, a broker is taken for unreachable. The idle rule waits as long by default."""
+"""The interval of keep-alive packets, in seconds. A broker counts as unreachable twice this time after its last packet.
+The default of the idle rule is as long.
+"""
 ANSWER_S = 4.0
-"""A broker must accept the connection, the session and the subscriptions within this time each."""
+"""The time, in seconds, for each answer of the broker: to the connection, the session and the subscriptions."""
 CHECK_S = 2.0
 _ENTRY = struct.Struct("<HQ")
 _LEVEL = re.compile(r"\{(\w+)\}")
@@ -48,7 +50,7 @@ class MqttConfig(TextConfig):
 
     Attributes:
         broker: host:port of the broker.
-        topics: filters. A level such as ``{device}`` matches as ``+`` does. The column ``device`` gets its text.
+        topics: filters. A level such as ``{device}`` matches as ``+`` does, and its text becomes the column ``device``.
         client_id: names the session at the broker. No other client may use the name.
         username: user at the broker. None: no credentials.
         password: password at the broker.
@@ -99,7 +101,7 @@ class MqttConfig(TextConfig):
 
     @property
     def more(self) -> list[str]:
-        """The columns that are levels of the topic."""
+        """The columns whose values are levels of the topic."""
         return _LEVEL.findall(self.topics[0])
 
     def broker_fault(self, reason: str) -> InvalidConfig:
@@ -111,7 +113,9 @@ class MqttConfig(TextConfig):
         return InvalidConfig("tls", shown, accepted, str(error))
 
     def refusal_fault(self, reason: str) -> InvalidConfig:
-        """Returns the option that may be wrong, for the broker's reason to end the session."""
+        """Returns the error that names the option that may be wrong, for the reason with which the broker ended the
+        session.
+        """
         if reason in ("Bad user name or password", "Not authorized", "Bad authentication method", "Banned"):
             return InvalidConfig("username", self.username, "a user and a password that the broker accepts", reason)
         if reason in ("Client identifier not valid", "Session taken over"):
@@ -126,7 +130,7 @@ class MqttConfig(TextConfig):
 
 
 def _overlap(one: list[str], other: list[str]) -> bool:
-    """Whether a topic may match both filters."""
+    """Returns whether a topic may match both filters, which are given by their levels."""
     if "#" in (*one[:1], *other[:1]):
         return True
     if not one or not other:
@@ -149,14 +153,14 @@ class MqttFailed(OSError):
 
 
 class Remembered:
-    """The newest messages, by packet identifier."""
+    """The digests of the newest messages, by packet identifier."""
 
     def __init__(self, position: Position | None) -> None:
         data = base64.b64decode(position["packets"]) if position is not None else b""
         self._digests: OrderedDict[int, int] = OrderedDict(_ENTRY.iter_unpack(data))
 
     def knows(self, message: Any) -> bool:
-        """Returns whether a message repeats a remembered message. Remembers the message."""
+        """Returns whether a message repeats a remembered message. Also remembers the message."""
         digest = int.from_bytes(
             blake2b(message.topic.encode() + b"\0" + message.payload, digest_size=8).digest(), "little"
         )
@@ -173,7 +177,7 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class _Subscribed:
-    """The broker has confirmed the subscriptions.
+    """Says that the broker has confirmed the subscriptions.
 
     Attributes:
         is_new: whether the broker had no session of this client.
@@ -183,11 +187,11 @@ class _Subscribed:
 
 
 class _Connection:
-    """A connection to the broker. The thread of the client fills `arrived`; `open` and `close` block.
+    """A connection to the broker. The thread of the client fills `arrived`. The methods `open` and `close` block.
 
     Attributes:
-        arrived: messages and one `_Subscribed`, and perhaps a `MqttFailed` at the end. Messages of an old session may
-            come before the `_Subscribed`.
+        arrived: messages, one `_Subscribed`, and a `MqttFailed` at the end if the connection fails. Messages of an old
+            session may come before the `_Subscribed`.
     """
 
     def __init__(self, config: MqttConfig) -> None:
@@ -210,12 +214,14 @@ class _Connection:
         self._is_new = True
 
     def _give(self, item: Any) -> None:
-        """Puts an item into `arrived`, together with what comes within `COALESCE_S`: to wake the loop takes long."""
+        """Puts an item into `arrived`. Items of `COALESCE_S` seconds are put together, because each call of the event
+        loop is slow.
+        """
         with self._lock:
             self._waiting.append(item)
             count = len(self._waiting)
-        with contextlib.suppress(RuntimeError):  # the loop has ended before the thread
-            if count == RECEIVE_MAXIMUM // 2:  # the broker soon waits for acknowledgements
+        with contextlib.suppress(RuntimeError):  # the loop was closed before the thread ended
+            if count == RECEIVE_MAXIMUM // 2:  # soon the broker will wait for acknowledgements
                 self._loop.call_soon_threadsafe(self._hand_over)
             elif count == 1:
                 self._loop.call_soon_threadsafe(self._loop.call_later, COALESCE_S, self._hand_over)
@@ -286,7 +292,7 @@ class _Connection:
 
 
 class MqttSource(KeptSource):
-    """A `Source`: the messages of all topics of one entry of ``sources``."""
+    """A `Source` that reads all topics of one entry of ``sources``."""
 
     delivery = Delivery.AT_LEAST_ONCE
 
@@ -306,7 +312,7 @@ class MqttSource(KeptSource):
         self._client, arrived = connection.client, connection.arrived
         try:
             await asyncio.to_thread(connection.open)
-            early = list[Any]()  # messages of an old session, which come before the answer to SUBSCRIBE
+            early = list[Any]()  # messages of an old session arrive before the answer to SUBSCRIBE
             while True:
                 subscribed = await self._answer(arrived)
                 if isinstance(subscribed, _Subscribed):
@@ -324,7 +330,7 @@ class MqttSource(KeptSource):
             await asyncio.to_thread(connection.close)
 
     async def _answer(self, arrived: asyncio.Queue[Any]) -> Any:
-        """Returns the next item. Raises MqttFailed: the broker says nothing, or refuses the session."""
+        """Returns the next item. Raises MqttFailed if the broker does not answer or refuses the session."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 item = await arrived.get()
@@ -347,13 +353,13 @@ class MqttSource(KeptSource):
                 raise failure
 
     def _empty(self, remembered: Remembered, losses: tuple[str, ...]) -> Chunk:
-        """Returns a chunk without records: after a restart, its position says that there was a session."""
+        """Returns a chunk without records. After a restart, its position tells that a session existed."""
         self._chunk += 1
         end = remembered.to_position() | {"chunk": self._chunk}
         return Chunk(self.name, self._context.schema.empty(), None, end, (), 0, losses, keep=True)
 
     def _is_new(self, remembered: Remembered, message: Any) -> bool:
-        """Returns whether a message counts. A repetition is acknowledged once the newest chunk is on disk."""
+        """Returns whether a message counts. A repeated message is acknowledged once the newest chunk is on disk."""
         # A session may still have subscriptions of an earlier configuration.
         is_known = remembered.knows(message) or not any(each.fullmatch(message.topic) for each in self._levels)
         self._unacknowledged.append((self._chunk if is_known else self._chunk + 1, message))
@@ -389,7 +395,7 @@ class MqttSource(KeptSource):
 
 
 def _pattern(topic: str) -> re.Pattern[str]:
-    """Returns the expression that finds the levels of a topic."""
+    """Returns the regular expression that extracts the named levels of a topic."""
     parts = re.split(r"(\{\w+\}|\+|#)", topic)
     return re.compile("".join(
         f"(?P<{part[1:-1]}>[^/]*)" if part.startswith("{") else {"+": "[^/]*", "#": ".*"}.get(part, re.escape(part))
@@ -398,7 +404,7 @@ def _pattern(topic: str) -> re.Pattern[str]:
 
 
 class Mqtt:
-    """The kind ``mqtt``."""
+    """The kind of sources ``mqtt``."""
 
     name = "mqtt"
     config = MqttConfig
@@ -412,7 +418,7 @@ class Mqtt:
         return [MqttSource(options, context)]
 
     def check(self, options: MqttConfig, context: SourceContext, records: int) -> SourceCheck:
-        """Subscribes in a session of its own, which ends with the connection, and decodes what comes meanwhile."""
+        """Subscribes in a temporary session and decodes the messages that arrive within `CHECK_S`."""
         checked = options.model_copy(update={"client_id": f"{options.client_id}-check"[-64:], "session": 0})
 
         async def look() -> SourceCheck:

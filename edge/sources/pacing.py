@@ -1,4 +1,4 @@
-"""Replays recorded data under a replay clock: each record is released when the clock reaches its event time."""
+"""Replays recorded data under a replay clock. Each record is released when the clock reaches its event time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.records import COALESCE_S, Chunk, CoalesceTime, Position, Source, shor
 from edgewater.model.streams import LIVE, TIME_COLUMN, StreamClock
 
 RELEASE_INTERVAL_MS = int(1000 * COALESCE_S)
-"""Records that become due within this many ms of wall time are released together."""
+"""Records whose release times lie within this many ms of wall time are released together."""
 LONGEST_SLEEP_MS = 1000
 """The wall clock is read again at least this often, because it may be set during a sleep."""
 
@@ -20,7 +20,8 @@ LONGEST_SLEEP_MS = 1000
 def replay_clock(replay: ReplayConfig | None, now_ms: int) -> StreamClock | None:
     """Returns the clock of a stream that starts now; None for speed max (as fast as records can be read).
 
-    A replay without `at` begins at its first start. The caller stores the clock, so that a restart resumes the replay.
+    A replay without `at` begins at its first start. The caller stores the clock, so that a restart continues the
+    replay.
     """
     if replay is None:
         return LIVE
@@ -31,7 +32,7 @@ def replay_clock(replay: ReplayConfig | None, now_ms: int) -> StreamClock | None
 
 
 class PacedSource:
-    """A `Source` that releases the records of another source by a replay clock."""
+    """A `Source` that releases the records of another source according to a replay clock."""
 
     def __init__(
         self,
@@ -79,17 +80,17 @@ async def paced(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     interval_ms: Callable[[], int] = lambda: RELEASE_INTERVAL_MS,
 ) -> AsyncIterator[Chunk]:
-    """Yields the same records in the same order, each not before `clock` has reached its event time.
+    """Yields the same records in the same order, each when `clock` has reached its event time.
 
-    The input order is kept: a record waits for every record before it. A chunk is split at the clock's current time;
-    each part has its own positions, so that a restart can resume inside a block.
+    A record waits for every record before it. A chunk is split at the clock's current time. Each part has its own
+    positions, so that a restart can resume inside a block.
 
-    Parts of a chunk are released at least `interval_ms` apart, unless the consumer takes longer. So a source that
-    keeps up is idle between them at any record rate, and parts are not smaller than necessary.
+    Two parts of a chunk are released at least `interval_ms` apart, unless the consumer takes longer. So a source that
+    keeps up is idle between the parts at any record rate, and parts are not smaller than necessary.
 
     Args:
-        interval_ms: called after each release.
-        sleep: sleeps for a number of seconds; called whenever nothing is due, and between two parts.
+        interval_ms: returns the least wall time between two parts. Called after each release.
+        sleep: sleeps for a number of seconds. Called when no record can be released yet, and between two parts.
     """
     wait_ms, released_ms = 0, now_ms()
     async for chunk in chunks:
@@ -108,7 +109,7 @@ async def paced(
             elif due:
                 await sleep((released_ms + wait_ms - now) / 1000)
             else:
-                # An empty chunk is due immediately, so there is a first record.
+                # An empty chunk is released at once, so `rest` has a first record.
                 next_ms = int(rest.batch.column(TIME_COLUMN)[0].as_py())
                 next_wait_ms = clock.to_wall_ms(next_ms) - now_ms()
                 await sleep(min(max(next_wait_ms, wait_ms, RELEASE_INTERVAL_MS), LONGEST_SLEEP_MS) / 1000)

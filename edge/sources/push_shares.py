@@ -1,9 +1,12 @@
-"""The memory and the threads of pushes in progress, divided among those who push.
+"""Divides the memory and the threads of pushes in progress among the clients.
 
-One client alone may use all of it. If another one needs some, it comes next: for memory (`PushMemory`), the request of
-the client with the most that has been arriving the longest is refused, until both have as much; for threads
-(`DecodingThreads`), the next free one is for the client with the fewest. So slow or costly bodies of one client keep no
-other client out.
+One client alone may use all memory and all threads.
+
+- If another client needs memory (`PushMemory`), the client with the most memory loses its oldest arriving request. This
+  repeats until both clients have equal memory.
+- If clients wait for a thread (`DecodingThreads`), the next free thread goes to the client with the fewest threads.
+
+So slow or costly bodies of one client block no other client.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 
 
 class TooManyBytes(Exception):
-    """The bodies in progress take all memory, and no client has more than this one."""
+    """The bodies in progress take all memory, and no other client has more memory than the requesting one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -24,10 +27,10 @@ class Reservation:
     """The memory of one body.
 
     Attributes:
-        principal: who pushes it.
-        nbytes: how much of it has arrived.
-        deadline: while it arrives, the time-out of its arrival.
-        is_refused: another client needs its memory: its deadline has passed.
+        principal: the client that pushes the body.
+        nbytes: the bytes that have arrived so far.
+        deadline: the time-out of the body's arrival; None after it has arrived.
+        is_refused: whether the request was refused, because another client needs its memory.
     """
 
     principal: bytes | str
@@ -46,7 +49,7 @@ class PushMemory:
     """The reservations of the requests in progress, in the order in which they began.
 
     Args:
-        limit_bytes: of all bodies, as far as they have arrived.
+        limit_bytes: the largest total of the arrived bytes of all bodies.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -73,7 +76,10 @@ class PushMemory:
         reservation.nbytes += count
 
     def _refuse_of_others(self, principal: bytes | str, count: int) -> None:
-        """Refuses the oldest arriving request of the client with the most, if that is more than this one would have."""
+        """Refuses the oldest arriving request of the client with the most memory.
+
+        Raises TooManyBytes if that client would have no more memory than this one.
+        """
         held, arriving = Counter[bytes | str](), dict[bytes | str, Reservation]()
         for reservation in self._reservations:
             held[reservation.principal] += reservation.nbytes
@@ -86,7 +92,9 @@ class PushMemory:
 
 
 class DecodingThreads:
-    """Permits to decode. Of those who wait, the client with the fewest comes next, then the one who came first."""
+    """Permits to decode. The next permit goes to the waiting client with the fewest permits, then to the longest
+    waiting one.
+    """
 
     def __init__(self, permits: int) -> None:
         self._free = permits
@@ -115,4 +123,4 @@ class DecodingThreads:
             self._free -= 1
             self._running[chosen[0]] += 1
             chosen[1].set_result(None)
-        self._running = +self._running  # forgets the clients that have none
+        self._running = +self._running  # removes the clients without permits

@@ -1,12 +1,12 @@
 """Serves receivers (`edge.receivers`): the part that is the same for every path and format.
 
 A positive reply guarantees that the records are counted exactly once. It is therefore sent only after `Accept` has
-returned, which waits for the journal. A client that gets no reply sends the same request again. The repetition is
-recognised for each source by the `Idempotency-Key` of the request, or else by its body and client.
+returned, which waits for the journal. A client that gets no reply sends the same request again. Each source recognises
+the repeated request by its `Idempotency-Key`, or else by its body and client.
 
 A request reserves memory for the bytes that have arrived, not for the bytes that it announces, and has a deadline.
-Clients divide the memory (`PushMemory`): a client that sends slowly or not at all keeps no other client out. Bodies are
-decoded in threads of their own, within a CPU time.
+Clients divide the memory (`PushMemory`), so a client that sends slowly or stops sending blocks no other client. Bodies
+are decoded in separate threads, within a limit of CPU time.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ MAX_BODIES_PENDING = 4
 DECODING_THREADS = 2
 RETRY_AFTER_S = 1
 MAX_KEY_CHARACTERS = 255
-"""Length of an `Idempotency-Key`."""
+"""The largest length of an `Idempotency-Key`."""
 
 Accept = Callable[[Chunk, str], Awaitable[int | None]]
-"""Ingests a chunk of a stream, unless it was counted before; returns when it is durable.
+"""Ingests a chunk of a stream, unless the chunk was counted before. Returns when the chunk is durable.
 
-Returns the number of records of a chunk that was counted before; None: it was not.
-Raises Unavailable, Retired, StorageError, InvalidRequest: it was not accepted.
+Returns the number of records of a chunk that was counted before; None if it was not.
+Raises Unavailable, Retired, StorageError or InvalidRequest if the chunk was not accepted.
 """
 
 
 class Unavailable(EdgewaterError):
-    """The agent cannot accept records at the moment; nothing of the request was accepted."""
+    """The agent cannot accept records at the moment. Nothing of the request was accepted."""
 
     code = "unavailable"
 
@@ -59,22 +59,24 @@ class Unavailable(EdgewaterError):
 
 
 class BearerTokens:
-    """The tokens of those who may push.
+    """The tokens of the clients that may push.
 
     Args:
-        tokens: read at each request. Empty: every request is allowed.
+        tokens: the accepted tokens, read at each request. If empty, every request is allowed.
     """
 
     def __init__(self, tokens: Sequence[SecretStr]) -> None:
         self._tokens = tokens
 
     def principal(self, request: HttpRequest) -> bytes | str | None:
-        """Returns who pushes: the holder of a token, or without tokens the client's address; None: not allowed."""
+        """Returns the client: a digest of its token, or its address if no tokens are configured; None if it is not
+        allowed.
+        """
         host = request.client.host if request.client is not None else ""
         return self.holder(request.headers.get("authorization"), host)
 
     def holder(self, authorization: str | None, host: str) -> bytes | str | None:
-        """As `principal`, for the value of ``Authorization`` and the client's address."""
+        """Returns the same as `principal`, from the header ``Authorization`` and the client's address."""
         if not self._tokens:
             return host
         token = bearer_token(authorization)
@@ -87,8 +89,8 @@ class PushLimits:
     """Limits of all receivers together.
 
     Attributes:
-        body: of one body.
-        timeout_s: time in which a body must arrive.
+        body: the limits of one body.
+        timeout_s: the time in which a body must arrive.
     """
 
     body: BodyLimits
@@ -96,17 +98,17 @@ class PushLimits:
 
     @property
     def max_pending_bytes(self) -> int:
-        """Total size of the bodies of all requests in progress, as far as they have arrived."""
+        """The largest total of the arrived bytes of all requests in progress."""
         return MAX_BODIES_PENDING * self.body.size_bytes
 
 
 class PushEndpoint:
-    """Passes requests to receivers, and their records to the agent.
+    """Passes requests to receivers, and the receivers' records to the agent.
 
     Args:
         accept: called for each source that a request feeds, with its valid records and its rejections.
-        unavailable: called before a body is read; returns why it cannot be accepted now, or None.
-        now_ms: the wall clock, for arrival times.
+        unavailable: called before a body is read. Returns why the agent accepts nothing now, or None.
+        now_ms: returns the wall time, for arrival times.
         busy: marks the decoding of a body.
         on_refused: called with the name of a source when a request is refused and its client will retry.
         count_refused: called with the code of each refused request.
@@ -140,7 +142,7 @@ class PushEndpoint:
         self._on_refused = on_refused
         self._count_refused = count_refused
         self._memory = PushMemory(limits.max_pending_bytes)
-        # Not the loop's default threads, which write the journal.
+        # Not the event loop's default threads, because they write the journal.
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, "push-decode")
         self._permits = DecodingThreads(DECODING_THREADS)
 
@@ -168,7 +170,7 @@ class PushEndpoint:
             host: the client's address.
             stream: takes the client and returns the parts of the body. Called once the client is authorized.
 
-        Returns: the reply, and why the request was refused; None: it was not.
+        Returns: the reply, and why the request was refused; None if it was accepted.
         """
         try:
             principal = self._tokens.holder(request.headers.get("authorization"), host)
@@ -189,7 +191,9 @@ class PushEndpoint:
     async def _receive(
         self, receiver: Receiver, request: Request, principal: bytes | str, stream: AsyncIterator[bytes]
     ) -> list[Counted]:
-        """Reads a request to its end. Returns what counts, for each source, once it is durable. Raises Refused."""
+        """Reads a request to its end. Once the records are durable, returns what counts for each source. Raises
+        Refused.
+        """
         sources = receiver.sources(request)
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self.limits.body.size_bytes:
@@ -210,7 +214,9 @@ class PushEndpoint:
             raise _refused(reason)
 
     async def _read(self, stream: AsyncIterator[bytes], reserved: Reservation) -> bytes:
-        """Raises Refused."""
+        """Returns the whole body. Raises Refused if it arrives late or not completely, is too large, or gets no
+        memory.
+        """
         limits, received = self.limits, list[bytes]()
         try:
             async with asyncio.timeout(limits.timeout_s) as reserved.deadline:
@@ -268,7 +274,9 @@ class PushEndpoint:
             raise _refused(exc) from None
         for result in results:
             if isinstance(result, EdgewaterError):
-                raise _refused(result) from None  # what other sources have accepted is recognised at the repetition
+                raise _refused(
+                    result
+                ) from None  # when the request is repeated, sources that have accepted it recognise it
             if isinstance(result, BaseException):
                 raise result
         return [result for result in results if isinstance(result, Counted)]
@@ -280,7 +288,7 @@ class PushEndpoint:
             decoded, series = part.convert(self._series_of(part.source.name))
         chunk = Chunk(part.source.name, decoded.batch, None, None, decoded.rejected, nbytes, push=push, series=series)
         counted = await self._accept(chunk, part.source.stream)
-        if counted is not None:  # the series have gone on since the request was counted
+        if counted is not None:  # the series may have changed after the request was counted
             return Counted(part.source, counted, part.decoded.rejected, already_counted=True)
         self._count_skipped(part.source.stream, decoded.skipped)
         return Counted(part.source, decoded.batch.num_rows, decoded.rejected, already_counted=False)
@@ -288,8 +296,9 @@ class PushEndpoint:
     def _decode(
         self, receiver: Receiver, request: Request, body: bytes, arrival_ms: int
     ) -> tuple[Sequence[Part], bytes]:
-        """Returns the records and a digest of the decompressed body: gzip data contain a time, so compressed
-        repetitions differ. Runs in a thread.
+        """Returns the records, and a digest of the decompressed body. Runs in a thread.
+
+        The digest is not of the compressed body, because gzip data contain a time.
 
         Raises:
             BodyTooLarge, BodyTooCostly, InvalidInput: as `Receiver.decode`.
@@ -304,7 +313,7 @@ class PushEndpoint:
         return receiver.decode(request, self.limits.body.of(plain, arrival_ms, check)), digest
 
     def _too_many(self) -> Refused:
-        """Returns the refusal of a request whose body finds no memory, or was refused for another client's body."""
+        """Returns the refusal of a request for which there is no memory, or whose memory another client needs."""
         limit = self._memory.limit_bytes
         detail = f"bodies in progress take {self._memory.nbytes} bytes; the limit is {limit}; nothing was accepted"
         return Refused(429, "too-many-requests", detail, retry_after_s=RETRY_AFTER_S)
@@ -328,7 +337,7 @@ def _refused(exc: EdgewaterError) -> Refused:
 
 
 def _idempotency_key(request: Request) -> str | None:
-    """Returns the key by which the client recognises its batch. Raises InvalidRequest."""
+    """Returns the key that the client gave to its batch; None without a key. Raises InvalidRequest."""
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= MAX_KEY_CHARACTERS:
         raise InvalidRequest("Idempotency-Key", key[:100], f"1 to {MAX_KEY_CHARACTERS} characters")
@@ -336,10 +345,11 @@ def _idempotency_key(request: Request) -> str | None:
 
 
 def _push_id(source: PushedSource, key: str | None, body: bytes, principal: bytes | str) -> PushId | None:
-    """Returns the identity of a batch; None: repetitions of it are not recognised.
+    """Returns the identity of a batch; None if a repeated batch is not recognised.
 
-    Clients may choose equal keys, so a key belongs to the client's token. Without tokens any address may repeat it, as
-    a client's address may change. A body without a key belongs to the token, or to the address.
+    Two clients may choose equal keys. So a key belongs to the client's token. Without tokens, a key belongs to no
+    client, because a client's address may change. A batch without a key is identified by its body and by the token, or
+    by the address.
     """
     name = source.name.encode()
     if key is not None:

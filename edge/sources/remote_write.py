@@ -2,10 +2,10 @@
 
 Prometheus repeats a refused request unchanged. The digest of its body identifies the request, so it counts once. The
 samples of a counter become increments (`edge.series`). The journal has the increments together with the last value of
-each series, so they also count once if the agent is killed.
+each series, so each increment counts once, even if the agent is killed.
 
 One path may feed several streams, and each stream takes some of the metrics. Each request repeats the label sets of its
-series. The edge decodes a label set once, and then finds it by its bytes.
+series. The edge decodes a label set once, and later looks it up by its bytes.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ STALE = 0x7FF0000000000002
 NAME_LABEL = "__name__"
 COUNTERS = [".*_(total|count|sum|bucket)"]
 MAX_LABEL_BYTES = 64 << 10
-"""Size of all labels of a series. Samples of other series are rejected."""
+"""The largest size of all labels of a series. Samples of other series are rejected."""
 MAX_SERIES_BYTES = 256 << 10
-"""Size of a series in a request, so that parsing it takes little memory, whatever it consists of."""
+"""The largest size of a series in a request. It bounds the memory for parsing a series."""
 MIN_SAMPLE_BYTES = 16
-"""A body may have one sample, native histogram or series for each so many bytes that it may have."""
+"""A body may have one sample, native histogram or series for each `MIN_SAMPLE_BYTES` bytes of the limit of a body."""
 MAX_CACHE_BYTES = 32 << 20
-"""Size of the label sets that are remembered in their encoded form."""
+"""The largest size of all cached label sets in encoded form."""
 CHECK_EVERY = 4096
 _FAR_MS = 10**14
 _NOT_TAKEN, _GAUGE, _COUNTER, _INVALID = range(4)
 _ROW = "\0row"
 _STATUS = {408: 503, 422: 400, 429: 503}
-"""Prometheus drops the samples of every reply 4xx, so a request that should come again gets 503."""
+"""The reply's status by the status of a refusal. Prometheus drops samples after a reply 4xx, so a request to repeat
+gets 503.
+"""
 
 
 class RemoteWriteConfig(Model):
@@ -60,9 +62,9 @@ class RemoteWriteConfig(Model):
 
     Attributes:
         path: the path of the endpoint. Several streams may have the same path.
-        metrics: regular expressions (RE2) of whole names of metrics; None: all metrics.
-        columns: by column, ``label.NAME`` or ``value``. A column without an entry is the label of its name; the column
-            ``value`` is the value, and the column ``metric`` is the name of the metric.
+        metrics: regular expressions (RE2) of whole names of metrics. None: all metrics.
+        columns: by column, ``label.NAME`` or ``value``. Columns without an entry: ``value`` is the sample's value,
+            ``metric`` is the metric's name, any other is the label with its name.
         counters: regular expressions of the metrics whose values are totals. The edge counts their increments.
         max_series: the largest number of series of counters whose last values the edge remembers.
     """
@@ -92,10 +94,10 @@ class RemoteWriteConfig(Model):
         return self
 
     def fields(self, columns: Mapping[str, pa.DataType], time: str) -> dict[str, str]:
-        """Returns ``value`` or the label of each column.
+        """Returns the label of each column; "" for the column of the value.
 
         Raises:
-            InvalidConfig: the options do not fit the columns; the field has no path of the stream.
+            InvalidConfig: the options do not fit the columns. Its field is relative to the source's options.
         """
         if time in columns:
             accepted = "an event time that is none of the columns: it is the time of the sample"
@@ -126,11 +128,11 @@ def _whole(patterns: Sequence[str]) -> _Patterns:
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """The samples of a request. All arrays have one entry per sample.
+    """The samples of a request. All arrays have one entry per sample, except `histograms`.
 
     Attributes:
-        sets: the label set, as a number of `_LabelSets`.
-        histograms: label sets of native histograms, one entry per histogram.
+        sets: number of the sample's label set in `_LabelSets`, int64.
+        histograms: number of the label set of each native histogram, int64.
     """
 
     sets: IntArray
@@ -141,10 +143,12 @@ class _Samples:
 
 @dataclass(slots=True)
 class _LabelSets:
-    """Decoded label sets by number, and their meaning for each source. Numbers are only added. Arrays are replaced.
+    """Decoded label sets by number, and their meaning for each source.
+
+    A number stays valid while the object grows. A change replaces the arrays, so that requests in progress can read on.
 
     Attributes:
-        digests: identities of the series.
+        digests: the identity of each label set's series.
         roles: per source, `_NOT_TAKEN`, `_GAUGE`, `_COUNTER` or `_INVALID` for each label set.
         columns: per source, the values of its columns for each label set.
     """
@@ -157,7 +161,7 @@ class _LabelSets:
 
 
 class _Mapping:
-    """The meaning of label sets for one source."""
+    """Maps label sets to the columns of one source."""
 
     def __init__(self, config: RemoteWriteConfig, source: PushedSource) -> None:
         self.source, self.max_series = source, config.max_series
@@ -169,7 +173,7 @@ class _Mapping:
         self._rows = replace(schema, columns={**schema.columns, _ROW: pa.int64()})
 
     def roles(self, names: pa.Array) -> IntArray:
-        """Returns the roles of metrics; a null name is an invalid label set."""
+        """Returns the role of each metric, by its name. A null name stands for an invalid label set."""
         roles = np.where(self._counters.matches(names.fill_null("")), _COUNTER, _GAUGE)
         if self._metrics is not None:
             roles[~self._metrics.matches(names.fill_null(""))] = _NOT_TAKEN
@@ -177,21 +181,21 @@ class _Mapping:
         return roles
 
     def values(self, column: str, sets: Sequence[Mapping[str, str]]) -> pa.Array:
-        """Returns the values of a column by label set; a text that does not fit its type is null."""
+        """Returns the value of a column for each label set; null if the label's text does not fit the column's type."""
         texts = pa.array([labels.get(self.labels[column]) for labels in sets], pa.string())
         return cast_or_null(texts, self.source.schema.columns[column])
 
     def decode(self, samples: _Samples, sets: _LabelSets, number: int, arrival_ms: int) -> Part | None:
-        """Returns the records of the source in a request; None: the source takes nothing of it.
+        """Returns the records of the source in a request; None if the source takes no sample of it.
 
         Args:
-            number: of the source.
+            number: the number of the source in `sets`.
         """
         roles, rejections = sets.roles[number], Rejections()
         role = roles[samples.sets]
         stale = samples.values.view(np.int64) == STALE
         rows = np.flatnonzero(((role == _GAUGE) | (role == _COUNTER)) & ~stale)
-        if number == 0:  # whichever source the samples were meant for
+        if number == 0:  # once, because an invalid label set belongs to no source
             _reject(rejections, RejectionReason.MALFORMED, int((role == _INVALID).sum()), _LABELS_ACCEPTED)
         taken = roles[samples.histograms]
         histograms = int(((taken == _GAUGE) | (taken == _COUNTER)).sum())
@@ -220,7 +224,7 @@ class _Mapping:
         """Returns the function that replaces the totals of counters by increments.
 
         Args:
-            digests: of the counters' series, in the order of their rows.
+            digests: the identities of the counters' series, in the order of the counters' rows.
         """
         totals = decoded.batch.column(self.value).to_numpy()[is_counter]
         times_ms = decoded.batch.column(TIME_COLUMN).to_numpy()[is_counter]
@@ -271,7 +275,9 @@ _LABELS_ACCEPTED = f"a series; expected distinct labels in UTF-8 with {NAME_LABE
 
 
 def _at(valid: BoolArray, mask: BoolArray | None) -> BoolArray:
-    """Returns a mask of valid values as a mask of all values; None: the mask of the other values."""
+    """Returns a mask over all counters from a mask over the valid ones. Without a mask, returns the mask of the invalid
+    ones.
+    """
     if mask is None:
         return ~valid
     result = np.zeros(len(valid), np.bool_)
@@ -354,7 +360,7 @@ class RemoteWriteReceiver:
         raw: Sequence[bytes],
         check: Callable[[], None],
     ) -> tuple[IntArray, _LabelSets]:
-        """Returns the numbers of label sets.
+        """Returns the number of each label set, and the label sets.
 
         Args:
             keys: the label sets.
@@ -367,7 +373,7 @@ class RemoteWriteReceiver:
                 has_room = self._sets.nbytes + sum(map(len, missing)) <= MAX_CACHE_BYTES
                 if has_room and missing <= new.keys():
                     new = {key: labels for key, labels in new.items() if key in missing}
-                else:  # there is no room, or another request has emptied the cache meanwhile
+                else:  # the cache is full, or another request has emptied it in the meantime
                     self._sets = self._no_sets()
                     new = {key: pb.TimeSeries.FromString(each).labels for key, each in zip(keys, raw, strict=True)}
                 self._sets = self._with(self._sets, new, check)
@@ -381,7 +387,7 @@ class RemoteWriteReceiver:
         ])  # fmt: skip
 
     def _with(self, sets: _LabelSets, new: Mapping[bytes, Sequence[bytes]], check: Callable[[], None]) -> _LabelSets:
-        """Returns label sets with further ones. Requests in progress may still use `sets`."""
+        """Returns label sets with new ones added. Requests in progress may still use `sets`."""
         decoded = list[dict[str, str]]()
         for number, labels in enumerate(new.values()):
             if number % CHECK_EVERY == 0:
@@ -408,12 +414,12 @@ class RemoteWriteReceiver:
         return Response(status_code=204)
 
     def refusal(self, request: Request, refused: Refused) -> Response:
-        """Renders the detail as a line of text: Prometheus logs it."""
+        """Returns the detail as a line of text, because Prometheus logs it."""
         return PlainTextResponse(refused.detail + "\n", _STATUS.get(refused.status, refused.status))
 
 
 def _decoded(labels: Sequence[bytes]) -> dict[str, str]:
-    """Returns the labels of a series; empty: they are invalid. A label with an empty value is no label."""
+    """Returns the labels of a series without empty values; {} if the labels are invalid."""
     if len(labels) + sum(map(len, labels)) > MAX_LABEL_BYTES:
         return {}
     try:
@@ -442,7 +448,7 @@ def decompress(body: bytes, limit: int) -> bytes:
 
 
 class RemoteWrite:
-    """The kind ``remote_write``."""
+    """The kind of sources ``remote_write``."""
 
     name = "remote_write"
     config = RemoteWriteConfig

@@ -1,7 +1,7 @@
 """Standard input: lines from another program, until it ends.
 
-It cannot be read again, so a record is counted at most once: what was read and not yet synced, and what was still in
-the pipe, is lost with the process.
+Standard input cannot be read again, so a record counts at most once. If the process ends, records in the pipe and
+records that are not synced yet are lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Pipe:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._poll = select.poll()  # unlike select.select, for descriptors of any number
+        self._poll = select.poll()  # unlike select.select, it accepts descriptors of any number
         self._poll.register(fd, select.POLLIN)
         self.ended = False
 
@@ -43,8 +43,8 @@ class _Pipe:
 class StdinSource:
     """A `Source` that reads lines from a file descriptor.
 
-    A read from a pipe can block forever and a blocked thread cannot be cancelled, so the thread never
-    waits longer than `WAIT_S`.
+    A read from a pipe can block forever, and a blocked thread cannot be cancelled. So the thread never waits longer
+    than `WAIT_S`.
 
     Args:
         sleep: sleeps between consecutive short reads, so that their input is decoded together.

@@ -1,8 +1,8 @@
 """Receives messages of syslog over TCP, TLS or UDP.
 
-The protocol has no acknowledgements. If the process ends, messages that are not in the journal yet are lost. So are
-messages in the kernel's buffers. Each message therefore counts at most once. While the edge cannot take more, it holds
-senders back over TCP. Over UDP the kernel then drops messages, and nobody sees it.
+Syslog has no acknowledgements. If the process ends, two kinds of messages are lost: those in the kernel's buffers, and
+those that are not in the journal yet. Each message therefore counts at most once. While the edge is full, TCP makes
+senders wait. Over UDP the kernel drops messages, and the edge cannot count them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 COALESCE_S = 0.05
 MAX_WAITING_BYTES = BLOCK_BYTES
-"""Senders are held back while more bytes wait to be decoded."""
+"""If more bytes wait to be decoded, the edge stops reading, so that senders wait."""
 MAX_DATAGRAM = 65_535
 DATAGRAMS_AT_ONCE = 256
 HANDSHAKE_S = 10.0
@@ -56,16 +56,19 @@ class SyslogConfig(TextConfig):
 
     Attributes:
         listen: the address at which messages arrive.
-        protocol: with tcp, both framings of RFC 6587 are accepted. With tcp and `tls`, it is TLS (RFC 5425).
+        protocol: the transport. With tcp, both framings of RFC 6587 are accepted. With tcp and `tls`, messages
+            arrive over TLS (RFC 5425).
         tls: the server's certificate. With `client_ca`, senders must present a certificate.
-        peers: networks whose machines may send; None: all machines that can reach the address.
+        peers: networks whose machines may send. None: all machines that can reach the address.
         columns: by column, the field of the message. Without `format`, a column with a field's name needs no entry.
-        format: the format of the text of each message, which has the other columns; None: the text is one column.
-        zone: IANA name of the time zone for times of RFC 3164, which have none.
-        max_message: bytes of a message. Longer messages are rejected.
-        max_connections: if more senders connect, the edge closes the connection that has been idle the longest.
+        format: the format of the text of each message. The text has the columns that are not in `columns`. None: the
+            text is one column.
+        zone: IANA name of the time zone for times of RFC 3164, which state no time zone.
+        max_message: the largest size of a message. Longer messages are rejected.
+        max_connections: the largest number of connections. If more senders connect, the longest idle connection is
+            closed.
         idle: the edge closes a connection without a message for this time.
-        receive_buffer: size of the kernel's buffer, for UDP.
+        receive_buffer: size of the kernel's buffer for UDP. None: the system's default.
     """
 
     listen: Address
@@ -191,7 +194,7 @@ class _Intake:
     def __init__(self, config: SyslogConfig, now_s: Callable[[], float]) -> None:
         self.config, self.now_s = config, now_s
         self.filled = asyncio.Event()
-        self.connections: dict[_Connection, None] = {}  # the one that has been idle the longest first
+        self.connections: dict[_Connection, None] = {}  # ordered by idle time, longest first
         self.sockets: list[_Datagrams] = []
         self.is_full = False
         self.tls = None if config.tls is None else _tls(config.tls)
@@ -209,7 +212,7 @@ class _Intake:
         return any(mapped in network for network in self._networks)
 
     def add(self, messages: bytes) -> None:
-        """Takes messages, each with a line feed at its end."""
+        """Adds messages, each with a line feed at its end."""
         if messages:
             self._blocks.append(messages)
             self._nbytes += len(messages)
@@ -221,7 +224,7 @@ class _Intake:
         self.filled.set()
 
     def take(self) -> tuple[bytes, Rejections]:
-        """Returns all messages that wait, and lets senders continue."""
+        """Returns and removes all waiting messages, and lets senders continue."""
         messages, rejections = b"".join(self._blocks), self._rejections
         self._blocks, self._nbytes, self._rejections = [], 0, Rejections()
         self.filled.clear()
@@ -276,13 +279,13 @@ class _Connection(asyncio.Protocol):
             self._transport = secured
             if self._intake.is_full:
                 secured.pause_reading()
-        except OSError as exc:  # ssl.SSLError and time-outs are among them
+        except OSError as exc:  # also ssl.SSLError and time-outs
             log.warning("syslog at %s: a TLS handshake has failed: %s", self._intake.config.listen, exc)
             self._intake.connections.pop(self, None)
             transport.abort()
 
     def hold(self, is_held: bool) -> None:
-        """Stops or continues reading."""
+        """Stops reading if `is_held`, otherwise continues."""
         is_in_handshake = self._handshake is not None and not self._handshake.done()
         if self._transport is not None and not self._transport.is_closing() and not is_in_handshake:
             (self._transport.pause_reading if is_held else self._transport.resume_reading)()
@@ -318,7 +321,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Datagrams:
-    """The socket of UDP. asyncio's own protocol cannot be paused."""
+    """The UDP socket. It replaces asyncio's own datagram protocol, which cannot be paused."""
 
     def __init__(self, intake: _Intake, udp: socket.socket) -> None:
         self._intake, self._socket = intake, udp
@@ -352,10 +355,10 @@ class _Datagrams:
 
 
 class SyslogSource(KeptSource):
-    """A `Source`: the messages that arrive at one address.
+    """A `Source` of the messages that arrive at one address.
 
     Attributes:
-        address: host and port, while it listens.
+        address: host and port while the source listens; None otherwise.
     """
 
     delivery = Delivery.AT_MOST_ONCE
@@ -385,7 +388,7 @@ class SyslogSource(KeptSource):
 
     @contextlib.asynccontextmanager
     async def _listening(self, intake: _Intake) -> AsyncIterator[None]:
-        """Raises OSError: the address cannot be used."""
+        """Listens while the context is open. Raises OSError if the address cannot be used."""
         host, port = split_address(self._config.listen)
         loop = asyncio.get_running_loop()
         if self._config.protocol == "udp":
@@ -429,7 +432,7 @@ class SyslogSource(KeptSource):
 
 
 def _tls(files: HttpTlsConfig) -> ssl.SSLContext:
-    """Raises OSError: a file cannot be used."""
+    """Returns the TLS context of the server. Raises OSError if a file cannot be used."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.client_ca)
     context.load_cert_chain(files.cert, files.key)
     context.verify_mode = ssl.CERT_NONE if files.client_ca is None else ssl.CERT_REQUIRED
@@ -437,7 +440,7 @@ def _tls(files: HttpTlsConfig) -> ssl.SSLContext:
 
 
 class Syslog:
-    """The kind ``syslog``."""
+    """The kind of sources ``syslog``."""
 
     name = "syslog"
     config = SyslogConfig
@@ -451,7 +454,7 @@ class Syslog:
         except PydanticCustomError as exc:
             given = exc.context or {}
             raise InvalidConfig(f"{path}.columns", options.columns, given["accepted"], given["reason"]) from None
-        except OSError as exc:  # ssl.SSLError is one
+        except OSError as exc:  # also ssl.SSLError
             assert options.tls is not None
             accepted = "PEM files of a certificate, its key and the CA of clients"
             raise InvalidConfig(f"{path}.tls", options.tls.cert, accepted, str(exc)) from exc

@@ -1,7 +1,7 @@
-"""Splits the bytes of a TCP connection into syslog messages: both framings of RFC 6587.
+"""Splits the bytes of a TCP connection into syslog messages, with both framings of RFC 6587.
 
 With octet counting, each message follows its length and a space. Otherwise a line feed ends each message. The first
-byte of a connection tells which, because each message begins with ``<``.
+byte of a connection tells which framing it has: a digit, or the ``<`` with which each message begins.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from edge.codecs import joined
 
 MAX_DIGITS = 10
 MAX_EXAMPLE = 200
-"""Bytes of a rejected message that are kept."""
+"""The bytes of a rejected message that its example shows."""
 
 
 class BadFrame(Exception):
-    """The bytes have no valid length, so that nothing that follows can be split.
+    """The bytes have no valid length, so nothing that follows can be split.
 
     Attributes:
-        before: the messages before it, each with a line feed at its end.
+        before: the complete messages before the fault, each with a line feed at its end.
     """
 
     def __init__(self, example: bytes, before: bytes) -> None:
@@ -28,27 +28,27 @@ class BadFrame(Exception):
 
 
 class Framing:
-    """The state of one connection. It holds at most one incomplete message.
+    """The state of one connection. It stores at most one incomplete message.
 
     Args:
-        max_bytes: size of a message. Longer messages are skipped.
+        max_bytes: the largest size of a message. Longer messages are skipped.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._counts_octets: bool | None = None
         self._rest = b""
-        self._skips = 0  # with octet counting: bytes of a message that is too long
+        self._skips = 0  # with octet counting: the bytes still to skip of a message that is too long
         self._skips_line = False
         self._too_long: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the messages that are complete with these bytes, each with a line feed at its end.
+        """Returns the messages that end in these bytes, each with a line feed at its end.
 
         A line feed inside a message becomes a space.
 
         Raises:
-            BadFrame: the connection is of no use any more.
+            BadFrame: the rest of the connection cannot be read. Close it.
         """
         data = self._rest + data
         if self._counts_octets is None and data:
@@ -56,12 +56,14 @@ class Framing:
         return self._counted(data) if self._counts_octets else self._lines(data)
 
     def end(self) -> bytes:
-        """Returns the rest of a connection that has ended: without octet counting it is the last message."""
+        """Returns the rest after a connection has ended. Without octet counting, the rest is the last message;
+        otherwise b"".
+        """
         rest, self._rest = self._rest, b""
         return b"" if self._counts_octets or self._skips_line or not rest.strip() else rest + b"\n"
 
     def take_too_long(self) -> list[bytes]:
-        """Returns the beginnings of the messages that were too long since the last call."""
+        """Returns the beginnings of the too long messages since the last call, and forgets them."""
         found, self._too_long = self._too_long, []
         return found
 

@@ -1,4 +1,6 @@
-"""`QueryCosts`: what each query costs per record, measured while queries run; `CpuShortage`: when it is too much."""
+"""Measures what each query costs per record while queries run (`QueryCosts`), and how long CPU is short
+(`CpuShortage`).
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,19 @@ from edgewater.scheduling import ScheduledQuery
 from edgewater.wire import QueryRef
 
 Lap = tuple[QueryRef | None, int, float]
-"""A query that has processed so many records at a time in s; without a query: a row of queries begins."""
+"""A time in s at which a query has processed a number of records. Without a query, the time at which queries begin to
+run.
+"""
 
 
 class QueryCosts:
-    """Measures the queries of one core, as its `CostMeter`, and folds the measurements into cost estimates.
+    """Measures the queries of one core, as its `CostMeter`, and updates their cost estimates.
 
     Args:
-        scheduled: the queries as the scheduler sees them; the worker changes it.
-        clock: CPU time in seconds.
-        answer_delay_ms: returns how long a query's frames take to an answer, which its slack lacks; 0: unknown.
+        scheduled: the queries of the scheduler. The worker changes this mapping.
+        clock: returns CPU time in seconds.
+        answer_delay_ms: returns the time in ms from a query's frames to the answer; 0 if unknown. It reduces the
+            query's slack.
     """
 
     def __init__(
@@ -41,24 +46,24 @@ class QueryCosts:
         core.cost_meter = self
 
     def begin(self) -> None:
-        """As `CostMeter.begin`."""
+        """Starts a measurement (see `CostMeter.begin`)."""
         self._laps.append((None, 0, self._clock()))
 
     def end(self, query: QueryRef, records: int) -> None:
-        """As `CostMeter.end`."""
+        """Ends the measurement of one query (see `CostMeter.end`)."""
         self._laps.append((query, records, self._clock()))
 
     @property
     def laps(self) -> int:
-        """The number of beginnings and ends since the last `fold`."""
+        """The number of calls of `begin` and `end` since the last `fold`."""
         return len(self._laps)
 
     def spent_ms_since(self, laps: int) -> dict[QueryRef, float]:
-        """Returns the time by query of the measurements after the first `laps`."""
+        """Returns the time in ms per query in the measurements after the first `laps`."""
         return {ref: spent_ms for ref, (_, spent_ms) in _measured(islice(self._laps, laps, None)).items()}
 
     def is_known(self, query: QueryRef) -> bool:
-        """Whether a cost of the query has been measured."""
+        """Returns whether a cost of the query has been measured."""
         return query in self._known
 
     @property
@@ -66,25 +71,25 @@ class QueryCosts:
         return bool(self._known)
 
     def stream_ms(self, stream: str) -> float:
-        """Returns what a record of a stream costs all its queries; 0: unknown."""
+        """Returns the time in ms that all queries of a stream need for one record; 0 if unknown."""
         return self._stream_ms.get(stream, 0.0)
 
     def forget(self, query: QueryRef) -> None:
-        """Forgets a query that was deleted."""
+        """Removes a query that was deleted."""
         self._known.discard(query)
 
     @property
     def is_old(self) -> bool:
-        """Whether the last fold was longer ago than `Tuning.fold_s`."""
+        """Whether the last `fold` was longer ago than `Tuning.fold_s`."""
         return self._clock() - self._folded_s >= self._tuning.fold_s
 
     @property
     def is_due(self) -> bool:
-        """Whether measurements should be folded before a batch is taken."""
+        """Whether `fold` should be called before the next batch."""
         return self.is_old or len(self._laps) >= self._tuning.max_laps or not self._known
 
     def fold(self) -> None:
-        """Adds the measurements to the estimates."""
+        """Adds the measurements to the cost estimates."""
         self._folded_s = self._clock()
         measured = _measured(self._laps)
         self._laps.clear()
@@ -106,7 +111,7 @@ class QueryCosts:
 
 
 class CpuShortage:
-    """Counts the time in which the edge is short of CPU.
+    """Measures how long the edge is short of CPU.
 
     Args:
         now_ms: wall time.
@@ -117,16 +122,19 @@ class CpuShortage:
         self._short_ms, self._is_short = 0.0, False
 
     def watch(self, now_ms: int, *, is_short: bool) -> None:
-        """Counts the time since the last call if the edge was short of CPU then.
+        """Adds the time since the last call, if the edge was short of CPU at the last call.
 
         Args:
-            is_short: whether it is now.
+            now_ms: wall time.
+            is_short: whether the edge is short of CPU now.
         """
         self._short_ms += max(now_ms - self._watched_ms, 0) if self._is_short else 0
         self._watched_ms, self._is_short = now_ms, is_short
 
     def take_share(self) -> float:
-        """Returns the part of the time between the last two calls, 0 to 1. Call `watch` before."""
+        """Returns the fraction of time, 0 to 1, in which CPU was short since the last call of `take_share`. Call
+        `watch` before.
+        """
         now_ms = self._watched_ms
         share = self._short_ms / (now_ms - self._asked_ms) if now_ms > self._asked_ms else float(self._is_short)
         self._asked_ms, self._short_ms = now_ms, 0.0
@@ -134,7 +142,7 @@ class CpuShortage:
 
 
 def _measured(laps: Iterable[Lap]) -> dict[QueryRef, tuple[int, float]]:
-    """Returns how many records each query has processed, and the time in ms that it took."""
+    """Returns, for each query, the number of records that it has processed and the time in ms."""
     measured: dict[QueryRef, tuple[int, float]] = {}
     began_s = 0.0
     for ref, records, at_s in laps:

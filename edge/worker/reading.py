@@ -1,4 +1,4 @@
-"""`ReadPace`: when sources may read on, and how long their next records wait to be processed together."""
+"""Decides when sources may read, and how long records wait so that they are processed together (`ReadPace`)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ class ReadPace:
     """The pace of the sources of one edge.
 
     Args:
-        limit_bytes: memory of the queues above which sources are held back.
+        limit_bytes: memory of the queues above which sources have to wait.
 
     Attributes:
-        has_room: set while the queues are below their limit.
-        may_read: set while sources may read on: there is room, little work is queued, and the last batch was not a
-            small one just now.
-        is_full: the queues are above their limit, or much work is queued.
+        has_room: set while the queues need less memory than the limit.
+        may_read: set while sources may read. It is cleared while `is_full`, and for a short time after a small batch
+            was read while batches are queued.
+        is_full: whether the queues are above their limit, or too much work is queued.
     """
 
     def __init__(self, limit_bytes: int, tuning: Tuning) -> None:
         self._limit_bytes, self._tuning = limit_bytes, tuning
-        self._longest_wait_s: dict[str, float] = {}  # by stream, so that batches have at most `most_waiting` records
+        # By stream. The wait is adapted so that batches have about `most_waiting` records.
+        self._longest_wait_s: dict[str, float] = {}
         self._read_ms, self._read_little = 0, False
         self.is_full = False
         self.has_room = asyncio.Event()
@@ -35,16 +36,16 @@ class ReadPace:
         self.may_read.set()
 
     def count(self, stream: str, rows: int) -> None:
-        """Adapts the wait of a stream to the size of its batches."""
+        """Adapts the wait of a stream to the size of its last batch."""
         tuning, longest_s = self._tuning, self._longest_wait_s.get(stream, COALESCE_S)
         factor = 0.5 if rows > tuning.most_waiting else 2.0 if 2 * rows < tuning.most_waiting else 1.0
         self._longest_wait_s[stream] = min(max(factor * longest_s, COALESCE_S), tuning.longest_wait_s)
 
     def wait_s(self, stream: str, profiles: Iterable[QueryProfile], watermark_ms: float) -> float:
-        """Returns how long the next records of a source may wait.
+        """Returns how long the next records of a source may wait, in seconds.
 
         Args:
-            watermark_ms: the wall time of the source's watermark; infinite: it has none.
+            watermark_ms: the wall time of the source's watermark; infinite if the source has none.
         """
         longest_s = self._longest_wait_s.get(stream, COALESCE_S)
         for profile in profiles:
@@ -54,11 +55,15 @@ class ReadPace:
         return max(longest_s, COALESCE_S)
 
     def read(self, work_ms: float, now_ms: int) -> None:
-        """Notes that a batch with so much work was read while batches are queued."""
+        """Remembers that a batch was read while batches are queued, and whether the batch had little work.
+
+        Args:
+            work_ms: the expected time of processing the batch.
+        """
         self._read_ms, self._read_little = now_ms, work_ms < self._tuning.read_every_ms
 
     def update(self, used_bytes: int, queued_ms: float, now_ms: int, *, is_queued: bool) -> None:
-        """Decides whether sources may read on.
+        """Updates `has_room`, `may_read` and `is_full`.
 
         Args:
             used_bytes: memory of the queues.

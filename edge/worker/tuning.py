@@ -1,4 +1,4 @@
-"""The times and sizes by which the worker decides. They were measured: `docs/decisions/0012-scheduling.md`."""
+"""The times and sizes by which the worker decides. `docs/decisions/0012-scheduling.md` has the measurements."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ class Tuning:
     """Times and sizes of the worker.
 
     Attributes:
-        block_ms: a batch that takes longer is queued.
-        busy_ms: a source that has not been idle for longer has more input than the edge keeps up with.
-        together_ms: queries process their queues together if they are expected to take no longer: the event loop waits
-            for them.
-        piece_ms, max_piece_ms: the estimated time of a piece of a batch, and of the last piece at most. A record cannot
-            be divided, and what queries share of a whole batch is computed anew for each piece.
+        block_ms: a batch that takes longer than this is queued.
+        busy_ms: if a source has not been idle for longer than this, the edge does not keep up with it.
+        together_ms: queries process their queues together if they are expected to take less than this. The event loop
+            waits for them.
+        piece_ms: the estimated time of a piece of a batch. Smaller pieces would cost more, because the work that
+            queries share is computed anew for each piece.
+        max_piece_ms: the largest estimated time of a last piece. A query with a longer queue runs alone.
         fold_s: measurements are added to the cost estimates after this time, or when the queries are scheduled.
-        frame_turn_ms: the same as `together_ms` for the queries that are not due, for the first `frame_turns` after
-            windows have ended: a frame takes so many turns of the event loop until it is durable.
-        wake_ms: while no window ends, the link is told of changes after this time. It examines every query for what is
-            to be sent, which takes as long as thousands of records.
-        read_ahead_ms: sources read on while less work is queued. With more, what they read would come in more and
-            smaller batches, each of which costs every query a fixed time.
-        read_every_ms: while batches are queued, a source that has read less work than this waits, at most so long: all
-            queries then process one batch after the other, as large as without queues, and share what they compute.
-        longest_wait_s, wait_share: records wait at most so long to be processed together, and at most this share of the
-            shortest window.
-        most_waiting: if a batch has more records, its fixed cost is small: the source then waits half as long.
+        frame_turn_ms: replaces `together_ms` for queries without an ended window, for `frame_turns` turns after windows
+            have ended.
+        frame_turns: the turns of the event loop that a frame needs until it is durable.
+        wake_ms: while no window ends, the link is told of changes after this time. Looking for entries to send takes as
+            long as thousands of records.
+        read_ahead_ms: sources continue to read while less work than this is queued. Otherwise they would read more and
+            smaller batches, each with a fixed cost per query.
+        read_every_ms: while batches are queued, a source that has read less work than this waits for at most this time.
+            All queries then process batches one after the other, as large as without queues, and share their
+            computations.
+        longest_wait_s: the longest time for which records wait to be processed together.
+        wait_share: the largest part of the shortest window for which records wait to be processed together.
+        most_waiting: if a batch has more records than this, its source waits half as long, because the fixed cost of
+            the batch is small.
         first_rows: records of the first piece of a query without measurements.
-        first_batch_rows: until something has been measured, a batch of so many records is not queued: pieces that grow
-            from the smallest cost more than they measure.
-        max_laps: measurements that are kept until they are added to the estimates.
+        first_batch_rows: before the first measurement, a batch with at most this many records is not queued. Small
+            first pieces would cost more than they measure.
+        max_laps: the number of measurements after which they are added to the estimates.
     """
 
     block_ms: float = 50.0

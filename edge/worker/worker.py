@@ -1,21 +1,24 @@
-"""`Worker`: decides which query processes its queued records, and how many, by measured times.
+"""Decides which query processes its queued records, and how many, by measured times (`Worker`).
 
-An edge that keeps up has no queues: each batch is processed by all queries at once, in the order of arrival. A batch is
-queued when it would hold the event loop for longer than `Tuning.block_ms`. It is also queued when several queries share
-a source that has not been idle for a cycle: the edge is short of CPU then, and the order decides whose answer is late.
-The queries that are due process it first, and the loop ships their frames. Then all others process it together, which
-costs what it costs without queues. A query that takes longer than a piece runs alone. `edgewater.scheduling` decides,
-and the loop serves heartbeats, pushes and the link after each of its pieces. What the worker decides is journaled
-(`Ran`), so that recovery repeats it without measuring anything.
+An edge that keeps up has no queues. All queries process each batch at once, in the order of arrival. A batch is queued
+in two cases. It would block the event loop for longer than `Tuning.block_ms`. Or several queries share a source that
+has not been idle for a cycle. The edge is short of CPU then, and the order of the queries decides which answer is late.
 
-Meanwhile the source waits, so batches become as large as without queues. A source that is behind by more than it reads
-at once has no use for an order: all queries process such a batch at once, as without queues.
+A query is *due* if a window of it ends with a queued watermark. The due queries process the batch first, and the event
+loop ships their frames. Then all other queries process it together, at the same cost as without queues. A query that
+takes longer than a piece runs alone. `edgewater.scheduling` decides which query runs. After each piece, the event loop
+serves heartbeats, pushes and the link. Each decision is journaled (`Ran`), so that recovery repeats it without
+measurements.
 
-A source that keeps up waits between two reads: each batch costs each query a fixed time, and journal and link another
-(`Worker.wait_s`). It waits the shorter, the closer its watermark is to the end of a window, so no answer is later.
+While batches are queued, their source waits, so batches become as large as without queues. If a source has more input
+than it reads at once, an order does not help. All queries process such a batch at once.
 
-Sources are held back only when the queues have reached their limit; from `QueueLimits.threshold` on, the query that
-is furthest behind runs, since a batch takes memory until the last query has processed it.
+A source that keeps up waits between two reads (`Worker.wait_s`), because each batch has a fixed cost for each query,
+the journal and the link. The closer the source's watermark is to the end of a window, the shorter the wait. So no
+answer is later.
+
+Sources have to wait only when the queues have reached their limit. From `QueueLimits.threshold` on, the query with the
+oldest queued records runs, because a batch needs memory until all queries have processed it.
 """
 
 from __future__ import annotations
@@ -40,21 +43,22 @@ from edgewater.scheduling import Operator, QueryProfile, QueueLimits, ScheduledQ
 from edgewater.wire import QueryRef
 
 OFF = "off"
-"""The setting with which no batch is ever queued."""
+"""The setting of `policy` without queues."""
 QUEUE_SHARE = 4
-"""The queues may take the memory limit divided by this."""
+"""The queues may use the memory limit divided by this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryBacklog:
-    """How a query stands on this edge.
+    """The queue and the delay of one query on this edge.
 
     Attributes:
-        queued_records, queued_bytes: what it has not processed; the bytes may be shared with other queries.
-        cost_us: measured time per record; None: none was measured.
-        slack_ms: how long it can stay idle until its next answer becomes late; None: no batch is queued.
-        late_ms: time since the ingestion of the first watermark that it has not processed; 0: there is none.
-        overruns: turns that took far longer than a cycle.
+        queued_records: records that the query has not processed.
+        queued_bytes: memory of these records, which may be shared with other queries.
+        cost_us: measured time per record, in µs; None without measurements.
+        slack_ms: how long the query can stay idle until its next answer becomes late; None if no batch is queued.
+        late_ms: time since the first queued watermark with an ended window was ingested; 0 if there is none.
+        overruns: turns that took more than two cycles.
     """
 
     queued_records: int
@@ -66,21 +70,22 @@ class QueryBacklog:
 
 
 class Worker:
-    """Runs the queries of one agent. Every method is called on the event loop.
+    """Runs the queries of one agent. Call every method on the event loop.
 
     Args:
         changed: called when a query may have more to send.
-        busy_s: returns for how long a source has had input without a pause.
+        busy_s: returns for how many seconds a source has had input without a pause.
         policy: a name of `edgewater.scheduling.POLICIES`, or `OFF`.
-        limit_bytes: memory of the queues above which sources are held back.
-        answer_delay_ms: returns how long a query's frames take to an answer, which its slack lacks; 0: unknown.
-        now_ms: the wall clock.
-        clock: CPU time of the event loop's thread, in seconds: other processes on the machine change no cost.
-        pause: lets the loop do other work.
-        tuning: the times and sizes by which it decides.
+        limit_bytes: memory of the queues above which sources have to wait.
+        answer_delay_ms: returns the time in ms from a query's frames to the answer; 0 if unknown. It reduces the
+            query's slack.
+        now_ms: returns the wall time.
+        clock: returns the CPU time of the event loop's thread, in seconds, so that other processes change no cost.
+        pause: lets the event loop do other work.
+        tuning: the times and sizes by which the worker decides.
 
     Attributes:
-        pace: when sources may read on.
+        pace: decides when sources may read.
     """
 
     def __init__(
@@ -126,12 +131,13 @@ class Worker:
     def ingest_range(
         self, event: Ingested, start: Position | None, end: Position, *, is_full_read: bool = False
     ) -> bool:
-        """Ingests a batch as `DurableCore.ingest_range`, to be processed at once or queued.
+        """Ingests a batch as `DurableCore.ingest_range` does. The batch is processed at once, or queued.
 
         Args:
             is_full_read: as `Chunk.is_full_read`.
 
-        Returns: whether it was queued. No query has more to send then; `changed` is called when one has run.
+        Returns: whether the batch was queued. If so, nothing can be sent yet, and `changed` is called once a query has
+        run.
         """
         event = self._placed(event, is_full_read=is_full_read)
         self._durable.ingest_range(event, start, end)
@@ -146,13 +152,13 @@ class Worker:
         *,
         is_full_read: bool = False,
     ) -> bool:
-        """Ingests a batch as `DurableCore.ingest_payload`; otherwise as `ingest_range`."""
+        """Ingests a batch as `DurableCore.ingest_payload` does. Otherwise the same as `ingest_range`."""
         event = self._placed(event, is_full_read=is_full_read)
         self._durable.ingest_payload(event, push, end, series)
         return self._ingested(event)
 
     def _placed(self, event: Ingested, *, is_full_read: bool) -> Ingested:
-        """Returns the event of a batch that is processed at once, or queued."""
+        """Returns the event of a batch, marked if the batch is to be queued."""
         self._follow_queries()
         if self._costs.is_due:
             self._costs.fold()
@@ -173,10 +179,11 @@ class Worker:
         return event.queued
 
     def wait_s(self, stream: str, source: str) -> float:
-        """Returns how long the next records of a source may wait, to be processed together (`CoalesceTime`).
+        """Returns how long the next records of a source may wait, in seconds, to be processed together
+        (`CoalesceTime`).
 
-        The source's watermark is expected to be at the next end of a window by then at the latest. Records of a query
-        with an accuracy wait no longer than necessary: their delays are measured.
+        The wait ends before the source's watermark is expected to reach the next end of a window. Records of a query
+        with an accuracy wait no longer than necessary, because their delays are measured.
         """
         self._follow_queries()
         state, queries = self._core.streams[stream], self._core.queries_of(stream)
@@ -190,14 +197,14 @@ class Worker:
 
     def _defers(self, event: Ingested, is_full_read: bool) -> bool:
         if self._queued:
-            return True  # otherwise queries without a queue would run before those with less slack
+            return True  # otherwise queries without a queue would run before queries with less slack
         tuning = self._tuning
         if not self._costs.is_any_known and event.batch.num_rows <= tuning.first_batch_rows:
             return False
         queries = self._core.queries_of(event.stream)
         work_ms = event.batch.num_rows * self._costs.stream_ms(event.stream)
         if is_full_read and len(queries) > 1 and work_ms < tuning.together_ms:
-            return False  # its source is behind by more than a batch: every answer waits for input, whatever the order
+            return False  # the source has more input, so every answer waits for input in any order
         if work_ms > tuning.block_ms:
             return True
         return len(queries) > 1 and 1000.0 * self._busy_s(event.source) > tuning.busy_ms
@@ -208,7 +215,7 @@ class Worker:
             self._work.set()
 
     def advance(self, stream: str) -> None:
-        """Has the queries of a stream follow its watermark: those that swept a window are due."""
+        """Tells the queries of a stream about its watermark. Queries with a window that ends are due."""
         self._follow_queries()
         state = self._core.streams[stream]
         clock, watermark_ms = state.spec.clock, state.watermark_ms
@@ -228,7 +235,7 @@ class Worker:
     # Work
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Runs until the task is cancelled."""
         while True:
             await self._work.wait()
             self._follow_queries()
@@ -245,7 +252,7 @@ class Worker:
             return
         query, spent_ms, swept = turn.query, 0.0, turn.query.swept
         ref = self._refs[query.profile.name]
-        while query.queue and spent_ms < turn.limit_ms:  # the queue of a deleted query is empty
+        while query.queue and spent_ms < turn.limit_ms:  # if the query is deleted meanwhile, its queue is empty
             began_s = self._clock()
             self._run_piece(ref, query)
             spent_ms += 1000.0 * (self._clock() - began_s)
@@ -260,7 +267,8 @@ class Worker:
     def _together(self, first: ScheduledQuery) -> list[ScheduledQuery]:
         """Returns the queries that process their queues with `first` before the event loop runs again.
 
-        They are due if it is. One that takes longer than a piece, or of which nothing has been measured, runs alone.
+        If `first` is due, only due queries join it; otherwise only queries that are not due. A query that takes longer
+        than a piece, or has no measurements, runs alone.
         """
         is_first = self._frame_turns and not first.sweeps
         room_ms = self._tuning.frame_turn_ms if is_first else self._tuning.together_ms
@@ -314,11 +322,11 @@ class Worker:
         self._follow_queries()
 
     def _has_frames(self) -> bool:
-        """Whether all queries that were due have run: one pull builds the frames of all their windows."""
+        """Returns whether all queries that were due have run. Then one pull builds the frames of all their windows."""
         return self._has_swept and not any(state.sweeps for state in self._states.values())
 
     def _run_piece(self, ref: QueryRef, query: ScheduledQuery) -> None:
-        """Processes records at the head of the queue: as many as take `Tuning.piece_ms`, at least one."""
+        """Processes records at the head of a queue: as many as take `Tuning.piece_ms`, at least one."""
         cost_ms, piece_ms = query.costs.remaining_ms[0], self._tuning.piece_ms
         rows = self._piece_rows.get(ref) or (piece_ms / cost_ms if cost_ms > 0 else self._tuning.first_rows)
         room = offered = max(int(rows), 1)
@@ -340,8 +348,8 @@ class Worker:
         if through is not None:
             began_s = self._clock()
             self._durable.run(Ran((ref,), through))
-            # The next piece by this one's time, and not by the cost per record: a small piece takes longer per record,
-            # so the pieces would become smaller and smaller.
+            # The next piece is sized by the time of this piece, not by the cost per record. A small piece takes longer
+            # per record, so pieces would become smaller and smaller.
             processed, took_ms = offered - room, 1000.0 * (self._clock() - began_s)
             fitting = processed * piece_ms / took_ms if took_ms > 0 else math.inf
             self._piece_rows[ref] = min(max(fitting, rows / 8), max(2 * processed, rows))
@@ -355,7 +363,7 @@ class Worker:
         return sum(state.queued_ms for state in self._states.values()) if self._queued else 0.0
 
     def _follow_queries(self) -> None:
-        """Registers the queries that the center has added, and removes those that it has deleted."""
+        """Registers the queries that the center has added, and removes the queries that the center has deleted."""
         if self._configurations == self._core.configurations:
             return
         self._configurations = self._core.configurations
@@ -379,7 +387,7 @@ class Worker:
     # Figures
 
     def delays(self) -> dict[QueryRef, QueryDelay]:
-        """Returns what the center is told of each query."""
+        """Returns the delays that the edge reports to the center, by query."""
         self._follow_queries()
         now_ms = self._now_ms()
         delays = {}
@@ -391,7 +399,7 @@ class Worker:
         return delays
 
     def _watch_slack(self) -> None:
-        """Counts the time since the last call if the edge was short of CPU, and examines whether it is now."""
+        """Updates the measurement of CPU shortage. Called after each piece and before each report."""
         now_ms, busy_ms = self._now_ms(), self._tuning.busy_ms
         is_short = bool(self._queued) and (
             self.pace.is_full
@@ -400,17 +408,17 @@ class Worker:
         self._shortage.watch(now_ms, is_short=is_short)
 
     def take_short_share(self) -> float:
-        """Returns the part of the time since the last call, 0 to 1, in which the edge was short of CPU.
+        """Returns the fraction of time since the last call, 0 to 1, in which the edge was short of CPU.
 
-        It is while the queues are full, and while a query is due and its slack at this edge is below
-        -`Tuning.busy_ms`. The center lowers sampling rates by it, as by the busy share of a source, which does not have
-        the time that a source waits for the queues.
+        The edge is short of CPU while the queues are full, and while a due query has less slack at this edge than
+        -`Tuning.busy_ms`. The center lowers sampling rates by this fraction. It also lowers them by the busy fraction
+        of sources, which does not include the time that a source waits for the queues.
         """
         self._watch_slack()
         return self._shortage.take_share()
 
     def loads(self) -> dict[QueryRef, QueryBacklog]:
-        """Returns how each query stands now."""
+        """Returns the current backlog of each query."""
         self._follow_queries()
         self._costs.fold()
         now_ms = self._now_ms()
@@ -428,7 +436,7 @@ class Worker:
 
 
 def _profile(ref: QueryRef, spec: QuerySpec, clock: StreamClock) -> QueryProfile:
-    """Returns the query as the scheduler sees it, in wall time. It keeps nothing of a record that it has aggregated."""
+    """Returns the profile of a query for the scheduler, in wall time."""
     window = spec.window
     every_ms, first_end_ms = window_ends(window) or (window.slice_ms, window.origin_ms)
     period_ms = max(every_ms / clock.speed, 1.0)

@@ -1,7 +1,7 @@
 """Arrival statistics of a query with an accuracy: which events arrived when, per slot, sub-stream and group.
 
-Edges collect and ship them, and the center's early-answer estimator reads them. They are plain values: no code here
-reads a clock or decides anything.
+Edges collect and ship the statistics, and the center's early-answer estimator reads them. The classes are plain values:
+no code here reads a clock or decides anything.
 """
 
 from edgewater.arrivals.grouped import NO_VALUES, GroupedSubstream, summed

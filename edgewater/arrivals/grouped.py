@@ -1,8 +1,8 @@
 """Arrival statistics of a sub-stream per group, as columns, for queries with a `group_by` and an accuracy.
 
-Per group they hold the same numbers as `SubstreamStatistics`. Groups are rows of a table of keys that is part of each
-report, so reports can be read independently. The number of groups is bounded: above the limit, and on a narrow link, a
-report has only the number of events, and the center answers windows only when they are complete.
+Per group they have the same numbers as `SubstreamStatistics`. Groups are rows of a table of keys that is part of each
+report, so each report can be read alone. The number of groups is bounded. Above the limit, and on a narrow link, a
+report has only the number of events. The center then answers windows only when they are complete.
 """
 
 from __future__ import annotations
@@ -22,34 +22,38 @@ from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import KEYS, MAX_SHIPPED, Field, Layout, field, layout_for
 
 _KIND, _VERSION = "grouped-substream", 1
-"""Version 1 has no ranges of values."""
+"""The kind and the version of the encoding. Version 1 has no ranges of values."""
 
 _MAX_STEP = 1 << 40
 _MAX_GROUPS = 1 << 12
-"""Maximum number of groups that are read. A monitor has fewer, and the center needs memory for each lag group of each
-group."""
+"""The largest number of groups in a report that is read. A monitor has fewer groups. The center needs memory for each
+lag group of each group.
+"""
 _MAX_KEYS = 16
 MAX_CELLS = 1 << 19
-"""Limit of one report, 1 to 3 MB. Arrivals between two report slots (at most 30 slots) need less than half of it. A
-report that accumulates while the link is down may need more, up to every lag of every group."""
+"""The largest number of cells of a report, 1 to 3 MB. Arrivals between two report slots (at most 30 slots) need less
+than half of it. If the link is down, a report grows up to every lag of every group.
+"""
 
 NO_VALUES = np.array([[np.inf], [-np.inf]])
-"""Least and greatest value without any values, float64 (2, 1)."""
+"""The least and the greatest value of a group without values, float64 (2, 1)."""
 
 
 @dataclass(slots=True)
 class GroupedSubstream:
-    """One source's reported events with event times in sub-stream `index`, per group.
+    """The reported events of one source with event times in sub-stream `index`, per group.
 
     Attributes:
+        index: number of the sub-stream.
         keys: one column per column of `group_by`, one row per group.
         cells: codes (slot in the sub-stream · lags + lag) · groups + group, int64, ascending.
         counts: number of events per cell, int64, in the order of `cells`.
         value_cells: codes group · lag groups + lag group, int64, ascending.
         value_sums: count, Σv and Σv² of the sampled values per value cell, float64 (3, len(value_cells)).
-        ranges: least and greatest of the values of all events per group, sampled or not, float64 (2, groups); infinity
-            and -infinity without events or values, NaN if the values of some events are not known.
-        unattributed: events without group and lag, because there were too many groups, or the link is too narrow.
+        ranges: the least and the greatest value of all events per group, sampled or not, float64 (2, groups). Infinity
+            and -infinity without events or values; NaN if some values are unknown.
+        unattributed: number of events without group and lag, because there were too many groups or the link is too
+            narrow.
     """
 
     grid: SlotGrid
@@ -83,8 +87,9 @@ class GroupedSubstream:
         return np.stack([self.index * self.grid.substream_slots + slot + lag, lag, self.counts, group], axis=1)
 
     def arrival_counts(self) -> FloatArray:
-        """Returns one row per group: the number of events, then count, Σv and Σv² by lag group, flat, then the least
-        and the greatest value. float64."""
+        """Returns one row per group, float64: the number of events; count, Σv and Σv² by lag group; the least and the
+        greatest value.
+        """
         width, groups = self.lag_groups, self.groups
         result = np.zeros((groups, 3 + 3 * width))
         result[:, -2:] = self.ranges.T
@@ -98,7 +103,7 @@ class GroupedSubstream:
         """Adds another report of the same sub-stream.
 
         Raises:
-            InvalidRecord: different sub-streams, grids or types of key columns.
+            InvalidRecord: the sub-stream, the grid or the types of the key columns differ.
         """
         types = [k.type for k in self.keys]
         if (other.grid, other.index, [k.type for k in other.keys]) != (self.grid, self.index, types):
@@ -140,7 +145,9 @@ class GroupedSubstream:
         self.value_sums, self.ranges = np.zeros((3, 0)), np.zeros((2, 0))
 
     def to_state(self) -> bytes:
-        """Encodes the statistics in the envelope of synopses: a header, the key columns, integers of minimal width."""
+        """Encodes the statistics in the envelope of synopses: a header, the key columns, and integers of minimal
+        width.
+        """
         message = codec.header(
             _KIND, _VERSION, {"index": self.index, "unattributed": self.unattributed, "keys": len(self.keys)}
         )
@@ -152,7 +159,7 @@ class GroupedSubstream:
 
     @classmethod
     def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
-        """Reads the result of `to_state`. Raises CorruptSynopsis, UnsupportedVersion."""
+        """Decodes the result of `to_state`. Raises CorruptSynopsis and UnsupportedVersion."""
         message = codec.unseal(state)
         header = codec.open_message(message, _KIND, _VERSION, len(message.arrays))
         try:
@@ -205,7 +212,7 @@ def _recoded(cells: IntArray, codes: IntArray, groups: int) -> IntArray:
 
 
 def summed(codes: IntArray, weights: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Returns the distinct codes, ascending, and the sums of each row of weights per code."""
+    """Returns the distinct codes, ascending, and the sum of each row of weights per code, float64."""
     distinct, inverse = np.unique(codes, return_inverse=True)
     # Without codes, bincount returns integers.
     rows = [np.bincount(inverse, row, minlength=len(distinct)).astype(np.float64) for row in weights]

@@ -15,11 +15,13 @@ MAX_LAGS = 4096
 SLOTS_PER_SUBSTREAM = 30
 DEFAULT_SUBSTREAM_MS = 600
 SUBSTREAMS_SHORT, SUBSTREAMS_LONG, SHORT_MS = 5, 20, 12_000
-"""Sub-streams per slice by default: for slices of up to 12 s, and for longer slices."""
+"""The default numbers of sub-streams per slice: for slices of up to `SHORT_MS`, and for longer slices."""
 HORIZON_WINDOWS = 2.56
 MAX_DEFAULT_LAGS = 512
 REPORT_SLOTS_AFTER_END = (2, 5, 10, 20)
-"""Slots after a window's end at which an edge reports stragglers, in addition to the ends of sub-streams."""
+"""The numbers of slots after a window's end at which an edge also reports stragglers. It always reports at the ends of
+sub-streams.
+"""
 
 _LAG_GROUP_BORDERS = (
     0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896,
@@ -28,16 +30,16 @@ _LAG_GROUP_BORDERS = (
 
 @dataclass(frozen=True, slots=True)
 class SlotGrid:
-    """Event time and arrival time in slots of `slot_ms`; slot s is [s·slot_ms, (s + 1)·slot_ms).
+    """Event time and arrival time in slots of `slot_ms`. Slot s is [s·slot_ms, (s + 1)·slot_ms).
 
-    The *lag* of an event is (slot of its arrival) - (slot of its event time). Time advances by whole slots, which
-    makes the product-limit estimate of the delay distribution exact: at the end of a slot, each lag of each earlier
-    slot has been observed completely or not at all.
+    The *lag* of an event is (slot of its arrival) - (slot of its event time). Time advances by whole slots. At the end
+    of a slot, each lag of each earlier slot has been observed completely or not at all. This makes the product-limit
+    estimate of the delay distribution exact.
 
     Attributes:
         slot_ms: the resolution of delays and of waiting times.
         substream_slots: slots per sub-stream (length f in the Aion paper).
-        lags: number of lags; the last one counts all longer lags.
+        lags: number of lags. The last one counts all longer lags.
     """
 
     slot_ms: int = 20
@@ -57,7 +59,8 @@ class SlotGrid:
         Args:
             horizon_ms: the longest resolved lag. The grid resolves at least two sub-streams, and at most `MAX_LAGS`
                 slots.
-            slot_ms: default: a `SLOTS_PER_SUBSTREAM`-th of the sub-stream, or the next shorter divisor of it.
+            slot_ms: the length of a slot; None for 1/`SLOTS_PER_SUBSTREAM` of the sub-stream, or the next shorter
+                divisor.
 
         Raises:
             InvalidQuery: the sub-stream does not divide the window, or the slot does not divide the sub-stream.
@@ -77,8 +80,9 @@ class SlotGrid:
 
 
 def lag_groups(lags: int) -> IntArray:
-    """Returns the group of each lag, int64, (lags,). Lags 0 to 4 have groups of their own; then a factor of four has
-    about five groups.
+    """Returns the group of each lag, int64, (lags,).
+
+    Lags 0 to 4 are separate groups. Beyond them, about five groups cover each factor of four.
     """
     return np.searchsorted(_LAG_GROUP_BORDERS, np.arange(lags), side="right") - 1
 
@@ -87,12 +91,12 @@ def lag_groups(lags: int) -> IntArray:
 class ReportSchedule:
     """The slots of a query's stream and its *report slots*, at which edges report arrivals.
 
-    Edges and center derive the same schedule from the same spec. All edges report up to the same slots. So the center
-    compares like with like, whenever each report arrives.
+    Edges and center derive the same schedule from the same spec. All edges report up to the same slots. So the reports
+    are comparable, whenever each of them arrives.
 
     Attributes:
         origin_ms: event time at which slot 0 starts, a border of the query's slices.
-        window_slots, every_slots: length and step of the windows.
+        window_slots, every_slots: length and step of the windows, in slots.
     """
 
     grid: SlotGrid
@@ -102,7 +106,10 @@ class ReportSchedule:
 
     @classmethod
     def of(cls, window: SlidingWindow, substream_ms: int | None, lateness_ms: int) -> ReportSchedule:
-        """Returns the schedule of a window; `substream_ms` None: a default length.
+        """Returns the schedule of a window.
+
+        Args:
+            substream_ms: length of a sub-stream; None for a default length.
 
         Raises:
             InvalidQuery: the sub-stream does not divide the window's slices.
@@ -147,7 +154,7 @@ class ReportSchedule:
 
 
 def _default_substream(slice_ms: int) -> int:
-    """Returns the longest divisor of the slice that leaves enough sub-streams per slice to estimate from."""
+    """Returns the longest divisor of the slice that leaves enough sub-streams per slice for estimates."""
     longest = (
         min(DEFAULT_SUBSTREAM_MS, max(1, slice_ms // SUBSTREAMS_SHORT))
         if slice_ms <= SHORT_MS

@@ -1,4 +1,4 @@
-"""Arrival statistics of a sub-stream, as an edge ships them. They are additive over batches and over edges."""
+"""Arrival statistics of a sub-stream, as an edge ships them. They can be added over batches and over edges."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from edgewater.synopses.encoding.layout import MAX_SHIPPED
 
 _HEADER, _RANGE = struct.Struct("<BqIIqq9d"), struct.Struct("<2d")
 _VERSION = 1
-"""Version 1 has no range of values."""
+"""The version of the encoding. Version 1 has no range of values."""
 _MAX_NUMBER = 1 << 53
 
 DEFAULT_MAX_SKEW_MS = 1_000
-"""Accepted clock skew: an event time up to this much after the arrival time counts as a delay of 0."""
+"""The accepted clock skew in ms. If an event time is after the arrival time by at most this much, the delay is 0."""
 
 
 @dataclass(slots=True)
 class Moments:
-    """Count, mean and sum of squared deviations; merged by the formulas of Chan, Golub and LeVeque (1979)."""
+    """Count, mean and sum of squared deviations. They are merged by the formulas of Chan, Golub and LeVeque (1979)."""
 
     count: float = 0.0
     mean: float = 0.0
@@ -58,24 +58,25 @@ class Moments:
 
     @property
     def variance(self) -> float:
-        """The sample variance with n - 1; 0 for fewer than two values."""
+        """The sample variance, with divisor n - 1; 0 for fewer than two values."""
         return self.deviations / (self.count - 1) if self.count > 1 else 0.0
 
 
 @dataclass(slots=True)
 class SubstreamStatistics:
-    """One source's reported events with event times in sub-stream `index`.
+    """The reported events of one source with event times in sub-stream `index`.
 
     Attributes:
+        index: number of the sub-stream.
         delay, gap, value: moments of delays, of gaps between arrivals, and of sampled values.
-        cells: codes slot·lags + lag, slot counted in the sub-stream, ascending: the cells of the center's run-off
-            triangle.
-        counts: number of events per cell.
+        cells: codes slot · lags + lag, int64, ascending, where the slot is counted within the sub-stream. They are the
+            cells of the center's run-off triangle.
+        counts: number of events per cell, int64.
         value_sums: count, Σv and Σv² of the sampled values by lag group, float64 (3, lag groups).
-        skewed: events with an event time after their arrival, within the tolerated clock skew.
-        from_future: events beyond the tolerated clock skew, which no other statistic includes.
-        least, greatest: of the values of all events, sampled or not; infinity and -infinity without events or values,
-            NaN if the values of some events are not known.
+        skewed: number of events whose event time is after their arrival, within the accepted clock skew.
+        from_future: number of events beyond the accepted clock skew. No other statistic includes them.
+        least, greatest: the range of the values of all events, sampled or not. Infinity and -infinity without events or
+            values; NaN if some values are unknown.
     """
 
     grid: SlotGrid
@@ -99,7 +100,7 @@ class SubstreamStatistics:
         """Adds the statistics of another batch or edge for the same sub-stream.
 
         Raises:
-            InvalidRecord: different sub-streams or grids.
+            InvalidRecord: the sub-streams or the grids differ.
         """
         if (other.grid, other.index) != (self.grid, self.index):
             raise InvalidRecord("substream", (other.grid, other.index), f"{(self.grid, self.index)}")
@@ -120,12 +121,16 @@ class SubstreamStatistics:
         self.greatest = float(np.maximum(self.greatest, other.greatest))
 
     def arrivals(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Returns arrival slot since epoch, lag and count of each cell, int64, (cells,) each."""
+        """Returns three arrays with one entry per cell, int64: arrival slot since the epoch, lag, and number of
+        events.
+        """
         slot, lag = np.divmod(self.cells, self.grid.lags)
         return self.index * self.grid.substream_slots + slot + lag, lag, self.counts
 
     def to_state(self) -> bytes:
-        """Encodes a header, the range of values, cells and counts in integers of minimal width, and the values."""
+        """Encodes a header, the range of values, cells and counts in integers of minimal width, and the sums of
+        values.
+        """
         moments = [x for m in (self.delay, self.gap, self.value) for x in (m.count, m.mean, m.deviations)]
         head = _HEADER.pack(
             _VERSION, self.index, len(self.cells), self.value_sums.shape[1], self.skewed, self.from_future, *moments
@@ -141,7 +146,7 @@ class SubstreamStatistics:
 
     @classmethod
     def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
-        """Reads the result of `to_state`. Raises CorruptSynopsis, UnsupportedVersion."""
+        """Decodes the result of `to_state`. Raises CorruptSynopsis and UnsupportedVersion."""
         if state[:1] and state[0] != _VERSION:
             raise UnsupportedVersion(f"sub-stream statistics of version {state[0]}; this release reads {_VERSION}")
         try:
@@ -171,19 +176,27 @@ class SubstreamStatistics:
 
 
 def require_counts(counts: IntArray, numbers: Sequence[int]) -> None:
-    """Raises CorruptSynopsis unless counts of cells are above 0, and numbers are so small that they add up."""
+    """Raises CorruptSynopsis if a count of a cell is not from 1 to `MAX_SHIPPED`, or a number could overflow when
+    added.
+    """
     if (counts <= 0).any() or (counts > MAX_SHIPPED).any() or any(abs(number) > _MAX_NUMBER for number in numbers):
-        raise CorruptSynopsis(f"sub-stream statistics have counts from 1 to {MAX_SHIPPED}, or numbers {numbers}")
+        raise CorruptSynopsis(
+            f"sub-stream statistics have a count outside 1 to {MAX_SHIPPED}, or a number outside ±2^53 in {numbers}"
+        )
 
 
 def require_sampled(value_sums: FloatArray) -> None:
-    """Raises CorruptSynopsis unless the numbers of sampled values are valid. Sums of values may overflow."""
+    """Raises CorruptSynopsis unless the numbers of sampled values are valid. The sums of values may be any number."""
     if not ((value_sums[0] >= 0) & (value_sums[0] <= MAX_SHIPPED)).all():
-        raise CorruptSynopsis(f"sub-stream statistics have numbers of sampled values from 0 to {MAX_SHIPPED}")
+        raise CorruptSynopsis(f"sub-stream statistics have a number of sampled values outside 0 to {MAX_SHIPPED}")
 
 
 def require_ranges(ranges: FloatArray) -> None:
-    """Raises CorruptSynopsis unless ranges of values, [least or greatest, n], are finite, empty, or unknown (NaN)."""
+    """Raises CorruptSynopsis unless ranges of values are finite, empty, or unknown (NaN).
+
+    Args:
+        ranges: the least and the greatest values, float64 (2, n).
+    """
     least, greatest = ranges
     finite = np.isfinite(least) & np.isfinite(greatest) & (least <= greatest)
     empty = (least == np.inf) & (greatest == -np.inf)
@@ -192,7 +205,7 @@ def require_ranges(ranges: FloatArray) -> None:
 
 
 def _packed(values: IntArray) -> bytes:
-    """Encodes values in the narrowest unsigned type, after one byte with its width."""
+    """Encodes values in the narrowest unsigned type, after one byte with the width in bytes."""
     width = next(w for w in (1, 2, 4, 8) if int(values.max(initial=0)) < 1 << (8 * w))
     return bytes([width]) + values.astype(f"<u{width}").tobytes()
 

@@ -7,7 +7,7 @@
         answer = query.latest()
         answer["bytes"].interval
 
-`AsyncCenter` has the same methods as coroutines. Neither imports the center, Spark or the agent.
+`AsyncCenter` has the same methods as coroutines. The client imports neither the center nor Spark nor the agent.
 """
 
 from edgewater.client.answers import Answer, Answers, Column, Gap, PackageMissing, Progress

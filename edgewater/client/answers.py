@@ -1,4 +1,4 @@
-"""Answers as a client holds them: an Arrow table per answer, and its phase, quality and contract beside it."""
+"""Answers at a client. An answer has an Arrow table, a phase, a quality and a contract."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # Arrow takes longer to import than most commands take to run
 ARROW = "application/vnd.apache.arrow.stream"
 Phase = str
 _PREFIXES = {"quantiles": "_", "ranks": ".rank:", "ranges": ".range:"}
-"""Separator of a measure's name and the key of a question, in names of columns."""
+"""The separator between a measure's name and the key of a question in names of columns, by kind of question."""
 
 
 class PackageMissing(EdgewaterError):
@@ -31,10 +31,10 @@ class PackageMissing(EdgewaterError):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A measure, or a member of one, for each group of an answer.
+    """A measure, or a member of a measure, for each group of an answer.
 
     Attributes:
-        name: of the measure.
+        name: name of the measure or the member.
         columns: the names of its columns in the answer's table.
     """
 
@@ -48,7 +48,11 @@ class Column:
 
     @property
     def intervals(self) -> list[Interval]:
-        """One per group, in the order of `groups`. Raises InvalidRequest: it has several members."""
+        """The interval of each group, in the order of `groups`.
+
+        Raises:
+            InvalidRequest: the measure has several members, and is no interval itself.
+        """
         table = self.answer.table
         bounds = f"{self.name}_lower", f"{self.name}_upper"
         if self.name not in self.columns or not set(bounds) <= set(self.columns):
@@ -61,7 +65,7 @@ class Column:
 
     @property
     def interval(self) -> Interval:
-        """The only one. Raises InvalidRequest: the answer has none or several groups."""
+        """The interval of the only group. Raises InvalidRequest if the answer has no group or several groups."""
         each = self.intervals
         if len(each) != 1:
             groups = ", ".join(str(g) for g in self.groups[:3])
@@ -71,25 +75,33 @@ class Column:
 
     @property
     def members(self) -> list[str]:
-        """The columns that are intervals or values, by name."""
+        """The names of the columns that are intervals or values."""
         bounds = {f"{name}_{end}" for name in self.columns for end in ("lower", "upper")}
         return [name for name in self.columns if name not in bounds]
 
     @property
     def values(self) -> list[Any]:
-        """The values of its first column, one per group: estimates, or lists such as the items of a `top_k`."""
+        """The values of the first column, one per group: estimates, or lists such as the items of a `top_k`."""
         return list(self.answer.table.column(self.columns[0]).to_pylist())
 
     def quantile(self, rank: float) -> Column:
-        """The quantile of a rank that the answer has."""
+        """Returns the column of a quantile that the answer has.
+
+        Args:
+            rank: the rank of the quantile, such as 0.5.
+        """
         return self.answer[f"{self.name}_{_key(rank)}"]
 
     def member(self, name: str) -> Column:
-        """A member of the cell, such as `mean` of a sample."""
+        """Returns the column of a member of the cell, such as `mean` of a sample."""
         return self.answer[f"{self.name}.{name}"]
 
     def __getitem__(self, group: object) -> Interval:
-        """The interval of a group: a mapping, or its only column's value. Raises InvalidRequest."""
+        """Returns the interval of a group. Raises InvalidRequest.
+
+        Args:
+            group: the group as a mapping of column to value; or the value itself if `group_by` has one column.
+        """
         wanted = group if isinstance(group, Mapping) else dict.fromkeys(self.answer.group_by[:1], group)
         for found, interval in zip(self.groups, self.intervals, strict=True):
             if found == wanted and len(wanted) == len(self.answer.group_by):
@@ -103,13 +115,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer to one window; `table` has a row per group.
+    """An answer to one window.
 
     Attributes:
-        table: group columns, then the columns of the measures. See the reference of queries.
+        table: one row per group: the group columns, then the columns of the measures. See the reference of queries.
         members: the answer as JSON without its data: window, phase, revision, quality, contract.
         group_by: names of the group columns.
-        explain_with: asks the center for an explanation of a measure; what `explain` calls.
+        explain_with: requests the explanation of a measure from the center. `explain` calls it.
     """
 
     table: pa.Table
@@ -133,12 +145,12 @@ class Answer:
 
     @property
     def phase(self) -> Any:
-        """``early``, ``complete`` or ``final``."""
+        """The phase: ``early``, ``complete`` or ``final``."""
         return self.members["phase"]
 
     @property
     def version(self) -> int | None:
-        """The version of the query that has the window; None: the center is of an earlier release."""
+        """The version of the query that has the window; None if the center is of an earlier release."""
         version: int | None = self.members.get("version")
         return version
 
@@ -148,22 +160,23 @@ class Answer:
 
     @property
     def confidence(self) -> float | None:
-        """The confidence of the intervals; None: no bound is known."""
+        """The confidence of the intervals; None if no bound is known."""
         value = self.members["confidence"]
         return None if value is None else float(value)
 
     @property
     def total(self) -> dict[str, Interval]:
-        """Each exact measure over all groups of the window, whatever groups the answer has.
+        """The interval of each exact measure over all groups of the window, even if the answer has only some of them.
 
-        It includes what edges withhold of the groups, so under a budget it may be far from the sum of `table`.
+        The total includes values that edges withhold from groups. So under a budget it may differ much from the sum
+        over `table`.
         """
         cells = self.members["total"].items()
         return {name: Interval(_number(c), c["lower"], c["upper"], _certain(c)) for name, c in cells}
 
     @property
     def rest(self) -> dict[str, Number | None]:
-        """The part of the total of each `count` and `sum` that is in no group; None: unknown."""
+        """The part of the total of each `count` and `sum` that is in no group; None if unknown."""
         return dict(self.members["rest"])
 
     @property
@@ -183,17 +196,19 @@ class Answer:
 
     @property
     def rejected(self) -> int:
-        """The number of records that sources rejected and that are, or may be, records of the window."""
+        """The number of records that sources rejected and that belong, or may belong, to the window."""
         return int(self.quality["completeness"].get("rejected", 0))
 
     @property
     def delivery(self) -> dict[str, list[str]]:
-        """By edge that does not count each record exactly once: ``at-least-once``, ``at-most-once``, or both."""
+        """How edges count records, for each edge that is not exactly-once: ``at-least-once``, ``at-most-once``, or
+        both.
+        """
         return {edge: list(each) for edge, each in self.quality["completeness"].get("delivery", {}).items()}
 
     @property
     def delivery_text(self) -> str:
-        """The same as text that follows the completeness; empty if each record counts exactly once."""
+        """The deliveries as text that follows the completeness; "" if each record counts exactly once."""
         return "".join(f", {edge} counts {' and '.join(each)}" for edge, each in sorted(self.delivery.items()))
 
     @property
@@ -207,25 +222,25 @@ class Answer:
 
     @property
     def violations(self) -> list[Mapping[str, Any]]:
-        """What the contract's violations say: `code`, `message`."""
+        """The contract's violations, each with `code` and `message`."""
         return list(self.members["contract"]["violations"])
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """One per row; `{}` for a query without groups."""
+        """The group of each row; `{}` for a query without groups."""
         if not self.group_by:
             return [{} for _ in range(self.table.num_rows)]
         return list(self.table.select(list(self.group_by)).to_pylist())
 
     @property
     def measures(self) -> list[str]:
-        """The columns that are estimates or values, without their bounds."""
+        """The names of the columns that are estimates or values, without the columns of their bounds."""
         names = [n for n in self.table.column_names if n not in self.group_by]
         bounds = {f"{n}_{end}" for n in names for end in ("lower", "upper")}
         return [n for n in names if n not in bounds]
 
     def __getitem__(self, name: str) -> Column:
-        """A measure, or a member of one by its column's name. Raises InvalidRequest."""
+        """Returns a measure, or a member of a measure, by its column's name. Raises InvalidRequest."""
         names = [n for n in self.table.column_names if n not in self.group_by]
         own = tuple(n for n in names if n in (name, f"{name}_lower", f"{name}_upper"))
         of_it = own if name in own else tuple(n for n in names if n.startswith((f"{name}_", f"{name}.")))
@@ -237,13 +252,15 @@ class Answer:
         return int(self.table.num_rows)
 
     def explain(self, measure: str, group: Mapping[str, Any] | None = None) -> Any:
-        """What the error of a measure is made of; an awaitable if the answer is of an `AsyncCenter`."""
+        """Returns what the error of a measure consists of. For an answer of an `AsyncCenter`, returns an awaitable."""
         if self.explain_with is None:
             raise InvalidRequest("explain", self.query, "an answer of a query: center.query(name).latest()")
         return self.explain_with(self.members["window"]["start"], group, self.revision, measure=measure)
 
     def to_arrow(self) -> pa.Table:
-        """The columns that every row has (window, phase, revision, contract, …), then those of `table`."""
+        """Returns the columns that describe the answer (window, phase, revision, contract, …), then the columns of
+        `table`.
+        """
         import pyarrow as pa
 
         quality = {
@@ -285,7 +302,8 @@ class Answers(Sequence[Answer]):
     """Answers of one query, the newest revision of each window, ascending.
 
     Attributes:
-        table: as `Answer.to_arrow` gives it, of all answers, with a null where an answer lacks a column.
+        table: the rows of `Answer.to_arrow` of all answers. A column that an answer lacks is null.
+        answers: the answers.
     """
 
     table: pa.Table
@@ -316,19 +334,19 @@ class Answers(Sequence[Answer]):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of the edges, at a fixed pace, also without answers."""
+    """The state of the edges. It arrives at a fixed interval, also without answers."""
 
     data: Mapping[str, Any]
 
     @property
     def edges(self) -> dict[str, Mapping[str, Any]]:
-        """By name, of all queries of the stream: state, watermark, last_seen."""
+        """The state of each edge of the stream's queries, by the edge's name: state, watermark, last_seen."""
         return {e["edge"]: e for q in self.data["queries"] for e in q["edges"]}
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Answers that the stream has left out: those after `after`, up to `through`."""
+    """Answers that the stream has left out: from the answer after `after` up to `through`."""
 
     after: int
     through: int
@@ -338,7 +356,14 @@ class Gap:
 def from_table(
     table: pa.Table, heads: list[dict[str, Any]], spec: Mapping[str, Any], explain_with: Callable[..., Any] | None
 ) -> Answers:
-    """The answers of an Arrow stream and of its metadata, for a query's spec."""
+    """Returns the answers of an Arrow stream.
+
+    Args:
+        table: the rows of all answers.
+        heads: the metadata of the stream, one entry per answer.
+        spec: the spec of the query.
+        explain_with: see `Answer.explain_with`.
+    """
     if not heads:
         return Answers(table, ())
     import numpy as np
@@ -367,16 +392,22 @@ def from_table(
 DESCRIBING = frozenset(
     {"window_start", "window_end", "phase", "revision", "completeness", "given_at", "contract", "withheld", "version"}
 )
-"""Names of the first columns of a table, which describe the answer; one that is taken has the prefix ``answer_``."""
+"""The names of the first columns of a table, which describe the answer. If a name is in use, it has the prefix
+``answer_``.
+"""
 
 
 def group_columns(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the group columns; a computed key is a mapping of its name to an expression."""
+    """Returns the names of the group columns. In a spec, a computed key is a mapping of its name to an expression."""
     return tuple(key if isinstance(key, str) else next(iter(key)) for key in spec.get("group_by") or ())
 
 
 def _first_value_column(table: pa.Table, named: set[str]) -> int:
-    """The number of columns that describe the answer; those after it are groups and measures, `named` in the spec."""
+    """Returns the number of leading columns that describe the answer. The other columns are groups and measures.
+
+    Args:
+        named: the names of the groups and measures in the spec.
+    """
     describing = DESCRIBING - named
     for at, name in enumerate(table.column_names):
         if name in named or not (name in describing or name.startswith("answer_")):
@@ -385,11 +416,12 @@ def _first_value_column(table: pa.Table, named: set[str]) -> int:
 
 
 def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: Callable[..., Any] | None) -> Answer:
-    """An answer of a live stream, with the columns that the center's Arrow form has."""
+    """Returns an answer of a live stream, with the columns of the center's Arrow form."""
     import pyarrow as pa
 
     rows = answer["data"]
-    group_by = tuple(rows[0]["group"]) if rows else group_columns(spec)  # it may be of another version
+    # The answer may be of another version of the query.
+    group_by = tuple(rows[0]["group"]) if rows else group_columns(spec)
     columns: dict[str, list[Any]] = {name: [] for name in group_by}
     for at, row in enumerate(rows):
         flat = dict(row["group"])
@@ -406,17 +438,17 @@ def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: 
 
 
 def _array(values: list[Any]) -> pa.Array:
-    """Numbers are int64, if all are integers, or float64."""
+    """Returns an array of the values. Numbers are int64 if all are integers, otherwise float64."""
     import pyarrow as pa
 
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # integers beside floats, or beyond int64
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # integers mixed with floats, or integers beyond int64
         return pa.array([None if v is None else float(v) for v in values], pa.float64())
 
 
 def _flat(name: str, cell: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell as columns: name -> value."""
+    """Returns the columns of a cell, name -> value."""
     flat: dict[str, Any] = {}
     if "estimate" in cell:
         flat.update(_bounds(name, cell))
@@ -441,12 +473,12 @@ def _flat(name: str, cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(interval: Mapping[str, Any]) -> Any:
-    """The estimate; NaN or an infinity where JSON has its name."""
+    """Returns the estimate. JSON states NaN and the infinities by name, in `not_finite`."""
     return float(interval["not_finite"]) if "not_finite" in interval else interval["estimate"]
 
 
 def _certain(interval: Mapping[str, Any]) -> float | None:
-    """The confidence of bounds that always hold; None: there is none."""
+    """Returns 1, the confidence of bounds that always hold; None if there are no bounds."""
     return None if interval["lower"] is None and interval["upper"] is None else 1.0
 
 

@@ -1,4 +1,4 @@
-"""`AsyncCenter` and `AsyncQuery`: the methods of `Center` and `Query` as coroutines."""
+"""The methods of `Center` and `Query` as coroutines (`AsyncCenter` and `AsyncQuery`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class AsyncCenter:
     """A connection to a center, for asyncio. Close it, or use it as an asynchronous context manager.
 
-    Its arguments, methods and errors are those of `Center`.
+    Its arguments, methods and errors are the same as in `Center`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class AsyncCenter:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AsyncQuery(QueryData):
-    """A registered query at a center, for asyncio; its methods are those of `Query`."""
+    """A registered query at a center, for asyncio. Its methods are the same as in `Query`."""
 
     center: AsyncCenter
 

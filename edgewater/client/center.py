@@ -1,4 +1,4 @@
-"""`Center`: a center's queries, answers and live streams."""
+"""A center's queries, answers and live streams (`Center`)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ T = TypeVar("T")
 
 
 class Center:
-    """A connection to a center. Thread-safe; close it, or use it as a context manager.
+    """A connection to a center. It is thread-safe. Close it, or use it as a context manager.
 
     Args:
-        url: of the API. Default: EDGEWATER_URL, or http://127.0.0.1:7480.
-        token: Default: EDGEWATER_TOKEN, or the content of the file EDGEWATER_TOKEN_FILE.
-        ca: file of the certificates that sign the center's. Default: EDGEWATER_CA, or those of the system.
-        timeout: seconds that a request may take without news. A range of windows is read in many requests, so its size
-            does not matter.
+        url: URL of the API. Default: EDGEWATER_URL, or http://127.0.0.1:7480.
+        token: the token. Default: EDGEWATER_TOKEN, or the content of the file EDGEWATER_TOKEN_FILE.
+        ca: file of the certificates that sign the center's certificate. Default: EDGEWATER_CA, or the CAs of the
+            system.
+        timeout: seconds without new data after which a request fails. A range of windows is read in many requests, so
+            its size does not matter.
 
-    Every method raises `Unreachable` if the center does not answer, and the error that it states if it refuses:
-    `edgewater.model.errors` (`NotFound`, `Conflict`, `InvalidRequest`, `InvalidQuery`, `Unauthenticated`, …) or
-    `RequestRefused`.
+    Every method raises `Unreachable` if the center does not answer. If the center refuses, the method raises the error
+    that the center states: an error of `edgewater.model.errors` (`NotFound`, `Conflict`, `InvalidRequest`,
+    `InvalidQuery`, `Unauthenticated`, …), or `RequestRefused`.
     """
 
     def __init__(
@@ -48,12 +49,13 @@ class Center:
     def register(
         self, spec: Mapping[str, Any] | str | Path, if_exists: IfExists = "same", *, lasts: str | None = None
     ) -> Query:
-        """Registers a query: a mapping, YAML text, or a file of YAML.
+        """Registers a query.
 
         Args:
-            if_exists: `same`: a query that is registered already must be the same one (Conflict otherwise); `error`: it
-                is a Conflict in any case; `replace`: another one gets a new version, as `put` gives it.
-            lasts: the query ends by itself after so much event time, such as ``1h``.
+            spec: the query as a mapping, as YAML text, or as a file of YAML.
+            if_exists: what to do if a query of the name is registered. `same`: raises Conflict unless it is the same
+                query. `error`: raises Conflict. `replace`: another query gets a new version, as with `put`.
+            lasts: the query ends after this much event time, such as ``1h``.
         """
         return Query(self._run(flows.register(spec, if_exists, lasts)), self)
 
@@ -61,13 +63,15 @@ class Center:
         self, spec: Mapping[str, Any] | str | Path, *, at: Moment | None = None, version: int | None = None,
         lasts: str | None = None,
     ) -> Query:  # fmt: skip
-        """Changes a query, or registers it. No answer is deleted. The same query again changes nothing.
+        """Changes a query, or registers it. No answer is deleted. If the same query is registered already, nothing
+        changes.
 
         Args:
-            at: the border: windows that start before it keep the old version, later ones get the new version. Default:
-                the next start of a window of which all edges hear in time.
-            version: the newest version, as the caller has read it. Raises PreconditionFailed if it is another one.
-            lasts: as of `register`.
+            at: the border, an event time. Windows that start before it keep the old version, and later windows get the
+                new version. Default: the next start of a window that all edges learn in time.
+            version: the newest version that the caller has read. Raises PreconditionFailed if the newest version
+                differs.
+            lasts: see `register`.
         """
         return Query(self._run(flows.put(spec, at, version, lasts)), self)
 
@@ -75,53 +79,55 @@ class Center:
         self, spec: Mapping[str, Any] | str | Path, *, change: bool = False, at: Moment | None = None,
         version: int | None = None, lasts: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Returns what `register` would do, or `put` with `change`: the border, and which edges would refuse the query.
+        """Returns what `register` would do, or what `put` would do with `change`. Registers nothing.
 
-        Nothing is registered.
+        The result states the border, and which edges would refuse the query.
         """
         return self._run(flows.dry_run(spec, change, at, version, lasts))
 
     def query(self, name: str) -> Query:
-        """A registered query. Raises NotFound."""
+        """Returns a registered query. Raises NotFound."""
         return Query(self._run(flows.get(f"/v1/queries/{segment(name)}")), self)
 
     def queries(self) -> list[Query]:
-        """The queries that the token may read."""
+        """Returns the queries that the token may read."""
         return [Query(q, self) for q in self._run(flows.get("/v1/queries"))["queries"]]
 
     def live(
         self, *names: str, after: int | None = None, changes: bool = False, summary: bool = False
     ) -> Iterator[Answer | Progress | Gap]:
-        """Answers of several queries over one connection, as `Query.live` gives those of one.
+        """Yields answers of several queries over one connection, as `Query.live` does for one query.
 
         Args:
-            names: Default: those that are registered now and that the token may read.
-            after: id of an answer of any query; the stream begins after it.
-            changes, summary: as of `Query.live`.
+            names: the queries. Default: the queries that are registered now and that the token may read.
+            after: id of an answer of any query. The stream begins after it.
+            changes, summary: see `Query.live`.
 
-        Raises NotFound when one of them is deleted.
+        Raises NotFound when one of the queries is deleted.
         """
         queries = [self.query(name) for name in names] if names else self.queries()
         return self._live(LiveState.of_several(queries, after, changes, summary))
 
     def edges(self) -> list[dict[str, Any]]:
-        """All edges: state, streams with watermarks, drops, backlog."""
+        """Returns all edges: state, streams with watermarks, drops, backlog."""
         return list(self._run(flows.get("/v1/edges"))["edges"])
 
     def streams(self) -> list[dict[str, Any]]:
-        """All streams: columns, who declared them, and edges that differ."""
+        """Returns all streams: columns, who declared them, and edges with other columns."""
         return list(self._run(flows.get("/v1/streams"))["streams"])
 
     def get(self, path: str, **params: str) -> Any:
-        """Any other resource as JSON, such as ``/v1/alarms``."""
+        """Returns another resource as JSON, such as ``/v1/alarms``."""
         return self._run(flows.get(path, tuple(params.items())))
 
     def send(self, method: str, path: str, body: bytes | None = None, media: str = "application/json") -> Any:
-        """Any other change; returns the reply as JSON, None if it is empty."""
+        """Sends another request. Returns the reply as JSON; None if the reply is empty."""
         return self._run(flows.send(method, path, body, media))
 
     def sql(self, statement: str) -> Any:
-        """Runs a statement in SQL; returns the reply of ``POST /v1/sql``: `columns` and `rows` of SELECT and SHOW."""
+        """Runs a statement in SQL. Returns the reply of ``POST /v1/sql``, with `columns` and `rows` for SELECT and
+        SHOW.
+        """
         return self._run(flows.sql(statement))
 
     def close(self) -> None:
@@ -176,10 +182,10 @@ class Center:
 
 @dataclass(frozen=True, slots=True)
 class QueryData:
-    """What the center says of a query when it is registered or read.
+    """A query as the center returned it when it was registered or read.
 
     Attributes:
-        registered: name, version, spec, registered_at; notes of one that has just been registered.
+        registered: name, version, spec and registered_at; also notes if the query has just been registered.
     """
 
     registered: Mapping[str, Any]
@@ -190,7 +196,7 @@ class QueryData:
 
     @property
     def version(self) -> int:
-        """Each change makes another one."""
+        """The version. Each change of the query makes a new version."""
         return int(self.registered["version"])
 
     @property
@@ -200,7 +206,7 @@ class QueryData:
 
     @property
     def notes(self) -> list[str]:
-        """What the query does not do, if it may be unexpected."""
+        """Notes about limits of the query that its writer may not expect."""
         return list(self.registered.get("notes") or [])
 
     def __repr__(self) -> str:
@@ -214,10 +220,11 @@ class Query(QueryData):
     center: Center
 
     def latest(self, group: Mapping[str, Any] | None = None, **questions: Any) -> Answer:
-        """The newest answer to the last window. Raises NotFound: none yet; the message says what the query waits for.
+        """Returns the newest answer to the last window. Raises NotFound if there is none; the message states the
+        reason.
 
         Args:
-            group: only groups with these values: column -> value, or a list of values.
+            group: returns only groups with these values: column -> value, or column -> list of values.
             questions: the API's question parameters: measure, quantile, item, contains, rank, range, top, values,
                 confidence, compute, having, order, limit_groups. Each may be a list.
         """
@@ -227,12 +234,13 @@ class Query(QueryData):
         self, start: Moment | None = None, end: Moment | None = None, group: Mapping[str, Any] | None = None, *,
         every: str | None = None, zone: str | None = None, **questions: Any,
     ) -> Answers:  # fmt: skip
-        """The newest answers to the windows that start in [start, end).
+        """Returns the newest answers to the windows that start in [start, end).
 
         Args:
-            every: merges the windows of each interval: a duration such as ``1h``, or ``day``, ``week``, ``month``,
-                ``quarter`` or ``year``.
-            zone: the time zone of days and longer units, such as ``Europe/Berlin``; default: UTC.
+            every: merges the windows of each interval. It is a duration such as ``1h``, or ``day``, ``week``,
+                ``month``, ``quarter`` or ``year``.
+            zone: the time zone of days and longer units, such as ``Europe/Berlin``. Default: UTC.
+            group, questions: see `latest`.
         """
         bounds, params = (moment(start, "start"), moment(end, "end")), question_params(group, questions)
         return self._run(flows.windows(self.name, *bounds, time.monotonic, params, self._build, every=every, zone=zone))
@@ -240,7 +248,11 @@ class Query(QueryData):
     def window(
         self, start: Moment, revision: int | None = None, group: Mapping[str, Any] | None = None, **questions: Any
     ) -> Answer:
-        """The answer to one window, in a revision (default: the newest). Raises NotFound."""
+        """Returns the answer to one window. Raises NotFound.
+
+        Args:
+            revision: the revision; None for the newest revision.
+        """
         at = moment(start, "start") or ""
         return self._run(flows.window(self.name, at, revision, question_params(group, questions), self._build))
 
@@ -248,7 +260,10 @@ class Query(QueryData):
         self, window: Moment, phase: Phase = "final", timeout: float = 60.0, group: Mapping[str, Any] | None = None,
         **questions: Any,
     ) -> Answer:  # fmt: skip
-        """Waits until a window has reached a phase. Raises WaitTimeout, which says what the query waits for."""
+        """Waits until a window has reached a phase, and returns its answer.
+
+        Raises WaitTimeout, whose message says what the query waits for.
+        """
         at, params = moment(window, "window") or "", question_params(group, questions)
         return self._run(flows.wait(self.name, at, phase, timeout, time.monotonic, params, self._build))
 
@@ -256,33 +271,34 @@ class Query(QueryData):
         self, group: Mapping[str, Any] | None = None, after: int | None = None, *, changes: bool = False,
         summary: bool = False, **questions: Any,
     ) -> Iterator[Answer | Progress | Gap]:  # fmt: skip
-        """Answers as they are given, without an end: the latest first, or those after an id.
+        """Yields answers when the center publishes them, without an end. It begins with the latest answer, or after an
+        id.
 
         Args:
-            changes: the center sends only the groups that have changed in a window. The answers given here are whole,
-                with new groups at the end.
+            after: id of the answer after which the stream begins; None to begin with the latest answer.
+            changes: the center sends only the groups of a window that have changed. The yielded answers are still
+                complete, with new groups at the end.
             summary: answers have only the 5 groups with the widest intervals.
 
-
-        After a lost connection, such as a center that restarts, it continues after the last answer. Raises NotFound
-        when the query is deleted.
+        After a lost connection, such as a restart of the center, the stream continues after the last answer. Raises
+        NotFound when the query is deleted.
         """
         return self.center._live(LiveState.of(self, question_params(group, questions), after, changes, summary))
 
     def status(self) -> dict[str, Any]:
-        """Whether the query has answers; if not, what it waits for, since when, and what to do."""
+        """Returns whether the query has answers. If not, returns what it waits for, since when, and what to do."""
         return dict(self._run(flows.get(f"/v1/queries/{segment(self.name)}/status")))
 
     def detail(self) -> dict[str, Any]:
-        """What each edge says of the query, and has shipped."""
+        """Returns, for each edge, its state, whether it accepts the query, and how much it has shipped."""
         return dict(self._run(flows.get(f"/v1/queries/{segment(self.name)}")))
 
     def explain(
         self, window: Moment, group: Mapping[str, Any] | None = None, revision: int | None = None, **questions: Any
     ) -> dict[str, Any]:
-        """What the error of a value in a window is made of: by cause, by edge, by revision.
+        """Returns what the error of a value in a window consists of: by cause, by edge, by revision.
 
-        Default: the first measure, and of several groups the one with the widest interval.
+        Default: the first measure, and the group with the widest interval.
         """
         at = moment(window, "window") or ""
         return self._run(flows.explain(self.name, at, revision, question_params(group, questions)))

@@ -1,4 +1,4 @@
-"""`edgewater query`, `edges`, `streams` and `top`: a center from the command line."""
+"""The commands `edgewater query`, `edges`, `streams` and `top`: read and control a center from the command line."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ def asks_center(command: Command) -> Command:
 
 
 def selects(command: Command) -> Command:
-    """Adds the options that select groups, measures and computed values; passes them as `questions`."""
+    """Adds the options that select groups, measures and computed values. Passes them as `questions`."""
 
     @click.option("--group", "groups", multiple=True, metavar="COLUMN:VALUE", help="Only this group; may be repeated.")
     @click.option("--measure", "measures", multiple=True, help="Only this measure; may be repeated.")
-    @click.option("--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Of the intervals.")
+    @click.option(
+        "--confidence", type=click.FloatRange(0, 1, min_open=True, max_open=True), help="Confidence of the intervals."
+    )
     @click.option(
         "--compute",
         multiple=True,
@@ -53,8 +55,13 @@ def selects(command: Command) -> Command:
         help="Another column, such as 'error_rate: errors / requests'; may be repeated.",
     )
     @click.option("--having", metavar="CONDITION", help="Only groups such as 'errors_lower > 100', certainly over 100.")
-    @click.option("--order", multiple=True, metavar="COLUMN", help="Sort groups; -COLUMN: descending; may be repeated.")
-    @click.option("--limit-groups", type=click.IntRange(1), help="Only so many groups, the first of the order.")
+    @click.option(
+        "--order",
+        multiple=True,
+        metavar="COLUMN",
+        help="Sort groups by this column (-COLUMN: descending); may be repeated.",
+    )
+    @click.option("--limit-groups", type=click.IntRange(1), help="Only this number of groups, the first in the order.")
     @functools.wraps(command)
     def wrapped(*args: Any, groups: tuple[str, ...], measures: tuple[str, ...], **kw: Any) -> Any:
         questions: dict[str, Any] = {"group": _groups(groups), "measure": list(measures)}
@@ -84,7 +91,8 @@ def query() -> None:
     """Register, list, read and delete the queries of a center.
 
     EDGEWATER_URL is the center's address (http://127.0.0.1:7480 if it is not set). A token is read from
-    EDGEWATER_TOKEN, or from the file that EDGEWATER_TOKEN_FILE names: never from an argument, which others see.
+    EDGEWATER_TOKEN, or from the file that EDGEWATER_TOKEN_FILE names. It is never an argument, because others could
+    see it.
 
     \b
       edgewater query add flights.yaml
@@ -96,7 +104,7 @@ def query() -> None:
 
 
 def _dry_run(command: Command) -> Command:
-    text = "Register nothing: say which windows it would have, and which edges accept it. Exit status 1: not all do."
+    text = "Register nothing. Print which windows it would have and which edges accept it. Exit status 1 if not all do."
     return click.option("--dry-run", is_flag=True, help=text)(command)
 
 
@@ -107,9 +115,9 @@ def _dry_run(command: Command) -> Command:
 @_dry_run
 @asks_center
 def query_add(center: Center, file: Path, replace: bool, lasts: str | None, dry_run: bool, as_json: bool) -> None:
-    """Register the query in FILE, YAML or JSON; - is the standard input.
+    """Register the query in FILE (YAML or JSON). If FILE is -, read standard input.
 
-    The same query again changes nothing. Another query of that name is an error, unless --replace is given.
+    If the same query is registered already, nothing changes. Another query of this name is an error without --replace.
     """
     spec = sys.stdin.read() if str(file) == "-" else file
     if dry_run:
@@ -136,7 +144,7 @@ def _print_borders(windows: Mapping[str, Any]) -> None:
 
 
 def _border(command: Command) -> Command:
-    text = "The border: windows that start from then on are of the new version. Default: soon, in time for all edges."
+    text = "The border. Windows that start at or after it get the new version. Default: soon, in time for all edges."
     return click.option("--at", metavar="TIME", help=text)(command)
 
 
@@ -150,10 +158,10 @@ def _border(command: Command) -> Command:
 def query_put(
     center: Center, file: Path, at: str | None, lasts: str | None, if_version: int | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Change a query to the query in FILE, or register it; - is the standard input.
+    """Change a query to the query in FILE, or register it. If FILE is -, read standard input.
 
-    Windows that start before the border keep the old version, later ones get the new version. No answer is deleted.
-    The same query again changes nothing.
+    Windows that start before the border keep the old version, and later windows get the new version. No answer is
+    deleted. If the same query is registered already, nothing changes.
     """
     spec = sys.stdin.read() if str(file) == "-" else file
     if dry_run:
@@ -167,9 +175,9 @@ def query_put(
 @_border
 @asks_center
 def query_edit(center: Center, name: str, at: str | None, as_json: bool) -> None:
-    """Change the query NAME in an editor: EDITOR names it.
+    """Change the query NAME in the editor that EDITOR names.
 
-    It is refused if somebody else has changed the query meanwhile. What you have written is then kept in a file.
+    If somebody else has changed the query in the meantime, the change is refused. Your text is then saved in a file.
     """
     found = center.query(name)
     before = yaml.safe_dump(dict(found.spec), sort_keys=False, allow_unicode=True)
@@ -182,7 +190,7 @@ def query_edit(center: Center, name: str, at: str | None, as_json: bool) -> None
     except EdgewaterError:
         with tempfile.NamedTemporaryFile("w", prefix=f"{name}-", suffix=".yaml", delete=False) as kept:
             kept.write(after)
-        click.echo(f"what you have written is in {kept.name}: edgewater query put {kept.name}", err=True)
+        click.echo(f"your text is saved in {kept.name}; to register it: edgewater query put {kept.name}", err=True)
         raise
     _print_registered(changed, as_json)
 
@@ -258,9 +266,9 @@ def query_windows(
     center: Center, name: str, start: str | None, end: str | None, every: str | None, zone: str | None,
     questions: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the answers of the query NAME to a range of windows, or with --every to longer intervals.
+    """Print the answers of the query NAME to a range of windows. With --every, the windows of each interval are merged.
 
-    With --json a line per answer, as the API states it.
+    With --json, each line is an answer as the API returns it.
     """
     if zone is not None and every is None:
         raise click.UsageError("--zone is for --every")
@@ -281,10 +289,10 @@ def query_windows(
 def query_explain(
     center: Center, name: str, window: str | None, revision: int | None, questions: dict[str, Any], as_json: bool
 ) -> None:
-    """Explain an answer of the query NAME: what its error is made of, by cause and by edge.
+    """Explain an answer of the query NAME: what its error consists of, by cause and by edge.
 
-    WINDOW is the start of the window; default: the latest one. Without --measure the first one is explained, and of
-    several groups the one with the widest interval.
+    WINDOW is the start of the window. Default: the latest window. Without --measure, the first measure is explained.
+    Without --group, the group with the widest interval is explained.
     """
     found = center.query(name)
     start = window or found.latest().members["window"]["start"]
@@ -335,16 +343,16 @@ def _sides(value: Mapping[str, Any] | None) -> str:
 @click.argument("name")
 @click.option("--count", "-n", type=click.IntRange(1), help="End after this number of answers.")
 @click.option("--phase", type=click.Choice(["early", "complete", "final"]), default="early", show_default=True,
-              help="Only answers that have reached it.")  # fmt: skip
+              help="Only answers in this phase or a later one.")  # fmt: skip
 @asks_center
 @selects
 def query_tail(
     center: Center, name: str, count: int | None, phase: str, questions: dict[str, Any], as_json: bool
 ) -> None:
-    """Print the answers of the query NAME as they are given, until Ctrl-C: the latest one first.
+    """Print the answers of the query NAME when they are published, until Ctrl-C. The latest answer is first.
 
-    With --json a line per answer, as the API states it. A lost connection is made again, and no answer is left out
-    unless a line `gap` says so.
+    With --json, each line is an answer as the API returns it. After a lost connection, the command connects again. If
+    answers are left out, a line `gap` says so.
     """
     with contextlib.suppress(KeyboardInterrupt):
         _tail(center.query(name), count, phase, questions, as_json)
@@ -382,7 +390,7 @@ def _tail(found: Query, count: int | None, phase: str, questions: dict[str, Any]
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @asks_center
 def query_rm(center: Center, name: str, yes: bool, as_json: bool) -> None:
-    """Delete the query NAME, all its versions and their answers, for good."""
+    """Delete the query NAME, all its versions and their answers. They cannot be restored."""
     found = center.query(name)
     if not yes:
         click.confirm(f"Delete the query {plain(name)} and its answers?", abort=True, err=True)
@@ -408,11 +416,13 @@ EDGE_COLUMNS = (
     "edge", "state", "heard", "stream", "watermark", "records", "delivery", "backlog", "bandwidth", "rtt",
     "clock", "dropped",
 )  # fmt: skip
-"""All but the state are those of the last heartbeat, which came when it was `heard`: answers may be newer."""
+"""The columns of the table of edges. All columns but the state are from the last heartbeat, which arrived at `heard`.
+Answers may be newer.
+"""
 
 
 def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """A row per edge and stream."""
+    """Returns a row per edge and stream."""
     rows: list[tuple[str, ...]] = []
     for e in found:
         drops = {**e["drops"]}
@@ -431,7 +441,7 @@ def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Returns a number of bytes as text, such as 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -453,7 +463,7 @@ def streams() -> None:
 @streams.command("ls")
 @asks_center
 def streams_ls(center: Center, as_json: bool) -> None:
-    """List the streams, their columns, who declared them, and the edges that differ."""
+    """List the streams, their columns, who declared the columns, and the edges with other columns."""
     found = center.streams()
     if as_json:
         print_json({"streams": found})
@@ -469,21 +479,26 @@ def streams_ls(center: Center, as_json: bool) -> None:
     "declared",
     multiple=True,
     metavar="COLUMN=TYPE",
-    help="A column: string, int64, float64 or bool. Repeat it: what is not named is no column then.",
+    help="A column of type string, int64, float64 or bool. Repeat it for each column; other columns are removed.",
 )
 @click.option(
     "--file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A YAML mapping of columns: carrier: string, or carrier: {type: string, description: …}.",
 )
-@click.option("--reset", is_flag=True, help="Let the first edge that has a column decide its type again.")
+@click.option(
+    "--reset",
+    is_flag=True,
+    help="Remove the declaration. The first edge with a column then determines the column's type again.",
+)
 @asks_center
 def streams_columns(
     center: Center, name: str, declared: tuple[str, ...], file: Path | None, reset: bool, as_json: bool
 ) -> None:
-    """Show the columns of the stream NAME; or declare all of them, with --set or --file; or --reset them.
+    """Show the columns of the stream NAME, declare all of them with --set or --file, or --reset them.
 
-    Edges with another column, or another type, are refused until they are set right. Needs the role admin.
+    An edge with another column or another type is refused until its configuration is corrected. Declaring and resetting
+    need the role admin.
     """
     from edgewater.client.requests import segment
 
@@ -538,13 +553,13 @@ def _window(spec: Mapping[str, Any]) -> str:
 
 
 def _as_json(answer: Answer) -> dict[str, Any]:
-    """An answer without its data, and its rows as a list of mappings."""
+    """Returns an answer without its data, and its rows as a list of mappings."""
     rows = answer.table.to_pylist()
     return {**answer.members, "rows": json.loads(json.dumps(rows, default=str).replace("NaN", "null"))}
 
 
 def print_answer(answer: Answer) -> None:
-    """The state of an answer, and a row per group."""
+    """Prints the state of an answer, and a row per group."""
     click.echo(plain(summary(answer)))
     columns = [(name, cells) for name in answer.measures if (cells := _cells(answer, name)) is not None]
     rows = [
@@ -563,7 +578,7 @@ def _in_no_group(total: Interval, rest: float | None) -> str:
 
 
 def summary(answer: Answer) -> str:
-    """One line: the window, phase, completeness and contract."""
+    """Returns one line: the window, phase, completeness and contract."""
     missing = f" without {', '.join(answer.missing)}" if answer.missing else ""
     missing += f", {answer.rejected} records rejected" if answer.rejected else ""
     missing += answer.delivery_text

@@ -21,11 +21,15 @@ from edgewater.model.errors import EdgewaterError, InvalidConfig, NotFound, Prot
 
 DEFAULT_URL = "http://127.0.0.1:7480"
 SILENCE_S = 30.0
-"""A live stream without any event for this long is broken: `progress` comes every few seconds."""
+"""A live stream without any event for this time, in seconds, is broken, because `progress` arrives every few
+seconds.
+"""
 RECONNECT = wait_random_exponential(multiplier=1, max=30)
-"""Pauses between attempts to connect a live stream again (tenacity)."""
+"""The pauses between attempts to connect a live stream again (tenacity)."""
 WHOLE_WINDOWS = 64
-"""Windows of which a stream with `changes` holds the rows: more than the center sends changes of."""
+"""The number of windows whose rows a stream with `changes` stores. It is larger than the number whose changes the
+center sends.
+"""
 AGAIN = frozenset({429, 503})
 """Statuses after which a live stream tries again."""
 
@@ -33,8 +37,11 @@ AGAIN = frozenset({429, 503})
 def _with_scheme(address: str, where: str, token: str | None) -> str:
     """Returns ``http://host:port`` for ``host:port``, and any other address unchanged.
 
+    Args:
+        where: the setting that has the address, for the error.
+
     Raises:
-        InvalidConfig: a token would leave this machine without TLS, although nobody has asked for ``http``.
+        InvalidConfig: the address has no scheme, and a token would leave this machine without TLS.
     """
     if "://" in address:
         return address
@@ -55,10 +62,10 @@ class Connection:
     """The settings of a client.
 
     Attributes:
-        url: of the API, or its ``host:port``; None: EDGEWATER_URL, or the default address on loopback.
-        token: None: EDGEWATER_TOKEN, or the content of the file EDGEWATER_TOKEN_FILE.
-        ca: certificates that sign the center's; None: those of the system.
-        timeout: seconds that a request may take without news.
+        url: URL of the API, or its ``host:port``; None for EDGEWATER_URL, or the default address on loopback.
+        token: the token; None for EDGEWATER_TOKEN, or the content of the file EDGEWATER_TOKEN_FILE.
+        ca: file of the certificates that sign the center's certificate; None for the CAs of the system.
+        timeout: seconds without new data after which a request fails.
     """
 
     url: str | None = None
@@ -67,7 +74,7 @@ class Connection:
     timeout: float = 30.0
 
     def options(self) -> dict[str, Any]:
-        """Arguments of an httpx client. Raises InvalidConfig."""
+        """Returns the arguments of an httpx client. Raises InvalidConfig."""
         address = self.url or os.environ.get("EDGEWATER_URL") or DEFAULT_URL
         where = "url" if self.url else "EDGEWATER_URL"
         token = self._token()
@@ -108,7 +115,7 @@ class Connection:
 
 
 def _plain(where: str, token: str) -> str:
-    """A token without white space around it. The error does not show it."""
+    """Returns a token without white space around it. The error does not show the token."""
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidConfig(where, "…", "a token: printable ASCII characters without spaces")
@@ -116,7 +123,7 @@ def _plain(where: str, token: str) -> str:
 
 
 def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportError) -> EdgewaterError:
-    """The error for a request that got no reply."""
+    """Returns the error for a request without a reply."""
     base = http.base_url
     if isinstance(exc, httpx.TimeoutException):
         seconds = http.timeout.read
@@ -130,7 +137,7 @@ def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportErro
 
 
 def arguments(request: Request) -> dict[str, Any]:
-    """Arguments of `httpx.Client.request`."""
+    """Returns the arguments of `httpx.Client.request`."""
     return {
         "method": request.method, "url": request.path, "params": request.params or None, "content": request.content,
         "headers": request.headers,
@@ -138,7 +145,10 @@ def arguments(request: Request) -> dict[str, Any]:
 
 
 def event_source(response: httpx.Response) -> EventSource:
-    """The events of a reply. Raises the error that it states, and ProtocolError: it is no stream of events."""
+    """Returns the events of a reply.
+
+    Raises the error that the reply states, and ProtocolError if the reply is no stream of events.
+    """
     checked(response)
     media = response.headers.get("content-type", "").partition(";")[0]
     if media != "text/event-stream":
@@ -161,11 +171,11 @@ class LiveState:
     """The state of a live stream between two connections.
 
     Attributes:
-        queries: the `Query` or `AsyncQuery` of each name in it.
+        queries: the `Query` or `AsyncQuery` of each name in the stream.
         last_id: id of the last answer.
-        failures: attempts to connect since the last event.
-        whole: with `changes`, the revision and the rows, by their groups as JSON, of the last answer per query and
-            window.
+        failures: number of attempts to connect since the last event.
+        whole: with `changes`, the revision and the rows of the last answer, by query and window. Rows are by their
+            group as JSON.
     """
 
     path: str
@@ -179,14 +189,14 @@ class LiveState:
     def of(
         cls, query: Any, params: tuple[tuple[str, str], ...], after: int | None, changes: bool, summary: bool
     ) -> LiveState:
-        """The state of a stream of one query, that has had the answers up to `after`."""
+        """Returns the state of a stream of one query, which begins after the answer `after`."""
         params = (*params, *_selection(changes, summary))
         path, last = f"/v1/queries/{segment(query.name)}/live", None if after is None else str(after)
         return cls(path, params, {query.name: query}, last)
 
     @classmethod
     def of_several(cls, queries: Sequence[Any], after: int | None, changes: bool, summary: bool) -> LiveState:
-        """The state of a stream of several queries over one connection."""
+        """Returns the state of a stream of several queries over one connection."""
         if not queries:
             raise NotFound("no query is registered that the token may read")
         named = (*(("query", query.name) for query in queries), *_selection(changes, summary))
@@ -198,11 +208,11 @@ class LiveState:
         return {"method": "GET", "url": self.path, "params": self.params, "headers": headers, "timeout": limits}
 
     def event(self, sse: ServerSentEvent) -> Answer | Progress | Gap | None:
-        """The event; None: of a kind that this version does not know.
+        """Returns the event; None for a kind of event that this version does not know.
 
         Raises:
-            NotFound: a query has been deleted, or replaced by another one of its name.
-            ProtocolError: it cannot be read.
+            NotFound: a query was deleted, or replaced by another query of its name.
+            ProtocolError: the event cannot be read.
         """
         self.failures = 0
         try:
@@ -227,7 +237,9 @@ class LiveState:
         return None
 
     def _whole(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The answer with all its groups, if it has only those that differ from an earlier revision."""
+        """Returns the answer with all its groups, also if it has only the groups that have changed since an earlier
+        revision.
+        """
         if ("changes", "true") not in self.params:
             return answer
         window = answer["query"], answer["window"]["start"]
@@ -247,7 +259,7 @@ class LiveState:
         return members | {"data": list(rows.values())}
 
     def pause(self, failure: Exception | None) -> Pause:
-        """How long to wait before the next attempt. Raises `failure` if another attempt cannot help."""
+        """Returns the pause before the next attempt. Raises `failure` if another attempt cannot help."""
         if isinstance(failure, RequestRefused) and failure.status not in AGAIN:
             raise failure
         self.failures += 1
@@ -258,6 +270,6 @@ class LiveState:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The attributes of a retry state that tenacity's `wait_random_exponential` reads."""
+    """The attribute of a retry state that tenacity's `wait_random_exponential` needs."""
 
     attempt_number: int

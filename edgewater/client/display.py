@@ -1,4 +1,4 @@
-"""Answers in a notebook: a table with intervals, and a band as inline SVG. Text is escaped: it comes from the field."""
+"""Shows answers in a notebook: a table with intervals, and a band as inline SVG. Texts of answers are escaped."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from edgewater.client.answers import Answer, Answers
 
 ROWS = 20
-"""Groups, or windows, that a table shows."""
+"""The number of groups, or windows, that a table shows."""
 LINES = 5
-"""Groups that a chart draws: those with the widest intervals."""
+"""The number of groups that a chart draws. They are the groups with the widest intervals."""
 COLORS = ("#3366cc", "#dc3912", "#109618", "#990099", "#ff9900")
 _WIDTH, _HEIGHT, _BAR = 640, 160, 160
 
 
 def answer_html(answer: Answer) -> str:
-    """A row per group: each measure with its interval and, per measure, a bar on one scale."""
+    """Returns an answer as HTML, a row per group. Each measure has its interval and a bar, with one scale per
+    measure.
+    """
     missing = f", without {', '.join(answer.missing)}" if answer.missing else ""
     missing += f", {answer.rejected} records rejected" if answer.rejected else ""
     missing += answer.delivery_text
@@ -43,7 +45,7 @@ def answer_html(answer: Answer) -> str:
 
 
 def answers_html(answers: Answers) -> str:
-    """The first measure's band over the windows, and the last windows as a table."""
+    """Returns answers as HTML: the band of a measure over the windows, and the last windows as a table."""
     if not answers.answers:
         return "<div><p>no answers</p></div>"
     last = answers.answers[-1]
@@ -64,7 +66,7 @@ def answers_html(answers: Answers) -> str:
 
 
 def _intervals(answer: Answer, name: str) -> list[Interval] | None:
-    """The intervals of a column; None: it has other values."""
+    """Returns the intervals of a column; None if it has other values."""
     try:
         return answer[name].intervals
     except InvalidRequest:
@@ -78,7 +80,9 @@ def _range(intervals: Sequence[Interval]) -> tuple[float, float]:
 
 
 def _bar(interval: Interval, scale: Sequence[Interval]) -> str:
-    """A bar from the lower to the upper bound, and a tick at the estimate; dashed where a bound is unknown."""
+    """Returns a bar from the lower to the upper bound with a tick at the estimate. It is dashed if a bound is
+    unknown.
+    """
     low, high = _range(scale)
 
     def x(value: float) -> float:
@@ -98,7 +102,9 @@ def _bar(interval: Interval, scale: Sequence[Interval]) -> str:
 
 
 def _band(answers: Sequence[Answer], name: str) -> str:
-    """Per group a line through the estimates and a band between the bounds, which breaks where a bound is unknown."""
+    """Returns, per group, a line through the estimates and a band between the bounds, with breaks where a bound is
+    unknown.
+    """
     series: dict[tuple[Any, ...], dict[int, Interval]] = {}
     for at, answer in enumerate(answers):
         for group, interval in zip(answer.groups, _intervals(answer, name) or [], strict=False):
@@ -132,7 +138,7 @@ def _band(answers: Sequence[Answer], name: str) -> str:
 
 
 def _runs(positions: Sequence[int]) -> list[list[int]]:
-    """Neighbouring positions together."""
+    """Groups consecutive positions into lists."""
     runs: list[list[int]] = []
     for at in positions:
         if runs and runs[-1][-1] == at - 1:

@@ -1,4 +1,4 @@
-"""`Interval`: a value that is known up to two bounds, and what may be said of it."""
+"""A value with two bounds, and comparisons that respect the bounds (`Interval`)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Undecided(EdgewaterError):
 class Interval:
     """A value in [lower, upper].
 
-    A comparison is True or False if it is so for every value within the bounds, at their confidence; otherwise it
-    raises `Undecided`. There is no hash and no truth value, since both would need equality.
+    A comparison returns True or False if the result is the same for every value within the bounds, at their confidence.
+    Otherwise it raises `Undecided`. There is no hash and no truth value, because both would need equality.
 
     Attributes:
-        estimate: None: there is no value, such as the mean of no records.
-        lower, upper: None: unknown.
-        confidence: probability of the bounds; 1: they always hold. None: no bound is known.
+        estimate: the estimate; None if there is no value, such as the mean of no records.
+        lower, upper: the bounds; None if unknown.
+        confidence: the probability that the bounds hold; 1 if they always hold; None if no bound is known.
     """
 
     estimate: Number | None
@@ -39,12 +39,12 @@ class Interval:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the bounds leave one value."""
+        """Whether the bounds are equal, so that the value is known."""
         return self.lower is not None and self.lower == self.upper
 
     @property
     def width(self) -> float:
-        """The distance of the bounds; infinite if one is unknown."""
+        """The distance between the bounds; infinite if one of them is unknown."""
         return math.inf if self.lower is None or self.upper is None else self.upper - self.lower
 
     def __float__(self) -> float:
@@ -89,7 +89,7 @@ class Interval:
         return not self == other
 
     def __contains__(self, value: Number) -> bool:
-        """Whether the bounds allow a value."""
+        """Returns whether a value is within the bounds."""
         return not (_below(self.upper, value) or _below(value, self.lower))
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Interval:
     def _compare(self, other: object, sign: str, is_true: Any, is_false: Any) -> bool:
         if not isinstance(other, Interval | int | float):
             if sign == "==":
-                return False  # such as None
+                return False  # for example for None
             raise TypeError(f"{self} {sign} {other!r}: an interval is compared with numbers and intervals")
         interval = other if isinstance(other, Interval) else Interval(other, other, other, 1.0)
         if is_true(interval):
@@ -124,7 +124,7 @@ def _not_above(a: Number | None, b: Number | None) -> bool:
 
 
 def shown(number: Number | None) -> str:
-    """A number for people: six significant digits, integers in full; ``?`` where it is unknown."""
+    """Returns a number as text with six significant digits, integers in full; ``?`` if unknown."""
     if number is None:
         return "?"
     return (

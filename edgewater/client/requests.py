@@ -1,6 +1,7 @@
-"""Requests to a center and its replies, without I/O: `Center` and `AsyncCenter` run the same flows.
+"""Requests to a center and its replies, without I/O. `Center` and `AsyncCenter` run the same flows.
 
-A flow is a generator that yields a `Request` and receives the reply, or yields a `Pause`; it returns the result.
+A flow is a generator. It yields a `Request` and receives the reply, or yields a `Pause`. At its end it returns the
+result.
 """
 
 from __future__ import annotations
@@ -22,32 +23,34 @@ from edgewater.model.errors import Conflict, EdgewaterError, InvalidInput, Inval
 from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.runtime.plain_yaml import load_yaml
 
-if TYPE_CHECKING:  # as in `answers`
+if TYPE_CHECKING:  # importing Arrow takes long, see `answers`
     import pyarrow as pa
 
 T = TypeVar("T")
 Phase = Literal["early", "complete", "final"]
 IfExists = Literal["same", "error", "replace"]
 Moment = datetime | str | int
-"""A time: aware datetime, RFC 3339, or unix ms."""
+"""A time as an aware datetime, as RFC 3339, or in unix ms."""
 
 PHASES: tuple[Phase, ...] = ("early", "complete", "final")
 PAGE, FIRST_PAGE = 1000, 50
-"""Windows that a page has at most, and the first page of a range."""
+"""The largest number of windows of a page, and the number of windows of the first page of a range."""
 PAGE_S = 1.0
-"""Time that a page should take: far below the time-out, whatever the windows cost the center."""
+"""The time that a page should take, in seconds. It is far below the time-out, however long the windows take at the
+center.
+"""
 POLL_S = 0.2
-"""Time between two looks at a window that is waited for; a look without news is a 304."""
+"""The time between two requests while waiting for a window, in seconds. A request without news gets a 304."""
 PROBLEM = "application/problem+json"
 SHOWN = 200
-"""Characters of an unexpected reply that an error shows."""
+"""The number of characters of an unexpected reply that an error shows."""
 
 
 class Unreachable(EdgewaterError):
     """The center does not answer.
 
     Attributes:
-        timeout_s: the time-out that ended the request; None: another reason did.
+        timeout_s: the time-out that ended the request; None if it failed for another reason.
     """
 
     code = "unreachable"
@@ -58,17 +61,17 @@ class Unreachable(EdgewaterError):
 
 
 class WaitTimeout(EdgewaterError):
-    """A window did not reach a phase in time; the message says what its query waits for."""
+    """A window did not reach a phase in time. The message says what its query waits for."""
 
     code = "timeout"
 
 
 class RequestRefused(EdgewaterError):
-    """A problem that is neither an input's nor one of `edgewater.model.errors`, such as `forbidden`.
+    """A refusal whose code is no code of `edgewater.model.errors`, such as `forbidden`.
 
     Attributes:
-        status: of HTTP.
-        retry_after_s: when to try again; None: unknown.
+        status: the HTTP status.
+        retry_after_s: the time after which to try again; None if unknown.
     """
 
     def __init__(self, code: str, message: str, status: int, retry_after_s: float | None = None) -> None:
@@ -86,7 +89,7 @@ class Request:
     content: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     missing: bool = False
-    """Whether a 404, and a 304, are replies to the flow instead of errors."""
+    """Whether statuses 404 and 304 are replies to the flow instead of errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,11 @@ Flow = Generator[Request | Pause, httpx.Response, T]
 
 
 def checked(response: httpx.Response, missing: bool = False) -> httpx.Response:
-    """The reply of a success. Raises the error that a problem document states."""
+    """Returns a successful reply. Raises the error that a problem document states.
+
+    Args:
+        missing: see `Request.missing`.
+    """
     if response.is_success or (missing and response.status_code in (304, 404)):
         return response
     raise problem(response)
@@ -112,14 +119,14 @@ _BY_CODE = {
 
 
 def problem(response: httpx.Response) -> EdgewaterError:
-    """The error that a reply states, of the class that the center raised where there is one."""
+    """Returns the error that a reply states, in the class that the center raised if the class is known."""
     status = response.status_code
     if response.headers.get("content-type", "").partition(";")[0] != PROBLEM:
         if status in (502, 503, 504):
-            return Unreachable(f"{response.request.url.host} answers {status}: the center behind it is not reached")
+            return Unreachable(f"{response.request.url.host} answers {status}: it cannot reach the center behind it")
         return ProtocolError(
             f"{response.request.method} {response.request.url.copy_with(query=None)}: status {status} and"
-            f" {response.text[:SHOWN]!r}, which no center says; is the address that of a center's API?"
+            f" {response.text[:SHOWN]!r}, which is no reply of a center; is this the address of a center's API?"
         )
     body = response.json()
     code, detail = str(body.get("type", "")).rpartition("/")[2], str(body.get("detail") or body.get("title"))
@@ -137,31 +144,31 @@ def problem(response: httpx.Response) -> EdgewaterError:
 
 
 def detail_of(body: Mapping[str, Any]) -> str:
-    """The number of a problem's errors beyond the first one, as text; empty: none."""
+    """Returns a text about the number of errors after the first one; "" if there are none."""
     more = len(body.get("errors") or []) - 1
     return f"and {more} more errors" if more > 0 else ""
 
 
 def json_of(response: httpx.Response) -> Any:
-    """The reply as JSON. Raises ProtocolError: it is none, such as the page of a proxy."""
+    """Returns the reply as JSON. Raises ProtocolError if it is no JSON, such as the page of a proxy."""
     try:
         return response.json()
     except ValueError:
         raise ProtocolError(
             f"{response.request.url.copy_with(query=None)}: the reply {response.text[:SHOWN]!r} is no JSON;"
-            " is the address that of a center's API?"
+            " is this the address of a center's API?"
         ) from None
 
 
 def segment(name: str) -> str:
-    """A name as a segment of a path."""
+    """Returns a name as a segment of a path."""
     if not name or name in (".", ".."):
         raise InvalidRequest("name", name, "a name")
     return quote(name, safe="")
 
 
 def moment(value: Moment | None, name: str) -> str | None:
-    """A time as RFC 3339. Raises InvalidRequest."""
+    """Returns a time as RFC 3339. Raises InvalidRequest."""
     if value is None:
         return None
     if isinstance(value, datetime):
@@ -178,14 +185,14 @@ QUESTIONS = (
     "measure", "quantile", "item", "contains", "rank", "range", "top", "values", "confidence",
     "compute", "having", "order", "limit_groups",
 )  # fmt: skip
-"""The question parameters of the API besides `group`."""
+"""The question parameters of the API, except `group`."""
 
 
 def question_params(group: Mapping[str, Any] | None, questions: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The parameters of a question. A value may be a list of values.
+    """Returns the parameters of a question. A value may be a list of values.
 
     Raises:
-        InvalidRequest: an unknown parameter.
+        InvalidRequest: a parameter is unknown.
     """
     params = [("group", f"{column}:{_text(v)}") for column, value in (group or {}).items() for v in _each(value)]
     for name, value in questions.items():
@@ -206,9 +213,9 @@ def _text(value: Any) -> str:
 
 
 def read_spec(spec: Mapping[str, Any] | str | Path) -> tuple[bytes, str, str]:
-    """A query's body, its media type and its name, from a mapping, YAML text or a file of YAML.
+    """Returns a query's body, its media type and its name, from a mapping, YAML text or a file of YAML.
 
-    The center checks the rest, since it knows which functions it has. Raises InvalidQuery.
+    The center checks the rest, because only the center knows its functions. Raises InvalidQuery.
     """
     mapping: object = spec
     if isinstance(spec, Mapping):
@@ -318,10 +325,10 @@ def windows(
     name: str, start: str | None, end: str | None, clock: Callable[[], float],
     params: tuple[tuple[str, str], ...], build: Build, *, every: str | None = None, zone: str | None = None,
 ) -> Flow[Answers]:  # fmt: skip
-    """Reads a range in pages that take about `PAGE_S` each, so that a range of any size keeps the time-out.
+    """Reads a range in pages that take about `PAGE_S` each, so that no request reaches the time-out.
 
     Args:
-        every: the length of the intervals into which windows are merged; None: they are not.
+        every: the length of the intervals into which windows are merged; None if they are not merged.
     """
     given = (("start", start), ("end", end), ("every", every), ("zone", zone))
     bounds = [(k, v) for k, v in given if v is not None]
@@ -337,7 +344,7 @@ def windows(
             return answers_of(pages, build)
         took = max(clock() - began, 0.001)
         limit = max(1, min(PAGE, int(limit * min(4.0, PAGE_S / took))))
-        # Only the cursor: a proxy may have another address than the center's link.
+        # Only the cursor of the link is used, because the center may be behind a proxy with another address.
         cursor = (("cursor", httpx.URL(response.links["next"]["url"]).params["cursor"]),)
 
 
@@ -359,8 +366,8 @@ def wait(
                     return answer
                 known, reached = {"Accept": ARROW, "If-None-Match": response.headers["etag"]}, answer.phase
             elif response.status_code == 404:
-                yield Request("GET", f"/v1/queries/{segment(name)}/status")  # raises NotFound for a query that is gone
-        except Unreachable:  # such as a center that restarts
+                yield Request("GET", f"/v1/queries/{segment(name)}/status")  # raises NotFound if the query was deleted
+        except Unreachable:  # for example while the center restarts
             if clock() >= deadline:
                 raise
         if clock() >= deadline:
@@ -371,12 +378,14 @@ def wait(
 
 
 Build = Callable[["pa.Table", list[dict[str, Any]]], Answers]
-"""Makes answers of a table and of the members that an Arrow stream's metadata has."""
+"""Builds answers from a table and the metadata of an Arrow stream."""
 Page = tuple["pa.Table", list[dict[str, Any]]]
 
 
 def page_of(response: httpx.Response) -> Page:
-    """The table and the members of the answers in a reply. Raises ProtocolError: it is no stream of answers."""
+    """Returns the table and the metadata of the answers in a reply. Raises ProtocolError if it is no stream of
+    answers.
+    """
     import pyarrow as pa
 
     try:
@@ -385,7 +394,7 @@ def page_of(response: httpx.Response) -> Page:
     except (pa.ArrowInvalid, KeyError) as exc:
         raise ProtocolError(
             f"{response.request.url.copy_with(query=None)}: the reply is no Arrow stream of answers ({exc});"
-            " is the address that of a center's API?"
+            " is this the address of a center's API?"
         ) from None
 
 

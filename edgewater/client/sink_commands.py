@@ -1,4 +1,4 @@
-"""`edgewater sinks`: systems that a center writes its answers to."""
+"""The commands `edgewater sinks` and `edgewater alerts`: systems to which a center writes its answers, and alerts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sinks() -> None:
 @sinks.command("ls")
 @asks_center
 def sinks_ls(center: Center, as_json: bool) -> None:
-    """List the sinks, how far they are, and why one fails."""
+    """List the sinks, how far behind they are, and the problem of each failing sink."""
     found = center.get("/v1/sinks")["sinks"]
     if as_json:
         print_json({"sinks": found})
@@ -61,11 +61,11 @@ def sinks_show(center: Center, name: str, as_json: bool) -> None:
     "--file",
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML with kind, the keys of all sinks and those of the kind.",
+    help="YAML with `kind`, the keys of all sinks, and the keys of the kind.",
 )
 @asks_center
 def sinks_put(center: Center, name: str, file: Path, as_json: bool) -> None:
-    """Define the sink NAME, or change it. A changed sink goes on where it was. Needs the role admin."""
+    """Define the sink NAME, or change it. A changed sink continues at its last answer. Needs the role admin."""
     _print(center.send("PUT", _path(name), json.dumps(read_yaml(file, "--file")).encode()), as_json)
 
 
@@ -73,7 +73,7 @@ def sinks_put(center: Center, name: str, file: Path, as_json: bool) -> None:
 @click.argument("name")
 @asks_center
 def sinks_rm(center: Center, name: str, as_json: bool) -> None:
-    """Delete the sink NAME. What it has written stays where it is. Needs the role admin."""
+    """Delete the sink NAME. The answers that it has written stay in its system. Needs the role admin."""
     center.send("DELETE", _path(name))
     if as_json:
         print_json({"deleted": name})
@@ -83,7 +83,7 @@ def sinks_rm(center: Center, name: str, as_json: bool) -> None:
 @click.argument("name")
 @asks_center
 def sinks_pause(center: Center, name: str, as_json: bool) -> None:
-    """Pause the sink NAME. The center keeps what it has not written, for some time. Needs the role admin."""
+    """Pause the sink NAME. The center keeps the answers to be written for some time. Needs the role admin."""
     _print(center.send("POST", f"{_path(name)}/pause"), as_json)
 
 
@@ -91,7 +91,7 @@ def sinks_pause(center: Center, name: str, as_json: bool) -> None:
 @click.argument("name")
 @asks_center
 def sinks_resume(center: Center, name: str, as_json: bool) -> None:
-    """Let the sink NAME go on. Needs the role admin."""
+    """Resume the sink NAME. Needs the role admin."""
     _print(center.send("POST", f"{_path(name)}/resume"), as_json)
 
 
@@ -100,7 +100,7 @@ def sinks_resume(center: Center, name: str, as_json: bool) -> None:
 @click.option("--from", "start", metavar="TIME", help="Start of the first window; default: the oldest stored answer.")
 @asks_center
 def sinks_replay(center: Center, name: str, start: str | None, as_json: bool) -> None:
-    """Let the sink NAME write stored answers again. It replaces what it has. Needs the role admin."""
+    """Let the sink NAME write stored answers again. They replace the answers in its system. Needs the role admin."""
     since = "" if start is None else f"?from={segment(str(moment(start, '--from')))}"
     _print(center.send("POST", f"{_path(name)}/replay{since}"), as_json)
 
@@ -120,7 +120,7 @@ def alerts() -> None:
 @alerts.command("ls")
 @asks_center
 def alerts_ls(center: Center, as_json: bool) -> None:
-    """List the alerts that fire, or are pending."""
+    """List the alerts that are firing or pending."""
     shown = center.get("/v1/alerts")["alerts"]
     if as_json:
         print_json({"alerts": shown})
@@ -132,7 +132,7 @@ def alerts_ls(center: Center, as_json: bool) -> None:
 @alerts.command("rules")
 @asks_center
 def alerts_rules(center: Center, as_json: bool) -> None:
-    """List the rules, and how each stands."""
+    """List the rules, and the state of each rule."""
     shown = center.get("/v1/alerts/rules")["rules"]
     if as_json:
         print_json({"rules": shown})
@@ -150,9 +150,9 @@ def alerts_rules(center: Center, as_json: bool) -> None:
 @click.option("--from", "start", metavar="TIME", help="Start of the first window; default: the oldest stored answer.")
 @asks_center
 def alerts_check(center: Center, file: Path, start: str | None, as_json: bool) -> None:
-    """Say which alerts the rules of FILE would have raised on the stored answers. Defines nothing, notifies nobody.
+    """Show which alerts the rules of FILE would have raised on the stored answers. Defines nothing, notifies nobody.
 
-    FILE is what `edgewater sinks put` reads.
+    FILE has the same form as for `edgewater sinks put`.
     """
     since = "" if start is None else f"?from={segment(str(moment(start, '--from')))}"
     checked = center.send("POST", f"/v1/alerts/check{since}", json.dumps(read_yaml(file, "FILE")).encode())

@@ -1,4 +1,6 @@
-"""`edgewater sql`: statements in SQL from the command line, a file, or a prompt with history and completion."""
+"""The command `edgewater sql`: statements in SQL from the command line, a file, or a prompt with history and
+completion.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ ENDS = ("exit", "quit", "\\q")
 def sql(center: Center, file: Path | None, commands: tuple[str, ...], as_json: bool) -> None:
     """Run statements in SQL: from FILE, from -c, from the standard input, or as you type them.
 
-    Several statements run in order, and the first error ends the command. A prompt completes keywords, streams,
-    columns, queries and functions with the tab key; a semicolon ends a statement, and exit ends the prompt.
+    Several statements run in order, and the first error ends the command. At the prompt, the tab key completes
+    keywords, streams, columns, queries and functions. A semicolon ends a statement, and exit ends the prompt.
 
     \b
       edgewater sql -c "SHOW QUERIES"
@@ -106,7 +108,7 @@ def _print_explanation(reply: Mapping[str, Any]) -> None:
 
 
 def plain_lines(text: str) -> str:
-    """Returns a text of several lines without other control characters."""
+    """Returns a text without control characters except line feeds."""
     return "\n".join(plain(line) for line in text.splitlines())
 
 
@@ -133,7 +135,7 @@ def _converse(center: Center, as_json: bool) -> None:
 
 
 def _session(words: list[str]) -> PromptSession[str]:
-    """Returns a prompt that completes words, and whose input ends with a semicolon or an empty line."""
+    """Returns a prompt that completes words. A semicolon or an empty line ends the input."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.filters import Condition
@@ -164,7 +166,7 @@ def _session(words: list[str]) -> PromptSession[str]:
 
 
 def history_file() -> Path:
-    """Returns the file of the statements that were typed; only its owner may read it."""
+    """Returns the file of the statements that were typed. Only its owner may read it."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     path = Path(state) / "edgewater" / "sql_history"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,13 +175,13 @@ def history_file() -> Path:
 
 
 def _words(center: Center) -> list[str]:
-    """Returns what the prompt completes: keywords, and the names that the center has."""
+    """Returns the words that the prompt completes: keywords, and names at the center."""
     words = list(KEYWORDS)
     for listed, columns in _COMPLETED.items():
         try:
             reply = center.sql(f"SHOW {listed}")
         except EdgewaterError:
-            continue  # the statement that the user types will say why
+            continue  # the user's own statement will show the error
         names = [column["name"] for column in reply["columns"]]
         for row in reply["rows"]:
             values = dict(zip(names, row, strict=True))

@@ -1,4 +1,4 @@
-"""`edgewater top`: the state of a center, once or again and again."""
+"""The command `edgewater top`: shows the state of a center, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from edgewater.model.errors import EdgewaterError, InvalidRequest
 from edgewater.runtime.terminal import plain, show_again, table
 
 ALARMS = 5
-"""The latest alarms that are shown."""
+"""The number of newest alarms that are shown."""
 
 
 @click.command()
 @click.option(
-    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two updates."
 )
-@click.option("--once", is_flag=True, help="Print one look and end, as if the output were no terminal.")
+@click.option("--once", is_flag=True, help="Print the state once and end. Default without a terminal.")
 @asks_center
 def top(center: Center, interval: float, once: bool, as_json: bool) -> None:
     """Show a center's queries, edges and alarms until Ctrl-C; of each query, the group with the widest interval.
 
-    With --json, or where the output is no terminal, one look is printed.
+    With --json, or without a terminal, the state is printed once.
     """
     if as_json:
         print_json(_look(center))
@@ -47,7 +47,7 @@ def _look(center: Center) -> dict[str, Any]:
         })  # fmt: skip
     try:
         alarms, hidden = center.get("/v1/alarms", limit=str(ALARMS))["alarms"], ""
-    except EdgewaterError as exc:  # alarms need the role on all queries
+    except EdgewaterError as exc:  # alarms need a role on all queries
         alarms, hidden = [], exc.message
     return {"queries": queries, "edges": center.edges(), "alarms": alarms, "alarms_hidden": hidden}
 
@@ -63,7 +63,7 @@ def _latest(answer: Answer) -> dict[str, Any]:
 
 
 def _widest(answer: Answer) -> dict[str, Any] | None:
-    """The group with the widest interval of the first measure that has any."""
+    """Returns the group with the widest interval of the first measure that has intervals."""
     for name in answer.measures:
         try:
             each = list(answer[name])

@@ -1,1 +1,1 @@
-"""Checks and cost bounds of bytes that arrive from another machine. Pure."""
+"""Checks and cost bounds of bytes that arrive from another machine. The code is pure."""

@@ -1,10 +1,15 @@
-"""The work that a frame makes at the center, in one measure for all that bound it.
+"""The work that a frame causes at the center, in one unit for all limits on it.
 
-Edges divide their frames by it, the gateway refuses what is more and delays an edge that sends too much of it, and the
-job reads it in portions. A unit is at most 20 µs of the job's CPU (`bench/frame_work.py`): what one more window takes.
-Measured with one core, reading, merging, deciding and storing: a close of a slice 45 µs, with its window, in session
-windows 65; a partial of one measure 140, of 8 measures 250 to 600, of 32 sums 700; large partials 26 µs per KiB; a
-further window over a slice 18.
+Edges divide their frames by this work. The gateway refuses frames above the limit, and delays an edge that sends too
+much work. The job reads frames in portions by this work. A unit is at most 20 µs of the job's CPU, the cost of one more
+window (`bench/frame_work.py`).
+
+On one core, reading, merging, deciding and storing takes (measured):
+
+- 45 µs for a close of a slice, with its window; 65 µs in session windows,
+- 140 µs for a partial of one measure, 250 to 600 µs for 8 measures, 700 µs for 32 sums,
+- 26 µs per KiB of large partials,
+- 18 µs for a further window over a slice.
 """
 
 from __future__ import annotations
@@ -21,27 +26,29 @@ if TYPE_CHECKING:  # a configuration names this module's constants, and a query 
 PER_CLOSE = 4
 PER_PARTIAL, PER_MEASURE = 4, 4
 BYTES_PER_UNIT = 512
-"""Of the body before compression."""
+"""The bytes of the body, before compression, that cost one unit."""
 STATEMENTS_PER_UNIT, FIELDS_PER_UNIT = 2, 64
-"""How many statements (partials, closes, losses, counts of dropped records, sub-streams), and how many fields of any
-kind, a gateway checks in a unit. A statement takes 3 to 7 µs, also a refused one of four bytes. For honest frames the
-job's work is larger."""
+"""The numbers of statements and of fields that a gateway checks in a unit of work. A statement is a partial, a close, a
+loss, a count of dropped records, or a sub-stream. A statement takes 3 to 7 µs, even if it has four bytes and is
+refused. Honest frames cause more work at the job.
+"""
 MAX_FRAME_WORK = 40 << 10
-"""The most work that a center accepts in a frame: 0.8 s. All queries wait while it is applied."""
+"""The largest work of a frame that a center accepts (0.8 s). All queries wait while it is applied."""
 FULL_FRAME_WORK = MAX_FRAME_WORK * 3 // 4
-"""The work up to which an edge fills its frames; the last slice may exceed it."""
+"""The work up to which an edge fills its frames. The last slice may exceed it."""
 
 WORK_PER_S = 25_000
-"""The work per second that a gateway accepts from one edge, by default: half of the job's capacity, so others keep
-room. An edge that catches up after an outage can send 2,000 slices per second."""
+"""The work per second that a gateway accepts from one edge, by default. It is half of the job's capacity, so that other
+edges have room. After an outage, an edge can send 2,000 slices per second.
+"""
 
 
 @dataclass(slots=True)
 class FrameWork:
-    """The work of a frame as its parts are added.
+    """The work of a frame while its parts are added.
 
     Attributes:
-        window, measures: of the frame's query.
+        window, measures: the window, and the number of measures, of the frame's query.
         units: the work so far.
     """
 
@@ -56,10 +63,16 @@ class FrameWork:
         return cls(spec.window, len(spec.measures))
 
     def add_slice(self, start_ms: int, parts: int, most: float = inf) -> bool:
-        """Adds a slice, later than those before: its parts' work, and the windows over it and over none of those.
+        """Adds a slice that is later than all earlier slices. Counts the work of its parts and of windows not counted
+        yet.
+
+        Args:
+            start_ms: start of the slice.
+            parts: the work of the slice's parts.
+            most: the largest work of the frame.
 
         Returns:
-            Whether it was added: not if the frame's work would be more than `most`.
+            Whether the slice was added. It is not added if the frame's work would exceed `most`.
         """
         units, windows_from_ms = parts, None
         if isinstance(self.window, TimeWindow) and not self.window.is_tumbling:
@@ -72,9 +85,17 @@ class FrameWork:
         return True
 
     def of_partial(self, size: int) -> int:
-        """The work of a partial of so many bytes."""
+        """Returns the work of a partial.
+
+        Args:
+            size: bytes of the partial.
+        """
         return PER_PARTIAL + PER_MEASURE * self.measures + size // BYTES_PER_UNIT
 
     def of_close(self, withheld: int) -> int:
-        """The work of a close with reports about so many measures."""
+        """Returns the work of a close.
+
+        Args:
+            withheld: number of measures whose withheld values the close reports.
+        """
         return PER_CLOSE + withheld

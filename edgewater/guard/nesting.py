@@ -1,6 +1,6 @@
-"""The number of nested messages in protobuf bytes, which is counted before they are parsed.
+"""Counts the nested messages in protobuf bytes before they are parsed.
 
-A parser makes an object of about 100 bytes of a nested message, and two bytes suffice for an empty one.
+A parser makes an object of about 100 bytes for each nested message, but an empty message needs only two bytes.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _FREE = 1 << 10
-"""Nested messages that any bytes may have."""
+"""The number of nested messages that any bytes may have."""
 _SMALL = 16 << 10
-"""Bytes that cannot have so many messages that they take much memory."""
+"""Up to this number of bytes, nested messages cannot need much memory."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 @dataclass(frozen=True, slots=True)
 class Nesting:
-    """The fields of a message type that take more memory than bytes.
+    """The fields of a message type that need more memory than their bytes.
 
     Attributes:
         messages: field number -> the type of the nested message.
-        packed: numbers of fields with packed numbers, of which there are a few.
-        is_plain: returns whether the bytes between two positions are certainly such a message without nested ones, with
-            few packed numbers; it saves time.
+        packed: numbers of the fields with packed numbers. Each may have up to `MAX_PACKED` bytes.
+        is_plain: returns whether the bytes between two positions are certainly such a message, without nested messages
+            and with few packed numbers. It saves time.
     """
 
     messages: Mapping[int, Nesting] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Nesting:
 
 
 MAX_PACKED = 64
-"""Bytes of packed numbers."""
+"""The largest number of bytes of packed numbers."""
 _FIELDS_PER_MESSAGE = 12  # at most, on average: counting takes about a microsecond per field
 
 
@@ -41,15 +41,16 @@ def check_nesting(data: bytes, of: Nesting, bytes_per_message: int, depth: int, 
 
     Args:
         of: the type of the message.
-        bytes_per_message: the fewest bytes per nested message, on average.
-        depth: levels of nested messages.
-        max_messages: the most nested messages, however many bytes there are: counting one takes half a microsecond.
+        bytes_per_message: the least number of bytes per nested message, on average.
+        depth: the largest number of levels of nested messages.
+        max_messages: the largest number of nested messages, for any number of bytes. Counting one takes half a
+            microsecond.
 
     Returns:
         The number of fields; 0 for few bytes, whose fields are not counted.
 
     Raises:
-        ValueError: more or deeper messages, or bytes that are no message.
+        ValueError: there are more or deeper messages, or the bytes are no message.
     """
     if len(data) <= _SMALL:
         return 0

@@ -1,8 +1,8 @@
-"""`PartialCheck`: whether the bytes of a partial can be what a registered query expects from its edges.
+"""Checks whether the bytes of a partial can be what a registered query expects from its edges (`PartialCheck`).
 
-Everything that is compared is derived from the query, nothing from partials that came before. The check reads the
-headers and the lengths of arrays, and of the numbers only the counts; whether the numbers are a valid state is known
-once the partial is decoded.
+Everything that is compared comes from the query, and nothing comes from earlier partials. The check reads the headers,
+the lengths of arrays, and those numbers that are counts. Whether the other numbers are a valid state is checked when
+the partial is decoded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MAX_RECORDS = 1 << 53
 MAX_GROUPS = 1 << 22
-"""Groups of a partial."""
+"""The largest number of groups of a partial."""
 MAX_STATE_BYTES = 256 << 20
-"""Memory of a partial's states of fixed size, which does not depend on the partial's bytes."""
+"""The largest memory of a partial's states of fixed size, in bytes. It does not depend on the partial's bytes."""
 
 _NAMES = {STRINGS: "string", "<i8": "int64", "<f8": "float64", "|b1": "bool"}
 _SHOWN = 200
@@ -40,10 +40,10 @@ _MAX_HEADERS = 64
 
 @dataclass(frozen=True, slots=True)
 class PartialFacts:
-    """What is known of a partial that was checked.
+    """The results of the check of a partial.
 
     Attributes:
-        plain_bytes: its bytes.
+        plain_bytes: the size of the partial in bytes.
         state_bytes: the memory of its decoded arrays and of its states of fixed size.
     """
 
@@ -55,7 +55,7 @@ class PartialFacts:
 
 @dataclass(frozen=True, slots=True)
 class StackHeader:
-    """What every partial has of a measure, for one type of its argument."""
+    """The parts that are the same in every partial for one measure and one type of its argument."""
 
     kind: str
     version: int
@@ -78,18 +78,18 @@ class StackHeader:
         return message.kind == self.kind and message.parameters == self.parameters and message.seed == self.seed
 
     def __str__(self) -> str:
-        # Without the seed: alarms and logs show it, and it is a secret.
+        # Without the seed, because alarms and logs show this text, and the seed is a secret.
         return f"{self.kind} {self.parameters} with the query's seed"
 
 
 def group_bytes(bound: BoundQuery) -> int:
-    """Returns the memory of one group's states that are of fixed size."""
+    """Returns the memory of one group's states of fixed size, in bytes."""
     headers = (StackHeader.of(m.measure.stack(m.argument.type if m.argument else None)) for m in bound.measures)
     return sum(header.group_bytes for header in headers)
 
 
 def max_groups(group_bytes: int) -> int:
-    """Returns how many groups a partial may have, at least one."""
+    """Returns the largest number of groups of a partial, at least one."""
     return max(min(MAX_STATE_BYTES // max(group_bytes, 1), MAX_GROUPS), 1)
 
 
@@ -97,7 +97,7 @@ class PartialCheck:
     """The check of the partials of one query.
 
     Args:
-        keys: name -> type of each column of `group_by`; None: not known.
+        keys: name -> type of each column of `group_by`; None if the type is unknown.
         measures: name -> the headers that the measure's state may have, one per type of its argument.
         max_groups, max_state_bytes: bounds of a partial.
     """
@@ -122,8 +122,8 @@ class PartialCheck:
         """Returns the check of a query's partials.
 
         Args:
-            columns: the columns of the query's stream; None: not known, so that any type is accepted that the query's
-                functions take.
+            columns: the columns of the query's stream; None if unknown. Then all types are accepted that the query's
+                functions accept.
 
         Raises:
             InvalidQuery: the query does not fit these columns.
@@ -144,9 +144,9 @@ class PartialCheck:
         """Checks the bytes of a partial.
 
         Raises:
-            CorruptSynopsis: damaged or foreign bytes, or arrays that do not belong together.
-            IncompatibleSynopses: a kind, parameters, a seed, keys or measures that the query does not have.
-            UnsupportedVersion: bytes of a newer release.
+            CorruptSynopsis: the bytes are damaged or foreign, or arrays do not belong together.
+            IncompatibleSynopses: the kind, the parameters, the seed, the keys or the measures differ from the query.
+            UnsupportedVersion: a newer release has written the bytes.
         """
         message = codec.unseal(payload, _MAX_MESSAGES)
         kind = GroupedAggregate.kind
@@ -161,7 +161,7 @@ class PartialCheck:
                 f"{found[0]} arrays and {found[1]} measures; expected {wanted[0]} arrays, one per key and the number "
                 f"of groups, and {wanted[1]} measures"
             )
-        # The number of groups, which all other arrays have to have, is the last array.
+        # The last array is the number of groups. All other arrays must have this length.
         lengths: dict[str, int] = {}
         state_bytes = self._arrays.check(kind, [message.arrays[-1], *message.arrays[:-1]], lengths)
         groups = lengths["groups"]
@@ -187,8 +187,10 @@ class PartialCheck:
         return PartialFacts(message.records, groups, len(payload), state_bytes + fixed_bytes)
 
     def _check_parameters(self, message: SynopsisMessage) -> None:
-        """Checks the names and types of keys, and the names of measures, without parsing the parameters: the types of
-        the arrays determine them."""
+        """Checks the names and types of keys, and the names of measures.
+
+        It does not parse the parameters, because the types of the arrays determine them.
+        """
         types = tuple(_key_type(array) for array in message.arrays[:-1])
         for (name, wanted), found in zip(self._keys.items(), types, strict=True):
             if wanted not in (None, found):
@@ -227,7 +229,7 @@ def _check_version(at: str, message: SynopsisMessage, version: int) -> None:
 
 
 def _check_stack(at: str, header: StackHeader, message: SynopsisMessage, groups: int) -> int:
-    """Checks the state of a measure; returns the bytes of its decoded arrays."""
+    """Checks the state of a measure. Returns the bytes of its decoded arrays."""
     _check_version(f"{at}.", message, header.version)
     try:
         if header.layouts:
@@ -235,7 +237,7 @@ def _check_stack(at: str, header: StackHeader, message: SynopsisMessage, groups:
                 raise CorruptSynopsis(f"{header.kind}: {len(message.parts)} nested synopses; expected none")
             layout = layout_for(header.kind, header.layouts, message.arrays)
             return layout.check(header.kind, message.arrays, {"groups": groups})
-        # A third-party kind: each of its arrays by itself.
+        # Each array of a third-party kind is checked alone.
         return sum(check_array(header.kind, str(i), array)[-1] for i, array in enumerate(message.arrays))
     except SynopsisError as exc:
         raise type(exc)(f"{at}: {exc}") from exc

@@ -1,4 +1,4 @@
 """The domain: queries, measures, windows, expressions, streams, and their notations in YAML and SQL.
 
-No I/O, no clock.
+The package does no I/O and reads no clock.
 """

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from edgewater.model.measure import Measure
 
 MeasureKind = Literal["mean", "sum", "count", "records"]
-"""What is estimated before all records have arrived. ``records``: the measure is a synopsis, and the number of records
-that are out widens its intervals (`edgewater.model.early_synopses`)."""
+"""The kind of value that is estimated before all records have arrived.
+
+``records``: the measure is a synopsis. The number of missing records then widens its intervals
+(`edgewater.model.early_synopses`).
+"""
 GroupScope = Literal["each", "all"]
 
 MEASURES: tuple[MeasureKind, ...] = ("mean", "sum", "count")
 COUNTS: tuple[MeasureKind, ...] = ("count", "records")
-"""The kinds for which records are counted, and values do not matter."""
+"""The kinds for which only the number of records matters, not their values."""
 SCOPES: tuple[GroupScope, ...] = ("each", "all")
 
 KEYS = {
@@ -33,26 +36,26 @@ KEYS = {
 }  # fmt: skip
 """The keys of an accuracy, and whether each is required."""
 MAX_GROUPS = 256
-"""The most groups of a query whose windows are answered early. The center has an estimator for each group."""
+"""The largest number of groups of a query with early answers. The center has an estimator for each group."""
 
 ZERO_MEAN_STANDARD_ERRORS = 4.0
 _MAX_VALUE = 1e150
-"""The largest absolute value. The square of a value up to it does not overflow."""
+"""The largest absolute value whose square does not overflow."""
 
 
 def check_measure(
     name: str, field: str = "measure", error: type[InvalidInput] = InvalidQuery, also: Sequence[str] = ()
 ) -> MeasureKind:
-    """Returns the name of a measure whose value can be estimated before its stragglers have arrived.
+    """Returns the name of a measure, if its value can be estimated before its stragglers have arrived.
 
     For variances, extremes and functions, the needed sample sizes are known (`center.early`). But there is no bound for
-    how much the records that have not arrived would change the value.
+    how much the missing records would change the value.
 
     Args:
         also: other measures that the caller accepts.
 
     Raises:
-        error: the measure cannot be answered early; the message lists the alternatives.
+        error: the measure cannot be answered early. The message lists the alternatives.
     """
     for known in MEASURES:
         if name == known:
@@ -66,7 +69,7 @@ def check_measure(
 
 
 def check_confidence(confidence: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
-    """Returns a probability strictly between 0 and 1; raises `error` for anything else.
+    """Returns a probability strictly between 0 and 1. Raises `error` for anything else.
 
     The probability is 1 - δ. (The Aion paper's evaluation uses δ = 0.95 in z(δ/2), which requires almost no samples.)
     """
@@ -76,7 +79,7 @@ def check_confidence(confidence: object, field: str, error: type[InvalidInput] =
 
 
 def check_error(value: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
-    """Returns a relative error strictly between 0 and 1; raises `error` for anything else."""
+    """Returns a relative error strictly between 0 and 1. Raises `error` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise error(field, value, "a relative error between 0 and 1, both excluded, such as 0.05")
     return float(value)
@@ -112,8 +115,8 @@ class AccuracyTarget:
 
     Attributes:
         groups: number of groups; 1 for a query without groups.
-        scope: "each": the target holds for every single group. "all": it holds for all groups simultaneously. (A target
-            for the total would guarantee nothing about the groups.)
+        scope: "each" if the target holds for every single group, "all" if it holds for all groups simultaneously. (A
+            target for the total would guarantee nothing about the groups.)
     """
 
     error: float = 0.05
@@ -131,7 +134,7 @@ class AccuracyTarget:
 
     @property
     def group_confidence(self) -> float:
-        """The confidence that each group needs. For a simultaneous target it has Bonferroni's correction."""
+        """The confidence that each group needs. For the scope "all" it includes Bonferroni's correction."""
         if self.scope == "all":
             return 1 - (1 - self.confidence) / self.groups
         return self.confidence
@@ -142,16 +145,16 @@ class Accuracy:
     """The accuracy that a query requests: P(|estimate - truth| ≤ error·|truth|) ≥ confidence, per window.
 
     Attributes:
-        measure: name of the measure that the accuracy applies to.
-        kind: what is estimated before all records have arrived; None for a function of a sample, which is not answered
-            early.
-        substream_ms: length f of a sub-stream, a divisor of the window's slices; None: the default length.
+        measure: name of the measure for which the accuracy holds.
+        kind: the kind of value that is estimated before all records have arrived; None for a function of a sample,
+            which is not answered early.
+        substream_ms: length f of a sub-stream, a divisor of the window's slices; None for the default length.
         scope: for a query with groups, whether the accuracy holds for each group or for all groups simultaneously;
             otherwise None.
-        range: least and greatest value that an expensive function can have. A sample does not show how large the values
-            outside the sample are, so without a range there is no interval. A cheap function is computed for all
-            records, so it needs no range.
-        delays_ms: event time within which every record reaches its edge, as the user declares; None: not declared.
+        range: the least and the greatest possible value of an expensive function. A sample does not bound the values
+            outside the sample, so without a range there is no interval. A cheap function is computed for all records
+            and needs no range.
+        delays_ms: event time within which every record reaches its edge, as the user declares; None if not declared.
     """
 
     error: float
@@ -167,7 +170,7 @@ class Accuracy:
     def from_mapping(
         cls, mapping: object, measures: Sequence[Measure], window: Window, group_by: Sequence[str]
     ) -> Accuracy | None:
-        """Reads a query's `accuracy`; returns None if `mapping` is None.
+        """Reads a query's `accuracy`; None if `mapping` is None.
 
         Raises:
             InvalidQuery: names the field, the value and what is accepted.
@@ -203,7 +206,7 @@ class Accuracy:
         return result
 
     def to_mapping(self) -> dict[str, object]:
-        """Returns the canonical form that `from_mapping` reads back."""
+        """Returns the canonical mapping, which `from_mapping` accepts."""
         result: dict[str, object] = {
             "error": _percentage_text(self.error),
             "confidence": _percentage_text(self.confidence),
@@ -231,8 +234,9 @@ class Accuracy:
         return self.kind
 
     def of_records(self, measure: Measure, withheld: float = 0.0) -> Accuracy:
-        """Returns the accuracy of the number of records, for an accuracy about a synopsis. Its error is what remains of
-        the error for records that are out.
+        """Returns the accuracy for the number of records, if this accuracy is for a synopsis.
+
+        Its error is the part of this error that is left for missing records.
 
         Args:
             measure: the synopsis.
@@ -253,7 +257,7 @@ def _kind(function: str) -> MeasureKind:
 
 
 def _check_synopsis(accuracy: Accuracy, measure: Measure, measures: Sequence[Measure]) -> None:
-    """Raises InvalidQuery if an accuracy about a synopsis cannot be kept, or is not known to be kept."""
+    """Raises InvalidQuery if an accuracy for a synopsis cannot be met, or cannot be verified."""
     name, function = measure.name, measure.function.name
     if straggler_share(measure, accuracy.error, accuracy.confidence) <= 0:
         own = own_error(measure, split_confidence(measure, accuracy.confidence)[1])
@@ -345,10 +349,12 @@ def report_schedule(window: object, accuracy: Accuracy | None, lateness_ms: int)
 
 
 def group_key(values: Sequence[object]) -> str:
-    """Returns the text that identifies a group at edges, center and clients, from the values of its key columns."""
+    """Returns a text that identifies a group, from the values of its key columns. Edges, center and clients use the
+    same text.
+    """
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 
 def group_values(key: str) -> list[object]:
-    """Returns the values that `group_key` was given."""
+    """Returns the values from which `group_key` has made a key."""
     return list(json.loads(key))

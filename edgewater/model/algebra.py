@@ -1,10 +1,11 @@
-"""Rules that the algebraic properties of synopses impose on queries, and their handling of late records.
+"""The rules for queries and for late records that follow from the algebraic properties of synopses.
 
 An edge ships a slice in any number of partials, and no edge has another edge's records. Windows are merges of slices,
-and the center merges partials in any order. So a synopsis must be mergeable. The guarantees of some synopses depend on
-the order of their values (`needs_order`). A query may use such a synopsis only if the order is unique: at one edge, in
-windows of one slice, without late records. All rules are functions of `Properties`, so they apply to plugins like to
-built-in synopses.
+and the center merges partials in any order. So a synopsis must be mergeable.
+
+The guarantees of some synopses depend on the order of their values (`needs_order`). A query may use such a synopsis
+only if the order is unique: at one edge, in windows of one slice, without late records. All rules are functions of
+`Properties`, so they apply to plugins and to built-in synopses in the same way.
 
 The rules do not require these properties:
 
@@ -33,10 +34,10 @@ BATCH = "center.batch.build on a DataFrame, or by center.batch.slicing on a stre
 
 
 class LateRecordPolicy(StrEnum):
-    """What happens to records whose event time is before the watermark."""
+    """How a query treats records whose event time is before the watermark."""
 
     MERGED = "merged"
-    """The record is merged into its slice; every answered window that contains it gets a new revision."""
+    """The record is merged into its slice. Every answered window that contains it gets a new revision."""
     REPAIRED = "repaired"
     """The record enters its count window, and moves other records to the next window. This needs an invertible
     synopsis."""
@@ -47,14 +48,16 @@ class LateRecordPolicy(StrEnum):
 def needs_order(properties: Properties) -> bool:
     """Returns whether the guarantees depend on the order in which values and partials arrive.
 
-    FIFO samples and biased reservoirs order their records by event time themselves, so they commute. KLL and top-k do
-    not commute, but keep their bounds in any order, so their `ordered` is False.
+    FIFO samples and biased reservoirs sort their records by event time, so they commute. KLL and top-k do not commute,
+    but keep their bounds in any order, so their `ordered` is False.
     """
     return properties.ordered and not properties.commutative
 
 
 def late_record_policy(each: Sequence[Properties], window: Window) -> LateRecordPolicy:
-    """Returns the policy for a query whose synopses have these properties: the strictest one."""
+    """Returns the policy for a query whose synopses have these properties. The strictest policy of all synopses
+    applies.
+    """
     if any(needs_order(p) for p in each):
         return LateRecordPolicy.DROPPED
     if not isinstance(window, CountWindow):
@@ -69,7 +72,7 @@ def late_record_policy_of(spec: QuerySpec) -> LateRecordPolicy:
 
 
 def properties_of(measure: Measure) -> Properties:
-    """Returns the properties of the measure's synopsis, which do not depend on the argument's type."""
+    """Returns the properties of the measure's synopsis. They do not depend on the type of its argument."""
     function = measure.function
     data_type = COLUMN_TYPES[function.types[0]] if function.argument == "required" else None
     return measure.stack(data_type).properties
@@ -80,12 +83,12 @@ class AlgebraRule:
     """A restriction of queries for synopses with certain properties.
 
     Attributes:
-        applies_to: whether the rule restricts a synopsis with these properties.
-        is_violated: whether a query violates the rule.
-        field: the field of the query that violates the rule; None: the measure itself.
-        value: the field's value in a query.
-        accepted: accepted values, as a phrase.
-        reason: predicate of a sentence whose subject is the measure's function.
+        applies_to: returns whether the rule restricts a synopsis with these properties.
+        is_violated: returns whether a query violates the rule.
+        field: the field of the query that violates the rule; None for the measure itself.
+        value: returns the field's value in a query.
+        accepted: the accepted values, as a phrase.
+        reason: the predicate of a sentence whose subject is the measure's function.
     """
 
     applies_to: Callable[[Properties], bool]
@@ -161,7 +164,7 @@ def check_algebra(spec: QuerySpec) -> None:
 
 
 def require_sliced(window: Window) -> SlicedWindow:
-    """Returns the window if queries over edges support it; raises InvalidQuery for a count window."""
+    """Returns the window if queries over edges support it. Raises InvalidQuery for a count window."""
     if isinstance(window, CountWindow):
         raise InvalidQuery(
             "window.count",

@@ -22,12 +22,17 @@ _NOT_FINITE = r"^[+-]?(inf|infinity|nan)$"
 
 
 def _where(condition: Value, value: Value) -> Value:
-    """Returns `value` where the condition is true, else null."""
+    """Returns `value` where the condition is true, otherwise null."""
     return pc.if_else(condition, value, pa.scalar(None, value.type))
 
 
 def _or_null(checked: Kernel, wrapping: Kernel, fits: Callable[[Value, Value, Value], Value]) -> Kernel:
-    """Returns a kernel that computes `checked`. After an overflow, records with a wrong wrapped result are null."""
+    """Returns a kernel that computes `checked`. If a value overflows, records with a wrong result become null.
+
+    Args:
+        wrapping: the same operation, which wraps on overflow.
+        fits: returns where the wrapped result is right.
+    """
 
     def kernel(left: Value, right: Value) -> Value:
         try:
@@ -40,8 +45,10 @@ def _or_null(checked: Kernel, wrapping: Kernel, fits: Callable[[Value, Value, Va
 
 
 def _sum_fits(left: Value, right: Value, result: Value) -> Value:
-    """Returns where a sum did not wrap. It wraps only if both operands have one sign and the result has the other
-    one."""
+    """Returns where a sum did not wrap.
+
+    A sum wraps only if both operands have the same sign and the result has the other sign.
+    """
     up = pc.and_(pc.greater(left, 0), pc.greater(right, 0))
     down = pc.and_(pc.less(left, 0), pc.less(right, 0))
     wrapped = pc.or_(pc.and_(up, pc.less(result, 0)), pc.and_(down, pc.greater_equal(result, 0)))
@@ -57,7 +64,8 @@ def _difference_fits(left: Value, right: Value, result: Value) -> Value:
 
 def _product_fits(left: Value, right: Value, result: Value) -> Value:
     """Returns where a product did not wrap, by division. 0 and -1 are special cases, because division by them may
-    fail."""
+    fail.
+    """
     special = pc.or_(pc.equal(left, 0), pc.equal(left, -1))
     divisor = pc.if_else(special, 1, left)
     negation = pc.or_(pc.equal(left, 0), pc.not_equal(right, _LEAST))
@@ -80,7 +88,7 @@ def modulo(left: Value, right: Value) -> Value:
     if not (pa.types.is_integer(left.type) and pa.types.is_integer(right.type)):
         left, right = to_float(left), to_float(right)
         return pc.subtract(left, pc.multiply(right, pc.trunc(divide(left, right))))
-    # x % -1 is 0, like x % 1; but the least integer / -1 overflows.
+    # x % -1 is 0, like x % 1. Division of the least integer by -1 would overflow.
     divisor = pc.if_else(pc.equal(right, -1), 1, _where(pc.not_equal(right, 0), right))
     return pc.subtract(left, pc.multiply(divisor, pc.divide(left, divisor)))
 
@@ -96,13 +104,15 @@ def absolute(value: Value) -> Value:
 
 
 def to_float(value: Value) -> Value:
-    """Casts numbers to float64; integers beyond 2^53 are rounded."""
+    """Casts numbers to float64. Integers beyond 2^53 are rounded."""
     return pc.cast(value, pa.float64(), safe=False)
 
 
 def cast(value: Value, target: pa.DataType) -> Value:
-    """Casts between the column types of a stream. Truncates fractions. A value that the target type cannot hold is
-    null."""
+    """Casts between the column types of a stream.
+
+    Fractions are truncated. A value becomes null if the target type cannot represent it.
+    """
     source = value.type
     if pa.types.is_string(source) and not pa.types.is_string(target):
         return _parse(pc.utf8_trim_whitespace(value), target)
@@ -128,7 +138,7 @@ def _parse(text: Value, target: pa.DataType) -> Value:
 
 
 def _is_int64(text: Value) -> Value:
-    """Returns where signed digits are in the range of int64, by comparing them as text."""
+    """Returns where signed digits are in the range of int64. Compares digits as text."""
     negative = pc.starts_with(text, "-")
     digits = pc.utf8_ltrim(pc.replace_substring_regex(text, "^-", ""), "0")
     length = pc.binary_length(digits)

@@ -1,7 +1,7 @@
 """Binds a parsed expression to the columns of a stream: `Binder` checks types and builds functions of record batches.
 
-The operators are in `expressions`, `text_functions` and `time_functions`. Each is a function of the binder and the
-node.
+The operators are in `expressions`, `text_functions` and `time_functions`. Each operator is a function of the binder and
+the node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from edgewater.model.syntax import SUPPORTED_SYNTAX
 
 Evaluate = Callable[[pa.RecordBatch], Value]
 Operator = tuple[Any, Callable[["Binder", Any], "BoundExpression"], tuple[str, ...]]
-"""Types of a syntax node, the function that binds these nodes, and the arguments of a node that the function reads."""
+"""An operator: the types of its syntax nodes, the function that binds such nodes, and the node arguments that the
+function reads.
+"""
 
 NUMERIC = ("int64", "float64")
 
@@ -34,7 +36,7 @@ class BoundExpression:
 
     Attributes:
         evaluate: returns the values of a batch: an array, or a scalar for all records.
-        encode: returns the values of a batch as `encoded` does; None: `evaluate` is used.
+        encode: returns the values of a batch as `encoded` does; None if `evaluate` is used.
     """
 
     type: pa.DataType
@@ -42,12 +44,14 @@ class BoundExpression:
     encode: Callable[[pa.RecordBatch], pa.DictionaryArray] | None = None
 
     def encoded(self, batch: pa.RecordBatch) -> pa.Array:
-        """Returns the same values as `array`. They are dictionary-encoded if they are computed per distinct text. A
-        value may be in the dictionary several times."""
+        """Returns the same values as `array`, dictionary-encoded if they are computed per distinct text.
+
+        A value may be in the dictionary several times.
+        """
         return self.array(batch) if self.encode is None else self.encode(batch)
 
     def array(self, batch: pa.RecordBatch) -> pa.Array:
-        """Returns the value per record, one array of length ``batch.num_rows``."""
+        """Returns the value of each record, one array of length ``batch.num_rows``."""
         value = self.evaluate(batch)
         if isinstance(value, pa.Scalar):
             return pa.repeat(value, batch.num_rows)
@@ -60,10 +64,10 @@ class Binder:
     """Type-checks a syntax tree and compiles it into a closure over Arrow kernels.
 
     Args:
-        field: the field of the query that holds the expression, for errors.
+        field: the field of the query that has the expression, for errors.
         failures: counts failed calls of plugin functions.
         operators: the operators, which are tried in this order.
-        read_once_per_text: operators that take more time per text than it takes to find the distinct texts of a batch.
+        read_once_per_text: operators that take more time per text than finding the distinct texts of a batch.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class Binder:
         """Binds an expression of any type.
 
         Raises:
-            InvalidQuery: an unknown column or operator, or an operand of the wrong type.
+            InvalidQuery: the expression has an unknown column or operator, or an operand of the wrong type.
         """
         column = None if self._reads_distinct else self._only_text(node)
         if column is None:
@@ -96,9 +100,11 @@ class Binder:
         return _over_distinct(bound, column)
 
     def _only_text(self, node: exp.Expression) -> str | None:
-        """Returns the text column that an expression reads, if it reads no other column, and if it saves time to
-        evaluate the expression once per distinct text. Plugin functions are called for each record, because their
-        failed calls count per record."""
+        """Returns the text column of an expression that is faster to evaluate once per distinct text; None otherwise.
+
+        Such an expression reads no other column. Plugin functions are called for each record, because their failed
+        calls count per record.
+        """
         names = {column.name for column in node.find_all(exp.Column)}
         if len(names) != 1 or not pa.types.is_string(self.columns.get(name := names.pop(), pa.null())):
             return None
@@ -107,14 +113,14 @@ class Binder:
     def _bind(self, node: exp.Expression) -> BoundExpression:
         for base, bind, clauses in self._operators:
             if isinstance(node, base):
-                # Clauses that the parser accepts but the method would ignore, as in TRIM('x' FROM s).
+                # The parser accepts clauses that the method would ignore, as in TRIM('x' FROM s).
                 if any(value for name, value in node.args.items() if name not in clauses):
                     raise self.error(node, "the operator or function with plain arguments only")
                 return bind(self, node)
         raise self.error(node, SUPPORTED_SYNTAX, "unsupported expression")
 
     def error(self, node: exp.Expression, accepted: str, reason: str = "") -> InvalidQuery:
-        """Returns the error for a part of the expression, with the field of the query that holds it."""
+        """Returns the error for a part of the expression, with the field of the query that has the expression."""
         return InvalidQuery(self.field, node.sql(), accepted, reason)
 
     def numeric(self, node: exp.Expression) -> BoundExpression:
@@ -147,7 +153,7 @@ class Binder:
     def cast_to_same_type(
         self, bounds: list[BoundExpression], parent: exp.Expression
     ) -> tuple[list[BoundExpression], pa.DataType]:
-        """Casts operands to a common type. Mixed numbers become float64. Null fits every type."""
+        """Casts operands to a common type. Integers mixed with floats become float64. Null fits every type."""
         types = {type_name(b.type) for b in bounds if not pa.types.is_null(b.type)}
         if len(types) > 1 and types != set(NUMERIC):
             raise self.error(parent, "operands of the same type", "they are " + " and ".join(sorted(types)))
@@ -168,7 +174,7 @@ class Binder:
         return -int(literal.this) if isinstance(node, exp.Neg) else int(literal.this)
 
     def as_text(self, node: exp.Expression) -> BoundExpression:
-        """Binds an operand of a function that builds texts; it takes numbers and booleans, too."""
+        """Binds an operand of a function that builds texts. Numbers and booleans are accepted, too."""
         return cast(self.bind(node), pa.string())
 
 
@@ -195,5 +201,5 @@ def cast(bound: BoundExpression, target: pa.DataType) -> BoundExpression:
 
 
 def inverted(condition: BoundExpression) -> BoundExpression:
-    """Returns the negation of a condition; unknown remains unknown."""
+    """Returns the negation of a condition. Null remains null."""
     return BoundExpression(pa.bool_(), lambda b: pc.invert(condition.evaluate(b)))

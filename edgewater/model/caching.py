@@ -25,10 +25,11 @@ class CacheSpec:
 
     Attributes:
         eviction: the order in which entries are sent from the primary cache while their slice is open.
-        sizing: for staleness budgets: how the size of the primary cache is computed.
-        estimate: for staleness budgets: the initial prefix error by which the primary cache is filled.
-        eager: for the eviction `gain`: an entry of an open slice is sent if the probability that this saves an update
-            after the slice's end is at least this one. Without a staleness budget, ten times this probability applies.
+        sizing: the rule for the size of the primary cache, for staleness budgets.
+        estimate: the initial prefix error by which the primary cache is filled, for staleness budgets.
+        eager: for the eviction `gain`, a probability. An entry of an open slice is sent if sending it saves an update
+            after the slice's end with at least this probability. Without a staleness budget, the threshold is ten times
+            as high.
     """
 
     eviction: str = EVICTIONS[0]
@@ -38,7 +39,7 @@ class CacheSpec:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> CacheSpec:
-        """Reads ``cache: {eviction: lru, sizing: linear, estimate: acc, eager: 10%}``; all keys optional.
+        """Reads ``cache: {eviction: lru, sizing: linear, estimate: acc, eager: 10%}``. All keys are optional.
 
         Raises:
             InvalidQuery: names the field, its value and what is accepted.
@@ -55,7 +56,7 @@ class CacheSpec:
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """Returns the keys that differ from the defaults; `from_mapping` reads them back."""
+        """Returns the keys that differ from the defaults, as a mapping that `from_mapping` accepts."""
         default = CacheSpec()
         return {
             name: getattr(self, name)
@@ -65,7 +66,7 @@ class CacheSpec:
 
 
 def format_fraction(share: float) -> str:
-    """Returns the percentage that `quantities.fraction` reads back as exactly `share`."""
+    """Returns the percentage that `quantities.fraction` parses to exactly `share`."""
     percent = share * 100.0
     near = (percent, math.nextafter(percent, math.inf), math.nextafter(percent, -math.inf))
     return f"{next((p for p in near if p / 100.0 == share), percent)!r}%"

@@ -1,12 +1,12 @@
-"""Synopses that can be answered before all records have arrived, and how the error of an accuracy divides for them.
+"""Synopses with early answers, and the division of an accuracy's error for them.
 
-A record that is out moves a rank by at most one record. It raises the frequency of an item, and a number of distinct
-values, by at most 1. So a bound of the number of records that are out widens the interval of a synopsis
-(`edgewater.synopses.missing_records`), whatever the values of these records are.
+A missing record changes a rank by at most one. It raises the frequency of an item, and the number of distinct values,
+by at most 1. So a bound for the number of missing records widens the interval of a synopsis
+(`edgewater.synopses.missing_records`). The values of these records do not matter.
 
-The parts of the error add up: the synopsis' own error, the records that edges withhold, and the records that are out.
-The first two are known at the registration, so the rest remains for the records that are out. The probabilities of
-failure add up, too: of the bound of the number of records, and of the synopsis.
+Three parts of the error add up: the synopsis' own error, the records that edges withhold, and the missing records. The
+first two are known at the registration, so the rest is left for the missing records. Two probabilities of failure also
+add up: of the bound for the number of records, and of the synopsis.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 RANKS = ("quantile", "quantiles", "kll")
 EARLY_SYNOPSES = (*RANKS, "distinct", "top_k")
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
-"""The quantiles in the cell of a measure of `quantiles` or `kll`."""
+"""The quantiles that a measure of `quantiles` or `kll` has in a table of answers."""
 _ROUNDING = 1e-12
-"""Shares up to this are the rounding of their computation."""
+"""Shares up to this are rounding errors of their computation."""
 _RANK_MARGIN = 0.95
-"""Part of min(q, 1 - q) that may be out, so that the quantile q of what has arrived has both bounds."""
+"""The part of min(q, 1 - q) by which records may be missing, so that the quantile q of the arrived records has both
+bounds.
+"""
 
 
 def split_confidence(measure: Measure, confidence: float) -> tuple[float, float]:
-    """Returns the confidences of the number of records and of the synopsis' own interval. Their failures add up to
-    those of `confidence`."""
+    """Returns the confidence of the number of records, and the confidence of the synopsis' own interval.
+
+    Their probabilities of failure add up to the probability of failure of `confidence`.
+    """
     if measure.function.name not in ("distinct", "kll"):
         return confidence, 1.0  # the bounds of the synopsis are certain
     each = 1 - (1 - confidence) / 2
@@ -42,8 +46,9 @@ def split_confidence(measure: Measure, confidence: float) -> tuple[float, float]
 
 
 def own_error(measure: Measure, confidence: float) -> float:
-    """Returns the synopsis' own error with this confidence, as a fraction of the number of records, or of distinct
-    values."""
+    """Returns the synopsis' own error with this confidence, as a fraction of the number of records or of distinct
+    values.
+    """
     parameters = dict(measure.parameters)
     match measure.function.name:
         case "distinct":
@@ -54,11 +59,12 @@ def own_error(measure: Measure, confidence: float) -> float:
             return float(WORST_ERROR_TIMES_K / parameters["k"] * scale)
         case "top_k":
             return float(1 / (parameters["capacity"] or 10 * parameters["k"]))
-    return 0.0  # the error of a quantile's value is relative to the value, and no error of its rank
+    return 0.0  # a quantile has an error of its value, but no error of its rank
 
 
 def straggler_share(measure: Measure, error: float, confidence: float, withheld: float = 0.0) -> float:
-    """Returns the fraction of the records that may be out of an answer within `error`; not positive: none may be.
+    """Returns the fraction of the records that may be missing in an answer within `error`; 0 or less if none may be
+    missing.
 
     Args:
         withheld: the fraction of a group's records that edges may withhold.

@@ -14,8 +14,9 @@ from edgewater.model.streams import Constant, Delivery, EdgeId, StreamClock, typ
 from edgewater.wire import QueryRef
 
 UNREACHABLE_AFTER_MS = 5_000
-"""If a gateway has not reported for this time, it has no sessions any more. If an edge is silent for this time, it has
-no session by default."""
+"""If a gateway has not reported for this time, in ms, it has no sessions any more. By default, an edge that is silent
+for this time has no session.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class StreamRecord:
 
     Attributes:
         deliveries: the deliveries of its sources except exactly-once, sorted.
-        queries: patterns of the names of the queries that the edge may answer (`fnmatch`); None: all queries.
+        queries: patterns of the names of the queries that the edge may answer (`fnmatch`); None for all queries.
         constants: columns that have one value in all records of the stream at this edge.
     """
 
@@ -36,7 +37,7 @@ class StreamRecord:
     constants: Mapping[str, Constant] = field(default_factory=dict)
 
     def answers(self, spec: QuerySpec) -> bool:
-        """Whether the query reads this stream, and the edge may answer it."""
+        """Returns whether the query reads this stream, and the edge may answer it."""
         allowed = self.queries is None or any(fnmatchcase(spec.name, pattern) for pattern in self.queries)
         return self.name == spec.stream and allowed
 
@@ -46,23 +47,24 @@ class EdgeRecord:
     """An edge, as its last Hello and heartbeat described it.
 
     Attributes:
-        connected: a gateway has a session with the edge. It stays set if that gateway dies, so use `reachable`.
-        watermarks: event time per stream before which the edge expects no more records; `MAX_TIME_MS` for
-            a stream that has ended.
-        records: records accepted per stream since the incarnation began.
-        drops: records not counted, by reason, since the incarnation began.
-        rejected: per stream (source, reason, records): records that sources rejected, since the incarnation began.
-        null_columns: per stream (source, column): columns that had values, and are null in most of the newest records.
-        clock_offset_ms: the edge's wall clock less the center's wall clock.
-        retired: an admin has declared that the edge is gone for good; answers no longer wait for it.
+        connected: whether a gateway has a session with the edge. It stays set if that gateway dies, so use `reachable`.
+        watermarks: by stream, the event time before which the edge expects no more records; `MAX_TIME_MS` for a stream
+            that has ended.
+        records: by stream, the records accepted since the incarnation began.
+        drops: records not counted since the incarnation began, by reason.
+        rejected: by stream, (source, reason, records) for records that sources rejected since the incarnation began.
+        null_columns: by stream, (source, column) for columns that had values, and are null in most of the newest
+            records.
+        clock_offset_ms: the edge's wall clock minus the center's wall clock.
+        retired: whether an admin has declared that the edge is gone for good. Answers no longer wait for it.
         incarnations: number of incarnations that the center has seen.
-        state_lost_at_ms: wall time at which the center last noticed that the edge's state was lost; None: never. A new
-            incarnation replaced another one, or frames were lost on both sides. Nobody can say which records the edge
-            had accepted by then and not shipped.
+        state_lost_at_ms: wall time at which the center last noticed that the edge's state was lost; None if never. A
+            new incarnation replaced another one, or frames were lost on both sides. It is unknown which records the
+            edge had accepted by then and not shipped.
         former_streams: streams that the edge served before. Frames of these streams may still come from its journal.
         last_seen_ms: wall time of the last message from the edge, or later. A gateway with many sessions does not write
-            each heartbeat. It writes at once that an edge has become silent or has come back.
-        heard_by_ms: wall time of the last report of the gateway that has the session; None: no gateway has a session.
+            each heartbeat. If an edge becomes silent or comes back, the gateway writes it at once.
+        heard_by_ms: wall time of the last report of the gateway that has the session; None if no gateway has a session.
     """
 
     edge: EdgeId
@@ -89,11 +91,11 @@ class EdgeRecord:
 
     @property
     def seen_before_ms(self) -> int:
-        """Wall time until which a message of the edge may have come."""
+        """The wall time until which the edge may have sent a message."""
         return self.last_seen_ms if self.heard_by_ms is None else max(self.last_seen_ms, self.heard_by_ms)
 
     def reachable(self, now_ms: int, within_ms: int = UNREACHABLE_AFTER_MS) -> bool:
-        """Whether the edge's session was alive within the last `within_ms`."""
+        """Returns whether the edge's session was alive within the last `within_ms`."""
         return self.connected and now_ms - self.seen_before_ms <= within_ms
 
     def stream(self, name: str) -> StreamRecord | None:
@@ -105,10 +107,10 @@ class StateDigest:
     """The state of an edge according to its Hello. The center compares it with its own records.
 
     Attributes:
-        runs: numbers of the processes that have run on the state, the oldest first; empty: the edge does not state
+        runs: numbers of the processes that have run on the state, the oldest first; empty if the edge does not state
             them.
         records: durable records by stream. Streams whose records cannot be compared are left out.
-        checksums: CRC32C of frames that are not acknowledged, by seq.
+        checksums: CRC32C of each unacknowledged frame, by seq.
     """
 
     runs: tuple[int, ...] = ()
@@ -117,17 +119,17 @@ class StateDigest:
 
     @property
     def run(self) -> int:
-        """The number of the process that sends the Hello; 0: the edge does not state it."""
+        """The number of the process that sends the Hello; 0 if the edge does not state it."""
         return self.runs[-1] if self.runs else 0
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
-    """The content of one heartbeat. Other fields are as in `EdgeRecord`.
+    """The content of one heartbeat. `EdgeRecord` describes the other fields.
 
     Attributes:
-        incarnation: the incarnation that sent it.
-        durable: records by stream that are durable in the edge's state.
+        incarnation: the incarnation that sent the heartbeat.
+        durable: number of durable records in the edge's state, by stream.
     """
 
     edge: EdgeId
@@ -147,7 +149,7 @@ class HeartbeatRecord:
 
 @dataclass(frozen=True, slots=True)
 class QueryStatusRecord:
-    """Whether an edge runs a query; if it does not, the code and the message of the error."""
+    """Whether an edge runs a query. If it does not, the code and the message of the error."""
 
     query: QueryRef
     edge: EdgeId
@@ -161,12 +163,11 @@ class QueryDelayRecord:
     """The delay of a query at an edge that schedules it, as the edge reports it.
 
     Attributes:
-        mean_ms: mean delay of the watermark that sweeps a window, from the window's end; 0: unknown.
-        latest_ms: the delay that 95 % of the watermarks do not exceed; 0: unknown.
+        mean_ms: mean time from a window's end to the watermark that sweeps the window; 0 if unknown.
+        latest_ms: the time that 95 % of the watermarks do not exceed; 0 if unknown.
         queued_ms: estimated processing time of the queued records.
-        late_ms: time since the arrival of the first watermark that the query has not processed; 0: it has processed
-            all.
-        refused: number of values outside the range that an edge can report; they count as 0.
+        late_ms: time since the arrival of the first watermark that the query has not processed; 0 if there is none.
+        refused: number of values outside the range that an edge can report. They count as 0.
         reported_at_ms: wall time at the center.
     """
 
@@ -204,9 +205,9 @@ def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]
 
 
 def contributes(spec: QuerySpec, edge: EdgeRecord) -> bool:
-    """Whether frames of an edge count in a query: the query waits for the edge, or has waited for it.
+    """Returns whether frames of an edge count in a query: the query waits for the edge, or has waited for it.
 
-    The edge may be retired, or no longer serve the stream, because frames that it built before may still come.
+    The edge may be retired, or no longer serve the stream, because its earlier frames may still come.
     """
     named = spec.edges is None or edge.edge in spec.edges
     return named and any(s.answers(spec) for s in (*edge.streams, *edge.former_streams))
@@ -220,8 +221,8 @@ def require_consistent_schema(
     It is called for streams without declared columns.
 
     Args:
-        others: other edges that are not retired, each with its streams. Only one of several edges with equal streams is
-            needed.
+        others: other edges that are not retired, each with its streams. If several edges have equal streams, one of
+            them is enough.
 
     Raises:
         ProtocolError: names the column, both types and both edges.

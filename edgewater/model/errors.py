@@ -45,8 +45,8 @@ class InvalidInput(EdgewaterError):
     """Input that cannot be used.
 
     Args:
-        field: path of the field, such as ``measures.bytes``; empty for the input as a whole.
-        value: the rejected value; None: the value is missing.
+        field: path of the field, such as ``measures.bytes``; "" for the input as a whole.
+        value: the rejected value; None if the value is missing.
         accepted: what is accepted, as a phrase that a user can act on.
         reason: why the value is not accepted, unless field and value make it obvious.
     """
@@ -148,7 +148,7 @@ class Conflict(EdgewaterError):
 
 
 class PreconditionFailed(Conflict):
-    """Somebody else has changed the object that a client wants to change."""
+    """Another client has changed the object that a client wants to change."""
 
     code = "precondition-failed"
 
@@ -158,12 +158,13 @@ class StorageError(EdgewaterError):
 
 
 class IncompatibleState(StorageError):
-    """Another format of the state ends a process when it starts. It has no code of its own, because no client gets
-    it."""
+    """A state has another format, so the process ends when it starts. It has no separate code, because no client gets
+    it.
+    """
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Returns ``, did you mean sum?`` for the known name that is most like `name`; empty if no name is like it."""
+    """Returns ``, did you mean sum?`` for the known name that is most like `name`; "" if no name is similar."""
     near = difflib.get_close_matches(str(name).lower(), list(known), 1)
     return f", did you mean {near[0]}?" if near else ""
 

@@ -1,9 +1,9 @@
 """Typed SQL scalar expressions, evaluated on record batches by Arrow compute.
 
-Null semantics are SQL's: operators return null for null operands, comparisons with null are unknown, and ``where``
-keeps a record only if its condition is true. ``/`` is floating-point division. Undefined results (division by zero,
-integer overflow, the cast of a text that is not a number) and failed calls of plugin functions (`record_functions`)
-are null, so one bad record cannot fail a batch.
+Null semantics are SQL's. Operators return null for null operands, comparisons with null are unknown, and ``where``
+accepts a record only if its condition is true. ``/`` is floating-point division. Undefined results (division by zero,
+integer overflow, the cast of a text that is not a number) and failed calls of plugin functions (`record_functions`) are
+null. So one bad record cannot fail a batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def bind(
         failures: counts failed calls of plugin functions.
 
     Raises:
-        InvalidQuery: an unknown column or function, or an operand of the wrong type.
+        InvalidQuery: the expression has an unknown column or function, or an operand of the wrong type.
     """
     return _binder(columns, field, failures).bind(tree)
 
@@ -43,7 +43,7 @@ def bind(
 def bind_condition(
     tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str, failures: CallFailures | None = None
 ) -> BoundExpression:
-    """Binds an expression that must be boolean; raises like `bind`."""
+    """Binds an expression that must be boolean. Raises the same errors as `bind`."""
     return _binder(columns, field, failures).condition(tree)
 
 
@@ -60,7 +60,7 @@ def as_row(columns: Sequence[exp.Expression]) -> exp.Expression:
 
 
 def columns_of(row: exp.Expression) -> list[exp.Expression]:
-    """Returns the expressions that `as_row` was given."""
+    """Returns the expressions that `as_row` has joined."""
     if isinstance(row, exp.Tuple):
         return list(row.expressions)
     return [row.unnest()]
@@ -71,10 +71,11 @@ def bind_row(
 ) -> BoundExpression:
     """Binds a row of numbers, the argument of a function of a sample.
 
-    Its value per record is a fixed-size list of float64. The list is null if a number is null, NaN or infinite.
+    The bound expression returns a fixed-size list of float64 per record. The list is null if a number is null, NaN or
+    infinite.
 
     Raises:
-        InvalidQuery: an unknown column, or an expression that is not a number.
+        InvalidQuery: a column is unknown, or an expression is not a number.
     """
     numbers = [bind(column, columns, field, failures) for column in columns_of(row)]
     for number, column in zip(numbers, columns_of(row), strict=True):

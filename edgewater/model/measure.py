@@ -34,7 +34,7 @@ class Measure:
 
     Attributes:
         argument: SQL text of the expression; None for ``count()``.
-        seed: seed of the query's synopses; None: the default seed, which is public.
+        seed: seed of the query's synopses; None for the default seed, which is public.
     """
 
     name: str
@@ -82,19 +82,21 @@ class Measure:
         """Returns an empty stack of the measure.
 
         Args:
-            argument: type of the argument; None: the type is not known, or there is no argument.
+            argument: type of the argument; None if the type is unknown, or there is no argument.
         """
         return self.function.stack(self.parameters, argument, self.seed)
 
     @property
     def question(self) -> Question | None:
-        """The question that the measure's value answers; None: the default question of its synopsis."""
+        """The question that the measure's value answers; None for the default question of its synopsis."""
         return None if self.function.question is None else self.function.question(self.parameters)
 
     @property
     def is_expensive(self) -> bool:
-        """Whether sampling saves more time than it costs. The measure is then a function of a sample, or its argument
-        calls an expensive function."""
+        """Whether sampling saves more time than it costs.
+
+        This holds for a function of a sample, and for an argument that calls an expensive function.
+        """
         if self.function.sample is not None:
             return True
         if self.argument is None or "(" not in self.argument:
@@ -104,18 +106,18 @@ class Measure:
 
     @property
     def is_record_count(self) -> bool:
-        """Whether it is the number of all records of a group."""
+        """Whether the measure is the number of all records of a group."""
         return self.function.name == "count" and self.argument is None
 
     @property
     def entry_bytes(self) -> int:
-        """Approximate upper bound of the bytes that one group's state takes in a frame."""
+        """Approximate upper bound for the bytes of one group's state in a frame."""
         if self.function.sample is None or self.argument is None:
             return self.function.entry_bytes(self.parameters)
         return self.function.entry_bytes(self.parameters, len(columns_of(parse_sql(self.argument, ""))))
 
     def to_text(self) -> str:
-        """Returns the canonical text that `parse` reads back."""
+        """Returns the canonical text, which `parse` accepts."""
         parts = [self.argument] if self.argument is not None else []
         parts += [f"{k}={v!r}" for k, v in self.parameters if self.function.parameters[k].default != v]
         return f"{self.function.name}({', '.join(parts)})"

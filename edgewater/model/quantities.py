@@ -1,7 +1,7 @@
 """Parses durations, sizes and percentages of configurations and queries.
 
-`durationpy` parses durations (Go syntax) and pydantic's `ByteSize` sizes; this module converts them to milliseconds
-and bytes, with the error messages of `InvalidInput`.
+`durationpy` parses durations (Go syntax), and pydantic's `ByteSize` parses sizes. This module converts them to
+milliseconds and bytes, with the error messages of `InvalidInput`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from edgewater.model.errors import InvalidInput, did_you_mean
 
 MAX_DURATION_MS = 36_525 * 86_400_000
-"""100 years. durationpy computes in floats, which are exact to the millisecond up to 200 years."""
+"""The largest accepted duration, 100 years. durationpy computes in floats, which are exact to the millisecond up to 200
+years.
+"""
 
 DURATION_ACCEPTED = "a duration such as 500ms, 30s, 5m, 1h30m or 1d"
 SIZE_ACCEPTED = "a size such as 200, 64KiB or 1MB"
@@ -72,7 +74,7 @@ def size_bytes(value: object, field: str, error: type[InvalidInput] = InvalidInp
 
 
 def fraction(value: object) -> float | None:
-    """Returns 0.05 for ``"5%"``; None for a value that is not a percentage."""
+    """Returns the fraction of a percentage, such as 0.05 for ``"5%"``; None for a value that is no percentage."""
     if isinstance(value, str) and value.strip().endswith("%"):
         number = value.strip()[:-1]
         if is_number(number) and math.isfinite(float(number)):
@@ -81,7 +83,7 @@ def fraction(value: object) -> float | None:
 
 
 def is_number(value: object) -> bool:
-    """Whether Python reads a value as a number."""
+    """Returns whether Python can convert a value to a float."""
     try:
         float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -95,7 +97,7 @@ def require_keys(
     """Returns a mapping as a dict.
 
     Args:
-        allowed: key -> whether it is required.
+        allowed: the accepted keys, and whether each is required.
 
     Raises:
         error: the value is not a mapping, or a key is unknown or missing.
@@ -116,7 +118,7 @@ def require_keys(
 def require_uncut(mapping: object, error: type[InvalidInput]) -> None:
     """Raises `error` if YAML has cut a text with parentheses at a comma, because the text has no quotes.
 
-    YAML reads ``{p99: quantiles(x, 0.99)}`` as ``{"p99": "quantiles(x", "0.99)": None}``.
+    YAML parses ``{p99: quantiles(x, 0.99)}`` to ``{"p99": "quantiles(x", "0.99)": None}``.
     """
     pending, seen = [("", mapping)], set[int]()
     while pending:

@@ -1,8 +1,8 @@
-"""`QuerySpec`, a query as a user writes it, its validation, and its binding to a stream's columns.
+"""A query as a user writes it (`QuerySpec`), its validation, and its binding to a stream's columns.
 
 A spec is validated in two steps. `QuerySpec.from_mapping` checks everything that does not depend on the stream's
-columns. `QuerySpec.bind` checks columns and types against a stream. The center calls it at the registration if it knows
-the stream, and each edge calls it again.
+columns. `QuerySpec.bind` checks columns and types against a stream. The center calls `bind` at the registration if it
+knows the stream. Each edge calls it again.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ KEYS = {
 MAX_MEASURES = 32
 MAX_GROUP_COLUMNS = 16
 MAX_EXPRESSIONS_LENGTH = 32_768
-"""The most characters of all expressions of a query together, so that parsing them takes at most about a second."""
+"""The largest total length of all expressions of a query, in characters, so that parsing them takes at most about a
+second.
+"""
 DEFAULT_LATENESS_MS = 0
 BEGINNING = "beginning"
 _MARKS_OF_EXPRESSIONS = ("(", "||", '"')
-"""An entry of `group_by` with one of these texts is an expression; any other text is the name of a column."""
+"""If an entry of `group_by` contains one of these texts, it is an expression. Otherwise it is the name of a column."""
 _HEXADECIMAL = re.compile(r"0x[0-9a-f]{1,16}", re.IGNORECASE)
 
 
@@ -63,8 +65,8 @@ class ErrorBudget:
     """The error that the center's answer may have per measure, over all edges together.
 
     Attributes:
-        limits: absolute limits in the measure's unit; for a measure without an error function, the number of records
-            that the answer may lack.
+        limits: absolute limits in the measure's unit. For a measure without an error function, the limit is the number
+            of records that the answer may lack.
         relative: limits as a fraction of the group's true value, or of 1 if the true value is smaller than 1.
     """
 
@@ -73,7 +75,7 @@ class ErrorBudget:
 
     @property
     def measures(self) -> frozenset[str]:
-        """The measures that have a limit."""
+        """The names of the measures that have a limit."""
         return frozenset(name for name, _ in (*self.limits, *self.relative))
 
     def to_mapping(self) -> dict[str, float | str]:
@@ -107,7 +109,9 @@ class StalenessBudget:
 
 @dataclass(frozen=True, slots=True)
 class CombinedBudget:
-    """Both limits. Edges send the fewest bytes with which an answer in time is within the error."""
+    """An error budget and a staleness budget. Edges send the fewest bytes with which a timely answer is within the
+    error.
+    """
 
     error: ErrorBudget
     staleness: StalenessBudget
@@ -128,8 +132,8 @@ class BoundQuery:
 
     Attributes:
         keys: the columns of `group_by`.
-        failures: counts failed calls of plugin functions in the expressions. The code that evaluates them reads and
-            resets it.
+        failures: counts failed calls of plugin functions in the expressions. The caller that evaluates the expressions
+            reads and resets it.
     """
 
     spec: QuerySpec
@@ -147,7 +151,7 @@ class BoundQuery:
         return [key.array(batch) for key in self.keys]
 
     def encoded_keys(self, batch: pa.RecordBatch) -> EncodedKeys:
-        """Returns the keys of the records, encoded by their distinct values."""
+        """Returns the keys of the records in encoded form: each distinct value is stored once."""
         return EncodedKeys.of([key.encoded(batch) for key in self.keys], batch.num_rows)
 
 
@@ -156,17 +160,18 @@ class QuerySpec:
     """A query as a user writes it (`docs/reference/query.md`).
 
     Attributes:
-        stream: the stream that it reads (``from``).
+        stream: the stream that the query reads (``from``).
         where: SQL condition, or None.
         group_by: names of the columns of a group's key in answers.
-        computed: by name, the SQL expressions of the columns of `group_by` that are not columns of the stream.
         lateness_ms: event time after a window's end during which the window may be revised.
-        edges: the expected edges, sorted; None: every edge that has the stream.
-        seed: seed of the hashes and random choices of its synopses and samples, 0 to 2^64 - 1; None: the default seed,
-            which is public. A center draws a seed when it registers the query.
-        since_ms: event time from which records count that edges have read before the registration and can read again;
-            `MIN_TIME_MS`: all these records count; None: none of these records counts.
-        until_ms: the query ends by itself, and has the windows that start before this event time. None: it has no end.
+        edges: the expected edges, sorted; None for every edge that has the stream.
+        since_ms: event time from which earlier records count, if edges have read them before the registration and can
+            read them again; `MIN_TIME_MS` if all of them count; None if none of them counts.
+        until_ms: event time at which the query ends. It has the windows that start before this time. None if it has no
+            end.
+        computed: by name, the SQL expressions of the columns of `group_by` that are not columns of the stream.
+        seed: seed of the hashes and random choices of the query's synopses and samples, 0 to 2^64 - 1; None for the
+            default seed, which is public. A center draws a seed when it registers the query.
     """
 
     name: str
@@ -257,19 +262,23 @@ class QuerySpec:
 
     @property
     def saves_bytes(self) -> bool:
-        """Whether edges send the fewest bytes that a combined budget permits, instead of sending as early as they
-        can. Beside an accuracy, the staleness budget is about early answers, and the error budget about later ones."""
+        """Whether edges send the fewest bytes that a combined budget permits, instead of sending as early as possible.
+
+        With an accuracy, the staleness budget limits early answers, and the error budget limits later answers.
+        """
         return isinstance(self.budget, CombinedBudget) and self.accuracy is None
 
     @property
     def may_withhold(self) -> bool:
-        """Whether edges may withhold values. Beside an accuracy, a staleness budget alone lets them withhold none."""
+        """Whether edges may withhold values. With an accuracy, edges withhold values only under an error budget."""
         return self.budget is not None and (self.accuracy is None or self.error_budget is not None)
 
     @property
     def early_accuracy(self) -> Accuracy | None:
-        """The accuracy that early answers wait for. If the accuracy is about a synopsis, it is about the number of
-        records that are out."""
+        """The accuracy that early answers wait for.
+
+        If the user's accuracy is for a synopsis, the returned accuracy is for the number of records.
+        """
         accuracy = self.accuracy
         if accuracy is None or accuracy.kind != "records":
             return accuracy
@@ -279,7 +288,7 @@ class QuerySpec:
 
     @property
     def notes(self) -> list[str]:
-        """Returns notes about a valid query: what it does not do, although its writer may expect it."""
+        """Notes about a valid query: limits of its budget that its writer may not expect."""
         budget = self.error_budget
         if budget is None:
             return []
@@ -306,16 +315,17 @@ class QuerySpec:
         return replace(self, measures=tuple(replace(m, seed=seed) for m in self.measures))
 
     def asks_for(self, registered: QuerySpec) -> bool:
-        """Whether a registration of this spec asks for a registered one: both are equal, or this spec only lacks the
-        seed."""
+        """Returns whether registering this spec requests a registered query: both are equal, or this spec only lacks
+        the seed.
+        """
         return self == (registered if self.seed is not None else registered.with_seed(None))
 
     def to_mapping(self, *, seed: bool = True) -> dict[str, object]:
         """Returns the canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``.
 
         Args:
-            seed: False leaves the seed out. Readers must not get it: whoever knows the seed can choose records that
-                distort the answers.
+            seed: whether to include the seed. Readers must not get it, because with the seed they could choose records
+                that distort the answers.
         """
         result: dict[str, object] = {"name": self.name, "from": self.stream}
         if self.where is not None:
@@ -345,7 +355,7 @@ class QuerySpec:
         if self.until_ms is not None:
             result["until"] = rfc3339(self.until_ms)
         if seed and self.seed is not None:
-            result["seed"] = f"{self.seed:#018x}"  # a text: JSON readers round numbers beyond 2^53
+            result["seed"] = f"{self.seed:#018x}"  # a text, because JSON readers round numbers beyond 2^53
         return result
 
     @property
@@ -374,7 +384,7 @@ class QuerySpec:
         """Checks the query against a stream's columns and compiles its expressions.
 
         Raises:
-            InvalidQuery: an unknown column, or an operand or argument of the wrong type.
+            InvalidQuery: a column is unknown, or an operand or argument has the wrong type.
         """
         columns = {**columns, TIME_COLUMN: COLUMN_TYPES["int64"]}
         failures = CallFailures()
@@ -423,7 +433,7 @@ def _name(value: object, at: str) -> str:
 
 
 def _group_by(value: object) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Returns the names of the key columns, and by name the expressions of the computed key columns."""
+    """Returns the names of the key columns, and the expression of each computed key column by its name."""
     if value is None:
         return (), ()
     if not isinstance(value, list):
@@ -439,7 +449,7 @@ def _group_by(value: object) -> tuple[tuple[str, ...], tuple[tuple[str, str], ..
 
 
 def _key(item: object, at: str) -> tuple[str, str | None]:
-    """Returns the name of a key column, and its expression; None: it is a column of the stream."""
+    """Returns the name of a key column and its expression; None as the expression of a column of the stream."""
     if isinstance(item, Mapping) and len(item) == 1:
         ((name, text),) = item.items()
         if not isinstance(text, str):
@@ -463,7 +473,7 @@ def _key(item: object, at: str) -> tuple[str, str | None]:
 
 
 def column_text(name: str) -> str:
-    """Returns an entry of `group_by` for a column. It is in quotes if the name looks like an expression."""
+    """Returns an entry of `group_by` for a column. The name is in quotes if it looks like an expression."""
     is_plain = not any(mark in name for mark in _MARKS_OF_EXPRESSIONS)
     return name if is_plain else str(exp.to_identifier(name, quoted=True).sql())
 
@@ -519,7 +529,7 @@ def _error_budget(value: object, measures: tuple[Measure, ...], accuracy: Accura
 
 
 def _check_beside(accuracy: Accuracy, budget: ErrorBudget, measures: tuple[Measure, ...]) -> None:
-    """Raises InvalidQuery if complete answers within the error budget would not keep the accuracy."""
+    """Raises InvalidQuery if complete answers within the error budget would not meet the accuracy."""
     name, limits = accuracy.measure, budget.to_mapping()
     if accuracy.kind is None or accuracy.kind == "mean":
         accepted = f"no error budget, or an accuracy about another measure than {name}"

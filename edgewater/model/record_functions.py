@@ -1,11 +1,11 @@
 """Scalar functions that plugins provide through the entry-point group `edgewater.functions`.
 
 An entry point names a `RecordFunction`, or a tuple of them. Any expression of a query may call one:
-``sum(score(text))``, ``where: is_bot(agent)``. Plugins are loaded when an expression calls a function that is not
-built in. So an edge imports no plugin if its queries call no such function.
+``sum(score(text))``, ``where: is_bot(agent)``. Plugins are loaded when an expression calls a function that is not built
+in. So an edge imports no plugin if its queries call no such function.
 
-A function must be pure: an edge that recovers calls it again on the journaled records, and must build the same frames.
-A failed call affects only its own values: they become null, and `CallFailures` counts them by reason.
+A function must be pure, because an edge that recovers calls it again on the journaled records, and must build the same
+frames. A failed call affects only its own values. They become null, and `CallFailures` counts them by reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from edgewater.synopses import plugins, registry
 
 GROUP = "edgewater.functions"
 MAX_DETAIL = 500
-"""The most characters of an exception's message that are kept, because some messages contain the whole batch."""
+"""The largest length of an exception's message, in characters. Longer messages are cut, because some contain a whole
+batch.
+"""
 
 
 class RecordFunctionWarning(UserWarning):
@@ -53,8 +55,8 @@ class RecordFunction:
         name: the name in queries, in lower case. It must not be a name in SQL or the name of a measure's function.
         arguments: the argument types, one or more names of `COLUMN_TYPES`. int64 arguments are widened to float64.
         result: the name of the result's type.
-        evaluate: takes one Arrow array per argument, all of the same length of at least 1 and without nulls; returns
-            an Arrow array of that length and of the result's type. NaN and infinities become null.
+        evaluate: takes one Arrow array per argument, all of the same length of at least 1 and without nulls. Returns an
+            Arrow array of this length and of the result's type. NaN and infinities become null.
         expensive: whether a call takes so long per record (10 µs or more) that a query with an accuracy should process
             only a sample of the records.
     """
@@ -66,7 +68,7 @@ class RecordFunction:
     expensive: bool = True
 
     def __call__(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Returns the value per record. A record with a null argument gives null, and is not passed to `evaluate`.
+        """Returns the value of each record; null for a record with a null argument, which is not passed to `evaluate`.
 
         Args:
             columns: one array per argument, in the types of `arguments`, all of the same length.
@@ -150,13 +152,13 @@ class CallFailures:
         self._failed[key] = detail, calls + 1
 
     def take(self) -> list[FailedCalls]:
-        """Returns the counts since the last call, in order of first occurrence, and resets them."""
+        """Returns and resets the counts since the last call, in the order of their first occurrence."""
         failed, self._failed = self._failed, {}
         return [FailedCalls(name, reason, detail, calls) for (name, reason), (detail, calls) in failed.items()]
 
 
 def values_or_null(function: RecordFunction, columns: Sequence[pa.Array], failures: CallFailures) -> pa.Array:
-    """Returns the value per record. A failed call is counted in `failures` and gives null for all its records."""
+    """Returns the value of each record. A failed call is counted in `failures` and gives null for all its records."""
     try:
         return function(columns)
     except FunctionCallError as failure:
@@ -214,7 +216,7 @@ def _check(function: RecordFunction) -> None:
 
 
 def _is_free(name: str, arguments: int) -> bool:
-    """Returns whether the name is free: the SQL parser treats a call as the call of an unknown function."""
+    """Returns whether the SQL parser treats a call of this name as the call of an unknown function."""
     try:
         tree = sqlglot.parse_one(f"{name}({', '.join(['x'] * arguments)})")
     except sqlglot.errors.SqlglotError:
@@ -224,13 +226,13 @@ def _is_free(name: str, arguments: int) -> bool:
 
 
 def find(name: str) -> RecordFunction | None:
-    """Returns the function that expressions call by this name, case-insensitively; None: there is no such function."""
+    """Returns the function that expressions call by this name, in any case; None if there is no such function."""
     INSTALLED.load()
     return INSTALLED.functions.get(name.lower())
 
 
 def installed() -> Mapping[str, RecordFunction]:
-    """Returns by name the functions that expressions may call in this process, without the functions of SQL."""
+    """Returns the functions that expressions may call in this process, by name, without the functions of SQL."""
     INSTALLED.load()
     return INSTALLED.functions
 

@@ -17,10 +17,10 @@ class RegisteredQuery:
 
     Attributes:
         registered_at_ms: wall time of the registration.
-        deleted_at_ms: wall time of the deletion; None: the query is live.
+        deleted_at_ms: wall time of the deletion; None if the query is not deleted.
         spec: the query, without `until`, which is in `windows`.
         windows: the windows of this version. Two versions of a query have no window in common.
-        ended_at_ms: wall time at which all its windows had their final answers; None: edges still answer it.
+        ended_at_ms: wall time at which all its windows had their final answers; None if edges still answer it.
     """
 
     ref: QueryRef
@@ -52,7 +52,7 @@ def query_key(query: QueryRef) -> str:
 
 
 def query_from_key(key: str) -> QueryRef:
-    """Parses a `query_key`. Raises StorageError."""
+    """Parses a result of `query_key`. Raises StorageError for other texts."""
     name, _, version = key.rpartition("@")
     if not name or not version.isdigit():
         raise StorageError(f"{key!r} is not a query's key; expected a name, @ and a version")

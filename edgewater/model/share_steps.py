@@ -1,6 +1,6 @@
-"""Shares of an error budget as a step function over slices. Pure.
+"""The shares of an error budget as a step function over slices. The code is pure.
 
-An edge keeps the shares that it applies. The center keeps an upper bound of these shares.
+An edge stores the shares that it applies. The center stores an upper bound of these shares.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edgewater.model.streams import MIN_TIME_MS
 
 @dataclass(frozen=True, slots=True)
 class ShareStep:
-    """The shares, per measure, of the slices that start at `from_ms` or later."""
+    """The shares per measure for the slices that start at `from_ms` or later, until the next step."""
 
     from_ms: int
     shares: Mapping[str, float]
@@ -21,13 +21,15 @@ class ShareStep:
 
 @dataclass(frozen=True, slots=True)
 class ShareSteps:
-    """The shares of all slices. Steps are ascending. Before the first step, and without an entry, a share is 0."""
+    """The shares of all slices. Steps are ascending. A share is 0 before the first step, and for a measure without an
+    entry.
+    """
 
     steps: tuple[ShareStep, ...] = ()
 
     @classmethod
     def constant(cls, shares: Mapping[str, float]) -> ShareSteps:
-        """The same shares for all slices."""
+        """Returns the same shares for all slices."""
         return cls((ShareStep(MIN_TIME_MS, dict(shares)),))
 
     @property
@@ -42,16 +44,16 @@ class ShareSteps:
         return len(self.steps)
 
     def at(self, slice_start_ms: int) -> Mapping[str, float]:
-        """The shares of a slice."""
+        """Returns the shares of a slice."""
         return next((step.shares for step in reversed(self.steps) if step.from_ms <= slice_start_ms), {})
 
     def replaced_from(
         self, from_ms: int, shares: Mapping[str, float], *, max_steps: int, combine: Callable[[float, float], float]
     ) -> ShareSteps:
-        """The step function with these shares from `from_ms` on.
+        """Returns the step function with these shares from `from_ms` on.
 
         Args:
-            max_steps: the most steps. Beyond it, the oldest two steps become one.
+            max_steps: the largest number of steps. Beyond it, the oldest two steps become one.
             combine: `min` or `max`, which computes the share of the merged step from the two shares.
         """
         kept = tuple(step for step in self if step.from_ms < from_ms)
@@ -63,7 +65,7 @@ class ShareSteps:
         return ShareSteps(steps)
 
     def without_before(self, slice_start_ms: int) -> ShareSteps:
-        """Returns the step function without the steps that only slices before `slice_start_ms` need."""
+        """Returns the step function without the steps that no slice at or after `slice_start_ms` needs."""
         needed = [i for i, step in enumerate(self.steps) if step.from_ms <= slice_start_ms]
         return ShareSteps(self.steps[needed[-1] :]) if len(needed) > 1 else self
 

@@ -1,6 +1,6 @@
-"""Reads and writes SQL: `CREATE MATERIALIZED VIEW` for a query, and the statements about queries and streams.
+"""Parses and writes SQL: `CREATE MATERIALIZED VIEW` for a query, and the statements about queries and streams.
 
-`parse_statement` reads a statement, and `to_sql` writes a query. Both use the mapping of a query in YAML, so
+`parse_statement` parses a statement, and `to_sql` writes a query. Both use the mapping of a query in YAML, so
 `QuerySpec.from_mapping` has every check and every default. `parse_statement(to_sql(spec)).spec() == spec` holds.
 """
 
@@ -25,7 +25,7 @@ from edgewater.model.time_functions import is_zone
 from edgewater.synopses import function_named, meant_function
 
 MAX_STATEMENT_TOKENS = MAX_EXPRESSIONS_LENGTH
-"""The most tokens of a statement, so that parsing it takes about a second at most."""
+"""The largest number of tokens of a statement, so that parsing takes at most about a second."""
 STATEMENTS = (
     "CREATE [OR REPLACE] MATERIALIZED VIEW, DROP MATERIALIZED VIEW, EXPLAIN CREATE, SELECT, "
     "SHOW QUERIES, SHOW STREAMS, SHOW EDGES, SHOW FUNCTIONS, SHOW CREATE, DESCRIBE"
@@ -44,10 +44,10 @@ _OPTIONS = {
     **{f"cache_{key}": ("cache", key) for key in ("eviction", "sizing", "estimate", "eager")},
     **{key: (key,) for key in ("lateness", "edges", "since", "until", "seed")},
 }
-"""The option in WITH of each key of a query in YAML, except `error_<measure>`."""
+"""The path of the YAML key that each option of WITH sets. `error_<measure>` is handled separately."""
 _ERROR = "error_"
 _LISTS_OF = {"edges": str, "accuracy_range": float}
-"""Options that are lists, with the type of an item."""
+"""Options that are lists, and the type of an item."""
 _INSTEAD = {
     "distinct": "distinct(column), which estimates the number of distinct values",
     "joins": "one stream; columns of a file come from `lookups` in the configuration of an edge",
@@ -63,7 +63,7 @@ _INSTEAD = {
     "windows": "no WINDOW; the windows of event time are in GROUP BY: " + WINDOWS,
     "into": "no INTO; the name of the query is after MATERIALIZED VIEW",
 }  # fmt: skip
-"""By sqlglot's name of a clause that a query cannot have, what to write in its place."""
+"""What to write instead of a clause that a query cannot have, by sqlglot's name of the clause."""
 _UNITS = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d", "week": "w"}
 _UNIT = re.compile(rf"\s*({'|'.join(_UNITS)})s?\b[\s,]*", re.IGNORECASE)
 _DIALECT = Dialect.get_or_raise(None)
@@ -74,7 +74,7 @@ class CreateQuery:
     """`CREATE [OR REPLACE] MATERIALIZED VIEW`.
 
     Attributes:
-        mapping: the query, as `QuerySpec.from_mapping` reads it.
+        mapping: the query, as a mapping for `QuerySpec.from_mapping`.
         replaces: whether another query with the same name gets a new version.
         explains: whether the statement begins with `EXPLAIN`.
     """
@@ -84,7 +84,9 @@ class CreateQuery:
     explains: bool = False
 
     def spec(self) -> QuerySpec:
-        """Returns the query. Raises InvalidQuery, whose field is the option of WITH where there is one."""
+        """Returns the query. Raises InvalidQuery. Its field is an option of WITH, if an option sets the invalid
+        value.
+        """
         try:
             return QuerySpec.from_mapping(self.mapping)
         except InvalidQuery as exc:
@@ -101,7 +103,7 @@ class DropQuery:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """`SHOW QUERIES` and the other lists."""
+    """`SHOW QUERIES`, or `SHOW` with another list."""
 
     what: Listed
 
@@ -132,10 +134,10 @@ Statement = CreateQuery | DropQuery | Show | ShowCreate | DescribeTable | Select
 
 
 def parse_statement(text: str) -> Statement:
-    """Returns the statement of a text. The time is linear in the length of the text.
+    """Returns the statement of a text, in time linear in the length of the text.
 
     Raises:
-        InvalidQuery: names what is wrong and what is accepted; a syntax error has its position.
+        InvalidQuery: names what is wrong and what is accepted. A syntax error has its position.
     """
     read = _tokens(text)
     if len(read) > MAX_STATEMENT_TOKENS:
@@ -160,7 +162,9 @@ def parse_statement(text: str) -> Statement:
 
 
 def split_statements(text: str) -> list[str]:
-    """Returns the statements of a file, without empty ones. Raises InvalidQuery: a text or comment has no end."""
+    """Returns the statements of a file, without empty ones. Raises InvalidQuery if a quoted text or a comment has no
+    end.
+    """
     ends = [t.start for t in _tokens(text) if t.token_type == TokenType.SEMICOLON]
     starts = [0, *(end + 1 for end in ends)]
     parts = (text[start:end] for start, end in zip(starts, [*ends, len(text)], strict=True))
@@ -168,7 +172,7 @@ def split_statements(text: str) -> list[str]:
 
 
 def _where(exc: SqlglotError) -> str:
-    """Returns a syntax error with the text before it."""
+    """Returns the message of a syntax error, with the text before it."""
     if not isinstance(exc, ParseError) or not exc.errors:
         return syntax_error(exc)
     error = exc.errors[0]
@@ -177,7 +181,7 @@ def _where(exc: SqlglotError) -> str:
 
 
 class _Tokenizer(tokens.Tokenizer):  # type: ignore[misc]  # sqlglot is not typed
-    """Reads the text after EXPLAIN and SHOW as tokens. sqlglot would read it as one text."""
+    """Reads the text after EXPLAIN and SHOW as tokens, because sqlglot would read it as one text."""
 
     COMMANDS: set[TokenType] = set()
 
@@ -190,7 +194,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 def _as_name(read: list[Token], number: int) -> Token:
-    """Returns a token. DISTINCT and SESSION become names if they are called, except in `count(DISTINCT (x))`."""
+    """Returns a token. DISTINCT and SESSION become names if a parenthesis follows, except in `count(DISTINCT (x))`."""
     token = read[number]
     called = number + 1 < len(read) and read[number + 1].token_type == TokenType.L_PAREN
     is_inside = number and read[number - 1].token_type == TokenType.L_PAREN
@@ -201,10 +205,15 @@ def _as_name(read: list[Token], number: int) -> Token:
 
 
 class _StatementParser(BoundedParser):
-    """Parses one statement. `statement` is the result. `expected` is the syntax that an error names."""
+    """Parses one statement.
+
+    Attributes:
+        statement: the result.
+        expected: the syntax that an error message names.
+    """
 
     FUNCTIONS = {name: build for name, build in BoundedParser.FUNCTIONS.items() if name != "QUANTILE"}
-    """Without SQL's `quantile`, which requires a second argument."""
+    """The functions of sqlglot without SQL's `quantile`, which requires a second argument."""
     expected = STATEMENTS
     statement: Statement
 
@@ -299,7 +308,9 @@ class _StatementParser(BoundedParser):
         return exp.Group(expressions=self._parse_csv(self._item))
 
     def _item(self) -> exp.Expression | None:
-        """Parses an expression with an optional name. It records the text, because sqlglot renames known functions."""
+        """Parses an expression with an optional name. Stores the original text, because sqlglot renames known
+        functions.
+        """
         first = self._curr
         tree = self._parse_assignment()
         if tree is not None:
@@ -346,7 +357,7 @@ def _text(item: exp.Expression) -> str:
 
 
 def _is_measure(item: exp.Expression) -> bool:
-    """Whether an item of SELECT calls a measure's function, or a function with a similar name."""
+    """Returns whether an item of SELECT calls a measure's function, or a function with a similar name."""
     called = re.match(r"(\w+)\s*\(", _text(item))
     if called is None:
         return False
@@ -355,7 +366,7 @@ def _is_measure(item: exp.Expression) -> bool:
 
 
 def _select_items(items: Iterable[exp.Expression]) -> tuple[dict[str, object], dict[str, str]]:
-    """Returns by name the measures of SELECT, and by name the expressions of the key columns."""
+    """Returns the measures of SELECT and the expressions of the key columns, both by name."""
     measures: dict[str, object] = {}
     keys: dict[str, str] = {}
     for item in items:
@@ -409,7 +420,7 @@ def _require_grouped(named: Mapping[str, str], keys: list[object]) -> None:
 
 
 def _window(item: exp.Expression) -> dict[str, object] | None:
-    """Returns the window of an item of GROUP BY; None: the item is a key."""
+    """Returns the window of an item of GROUP BY; None if the item is a key."""
     if not isinstance(item, exp.Anonymous) or item.name.lower() not in _WINDOW_KEYS:
         return None
     keys = _WINDOW_KEYS[item.name.lower()]
@@ -430,7 +441,7 @@ def _window(item: exp.Expression) -> dict[str, object] | None:
 
 
 def _zone(node: exp.Expression) -> str | None:
-    """Returns the name of a time zone; None: the argument is a length."""
+    """Returns the name of a time zone; None if the argument is a length."""
     if isinstance(node, exp.Literal) and node.is_string and ("/" in node.name or is_zone(node.name)):
         return str(node.name)
     return None
@@ -441,11 +452,11 @@ _WINDOW_KEYS = {
     "hop": ("every", "sliding", "offset"),
     "session": ("session", "max"),
 }
-"""The keys of a window in YAML, in the order of the arguments of its function."""
+"""The YAML keys of a window, by window function, in the order of the function's arguments."""
 
 
 def _value(node: exp.Expression, field: str) -> object:
-    """Returns the value of an option, or of an argument of a window, in the form of YAML."""
+    """Returns the value of an option, or of an argument of a window, as YAML has it."""
     match node:
         case exp.Literal() if node.is_string:
             return node.name
@@ -465,7 +476,7 @@ def _value(node: exp.Expression, field: str) -> object:
 
 
 def _duration(node: exp.Expression, field: str) -> str:
-    """Returns INTERVAL '1 hour 30 minutes' as 1h30m. `duration_ms` later refuses a text that is no duration."""
+    """Converts INTERVAL '1 hour 30 minutes' to 1h30m. `duration_ms` later refuses a text that is no duration."""
     if isinstance(node, exp.Add):
         return _duration(node.this, field) + _duration(node.expression, field)
     if not isinstance(node, exp.Interval) or not isinstance(node.this, exp.Literal):
@@ -505,17 +516,18 @@ def _items(text: str, name: str) -> list[object]:
 
 
 def _place(field: str) -> str:
-    """Returns the option of WITH for a field of a query in YAML; the field itself if it has no option."""
+    """Returns the option of WITH for a field of a query in YAML; the field itself if no option sets it."""
     if field.startswith("budget.error"):
         return field.removeprefix("budget.").replace(".", "_", 1)
     return next((name for name, path in _OPTIONS.items() if field == ".".join(path)), field)
 
 
 def to_sql(spec: QuerySpec, *, seed: bool = True, replaces: bool = False) -> str:
-    """Returns the statement that registers a query; `parse_statement` reads it back.
+    """Returns the statement that registers a query. `parse_statement` accepts it.
 
     Args:
         seed: see `QuerySpec.to_mapping`.
+        replaces: whether to write OR REPLACE.
     """
     mapping = spec.to_mapping(seed=seed)
     options = [f"  {name} = {_literal(value)}" for name, value in _options(mapping)]
@@ -547,7 +559,7 @@ def _options(mapping: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
 
 
 def _literal(value: object) -> str:
-    """Returns a value of YAML in SQL."""
+    """Returns a YAML value as SQL."""
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     if isinstance(value, list):
@@ -567,7 +579,7 @@ def _identifier(name: str) -> str:
 
 _WORDS = frozenset(BoundedParser.FUNCTION_PARSERS) | frozenset({"if", "session"})
 _WORDS = frozenset(word.lower() for word in _WORDS)
-"""Words that the tokenizer reads as names, but the parser does not read as names everywhere."""
+"""Words that the tokenizer accepts as names, but the parser does not accept everywhere."""
 
 
 def _window_text(mapping: Mapping[str, str | int]) -> str:
@@ -582,7 +594,8 @@ def _window_text(mapping: Mapping[str, str | int]) -> str:
 
 
 def _interval(duration: str) -> str:
-    """Returns ``90s`` as INTERVAL '90 seconds'."""
+    """Converts ``90s`` to INTERVAL '90 seconds'."""
     count, suffix = re.fullmatch(r"(-?\d+) ?([a-z]+)", duration).groups()  # type: ignore[union-attr]  # format_duration
-    unit = next((unit for unit, short in _UNITS.items() if short == suffix), suffix)  # a calendar unit has its name
+    # Calendar units are not abbreviated.
+    unit = next((unit for unit, short in _UNITS.items() if short == suffix), suffix)
     return f"INTERVAL '{count} {unit}{'' if count == '1' else 's'}'"

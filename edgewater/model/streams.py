@@ -32,9 +32,9 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 
 
 Constant = str | int | bool
-"""The value of a column that has one value in all records of a stream at an edge."""
+"""The value of a constant: a column with one value in all records of a stream at an edge."""
 MAX_CONSTANT = 256
-"""The most characters of a constant, because answers repeat it."""
+"""The largest length of a constant, in characters. It is small, because each answer states the constants."""
 
 
 def is_constant(value: object, column_type: str) -> TypeGuard[Constant]:
@@ -48,37 +48,40 @@ def is_constant(value: object, column_type: str) -> TypeGuard[Constant]:
 
 
 class Delivery(StrEnum):
-    """How often a record of a source is counted if processes crash or connections are lost."""
+    """How often a record of a source counts if processes crash or connections are lost."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
-    """The source may give a record again. If the edge does not recognise the record, it counts twice."""
+    """The source may deliver a record again. If the edge does not recognise the record, it counts twice."""
     AT_MOST_ONCE = "at-most-once"
-    """The source cannot be read again, so records that it gave shortly before a crash may be lost."""
+    """The source cannot be read again, so a crash may lose the records that it delivered shortly before."""
 
     @property
     def summary(self) -> str:
-        """Returns one sentence that says what the delivery means for answers."""
+        """One sentence that says what the delivery means for answers."""
         return _SUMMARIES[self]
 
 
 _SUMMARIES = {
     Delivery.EXACTLY_ONCE: "each record counts exactly once",
     Delivery.AT_LEAST_ONCE: (
-        "no record is lost that the source keeps until the edge has it; a record that it gives again may count twice"
+        "no record is lost if the source keeps it until the edge has it; a record that is delivered again may count"
+        " twice"
     ),
     Delivery.AT_MOST_ONCE: "no record counts twice, and a crash may lose records that were not on disk",
 }
 
 
 def weaker_than_exactly_once(deliveries: Iterable[Delivery]) -> tuple[Delivery, ...]:
-    """Returns each delivery except exactly-once, sorted. With both others, records may be lost and other records may
-    count twice."""
+    """Returns the deliveries that are not exactly-once, sorted and without duplicates.
+
+    With both at-least-once and at-most-once, records may be lost, and others may count twice.
+    """
     return tuple(sorted(set(deliveries) - {Delivery.EXACTLY_ONCE}))
 
 
 def type_name(data_type: pa.DataType) -> str:
-    """Returns the name of an Arrow type in `COLUMN_TYPES`, or Arrow's own name for other types."""
+    """Returns the name of an Arrow type in `COLUMN_TYPES`; Arrow's own name for other types."""
     for name, known in COLUMN_TYPES.items():
         if known == data_type:
             return name
@@ -89,8 +92,8 @@ def type_name(data_type: pa.DataType) -> str:
 class StreamClock:
     """The mapping between event time and wall time of one stream.
 
-    On a live stream, event time is wall time. A replay advances recorded event time by `speed` milliseconds per
-    millisecond of wall time. Staleness and its budget are wall time in both.
+    On a live stream, event time is wall time. In a replay, the recorded event time advances by `speed` milliseconds per
+    millisecond of wall time. Staleness and its budget are in wall time for both.
     """
 
     event_origin_ms: int = 0

@@ -16,12 +16,14 @@ from edgewater.model.quantities import is_number
 
 MAX_DEPTH = 100
 MAX_TOKENS = 4_000
-"""The most tokens of an expression: a list of 2,000 values. The parser takes 3 to 15 µs per token."""
+"""The largest number of tokens of an expression, enough for a list of 2,000 values. The parser takes 3 to 15 µs per
+token.
+"""
 MAX_DIGITS = 400
-"""The most digits of a number. The largest float has 309, and Python converts at most 4,300."""
+"""The largest number of digits of a number. The largest float has 309, and Python converts at most 4,300."""
 STEPS_PER_TOKEN = 6
-"""How often the parser may read a token. Expressions that can be used need 1 to 3."""
-logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements, with their text; they are refused
+"""The largest number of times that the parser may read a token, on average. Useful expressions need 1 to 3."""
+logging.getLogger("sqlglot").setLevel(logging.ERROR)  # its warnings would show the text of refused statements
 _DIALECT = Dialect.get_or_raise(None)
 _MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
 """Matches sqlglot's message about an operator or function without an operand."""
@@ -39,7 +41,7 @@ SUPPORTED_SYNTAX = (
     "arithmetic, ||, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST, AT TIME ZONE "
     f"and the functions {', '.join(SUPPORTED_FUNCTIONS)}"
 )
-"""The syntax that expressions may contain besides columns and literals."""
+"""The syntax that expressions may contain in addition to columns and literals."""
 
 _OWN_CALLS = ("strftime",)
 """Functions of Edgewater that the parser does not know."""
@@ -50,7 +52,7 @@ _OTHER_NAMES = {
     "tostartofhour": "date_trunc('hour', time)",
     "regexp": "regexp_like(text, 'pattern')", "extract_regex": "regexp_extract(text, 'pattern')",
 }  # fmt: skip
-"""By the name of a function in other systems, the equivalent call in Edgewater."""
+"""The equivalent call in Edgewater, by the name of a function in other systems."""
 
 _NULL_REJECTING = (
     exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod,
@@ -66,15 +68,17 @@ _NULL_REJECTING = (
 
 
 class TooManySteps(Exception):
-    """The parser has read its tokens too often. It is not a SqlglotError, because the parser would catch that and try
-    another way."""
+    """The parser has read its tokens too often.
+
+    It is not a SqlglotError, because the parser would catch a SqlglotError and try another way.
+    """
 
 
 class BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
-    """A parser whose work is proportional to the number of tokens. `parse` raises TooManySteps beyond it.
+    """A parser whose work is proportional to the number of tokens. Otherwise `parse` raises TooManySteps.
 
     If a text is ambiguous, sqlglot goes back and tries again. Each level of nested ``struct(``, ``char(`` or ``LIMIT``
-    doubles the work, so 200 bytes would take years. sqlglot's `max_nodes` limits only one attempt.
+    doubles the work, so 200 bytes could take years. sqlglot's `max_nodes` limits only one attempt.
     """
 
     _steps_left = 0
@@ -109,7 +113,7 @@ def _parsed(text: str, field: str) -> exp.Expression:
 def parse_sql(text: str, field: str) -> exp.Expression:
     """Returns the parsed expression. Raises InvalidQuery with the position of a syntax error.
 
-    A text may have at most `MAX_TOKENS` tokens. The time is linear in their number.
+    A text may have at most `MAX_TOKENS` tokens. The time is linear in the number of tokens.
     """
     try:
         tree = _parsed(text, field)
@@ -128,7 +132,7 @@ def parse_sql(text: str, field: str) -> exp.Expression:
 
 
 def syntax_error(exc: SqlglotError) -> str:
-    """Returns the first line of sqlglot's message, without terminal codes for underlining."""
+    """Returns the first line of sqlglot's message. The terminal codes for underlining become » and «."""
     reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
     return _MISSING_OPERAND.sub(r"an operand of \1 is missing", reason)
 
@@ -154,7 +158,7 @@ def called_names(tree: exp.Expression) -> list[str]:
 
 
 def null_rejecting_columns(tree: exp.Expression) -> list[str]:
-    """Returns the columns for which a null makes the whole expression null. A column inside COALESCE does not."""
+    """Returns the columns for which a null makes the whole expression null, so no columns inside COALESCE."""
     if isinstance(tree, exp.Column):
         return [tree.name]
     if not isinstance(tree, _NULL_REJECTING):

@@ -1,7 +1,7 @@
 """The text functions of expressions: their kernels on Arrow arrays and scalars, and their binding.
 
-The result for a null is null. RE2 matches regular expressions. For every pattern, the time of a match is linear in the
-length of the text.
+The result for a null is null. Regular expressions are matched by RE2, in time linear in the length of the text for
+every pattern.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from edgewater.model.arithmetic import Value
 from edgewater.model.binding import Binder, BoundExpression, Operator, inverted
 
 MAX_PATTERN = 1_000
-"""The most characters of a regular expression, because Arrow compiles it for each batch."""
+"""The largest length of a regular expression, in characters. It is small, because Arrow compiles the expression for
+each batch.
+"""
 MAX_GROWTH = 64
-"""A text that an expression builds may be at most this many times as long as the columns that the expression reads."""
+"""The largest length of a text that an expression builds, as a multiple of the columns that the expression reads."""
 MAX_ADDED_BYTES = 4_096
-"""The most bytes of literals in a text that an expression builds."""
+"""The largest number of bytes of literals in a text that an expression builds."""
 
 
 class InvalidPattern(ValueError):
@@ -29,7 +31,7 @@ class InvalidPattern(ValueError):
 
 
 def check_pattern(pattern: str, replacement: str = "") -> None:
-    """Raises InvalidPattern if RE2 does not accept the pattern, or the replacement refers to a group that it lacks."""
+    """Raises InvalidPattern if RE2 does not accept the pattern, or if the replacement refers to a missing group."""
     if len(pattern) > MAX_PATTERN:
         raise InvalidPattern(f"it has {len(pattern)} characters, at most {MAX_PATTERN} are accepted")
     try:
@@ -49,19 +51,19 @@ def substring(text: Value, start: int, length: int | None) -> Value:
 
 
 def left(text: Value, length: int) -> Value:
-    """Returns the first `length` characters. With a negative length, it leaves out that many characters at the end."""
+    """Returns the first `length` characters. A negative length is the number of characters to remove at the end."""
     return pc.utf8_slice_codeunits(text, start=0, stop=length)
 
 
 def right(text: Value, length: int) -> Value:
-    """Returns the last `length` characters. With a negative length, it leaves out that many characters at the start."""
+    """Returns the last `length` characters. A negative length is the number of characters to remove at the start."""
     if length == 0:
         return pc.utf8_slice_codeunits(text, start=0, stop=0)
     return pc.utf8_slice_codeunits(text, start=-length)
 
 
 def split_part(text: Value, delimiter: str, number: int) -> Value:
-    """Divides a text at a delimiter, and returns part `number`; empty if there are fewer parts.
+    """Divides a text at a delimiter, and returns part `number`; "" if there are fewer parts.
 
     Args:
         number: 1 for the first part, -1 for the last part.
@@ -78,10 +80,10 @@ def split_part(text: Value, delimiter: str, number: int) -> Value:
 
 
 def regexp_extract(text: Value, pattern: str, group: int) -> Value:
-    """Returns the text that a group of the pattern has in the leftmost match; null if there is no match.
+    """Returns the text of a group in the leftmost match of the pattern; null if there is no match.
 
     Args:
-        group: number of the group; 0 for the whole match. If the group is not part of the match, the text is empty.
+        group: number of the group; 0 for the whole match. If the group is not part of the match, the text is "".
     """
     # The replacement removes everything but the match. Group 1 of this pattern is the whole match.
     whole = rf"\A(?s:.*?)({pattern})(?s:.*)\z"
@@ -96,7 +98,7 @@ def check_group(pattern: str, group: int) -> None:
 
 
 def has_group(pattern: str) -> bool:
-    """Returns whether a valid pattern has a group that captures."""
+    """Returns whether a valid pattern has a capturing group."""
     try:
         check_pattern(pattern, r"\1")
     except InvalidPattern:
@@ -133,7 +135,7 @@ READ_ONCE_PER_TEXT = (
     *_TEXT_TESTS,
     *_BUILDS_TEXT,
 )
-"""Operators that take more time per text than it takes to find the distinct texts of a batch."""
+"""Operators that take more time per text than finding the distinct texts of a batch."""
 
 
 def _like(binder: Binder, node: exp.Binary) -> BoundExpression:
@@ -240,7 +242,7 @@ def _check_pattern(binder: Binder, check: Callable[[], None], node: exp.Expressi
 
 
 def _growth(node: exp.Expression) -> tuple[float, int]:
-    """Returns the greatest length of a text: a multiple of the bytes of the columns, plus the bytes of literals."""
+    """Returns an upper bound for the length of a text: a multiple of the columns' bytes, and the bytes of literals."""
     if isinstance(node, exp.Column):
         return 1.0, 0
     if isinstance(node, exp.Literal):

@@ -1,8 +1,7 @@
 """The calendar functions of expressions: their kernels on Arrow arrays and scalars, and their binding.
 
-They compute parts of times, and the start of calendar units, in any time zone.
-
-Times are int64 ms since the epoch. Times outside the years 1 to 9999 give null.
+They compute parts of times, and starts of calendar units, in any time zone. Times are int64 ms since the epoch. Times
+outside the years 1 to 9999 give null.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from edgewater.model.windows import UTC, CalendarUnit
 
 IntArray = npt.NDArray[np.int64]
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
-"""The years 1 to 9999."""
+"""The first and the last ms of the years 1 to 9999."""
 
 PARTS: dict[str, Callable[[Value], Value]] = {
     "year": pc.year,
@@ -38,8 +37,9 @@ PARTS: dict[str, Callable[[Value], Value]] = {
     "minute": pc.minute,
     "second": pc.second,
 }
-"""Parts of a time, as functions of local timestamps, under the names of EXTRACT. ``isodow`` is 1 on Monday and 7 on
-Sunday; ``week`` is the week of ISO 8601."""
+"""The parts of a time, under the names of EXTRACT, as functions of local timestamps. ``isodow`` is 1 on Monday and 7 on
+Sunday. ``week`` is the week of ISO 8601.
+"""
 
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 """Units of `truncated`. A week begins on Monday."""
@@ -57,7 +57,11 @@ def is_zone(name: str) -> bool:
 
 
 def part(times: Value, name: str, zone: str = UTC) -> Value:
-    """Returns a part of times, int64; `name` is a key of `PARTS`."""
+    """Returns a part of times, int64.
+
+    Args:
+        name: a key of `PARTS`.
+    """
     return pc.cast(PARTS[name](_local(times, zone)), pa.int64())
 
 
@@ -68,7 +72,7 @@ def truncated(times: Value, unit: str, zone: str = UTC, offset_ms: int = 0) -> V
     change repeats an hour, the two hours have different starts.
 
     Args:
-        offset_ms: how much later a unit starts, by the clocks of the zone; only for days and longer units.
+        offset_ms: how much later a unit starts, by the clocks of the zone. Only for days and longer units.
     """
     local = _local(times, zone)
     begin = pc.floor_temporal(_shifted(local, -offset_ms), 1, unit=unit, week_starts_monday=True)
@@ -83,11 +87,11 @@ def truncated(times: Value, unit: str, zone: str = UTC, offset_ms: int = 0) -> V
 
 
 def unit_starts(times: IntArray, unit: CalendarUnit, zone: str, offset_ms: int) -> IntArray:
-    """Returns the last border of a unit, of days or longer, that is not after each time, in ms.
+    """Returns, for each time, the last border of a unit at or before it, in ms. The unit is a day or longer.
 
-    This is the start that `truncated` returns, except if a clock change repeats a border. Then a time after the first
-    border belongs to the new unit. So the time between two borders is one unit. Outside the years 1 to 9999, all units
-    have the usual length, in UTC.
+    The border is the start that `truncated` returns, unless a clock change repeats a border. Then times after the first
+    of the two borders belong to the new unit. So the time between two borders is one unit. Outside the years 1 to 9999,
+    all units have their usual length, in UTC.
     """
     days = np.unique(times // _DAY_MS) * _DAY_MS
     begins = _begins(np.concatenate([days, days + _DAY_MS - 1]), unit, zone, offset_ms)
@@ -105,7 +109,7 @@ def _shifted(local: Value, by_ms: int) -> Value:
 
 
 def formatted(times: Value, pattern: str, zone: str = UTC) -> Value:
-    """Returns times as text by a pattern of strftime, such as ``%Y-%m-%d``; the seconds are whole."""
+    """Returns times as text by a pattern of strftime, such as ``%Y-%m-%d``. Fractions of seconds are dropped."""
     seconds = pc.cast(pc.floor_temporal(_local(times, zone), 1, unit="second"), pa.timestamp("s"))
     if isinstance(seconds, pa.Scalar):
         return pc.strftime(seconds, format=pattern)
@@ -114,7 +118,7 @@ def formatted(times: Value, pattern: str, zone: str = UTC) -> Value:
 
 
 def _known(times: Value) -> Value:
-    """Returns int64 ms; null outside the years 1 to 9999."""
+    """Returns the times, int64 ms; null outside the years 1 to 9999."""
     inside = pc.and_(pc.greater_equal(times, FIRST_MS), pc.less_equal(times, LAST_MS))
     return pc.if_else(inside, times, pa.scalar(None, pa.int64()))
 
@@ -134,7 +138,7 @@ _TIME_PARTS: dict[type[exp.Expression], str] = {
 
 
 def _time(binder: Binder, node: exp.Expression, parent: exp.Expression) -> tuple[BoundExpression, str]:
-    """Binds a time in ms. Returns it with the zone of its calendar."""
+    """Binds a time in ms. Returns the bound expression, and the time zone of its calendar."""
     zone = UTC
     if isinstance(node, exp.AtTimeZone):
         zone = binder.text_literal(node.args.get("zone"), parent, "a time zone such as 'Europe/Berlin'")

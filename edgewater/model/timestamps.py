@@ -9,7 +9,7 @@ from typing import Literal
 TIME_ACCEPTED = "RFC 3339 with an offset, such as 2013-01-01T06:00:00Z, or unix time in ms, such as 1357020000000"
 
 EARLIEST_MS = -62_135_596_800_000
-"""0001-01-01. RFC 3339 has the times from `EARLIEST_MS` to `LATEST_MS`."""
+"""0001-01-01. RFC 3339 can express times from `EARLIEST_MS` to `LATEST_MS`."""
 LATEST_MS = 253_402_300_799_999
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -18,7 +18,7 @@ _UNESCAPED_OFFSET = re.compile(r"(\d) (\d\d:?\d\d)")
 
 
 def parse_time(text: str) -> int:
-    """Returns milliseconds since the epoch. Raises ValueError with what is accepted."""
+    """Returns milliseconds since the epoch. Raises ValueError, which says what is accepted."""
     text = text.strip()
     if re.fullmatch(r"-?\d{1,17}", text):
         millis = int(text)
@@ -39,7 +39,7 @@ def parse_time(text: str) -> int:
 
 
 def rfc3339(time_ms: int) -> str:
-    """Returns RFC 3339 in UTC, with milliseconds only if they are not 0."""
+    """Returns a time as RFC 3339 in UTC, with milliseconds only if they are not 0."""
     if EARLIEST_MS <= time_ms <= LATEST_MS:
         moment = _EPOCH + timedelta(milliseconds=time_ms)
         text = moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds")

@@ -1,4 +1,4 @@
-"""`WindowRange`: the windows of one version of a query."""
+"""The windows of one version of a query (`WindowRange`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from edgewater.model.windows import CalendarWindow, SessionWindow, SlicedWindow
 from edgewater.wire import QueryRef
 
 MAX_UNITS = 1_000
-"""How many calendar windows `next_border` tries. One of them must start at a time at which a session can be cut."""
+"""The number of calendar windows that `next_border` tries. One of them must start at a time at which a session can be
+cut.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRange:
     """The windows that start in [from_ms, until_ms), event time in ms.
 
-    A session is cut at the borders: a version counts the records in the range, and no other records.
+    A session is cut at the borders. A version counts the records in the range, and no other records.
     """
 
     from_ms: int = MIN_TIME_MS
@@ -41,14 +43,15 @@ class WindowRange:
 
 ALL_WINDOWS = WindowRange()
 NO_BORDERS: Mapping[QueryRef, WindowRange] = MappingProxyType({})
-"""Ranges by query. A query that is absent has all windows."""
+"""The ranges of no query. In such a mapping, a query without an entry has all windows."""
 
 
 def next_border(time_ms: int, before: SlicedWindow, after: SlicedWindow) -> int | None:
-    """Returns the first time, not before `time_ms`, at which windows `after` can follow windows `before`.
+    """Returns the first time, at or after `time_ms`, at which windows `after` can follow windows `before`; None if
+    there is none.
 
-    The time is a start of a window `after`, so each record belongs to a version. A session is cut only between slices.
-    None: there is no such time.
+    The time is a start of a window of `after`, so each record belongs to a version. A session can be cut only between
+    slices.
     """
     start, step = after.next_start(time_ms), after.step_ms
     if not isinstance(before, SessionWindow):

@@ -4,10 +4,10 @@ Edges aggregate and ship records by slices. Slices are intervals of event time t
 merge of slices. Slices have the length gcd(size, every), so every window starts and ends on a slice border. A record is
 aggregated once, however many windows overlap. A calendar window, such as a day in a time zone, is one slice.
 
-The borders of session windows depend on the records, but sessions, too, are merges of slices on a fixed grid. A slice
+The borders of session windows depend on the records. Still, sessions are also merges of slices on a fixed grid. A slice
 is as long as the gap, so two records of one slice are less than a gap apart and belong to one session. A session is a
 run of adjacent slices: the first record of each slice is less than a gap after the last record of the previous slice.
-Edges report the first and the last record of each slice, and the center (`center/ledger/sessionize.py`) computes the
+Edges report the first and the last record of each slice. The center (`center/ledger/sessionize.py`) computes the
 sessions.
 
     Window
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, TypeVar
 from edgewater.model.errors import InvalidQuery, did_you_mean
 from edgewater.model.quantities import MAX_DURATION_MS, duration_ms, format_duration
 
-if TYPE_CHECKING:  # a configuration needs this module, and NumPy starts a thread
+if TYPE_CHECKING:  # configurations import this module, and importing NumPy starts a thread
     import numpy as np
     import numpy.typing as npt
 
@@ -49,10 +49,13 @@ ACCEPTED_IN_QUERIES = (
 ACCEPTED = f"{ACCEPTED_IN_QUERIES}, or {{count: 1000}}"
 MAX_SLICES_PER_WINDOW = 10_000
 MAX_WINDOWS_PER_SLICE = 500
-"""The most windows to which a record of a new query may belong. Measured with one core: the center takes 1 to 2 ms to
-answer a window, so all answers that a late record changes take at most a second."""
+"""The largest number of windows to which a record of a new query may belong. On one core, the center takes 1 to 2 ms
+per window (measured). So all answers that a late record changes take at most a second.
+"""
 DEFAULT_SESSION_MAX_MS = 86_400_000
-"""Default of a session's maximum length. It is shorter if a session would have more than `MAX_SLICES_PER_WINDOW`."""
+"""Default of a session's maximum length. It is shorter if a session would have more than `MAX_SLICES_PER_WINDOW`
+slices.
+"""
 MAX_COUNT = 1 << 40
 UTC = "UTC"
 _HOUR_MS = 3_600_000
@@ -60,8 +63,13 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class CalendarUnit:
-    """Lengths of a calendar unit in ms: the usual length, the greatest length, and a length that ends in the next
-    unit."""
+    """Lengths of a calendar unit, in ms.
+
+    Attributes:
+        usual_ms: the usual length.
+        longest_ms: the greatest length.
+        into_next_ms: a time after the start of a unit that is always in the next unit.
+    """
 
     name: str
     usual_ms: int
@@ -85,7 +93,7 @@ _LETTERS = {"d": "day", "w": "week"}
 
 
 class Window:
-    """An assignment of records to windows. It is immutable. Two are equal if they produce the same windows."""
+    """An assignment of records to windows. It is immutable. Two objects are equal if they produce the same windows."""
 
     __slots__ = ()
 
@@ -128,7 +136,7 @@ class Window:
         return SlidingWindow(spans["sliding"], spans["every"], spans.get("offset", 0))
 
     def to_mapping(self) -> dict[str, str | int]:
-        """Returns the canonical form that `from_mapping` reads back."""
+        """Returns the canonical mapping, which `from_mapping` accepts."""
         raise NotImplementedError
 
 
@@ -158,7 +166,7 @@ class SlicedWindow(Window):
 
     @property
     def slicing(self) -> tuple[object, ...]:
-        """Returns a value that is equal for windows with the same slices."""
+        """A value that is equal for windows with the same slices."""
         return self.slice_ms, self.origin_ms % self.slice_ms
 
     def last_window_end(self, slice_start_ms: int) -> int:
@@ -167,21 +175,26 @@ class SlicedWindow(Window):
 
     @property
     def step_ms(self) -> int:
-        """Event time between the starts of two windows. For sessions: between two times at which they may be cut."""
+        """Event time between the starts of two windows. For sessions, the time between two borders at which they may be
+        cut.
+        """
         raise NotImplementedError
 
     def next_start(self, time_ms: int) -> int:
-        """Returns the first start of a window that is not before `time_ms`. For sessions: the first slice border."""
+        """Returns the first start of a window at or after `time_ms`. For sessions, the first slice border."""
         return self.origin_ms - (self.origin_ms - time_ms) // self.step_ms * self.step_ms
 
     def end_of_windows_before(self, time_ms: int) -> int:
-        """Returns the end of the last window that starts before `time_ms`. For sessions: the time at which they are
-        cut."""
+        """Returns the end of the last window that starts before `time_ms`. For sessions, the time at which they are
+        cut.
+        """
         raise NotImplementedError
 
     def require_affordable(self) -> None:
-        """Raises InvalidQuery if a record belongs to more windows than a new query may have. Registered queries
-        stay."""
+        """Raises InvalidQuery if a record belongs to more windows than a new query may have.
+
+        Queries that are already registered are not checked.
+        """
 
     def slice_starts(self, times_ms: IntArray) -> IntArray:
         """Returns the start of the slice of each event time, in the shape of `times_ms` (int64)."""
@@ -207,7 +220,7 @@ class TimeWindow(SlicedWindow):
 
     @property
     def is_tumbling(self) -> bool:
-        """Whether the windows do not overlap; then each is one slice."""
+        """Whether the windows do not overlap. If so, each window is one slice."""
         raise NotImplementedError
 
     def end(self, window_start_ms: int) -> int:
@@ -226,8 +239,11 @@ class TimeWindow(SlicedWindow):
         return list(self.windows_over(slice_start_ms))
 
     def windows_of_slices(self, slice_starts_ms: Iterable[int]) -> Iterator[int]:
-        """Yields the starts of all windows that contain one of these slices, ascending, each once. Slices must
-        ascend."""
+        """Yields the starts of all windows that contain one of these slices, ascending, each start once.
+
+        Args:
+            slice_starts_ms: the starts of the slices, ascending.
+        """
         after = None
         for start in slice_starts_ms:
             windows = self.windows_over(start)
@@ -243,7 +259,7 @@ class TimeWindow(SlicedWindow):
         raise NotImplementedError
 
     def starts(self, from_ms: int, to_ms: int, most: int) -> Iterator[int]:
-        """Yields the starts of windows in ``[from_ms, to_ms)``. If there are more than `most`, only about the last
+        """Yields the starts of windows in ``[from_ms, to_ms)``. If there are more than `most`, yields about the last
         `most`.
 
         Args:
@@ -372,7 +388,7 @@ class SlidingWindow(TimeWindow):
 
 
 class TumblingWindow(SlidingWindow):
-    """Windows ``[offset + k·size, offset + (k + 1)·size)``: each record belongs to one."""
+    """Windows ``[offset + k·size, offset + (k + 1)·size)``. Each record belongs to one window."""
 
     __slots__ = ()
 
@@ -384,8 +400,8 @@ class TumblingWindow(SlidingWindow):
 class CalendarWindow(TimeWindow):
     """Windows of one calendar unit in a time zone, each of one slice. A week begins on Monday.
 
-    A window is the time from one border to the next. So a day of a clock change has 23 or 25 hours. If a clock change
-    repeats the time of a border, the border is at the first of both times.
+    A window is the time from one border to the next border. So a day with a clock change has 23 or 25 hours. If a clock
+    change repeats the time of a border, the border is at the first of both times.
 
     Attributes:
         zone: name in the IANA database.
@@ -417,7 +433,7 @@ class CalendarWindow(TimeWindow):
 
     @property
     def slice_ms(self) -> int:
-        """The usual length of a window. Only estimates use it: `slice_end` returns the border."""
+        """The usual length of a window. Only estimates use it. `slice_end` returns the exact border."""
         return CALENDAR_UNITS[self.unit].usual_ms
 
     @property
@@ -482,11 +498,11 @@ class CalendarWindow(TimeWindow):
 
 @dataclass(frozen=True, slots=True, init=False)
 class SessionWindow(SlicedWindow):
-    """Runs of records in which each record is less than `gap_ms` after the previous one.
+    """Runs of records in which each record is less than `gap_ms` after the previous record.
 
-    A session is ``[first record, last record + gap)``. A record exactly a gap after the last one starts another
-    session. A session spans at most the slices that fit into `max_ms`. A longer session is cut at that slice border,
-    and the following records start another session.
+    A session is ``[first record, last record + gap)``. A record that is exactly a gap after the last record starts
+    another session. A session spans at most the slices that fit into `max_ms`. A longer session is cut at the border of
+    its last slice, and the following records start another session.
     """
 
     gap_ms: int
@@ -539,7 +555,9 @@ class SessionWindow(SlicedWindow):
         return -(-end_ms // self.gap_ms) * self.gap_ms
 
     def cut_ms(self, first_ms: int) -> int:
-        """Returns where a session whose first record is at `first_ms` is cut if it reaches its maximum length."""
+        """Returns the time at which a session with a first record at `first_ms` is cut if it reaches its maximum
+        length.
+        """
         return self.slice_start(first_ms) + self.slices_per_window * self.gap_ms
 
     def last_window_end(self, slice_start_ms: int) -> int:
@@ -581,8 +599,10 @@ def _unit_start(unit: str, zone: str, offset_ms: int, time_ms: int) -> int:
 
 
 def window_ends(window: Window) -> tuple[int, int] | None:
-    """Returns distance and offset of the ends of windows, in ms. For session windows: of the ends of slices. None: they
-    are not known."""
+    """Returns the distance and the offset of the ends of windows, in ms; None if they are not known.
+
+    For session windows, returns the distance and the offset of the ends of slices.
+    """
     if isinstance(window, CalendarWindow):
         return None
     if isinstance(window, SlidingWindow):
@@ -601,7 +621,7 @@ def _span(value: Span, name: str) -> int:
 
 
 Extent = tuple[int, int]
-"""Event times, ms, of the first and the last record of a slice."""
+"""The event times, in ms, of the first and the last record of a slice."""
 
 
 def sessions_of(
@@ -611,11 +631,11 @@ def sessions_of(
 
     Args:
         slices: slices with records, ascending. Each of them lies within one slice of the window's grid.
-        extent: the extent of a slice.
+        extent: returns the extent of a slice.
 
     Yields:
-        The slices of each session, ascending, and whether the session was cut at its maximum length. The next session
-        then continues it.
+        The slices of each session, ascending, and whether the session was cut at its maximum length. If it was cut, the
+            next session continues it.
     """
     session: list[T] = []
     cut_ms = last_ms = 0

@@ -1,4 +1,4 @@
-"""What every process needs: configuration, log, health endpoints, connections, plugins.
+"""The code that every process needs: configuration, log, health endpoints, connections, plugins.
 
-The only I/O of the shared code beside the client.
+In the shared code, only this package and the client do I/O.
 """

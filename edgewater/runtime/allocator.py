@@ -1,12 +1,13 @@
-"""What keeps a process small: the C library's allocator, and libraries that are not needed.
+"""Keeps a process small: settings of the C library's allocator, and libraries that are not loaded.
 
-The settings of the allocator make a process return memory to the operating system; without glibc they do nothing.
+With these settings, a process returns memory to the operating system. Without glibc they have no effect.
 
-A batch or a frame briefly takes tens of MiB. Arrow's allocator and glibc keep freed memory for the next one; on a small
-machine other programs need it.
+A batch or a frame needs tens of MiB for a moment. By default, Arrow's allocator and glibc keep freed memory for the
+next one. On a small machine, other programs need this memory.
 
-glibc raises the size from which blocks have a mapping of their own to that of the largest block that was freed, up to
-32 MiB. After one large frame such blocks come from the heap, and one small block behind them keeps all of it resident.
+glibc gives large blocks separate mappings. When such a block is freed, glibc raises the smallest size of such blocks to
+the size of the freed block, up to 32 MiB. After one large frame, smaller blocks therefore come from the heap. One small
+block behind them keeps all of them resident.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
 LARGE_BYTES = 256 << 10
-"""Blocks of this size and more have a mapping of their own, which ends when they are freed."""
+"""Blocks of at least this size get a separate mapping, which ends when they are freed."""
 ARENAS = 2
-"""Heaps that threads share; glibc makes eight per core."""
+"""The number of heaps that threads share. glibc would make eight per core."""
 
 
 def return_large_blocks() -> None:
-    """Makes large blocks return to the operating system when they are freed. Call once, before threads start."""
+    """Makes glibc return large blocks to the operating system when they are freed. Call it once, before threads
+    start.
+    """
     with contextlib.suppress(AttributeError, OSError):
         mallopt: Any = ctypes.CDLL(None).mallopt
         for option, value in ((_MMAP_THRESHOLD, LARGE_BYTES), (_TRIM_THRESHOLD, LARGE_BYTES), (_ARENA_MAX, ARENAS)):
@@ -35,14 +38,16 @@ def return_large_blocks() -> None:
 
 
 def use_system_allocator() -> None:
-    """Makes Arrow allocate with malloc, so that `release_free_memory` also covers Arrow's memory. Call once, early."""
+    """Makes Arrow allocate with malloc, so that `release_free_memory` also covers Arrow's memory. Call it once,
+    early.
+    """
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())
 
 
 class _NoPandas:
-    """A finder that knows no pandas."""
+    """An import finder that reports pandas as missing."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -51,10 +56,10 @@ class _NoPandas:
 
 
 def leave_out_pandas() -> None:
-    """Makes Arrow work without pandas, if it is installed. Call once, before the first array is made.
+    """Prevents Arrow from importing pandas. Call it once, before the first array is made.
 
-    The first `pa.array` of a process imports pandas: 35 MiB and 0.3 s. A process that converts nothing to pandas does
-    not need it. A plugin can still import it.
+    Otherwise the first `pa.array` of a process imports pandas, if it is installed: 35 MiB and 0.3 s. A process that
+    converts nothing to pandas does not need it. A plugin can still import it.
     """
     if "pandas" in sys.modules:
         return
@@ -68,10 +73,11 @@ def leave_out_pandas() -> None:
 
 
 def release_start_code() -> None:
-    """Unmaps the pages of libraries and read-only files that only the start has read, 30 MiB. Call once, after it.
+    """Unmaps the pages of libraries and read-only files that only the start has read, 30 MiB. Call it once, after the
+    start.
 
-    The process gets a page back from the system's file cache when it uses it. Pages that the process has changed stay.
-    On systems without ``/proc`` nothing is done.
+    When the process uses a page again, it gets the page from the system's file cache. Pages that the process has
+    changed stay. On systems without ``/proc``, nothing is done.
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):
         madvise: Any = ctypes.CDLL(None).madvise
@@ -80,7 +86,7 @@ def release_start_code() -> None:
 
 
 def _unchanged_mappings(lines: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yields begin and end of the private, read-only mappings of files of which no page was changed."""
+    """Yields begin and end of each private, read-only mapping of a file without a changed page."""
     mapping, is_file, changed_kib = "", False, 0
     for line in lines:
         name, *fields = line.split()

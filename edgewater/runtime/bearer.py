@@ -1,4 +1,4 @@
-"""Bearer tokens (RFC 6750), as edges, gateways and the API read and compare them."""
+"""Bearer tokens (RFC 6750): how edges, gateways and the API read and compare them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 
 
 def bearer_token(authorization: str | None) -> str | None:
-    """Returns the token of an ``Authorization`` header, or of a call's metadata; None: it has none.
+    """Returns the token of an ``Authorization`` header, or of a call's metadata; None if there is none.
 
-    The name of a scheme has no case (RFC 9110, section 11.1).
+    The name of the scheme is case-insensitive (RFC 9110, section 11.1).
     """
     scheme, _, token = (authorization or "").strip().partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None

@@ -6,5 +6,5 @@ import time
 
 
 def now_ms() -> int:
-    """Returns the system's wall clock, ms since the epoch. It may step."""
+    """Returns the wall time of the system's clock, in ms since the epoch. The clock may step."""
     return int(time.time() * 1000)  # noqa: TID251

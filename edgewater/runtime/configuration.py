@@ -1,7 +1,7 @@
 """Configuration of both sides: reading YAML files, common field types, and errors that name the key.
 
 A `Section` is a pydantic model that refuses unknown keys. Every error is an `InvalidConfig` with the key's path, its
-value, what is accepted and, for an unknown key, the key that was probably meant.
+value and what is accepted. For an unknown key, it also has the key that was probably meant.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from edgewater.model.quantities import duration_ms, require_uncut, size_bytes
 from edgewater.runtime.plain_yaml import load_yaml
 
 PRIVATE_UMASK = 0o077
-"""The umask of long-running processes: only their user can read the state and the secrets that they write."""
+"""The umask of long-running processes. Only their user can read the state and the secrets that they write."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class Section(BaseModel):
-    """Base of all configuration models: immutable, unknown keys are refused."""
+    """Base of all configuration models. They are immutable and refuse unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
-    """The content of a YAML file.
+    """Returns the content of a YAML file.
 
     Args:
-        secret: errors quote nothing of the content.
+        field: the setting that has the path, for errors.
+        secret: whether errors must not quote the content.
 
     Raises:
-        InvalidConfig: the file cannot be read or is not plain YAML; `field` names where the path was given.
+        InvalidConfig: the file cannot be read or is not plain YAML.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -59,7 +60,9 @@ def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
 
 
 def file_signature(path: Path | None) -> tuple[int, int, int] | None:
-    """Changes with a file: with its content, or with a link on the way to it. None: there is no file."""
+    """Returns a value that differs if the file's content, or a link to the file, has changed; None if there is no
+    file.
+    """
     try:
         found = path.stat() if path is not None else None
     except OSError:
@@ -68,10 +71,11 @@ def file_signature(path: Path | None) -> tuple[int, int, int] | None:
 
 
 def validate(model: type[M], document: object, context: Mapping[str, Any] | None = None) -> M:
-    """Validates the content of a file, or None for an empty one.
+    """Validates the content of a file.
 
     Args:
-        context: for the model's validators.
+        document: the content; None for an empty file.
+        context: context for the model's validators.
 
     Raises:
         InvalidConfig: names the key's path, its value and what is accepted.
@@ -88,12 +92,12 @@ def validate(model: type[M], document: object, context: Mapping[str, Any] | None
 
 
 def refusal(accepted: str, reason: str = "") -> PydanticCustomError:
-    """The error that a validator raises to refuse its value."""
+    """Returns the error that a validator raises to refuse its value."""
     return PydanticCustomError("edgewater", "{accepted}", {"accepted": accepted, "reason": reason})
 
 
 def parsed_by(parse: Callable[[object, str], Any]) -> BeforeValidator:
-    """A validator that calls one of `edgewater.model.quantities` and keeps its error message."""
+    """Returns a validator that calls a function of `edgewater.model.quantities` and passes its error message on."""
 
     def validated(value: object) -> Any:
         try:
@@ -105,7 +109,7 @@ def parsed_by(parse: Callable[[object, str], Any]) -> BeforeValidator:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[v6]:port``. Raises ValueError."""
+    """Returns host and port of ``host:port`` or ``[v6]:port``. Raises ValueError."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError(address)
@@ -113,7 +117,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach a socket that listens at the ``host:port`` `address`."""
+    """Returns whether only this machine can reach a socket that listens at the ``host:port`` `address`."""
     host, _ = split_address(address)
     if host == "localhost":
         return True
@@ -124,7 +128,12 @@ def is_loopback(address: str) -> bool:
 
 
 def _address(accepted: str, least_port: int) -> BeforeValidator:
-    """Returns a validator of addresses, which calls `accepted` what it accepts."""
+    """Returns a validator of addresses.
+
+    Args:
+        accepted: what the error message says is accepted.
+        least_port: the smallest accepted port.
+    """
 
     def validated(value: object) -> object:
         try:
@@ -143,7 +152,7 @@ INSTANT_ACCEPTED = "an ISO 8601 time such as 2013-01-01T00:00:00Z"
 
 
 def _utc_millis(value: object) -> int:
-    """YAML reads an unquoted time as a datetime."""
+    """Returns int64 ms of a time. YAML parses a time without quotes to a datetime."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
@@ -155,19 +164,19 @@ def _utc_millis(value: object) -> int:
 
 
 Instant = Annotated[int, BeforeValidator(_utc_millis)]
-"""Written as ISO 8601, without a zone in UTC; int64 ms."""
+"""A time in int64 ms. It is written as ISO 8601; without a zone it is in UTC."""
 Duration = Annotated[int, parsed_by(duration_ms)]
-"""Written as 30s; int64 ms."""
+"""A duration in int64 ms, written as 30s."""
 Size = Annotated[int, parsed_by(size_bytes)]
-"""Written as 64KiB; bytes."""
+"""A size in bytes, written as 64KiB."""
 Address = Annotated[str, _address("host:port, such as 127.0.0.1:7400; port 0 takes a free one", 0)]
-"""An address to listen at, written as host:port."""
+"""An address at which to listen, written as host:port."""
 RemoteAddress = Annotated[str, _address("host:port of the other side, such as 127.0.0.1:7400", 1)]
-"""An address to connect to, written as host:port."""
+"""An address to which to connect, written as host:port."""
 
 
 class FileSecret(SecretStr):
-    """The secret that a file contains now. While the file cannot be read or is empty, the secret read before counts."""
+    """The current secret in a file. While the file cannot be read or is empty, the last secret is used."""
 
     def __init__(self, secret: str, path: Path, signature: tuple[int, int, int] | None) -> None:
         super().__init__(secret)
@@ -175,7 +184,9 @@ class FileSecret(SecretStr):
         self._signature = signature
 
     def get_secret_value(self) -> str:
-        """The secret. Reads the file again if it has changed, as the kubelet or a secrets manager renews it."""
+        """Returns the secret. Reads the file again if it has changed, as when the kubelet or a secrets manager renews
+        it.
+        """
         signature = file_signature(self._path)
         if signature != self._signature:
             with suppress(OSError, UnicodeDecodeError):
@@ -185,24 +196,24 @@ class FileSecret(SecretStr):
 
 
 def read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
-    """Returns a secret: itself, or the content of ``{env: NAME}`` or ``{file: PATH}``. For validators.
+    """Returns a secret, given as text, ``{env: NAME}`` or ``{file: PATH}``. For validators.
 
-    The secret of a file follows the file: `FileSecret`.
+    A secret from a file changes with the file (`FileSecret`).
     """
     if value is None or isinstance(value, SecretStr):
         return value
     path = _referenced_file(value, environ)
-    # Before the read: a change during it is read again.
+    # The signature is taken before the read, so that a change during the read is noticed later.
     signature = file_signature(path)
     text = text_or_referenced(value, environ, "the secret itself")
     return SecretStr(text) if path is None else FileSecret(text, path, signature)
 
 
 def text_or_referenced(value: object, environ: Mapping[str, str], itself: str) -> str:
-    """Returns the text itself, or reads it from ``{env: NAME}`` or ``{file: PATH}``.
+    """Returns the text, or reads it from ``{env: NAME}`` or ``{file: PATH}``.
 
     Args:
-        itself: names the text in the error that a validator raises.
+        itself: the name of the text in the error that a validator raises.
     """
     if isinstance(value, str) and value:
         return value
@@ -221,7 +232,7 @@ def text_or_referenced(value: object, environ: Mapping[str, str], itself: str) -
 
 
 def _referenced_file(value: object, environ: Mapping[str, str]) -> Path | None:
-    """The path of ``{file: PATH}``, in which ``${NAME}`` stands for a variable. None: `value` is something else."""
+    """Returns the path of ``{file: PATH}``, in which ``${NAME}`` stands for a variable; None for any other value."""
     if not isinstance(value, Mapping) or list(value) != ["file"] or not isinstance(value["file"], str):
         return None
     try:
@@ -237,15 +248,17 @@ def _secret(value: object, info: ValidationInfo) -> SecretStr | None:
 
 
 Secret = Annotated[SecretStr, BeforeValidator(_secret)]
-"""A secret, ``{env: NAME}`` or ``{file: PATH}``. `validate` may pass the environment as ``environ`` in its context."""
+"""A secret, given as text, ``{env: NAME}`` or ``{file: PATH}``. `validate` may pass the environment as ``environ`` in
+its context.
+"""
 
 
 def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidConfig:
-    """The first error that pydantic found, with the number of the others."""
-    # A misspelt key is also a missing one: the typo is the better message.
+    """Returns an error for the first fault that pydantic has found, with the number of the other faults."""
+    # A misspelt key also causes the error of a missing key. The error of the unknown key is the better message.
     errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     first, more = errors[0], len(errors) - 1
-    # Of the names of validators, which pydantic puts between the keys, a user has never heard.
+    # pydantic puts names of validators between the keys. Users do not know these names, so they are removed.
     location = tuple(part for part in first["loc"] if not str(part).startswith("function-"))
     field, context = ".".join(str(part) for part in location), first.get("ctx", {})
     further = f"{more} more after it" if more else ""
@@ -265,7 +278,9 @@ def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidCon
 
 
 def _without_values(value: object) -> object:
-    """Returns a value as an error may show it: of a mapping only the keys, since its values may be secrets."""
+    """Returns a value in the form in which an error may show it. Only the keys of a mapping are shown, as values may be
+    secrets.
+    """
     return f"keys {', '.join(map(str, value))}" if isinstance(value, dict) and value else value
 
 
@@ -274,13 +289,13 @@ def _join(*reasons: str) -> str:
 
 
 def as_phrase(message: str) -> str:
-    """What pydantic's message says of a value, as a phrase that follows "expected"."""
+    """Returns pydantic's message as a phrase that follows "expected"."""
     phrase = re.sub(r"^(\w+ should (be |have )?|Value error, )", "", message)
     return phrase if phrase[1:2].isupper() else phrase[:1].lower() + phrase[1:]
 
 
 def _keys_at(root: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys of the model at a location."""
+    """Returns the keys of the model at a location."""
     kind: Any = root
     for part in location:
         kind = _inner(_without_none(kind), part)
@@ -293,7 +308,7 @@ def _keys(model: type[BaseModel]) -> list[str]:
 
 
 def _inner(kind: Any, part: int | str) -> Any:
-    """The type under a key or index of a container or model."""
+    """Returns the type of a key or an index in a container or model."""
     if get_origin(kind) in (dict, list):
         return get_args(kind)[-1]
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -304,7 +319,7 @@ def _inner(kind: Any, part: int | str) -> Any:
 
 
 def _without_none(kind: Any) -> Any:
-    """X of ``X | None``; other types unchanged."""
+    """Returns X for ``X | None``, and other types unchanged."""
     if get_origin(kind) in (dict, list) or isinstance(kind, type):
         return kind
     return next((inner for inner in get_args(kind) if inner is not type(None)), None)

@@ -1,10 +1,16 @@
-"""Limits of the connections of an HTTP server, which uvicorn has no options for.
+"""Limits of the connections of an HTTP server for which uvicorn has no options.
 
-uvicorn waits for ever for the first byte of a connection and for the end of a request's headers (its keep-alive
-time-out begins after a response, and any byte ends it), and for a client that takes nothing of its response; each chunk
-of a body costs uvicorn the same, however small; and asyncio counts no TLS handshakes. `GuardedProtocol` closes such
-connections, `GuardedServer` such handshakes. When there are too many, the one that has been
-without a request the longest is closed for the new one, so that silent connections never keep others out.
+uvicorn and asyncio have these gaps:
+
+- uvicorn waits without a limit for the first byte of a connection and for the end of a request's headers. Its
+  keep-alive time-out begins after a response, and any byte ends it.
+- uvicorn waits without a limit for a client that does not read its response.
+- Each chunk of a body takes the same time, however small it is.
+- asyncio does not count TLS handshakes.
+
+`GuardedProtocol` closes such connections, and `GuardedServer` ends such handshakes. If there are too many connections,
+a new connection replaces the connection that has been without a request the longest. So silent connections never block
+others.
 """
 
 from __future__ import annotations
@@ -25,13 +31,14 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES = 16 << 10
-"""Size of a request's line and headers; a longer one is answered with 400."""
+"""The largest size of a request's line and headers. A larger request gets a 400."""
 SMALL_CHUNKS = 1024
 BYTES_PER_CHUNK = 16
 """A body may have `SMALL_CHUNKS` chunks, and one more for each `BYTES_PER_CHUNK` bytes. A chunk takes about 15 µs, and
-the event loop reads 256 KiB at once: one-byte chunks took 0.6 s, in which nobody else was served."""
+the event loop reads 256 KiB at once. So one-byte chunks took 0.6 s, in which no other client was served.
+"""
 DESCRIPTORS = 256
-"""File descriptors of a process besides its connections: databases, files, the log."""
+"""The number of file descriptors that a process needs in addition to its connections: databases, files, the log."""
 
 _STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 log = logging.getLogger(__name__)
@@ -42,9 +49,9 @@ class ConnectionLimits:
     """Limits of a server.
 
     Attributes:
-        connections: how many may be open.
+        connections: the largest number of open connections.
         headers_s: time in which a TLS handshake must end, and in which a request's headers must arrive.
-        stall_s: time in which a client must take a part of its response.
+        stall_s: time in which a client must read a part of its response.
     """
 
     connections: int = 1024
@@ -54,11 +61,12 @@ class ConnectionLimits:
 
 @dataclass(slots=True)
 class Connections:
-    """The connections of a process, and those of them that are without a request, in the order in which they became so.
+    """The connections of a process.
 
     Attributes:
-        on_closed: called with the reason for which a connection was closed.
-        handshakes: connections whose TLS handshake has not ended.
+        on_closed: called with the reason when a connection is closed.
+        waiting: the connections without a request, ordered by the time since which they have none.
+        handshakes: number of connections whose TLS handshake has not ended.
     """
 
     limits: ConnectionLimits
@@ -67,7 +75,11 @@ class Connections:
     handshakes: int = 0
 
     def admit(self, count: int) -> bool:
-        """Makes room for the newest of `count` connections with a whole handshake; returns whether there is."""
+        """Makes room for the newest connection, if necessary by closing another one. Returns whether there is room.
+
+        Args:
+            count: number of connections with a complete handshake.
+        """
         if count + self.handshakes <= self.limits.connections:
             return True
         self.on_closed("connections")
@@ -78,13 +90,14 @@ class Connections:
 
 
 class _BoundedRequests(h11.Connection):
-    """The state of an HTTP connection, which refuses bodies of too many chunks and requests with two lengths.
+    """The state of an HTTP connection. It refuses bodies with too many chunks and requests with two lengths.
 
-    If a request has Content-Length and Transfer-Encoding, a proxy may use the other one and see another end. What
-    follows may then be somebody else's request. A 401 closes the connection, so that the body is not read.
+    If a request has Content-Length and Transfer-Encoding, a proxy may use one of them and the server the other one.
+    They would see different ends of the request, and the following bytes could become another client's request. A 401
+    closes the connection, so that the body is not read.
 
     Attributes:
-        refusal: why the request is refused; empty: it is not, or it cannot be parsed.
+        refusal: why the request is refused; "" if it is not refused, or if it cannot be parsed.
     """
 
     refusal = ""
@@ -115,8 +128,10 @@ class _BoundedRequests(h11.Connection):
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's protocol with a deadline for headers and for each part of a response that a client has to take, and
-    with `_BoundedRequests`."""
+    """uvicorn's protocol with a deadline for headers and for each part of a response.
+
+    It uses `_BoundedRequests`.
+    """
 
     def __init__(self, connections_: Connections, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -129,8 +144,8 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         guard = self._guard
-        # Headers and body are two writes: without it the second waits 40 ms for the client's delayed acknowledgement.
-        # asyncio sets it only on sockets whose protocol number is given.
+        # Headers and body are two writes. Without TCP_NODELAY, the second one waits 40 ms for the client's delayed
+        # acknowledgement. asyncio sets the option only on sockets with a protocol number.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not guard.admit(len(self.connections)):
             self._reply(503)
@@ -168,11 +183,13 @@ class GuardedProtocol(H11Protocol):
         self._guard.on_closed("malformed")
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(self.conn.refusal or msg)
-        else:  # its response has begun
+        else:  # the response has begun
             self.abort()
 
     def _update(self) -> None:
-        """Starts the deadline when the connection is without a request, and ends it with a request's headers."""
+        """Starts the deadline when the connection is without a request. Ends it when a request's headers have
+        arrived.
+        """
         has_request = self.cycle is not None and not self.cycle.response_complete
         if has_request:
             self._guard.waiting.pop(self, None)
@@ -197,7 +214,7 @@ class GuardedProtocol(H11Protocol):
         self.abort()
 
     def abort(self) -> None:
-        """Closes without waiting for the client to take what is in the buffer."""
+        """Closes the connection without waiting for the client to read the buffer."""
         self._guard.waiting.pop(self, None)
         self.transport.abort()
 
@@ -209,7 +226,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """A connection until its TLS handshake has ended. Then an HTTP protocol goes on with it.
+    """A connection before its TLS handshake has ended. An HTTP protocol takes it over afterwards.
 
     Args:
         make_protocol: makes the HTTP protocol.
@@ -228,11 +245,11 @@ class Handshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.pause_reading()  # the handshake reads
+        transport.pause_reading()  # the handshake itself reads
         self._task = asyncio.ensure_future(self._run())
 
     def data_received(self, data: bytes) -> None:
-        """Data that has come right behind the handshake."""
+        """Stores data that arrives directly after the handshake."""
         self._received += data
 
     def abort(self) -> None:
@@ -248,7 +265,7 @@ class Handshake(asyncio.Protocol):
             encrypted = await asyncio.get_running_loop().start_tls(
                 self._transport, self, self._context, server_side=True, ssl_handshake_timeout=guard.limits.headers_s
             )
-        except OSError:  # ssl.SSLError is one
+        except OSError:  # also ssl.SSLError
             guard.on_closed("handshake")
             return
         finally:
@@ -263,21 +280,24 @@ class Handshake(asyncio.Protocol):
 
 
 ABORT_SHARE = 0.8
-"""Part of the time that open requests have at the end, after which connections that are still open are closed."""
+"""When this fraction of the time for open requests at shutdown has passed, the connections that are still open are
+closed.
+"""
 
 
 DRAIN_CHECK_S = 0.02
 
 
 class GuardedServer(uvicorn.Server):
-    """uvicorn that counts TLS handshakes as connections, and ends those that take too long.
+    """uvicorn that counts TLS handshakes as connections, and ends handshakes that take too long.
 
-    The options of its configuration are those of `guarded`.
+    `guarded` returns the options of its configuration.
 
     Args:
-        on_stop: called once the server is to stop: ends responses that have no end.
-        drain_s: how long clients may end their connections before the server does. Each response asks them to.
-        hands_over: whether another program goes on with the listening socket. It gets the new connections meanwhile.
+        on_stop: called once when the server begins to stop. It ends responses that have no end.
+        drain_s: the time in which clients may close their connections before the server does. Each response asks for
+            it.
+        hands_over: whether another program continues with the listening socket. That program gets new connections.
     """
 
     def __init__(
@@ -304,10 +324,11 @@ class GuardedServer(uvicorn.Server):
             aborting.cancel()
 
     async def _drain(self) -> None:
-        """Serves on, and lets clients close their connections.
+        """Continues to serve, and lets clients close their connections.
 
-        A request may be on its way while the server closes its idle connection. Then the client has no response, and
-        cannot tell whether the request was served. After a response with this header, the client sends none.
+        If the server closed an idle connection, a request could be on its way. The client would get no response, and
+        could not tell whether the request was served. After a response with ``Connection: close``, the client sends no
+        request.
         """
         self.server_state.default_headers.append((b"connection", b"close"))
         for server in self.servers if self._hands_over else ():
@@ -317,7 +338,9 @@ class GuardedServer(uvicorn.Server):
             await asyncio.sleep(DRAIN_CHECK_S)
 
     def _abort(self) -> None:
-        """Closes connections whose clients take nothing: uvicorn would cancel their requests and log a fault."""
+        """Closes connections whose clients do not read, because uvicorn would cancel their requests and log an
+        error.
+        """
         for connection in list(self.server_state.connections):
             assert isinstance(connection, GuardedProtocol)
             connection.abort()
@@ -329,7 +352,7 @@ class GuardedServer(uvicorn.Server):
             try:
                 await super().startup(sockets)
             finally:
-                del loop.create_server  # the class' method is back
+                del loop.create_server  # restores the method of the class
 
     async def _create_server(
         self,
@@ -346,25 +369,25 @@ class GuardedServer(uvicorn.Server):
 
 
 def guarded(limits: ConnectionLimits, on_closed: Callable[[str], None]) -> dict[str, Any]:
-    """Returns options of `uvicorn.Config` that hold the limits.
+    """Returns the options of `uvicorn.Config` that apply the limits.
 
     Args:
-        on_closed: called with the reason for which a connection was closed: silent, slow-headers, slow-reader,
-            handshake (of TLS, failed or not in time), connections (there were too many), malformed.
+        on_closed: called with the reason when a connection is closed: silent, slow-headers, slow-reader, handshake (TLS
+            failed or was too slow), connections (there were too many), malformed.
     """
     _allow_descriptors(limits.connections + DESCRIPTORS)
     return {
-        "http": partial(GuardedProtocol, Connections(limits, on_closed)),  # called like the class
+        "http": partial(GuardedProtocol, Connections(limits, on_closed)),  # uvicorn calls it like the class
         "ws": "none",
         "log_config": None,
-        "log_level": "error",  # a warning per malformed request is a client's way to fill the disk; they are counted
+        "log_level": "error",  # malformed requests are counted, because a warning for each could fill the disk
         "access_log": False,
         "server_header": False,
     }
 
 
 def _allow_descriptors(count: int) -> None:
-    """Raises the soft limit of file descriptors, as far as the hard one allows."""
+    """Raises the soft limit of file descriptors, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

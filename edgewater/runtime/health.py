@@ -21,7 +21,7 @@ from edgewater.runtime.connections import ConnectionLimits, GuardedServer, guard
 
 
 def metrics_response(registry: CollectorRegistry) -> Response:
-    """The metrics of a registry in Prometheus' text format."""
+    """Returns the metrics of a registry in Prometheus' text format."""
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -30,14 +30,14 @@ def health_routes(
     missing: Callable[[], list[str]],
     state: Callable[[], dict[str, str | None]] = dict,
 ) -> list[Route]:
-    """The three endpoints.
+    """Returns the routes of the three endpoints.
 
     ``/livez`` answers 200 while the process runs. ``/readyz`` answers ``{"ready": …, "missing": […]}``, with status 503
     if something is missing.
 
     Args:
-        missing: returns the reasons why the process cannot do its work; called for every request, by any thread.
-        state: returns what else ``/readyz`` says.
+        missing: returns the reasons why the process cannot do its work. Called for every request, by any thread.
+        state: returns further members of the reply of ``/readyz``.
     """
 
     async def livez(_: Request) -> Response:
@@ -54,7 +54,7 @@ def health_routes(
 
 
 def listen(address: str, field: str) -> socket.socket:
-    """Opens a listening TCP socket. Raises InvalidConfig, naming the key `field`, if the address is not available."""
+    """Opens a listening TCP socket. Raises InvalidConfig for the key `field` if the address is not available."""
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -64,13 +64,13 @@ def listen(address: str, field: str) -> socket.socket:
 
 
 def bound_address(listener: socket.socket) -> str:
-    """The ``host:port`` that a socket listens on."""
+    """Returns the ``host:port`` at which a socket listens."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class EmbeddedServer(GuardedServer):
-    """uvicorn without its signal handlers: the process has its own."""
+    """uvicorn without its signal handlers, because the process has its own handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -85,10 +85,11 @@ def health_server(
     field: str,
     state: Callable[[], dict[str, str | None]] = dict,
 ) -> Iterator[str]:
-    """Serves the endpoints from a thread while entered; yields the bound address (port 0 takes a free port).
+    """Serves the endpoints from a thread while the context is open. Yields the bound address (port 0 takes a free
+    port).
 
     Raises:
-        InvalidConfig: the address is not available; names the key `field`.
+        InvalidConfig: the address is not available. The error names the key `field`.
     """
     app: Any = Starlette(routes=health_routes(registry, missing, state))
     listener = listen(address, field)

@@ -1,8 +1,8 @@
-"""Protects servers that ask nobody who they are, on loopback, from web pages in a browser of the same machine.
+"""Protects servers without authentication on loopback from web pages in a browser of the same machine.
 
-A page whose name is made to resolve to 127.0.0.1 (DNS rebinding) has the browser send that name as `Host`. A page of
-another origin has it send that origin as `Origin` with a request that changes something. Neither is a name of this
-machine.
+With DNS rebinding, the name of a page resolves to 127.0.0.1, and the browser sends this name as `Host`. If a page of
+another origin sends a request that changes something, the browser sends this origin as `Origin`. Neither of them is a
+name of this machine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ READS = ("GET", "HEAD", "OPTIONS")
 
 
 class LocalHosts:
-    """Middleware: refuses requests that name another host than this machine, or come from a page of another one.
+    """Middleware that refuses requests whose `Host` or `Origin` is another machine.
 
     Args:
-        hosts: names that are accepted besides those of loopback.
-        key: the configuration's key of them, for the message.
+        hosts: names that are accepted in addition to the names of loopback.
+        key: the configuration key of `hosts`, for the message.
         refuse: makes the response from a message.
     """
 

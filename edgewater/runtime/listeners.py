@@ -1,6 +1,6 @@
 """Listening sockets that stay open while `execv` replaces the program of a process.
 
-So the process refuses no connection. Until the new program accepts them, connections wait in the backlog of the socket.
+So the process refuses no connection. Connections wait in the backlog of the socket until the new program accepts them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ class Listeners:
     def listen(self, addresses: Sequence[tuple[str, str]]) -> list[socket.socket]:
         """Returns a listening socket for each address. Sockets of other addresses are closed.
 
-        The caller may close what is returned: this object keeps a duplicate of each socket for the next program.
+        The caller may close the returned sockets, because this object keeps a duplicate of each for the next program.
 
         Args:
-            addresses: each address, and the key of the configuration that has it.
+            addresses: each address, and the configuration key that has it.
 
         Raises:
-            InvalidConfig: an address is not available; names the key. No socket is closed.
+            InvalidConfig: an address is not available. The error names the key, and no socket is closed.
         """
         names: list[str] = []
         for address, field in addresses:
-            name = f"{field} {address}" if address.endswith(":0") else address  # any free port, another for each key
+            # Port 0: each key gets a different free port.
+            name = f"{field} {address}" if address.endswith(":0") else address
             if name not in self._kept or name in names:  # the second of two equal addresses is not available
                 self._kept[name] = listen(address, field)
             names.append(name)
@@ -54,7 +55,7 @@ class Listeners:
             self._kept.popitem()[1].close()
 
     def hand_over(self) -> None:
-        """Leaves the sockets to the program that `execv` starts in this process."""
+        """Passes the sockets to the program that `execv` starts in this process."""
         for each in self._kept.values():
             each.set_inheritable(True)
         self._environ[VARIABLE] = json.dumps({name: each.fileno() for name, each in self._kept.items()})

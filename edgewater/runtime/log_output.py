@@ -17,7 +17,9 @@ TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 class JsonLines(logging.Formatter):
-    """A record as a line of JSON: `time` (RFC 3339), `level`, `logger`, `message`, and `exception` if there is one."""
+    """Formats a record as a line of JSON: `time` (RFC 3339), `level`, `logger`, `message`, and `exception` if there is
+    one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -40,7 +42,7 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def configure_logging(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Sends the log of this process to stderr. Called once, by a command."""
+    """Sends the log of this process to stderr. A command calls it once."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,4 +1,4 @@
-"""YAML as people write it in a configuration or a query: each key once, and one error for all that is wrong."""
+"""Loads YAML of configurations and queries. Each key must be unique, and all faults raise the same class of error."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Any
 import yaml
 
 MAX_NESTING = 64
-"""Levels of lists and mappings. Beyond it libyaml takes quadratic time, and exhausts the stack of the process."""
+"""The largest number of nested levels of lists and mappings. Beyond it, libyaml takes quadratic time and exhausts the
+stack.
+"""
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the wheels of PyYAML have libyaml
 
 
 class _UniqueKeys(_Loader):  # type: ignore[misc, valid-type]  # chosen when imported
-    """A second entry under the same key would silently replace the first."""
+    """A loader that refuses duplicate keys. By default, a second entry under the same key silently replaces the
+    first.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -30,27 +34,27 @@ class _UniqueKeys(_Loader):  # type: ignore[misc, valid-type]  # chosen when imp
 
 
 def load_yaml(text: str, *, aliases: bool = True) -> object:
-    """Plain YAML with unique keys, in time that is linear in the text.
+    """Loads plain YAML with unique keys, in time linear in the length of the text.
 
     Args:
-        aliases: whether ``*name`` is allowed, by which a small text can denote a huge value.
+        aliases: whether ``*name`` is allowed. With aliases, a small text can denote a huge value.
 
     Raises:
-        yaml.YAMLError: it is none, or nested more than `MAX_NESTING` levels.
+        yaml.YAMLError: the text is not such YAML, or is nested more than `MAX_NESTING` levels.
     """
     try:
         _check_events(text, aliases)
         return yaml.load(text, _UniqueKeys)  # nosec B506: a SafeLoader
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
-    except (ValueError, OverflowError) as exc:  # 2013-02-30 is written as a date, and is none
+    except (ValueError, OverflowError) as exc:  # such as 2013-02-30, which looks like a date
         raise yaml.YAMLError(str(exc)) from exc
-    except (LookupError, AttributeError) as exc:  # what PyYAML makes of `!!int ""` and `!!timestamp soon`
+    except (LookupError, AttributeError) as exc:  # PyYAML raises these for `!!int ""` and `!!timestamp soon`
         raise yaml.YAMLError("a value that does not fit its tag") from exc
 
 
 def _check_events(text: str, aliases: bool) -> None:
-    """Reads the text as a stream of events, which needs no recursion, until a limit is passed."""
+    """Reads the text as a stream of events, until a limit is exceeded. This needs no recursion."""
     depth = 0
     for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.CollectionStartEvent):

@@ -1,8 +1,8 @@
-"""Discovery of plugins through groups of entry points, shared by all groups (synopses, record functions).
+"""Discovery of plugins through groups of entry points. All groups share it (synopses, record functions, sources).
 
-A group is loaded when a name is looked up that is not built in, so a process that needs no plugin imports none. An
-entry point is registered completely or not at all. One that fails becomes a warning and a `PluginProblem`; the others
-are loaded.
+A group is loaded when a name is looked up that is not built in. So a process that needs no plugin imports no plugin. An
+entry point is registered completely or not at all. A failing entry point causes a warning and a `PluginProblem`, and
+the other entry points are loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import ClassVar
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-"""Names that a plugin may register."""
+"""The names that a plugin may register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class PluginProblem:
     """The reason why an entry point was not loaded.
 
     Attributes:
+        what: the reason.
         provides: what the entry points of the group provide, in the plural.
     """
 
@@ -55,11 +56,11 @@ class PluginLoader(ABC):
     """Loads the entry points of one group, once, at the first call of `load`.
 
     Args:
-        find: returns the entry points; None: those that are installed.
+        find: returns the entry points; None for the installed entry points.
 
     Attributes:
         problems: entry points that were not loaded.
-        origins: origin by registered name; built-in names are absent.
+        origins: origin by registered name. Built-in names are absent.
     """
 
     group: ClassVar[str]
@@ -74,26 +75,31 @@ class PluginLoader(ABC):
         self.origins: dict[str, PluginOrigin] = {}
 
     def load(self) -> None:
-        """Registers what the entry points provide. A look-up by a plugin while it is imported sees built-ins only."""
+        """Registers the objects of all entry points.
+
+        While a plugin is imported, its own look-ups return only built-in names.
+        """
         with self._lock:
             if self._loaded:
                 return
             self._loaded = True
-            # Sorted, so that the same one of two plugins with the same name wins in every process.
+            # Sorted, so that if two plugins have the same name, every process registers the same one.
             for point in sorted(self._find(), key=lambda p: (_distribution(p), p.name, p.value)):
                 origin = PluginOrigin(_distribution(point), f"{point.name} = {point.value}")
                 try:
                     self._register(point.load(), origin)
-                except Exception as exc:  # third-party code may raise anything; the other plugins still load
+                except Exception as exc:  # third-party code may raise any exception; the other plugins are still loaded
                     reason = str(exc) if isinstance(exc, InvalidPlugin) else f"{type(exc).__name__}: {exc}"
                     self.problems.append(PluginProblem(origin, reason, self.provides))
-            # After the loop: where warnings are errors, the first one would keep the other plugins out.
+            # After the loop, because if warnings are errors, the first one would prevent loading the other plugins.
             for problem in self.problems:
                 warnings.warn(str(problem), self.warning, stacklevel=3)
 
     @abstractmethod
     def _register(self, provided: object, origin: PluginOrigin) -> None:
-        """Registers everything that an entry point names, or raises and registers nothing."""
+        """Registers everything that an entry point provides. If it raises an exception, it must have registered
+        nothing.
+        """
 
     def _check_free(self, name: str, taken: bool, what: str) -> None:
         if taken:
@@ -101,7 +107,9 @@ class PluginLoader(ABC):
             raise InvalidPlugin(f"the {what} {name!r} is already registered by {owner}")
 
     def hint(self) -> str:
-        """Returns the part of an error message for an unknown name: missing or failed plugins as possible causes."""
+        """Returns a part of an error message for an unknown name. It names missing or failed plugins as possible
+        causes.
+        """
         self.load()
         failed = "".join(f"; not loaded: {p}" for p in self.problems)
         return f"the package that provides it (entry point {self.group}) may not be installed{failed}"

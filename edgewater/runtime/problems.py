@@ -1,4 +1,4 @@
-"""Errors of HTTP as RFC 9457 problem details: ``application/problem+json`` with stable `type` URIs."""
+"""HTTP errors as RFC 9457 problem details: ``application/problem+json`` with stable `type` URIs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def problem_body(
 
     Args:
         code: the stable code of the error, which ends its `type`.
-        title: a short text that is the same for each error of the code; empty: the code's words.
+        title: a short text that is the same for each error of the code; "" to build it from the code.
         members: extension members, and `instance`.
     """
     title = title or code.replace("-", " ").capitalize()
@@ -34,10 +34,13 @@ def problem(
     members: Mapping[str, object] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Returns a response with problem details; arguments as of `problem_body`. A 401 asks for a bearer token."""
+    """Returns a response with problem details. `problem_body` describes the arguments.
+
+    A 401 also requests a bearer token.
+    """
     if status == 401:
         headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
     body = problem_body(status, code, detail, title=title, members=members)
     text = json.dumps(body, default=repr, ensure_ascii=False)
-    # Unpaired surrogates, which a message may quote, become JSON escapes.
+    # A message may quote unpaired surrogates. They become JSON escapes.
     return Response(text.encode(errors="backslashreplace"), status, headers, MEDIA_TYPE)

@@ -1,7 +1,7 @@
 """The release and the format of a state on disk.
 
-Edges and centers record both in their state. A state of another format is refused with the name of the release that
-wrote it, and nothing in it is changed.
+Edges and centers record both in their state. If a state has another format, it is refused and not changed. The error
+names the release that wrote it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ RELEASE = version("edgewater")
 
 
 def require_format(state: str, written: tuple[int, str] | None, reads: int, remedy: str) -> None:
-    """Returns if this release reads a state. Called before anything else of the state is read.
+    """Checks that this release can read a state. Called before any other part of the state is read.
 
     Args:
-        state: names the state, such as ``state_dir /var/lib/edgewater``.
-        written: format of the state, and the last release that wrote it; None: the state does not record them.
+        state: the name of the state, such as ``state_dir /var/lib/edgewater``.
+        written: format of the state, and the last release that wrote it; None if the state does not record them.
         reads: the only format that this release reads and writes.
-        remedy: what a user can do who does not go back to the other release.
+        remedy: what a user can do instead of going back to the other release.
 
     Raises:
         IncompatibleState: the state has another format.

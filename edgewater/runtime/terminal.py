@@ -1,4 +1,4 @@
-"""Text for terminals. Names and values come from the field, so no control character of theirs is printed."""
+"""Text for terminals. Names and values may come from other machines, so their control characters are never printed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rich.text import Text
 from edgewater.model.errors import EdgewaterError
 
 WIDTH = 200
-"""Columns where the output is no terminal."""
+"""The width of the output in columns if it is no terminal."""
 
 
 def plain(text: object) -> str:
-    """A text without control characters, such as those that move a terminal's cursor."""
+    """Returns a text without control characters, such as the ones that move a terminal's cursor."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
 
 
@@ -46,9 +46,9 @@ def show(value: RenderableType) -> None:
 
 
 def show_again(view: Callable[[], RenderableType], interval_s: float, once: bool) -> None:
-    """Prints a view once, or shows it every `interval_s` seconds until Ctrl-C if the output is a terminal.
+    """Prints a view once. On a terminal, shows it every `interval_s` seconds until Ctrl-C, unless `once` is true.
 
-    On the terminal the message of an `EdgewaterError` takes the view's place: what is looked at may come back.
+    On the terminal, the message of an `EdgewaterError` replaces the view for a time, because the error may end.
     """
     screen = console()
     if once or not screen.is_terminal:

@@ -1,16 +1,16 @@
-"""A limit of an amount per second. Pure: time is an argument, in seconds of a monotonic clock."""
+"""A limit of an amount per second. The code is pure: times are arguments, in seconds of a monotonic clock."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """A limit of an amount per second: over any time t at most ``burst + rate × t`` and one message are passed on.
+    """A limit of an amount per second. In any time t, it lets at most ``burst + rate × t`` and one message pass.
 
-    A message may be passed on once the tokens of earlier messages have been refilled, whatever its own size.
+    A message of any size may pass once the tokens of earlier messages have been refilled.
 
     Args:
         rate: tokens per second.
-        burst: unused tokens accumulate up to this number.
+        burst: the largest number of unused tokens that accumulate.
     """
 
     def __init__(self, rate: float, now_s: float, burst: float = 0.0) -> None:
@@ -19,9 +19,13 @@ class TokenBucket:
         self._paid_at_s = now_s - self._spare_s
 
     def delay_s(self, now_s: float) -> float:
-        """Returns how long to wait before the next message."""
+        """Returns the wait before the next message may pass, in seconds."""
         return max(0.0, self._paid_at_s - now_s)
 
     def consume(self, size: float, now_s: float) -> None:
-        """Counts a message that is passed on."""
+        """Counts a message that passes.
+
+        Args:
+            size: tokens of the message.
+        """
         self._paid_at_s = max(self._paid_at_s, now_s - self._spare_s) + size / self._rate

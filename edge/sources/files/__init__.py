@@ -1,7 +1,7 @@
 """Reads files, once or by following them through rotation, with positions from which every batch can be reread.
 
-Called by `edge.sources.factory` and `edge.preflight`. Knows no configuration and keeps no state on disk: the positions
-in its chunks are the whole state.
+`edge.sources.factory` and `edge.preflight` call this package. It reads no configuration and stores nothing on disk. The
+positions in its chunks are its whole state.
 """
 
 from edge.sources.files.fingerprint import matching_files

@@ -1,7 +1,8 @@
-"""Reads again what a file source has read up to a position, as far as the files still have it.
+"""Reads a file source again, from its beginning up to a position, as far as the files still exist.
 
-Files that are followed at the same time may be of the same hours or of different days. The next block is always taken
-from the file whose last block has the oldest records, so that the event times that are read advance together.
+A source may have followed several files at the same time, with records of the same hours or of different days. The next
+block always comes from the file whose last block has the oldest records. So the event times of all files advance
+together.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class BackfillFile:
     """A file that is read up to a position.
 
     Attributes:
-        path: None once all of it has been read, or if it is gone.
-        limit: the position, without the other files'; None: to the end of the file.
-        position: after the last piece; None: nothing has been read.
+        path: the file's path; None once the file has been read up to `limit`, or if the file is gone.
+        limit: the position at which reading ends, without the positions of other files; None if the whole file is read.
+        position: the position after the last piece; None if nothing has been read.
         reached_ms: the newest event time of the last piece.
     """
 
@@ -35,11 +36,11 @@ class BackfillFile:
 
 
 class BackfillReader:
-    """Reads files up to their positions. Blocking; one thread at a time.
+    """Reads files up to their positions. Its methods block, and one thread may use it at a time.
 
     Args:
-        files: in an order that depends on their positions only.
-        in_order: file after file, instead of all at the same time.
+        files: the files. Their order must depend on their positions only.
+        in_order: true to read one file after another, false to read all files in turns.
     """
 
     def __init__(self, files: Sequence[BackfillFile], open_reader: OpenReader, *, in_order: bool) -> None:
@@ -49,7 +50,7 @@ class BackfillReader:
         self._current = 0
 
     def resume(self, position: Position) -> None:
-        """Continues after a position with the `progress` of another reader of the same files."""
+        """Continues after a position that was joined with the `progress` of another reader of the same files."""
         at = replace(FilePosition.from_json(position), others=())
         if self._in_order:
             found = [n for n, file in enumerate(self._files) if file.path == at.file]
@@ -72,14 +73,16 @@ class BackfillReader:
         self._files[state["file"]].position = at
 
     def progress(self) -> Position:
-        """Returns what a position lacks for `resume`: the positions of all files, if they are not read in order."""
+        """Returns what `resume` needs in addition to a position: the positions of all files; {} if they are read in
+        order.
+        """
         if self._in_order:
             return {}
         read = [None if file.position is None else file.position.to_json() for file in self._files]
         return {"backfill": {"file": self._current, "files": read}}
 
     def next(self, now_ms: int) -> Piece | None:
-        """Returns the next records; None: all that can be read has been read.
+        """Returns the next records; None at the end of what can be read.
 
         Raises:
             InvalidRecord: a file does not match the stream.
@@ -115,15 +118,15 @@ class BackfillReader:
             if read < limit.row:
                 return self._reread(file, replace(limit, row=read, block=limit.block if read else 0), limit)
         except (InputGone, FileNotFoundError):
-            pass  # the file has changed since; the records that it lacks are missing in the counts
+            pass  # the file has changed; the counts lack the records that the file no longer has
         return None
 
     def _undamaged(self, piece: Piece | None) -> Piece | None:
-        """Returns the piece, None if it reports that the rest of the file cannot be read."""
+        """Returns the piece; None if the piece reports that the rest of the file cannot be read."""
         return None if piece is None or piece.end.note is not None else piece
 
     def _reread(self, file: BackfillFile, start: FilePosition, end: FilePosition) -> Piece:
-        """Returns the records between two positions, of which the second one may be inside a block of the reader."""
+        """Returns the records between two positions. `end` may be inside a block of the file's reader."""
         assert file.reader is not None and file.path is not None
         piece = file.reader.reread(start, end)
         file.reader.close()

@@ -1,4 +1,4 @@
-"""Finds a file again that may have been renamed, copied, compressed, replaced or truncated since it was last read."""
+"""Finds the file of a position after the file was renamed, copied, compressed, replaced or truncated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from edge.codecs import HEAD_BYTES
 from edge.sources.files.position import FilePosition
 
 Contains = Callable[[str, FilePosition], bool]
-"""Whether the file at a path begins with what was read up to a position (`FileReader.contains`); False: or is gone."""
+"""Returns whether a file still begins with all bytes before a position (`FileReader.contains`). False if there is no
+file at the path.
+"""
 
 
 def matching_files(pattern: str) -> list[str]:
@@ -34,14 +36,14 @@ def inode_of(path: str) -> int | None:
 
 
 def locate(position: FilePosition, contains: Contains, *, by_content: bool) -> str | None:
-    """Returns the current path of a position's file, or of a copy of it; None if there is none.
+    """Returns the path where a position's file is now, or else the path of a copy; None if neither exists.
 
-    The file is identified by inode and content, first under its name and then among the files of the same directory,
+    The file is identified by inode and content. Its old name is tried first, and then the other files of its directory,
     because log rotation renames files in place.
 
     Args:
-        by_content: also accept a file of the same name and content with another inode, such as a restored copy; for
-            files that are not rotated.
+        by_content: accept the file at the old path, even with another inode, if it has the same content, such as a
+            restored copy. Only for files that are not rotated.
     """
     path = path_of_inode(position)
     if path is not None and contains(path, position):
@@ -52,15 +54,15 @@ def locate(position: FilePosition, contains: Contains, *, by_content: bool) -> s
 
 
 def path_of_inode(position: FilePosition) -> str | None:
-    """Returns the path, in the directory of the position's file, that has its inode."""
+    """Returns the path in the directory of the position's file that has the position's inode; None if there is none."""
     paths = (position.file, *_neighbours(position.file))
     return next((path for path in paths if inode_of(path) == position.inode), None)
 
 
 def find_copy(position: FilePosition, contains: Contains) -> str | None:
-    """Returns the path of another file in the same directory that has the content up to the position; None without one.
+    """Returns the path of another file in the same directory with all bytes before the position; None if there is none.
 
-    Log rotation may copy a file or compress it, under a name that begins as its own, up to the first dot.
+    Log rotation may copy or compress a file. The name of the copy begins with the file's own name up to the first dot.
     """
     if not identifies_content(position):
         return None
@@ -68,9 +70,14 @@ def find_copy(position: FilePosition, contains: Contains) -> str | None:
 
 
 def files_named_after(name: str, renamed: str) -> dict[int, str]:
-    """Returns the files that may have had a name after a file that was renamed, and were renamed too: inode -> path.
+    """Returns files that may have had a name after an earlier file of this name was renamed, as inode -> path.
 
-    They lie beside it, begin with its name and were written later. `renamed` is the file's path now.
+    Such files lie in the same directory, their names begin with `name`, and they were written later than the earlier
+    file.
+
+    Args:
+        name: the path that the earlier file had.
+        renamed: the path of the earlier file now.
     """
     found: dict[int, str] = {}
     with contextlib.suppress(OSError):
@@ -84,7 +91,9 @@ def files_named_after(name: str, renamed: str) -> dict[int, str]:
 
 
 def identifies_content(position: FilePosition) -> bool:
-    """Whether files that contain the position's content are copies. Short files may be alike by chance."""
+    """Returns whether equal content before the position proves that a file is a copy. Short files may be equal by
+    chance.
+    """
     return position.offset >= HEAD_BYTES and position.tail[0] > 0
 
 
@@ -94,7 +103,7 @@ def _is_copy(path: str, position: FilePosition, contains: Contains) -> bool:
             return False
         status = Path(path).stat()
         return stat.S_ISREG(status.st_mode) and status.st_ino != position.inode and contains(path, position)
-    except OSError:  # it was deleted, or is not ours to read
+    except OSError:  # the file was deleted, or the process may not read it
         return False
 
 
@@ -112,11 +121,13 @@ def _neighbours(path: str) -> Iterable[str]:
 
 
 BEGINNING_BYTES = 4_096
-"""The least length of a file with a fingerprint. Shorter beginnings, such as header lines, may be equal by chance."""
+"""The smallest size of a file that gets a fingerprint. Shorter beginnings, such as header lines, may be equal by
+chance.
+"""
 
 
 class InputFingerprints:
-    """Fingerprints of the files of a source, by which the center recognises files that are read twice.
+    """Fingerprints of the files of a source. By them the center recognises files that two sources read.
 
     A fingerprint is a hash below 2^62 of the first `BEGINNING_BYTES` of a file on disk. Each file is read once.
     """
@@ -125,11 +136,11 @@ class InputFingerprints:
         self._known: dict[tuple[str, int], int] = {}
 
     def of(self, position: FilePosition, most: int) -> tuple[int, ...]:
-        """Returns the fingerprints of the files of a position, ascending. Blocking.
+        """Returns the fingerprints of the files of a position, ascending. Blocks while it reads files.
 
         Args:
-            most: of more files, those with the smallest fingerprints are returned: two edges with the same files return
-                the same ones.
+            most: the largest number of fingerprints. The smallest ones are returned, so that two edges with the same
+                files return the same ones.
         """
         files = {(p.file, p.inode) for p in (position, *position.others)}
         self._known = {file: known for file, known in self._known.items() if file in files}
@@ -140,7 +151,7 @@ class InputFingerprints:
 
 
 def _fingerprint(path: str, inode: int) -> int | None:
-    """Returns the fingerprint of a file; None if it is short, or no longer at its path."""
+    """Returns the fingerprint of a file; None if the file is too short or no longer at its path."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(BEGINNING_BYTES)
@@ -152,7 +163,7 @@ def _fingerprint(path: str, inode: int) -> int | None:
 
 
 def current_path(descriptor: int) -> str | None:
-    """Returns the path that an open file has now; None if it was deleted, or the system does not say."""
+    """Returns the path that an open file has now; None if the file was deleted or the system does not tell."""
     try:
         path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
     except OSError:
@@ -161,9 +172,10 @@ def current_path(descriptor: int) -> str | None:
 
 
 def has_writer(descriptor: int) -> bool | None:
-    """Returns whether any process has a file open for writing; None: the system does not say.
+    """Returns whether any process has the file open for writing; None if the system does not tell.
 
-    A read lease can only be had on a file that nobody has open for writing. It needs the file's owner or CAP_LEASE.
+    The check takes a read lease, which the kernel grants only if nobody has the file open for writing. It needs the
+    file's owner or CAP_LEASE.
     """
     try:
         # A process that opens the file for writing breaks the lease, which is signalled. This signal is ignored.

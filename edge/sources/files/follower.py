@@ -1,12 +1,14 @@
 """Follows the files that match a pattern through appends, rotation and truncation.
 
-A file is identified by its inode and its content, not by its name. Rotation renames a file and creates a new one under
-its name: the old file is read through the open handle until no process writes to it any more, and the new one from its
-beginning. A copy of a file, compressed or not, is not read again; it is read further if the file itself was truncated
-or deleted before all of it was read.
+A file is identified by its inode and its content, not by its name. Rotation renames a file and creates a new one with
+the old name. The new file is read from its beginning. The renamed file is read through its open handle until no process
+writes to it.
 
-A file that no longer has what was read from it was truncated or overwritten (``copytruncate``): it is read from its
-beginning. What was appended shortly before may not have been read, so a loss is stated.
+A copy of a file, compressed or not, is not read again. If the file was truncated or deleted before its end was read,
+reading continues in the copy.
+
+If a file no longer contains the bytes that were read from it, it was truncated or overwritten (``copytruncate``). It is
+then read from its beginning. Its last bytes before that may not have been read, so a loss is stated.
 """
 
 from __future__ import annotations
@@ -35,16 +37,19 @@ from edgewater.wire import LossReason
 
 MAX_FOLLOWED_FILES = 1000
 MAX_LEAVING_FILES = 100
-"""Files that have left the pattern and are still open; of more, the quietest are closed."""
+"""The largest number of open files that no longer match the pattern. Beyond it, the files without new records for the
+longest time are closed.
+"""
 MIN_RELEASED_FILES = 4
-"""The positions of so many files that have left the pattern, or of as many as are followed, are kept: for copies of
-them, and in case they grow. Each position of a source contains them."""
+"""The positions of at least this many files that left the pattern are remembered, or of as many as are followed. They
+are needed if the files are copied or grow. Each position of a source contains them.
+"""
 MAX_PIECES_PER_VISIT = 16
 LEAVING_QUIET_MS = 500
-"""A writer may append to a renamed file for a moment: it can only have ended if nothing was appended for this long."""
+"""A writer may append to a renamed file for a moment. The file may be closed only after this long without new bytes."""
 ROTATE_WAIT_MS = 60_000
 PARTIAL_COPY_MS = 5_000
-"""A file that begins like another one may be a copy that is being written, unless it has not changed for this long."""
+"""A file that begins like another file may be a copy in progress, unless it has not changed for this long."""
 
 
 Stamp = tuple[int, int]
@@ -56,15 +61,15 @@ class FollowedFile:
     """The state of one followed file.
 
     Attributes:
-        position: after all returned records.
-        reader: None once the file has ended.
+        position: the position after all returned records.
+        reader: the open reader; None once the file has ended.
         leaving: whether the file no longer matches the pattern or was deleted.
-        quiet_since_ms: wall time since which reads have returned nothing; None if the last one returned records.
-        visited: pieces read in this round.
-        stamp: of an ended file, its stamp at the end, by which a change is detected; None: unknown.
+        quiet_since_ms: wall time since which reads have returned nothing; None if the last read returned records.
+        visited: number of pieces read in this round.
+        stamp: the stamp when the file ended, to detect later changes; None if unknown.
         damaged: whether the file was unreadable and gave no records.
-        unlinked: whether it has been reported that the file was deleted.
-        expired: whether the file is closed because too many are leaving.
+        unlinked: whether the deletion of the file has been reported.
+        expired: whether the file must be closed, because too many files are leaving.
     """
 
     position: FilePosition
@@ -79,7 +84,9 @@ class FollowedFile:
 
 
 class FollowedFiles:
-    """All files of one pattern. Blocking; one thread at a time. The arguments are those of `FileSource`."""
+    """All files of one pattern. Methods block, and one thread may use them at a time. `FileSource` describes the
+    arguments.
+    """
 
     def __init__(
         self,
@@ -95,15 +102,16 @@ class FollowedFiles:
         self._requires_complete = requires_complete
         self._rotate_wait_ms = rotate_wait_ms
         self._files: dict[int, FollowedFile] = {}
-        # Positions of files that have left the pattern, by inode; one that has not ended could not be found.
+        # Positions of files that have left the pattern, by inode. If a position has not ended, its file was not found.
         self._released: dict[int, FilePosition] = {}
-        # Files outside the pattern that were created and renamed while nobody followed them, by inode.
+        # Paths of files that were created under a followed name and renamed out of the pattern between two rounds, by
+        # inode.
         self._missed: dict[int, str] = {}
         self._settling: dict[int, Stamp] = {}
         self._undecided: dict[int, tuple[Stamp, int]] = {}
 
     def resume(self, at: FilePosition | None) -> list[Piece]:
-        """Opens the files of a position; returns pieces that report deleted and truncated files."""
+        """Opens the files of a position. Returns pieces that report deleted and truncated files."""
         positions = [] if at is None else [replace(at, others=()), *at.others]
         for position in positions:
             if position.ended:
@@ -140,7 +148,9 @@ class FollowedFiles:
         return contains(self._open, path, position)
 
     def _continue_in_copy(self, position: FilePosition) -> str | None:
-        """Reads further in a copy of a file that is no longer there; returns its path."""
+        """Continues in a copy of a file that was deleted or overwritten. Returns the copy's path; None if there is no
+        copy.
+        """
         copy = find_copy(position, self._contains)
         inode = None if copy is None else inode_of(copy)
         if copy is None or inode is None or (inode in self._files and self._files[inode].reader is not None):
@@ -150,11 +160,12 @@ class FollowedFiles:
         return copy
 
     def refresh(self, now_ms: int) -> list[Piece]:
-        """Lists the matching files and opens new ones; returns pieces that report what happened to the known ones. Call
-        once per round.
+        """Lists the matching files and opens new ones. Returns pieces that report deleted and overwritten files.
+
+        Call it once per round.
 
         Raises:
-            InvalidConfig: more than `MAX_FOLLOWED_FILES` match.
+            InvalidConfig: more than `MAX_FOLLOWED_FILES` files match.
         """
         listed = {inode: path for path in matching_files(self._pattern) if (inode := inode_of(path)) is not None}
         if len(listed) > MAX_FOLLOWED_FILES:
@@ -184,12 +195,14 @@ class FollowedFiles:
             if inode not in self._files:
                 self._open_new(inode, path, now_ms)
         for file in (self._files[inode] for inode in missed if inode in self._files):
-            file.leaving = True  # before the file that has the name now, whose records are newer
+            file.leaving = True  # it is read before the file that has the name now, because that file has newer records
         self._undecided = {inode: since for inode, since in self._undecided.items() if inode in listed}
         return [self._with_other_positions(piece) for piece in pieces]
 
     def _find_missed(self, name: str, reader: FileReader) -> None:
-        """Looks for files that had a file's name after it was renamed, and were renamed too since the last round."""
+        """Looks for files that were created under `name` and renamed since the last round, after the reader's file was
+        renamed.
+        """
         path = current_path(reader.fileno())
         if path is not None and path != name:
             found = files_named_after(name, path)
@@ -222,7 +235,7 @@ class FollowedFiles:
             if stamp[0] != file.position.size:
                 self._reopen(file.position, path)
         elif inode_of(path) == inode:
-            del self._files[inode]  # an inode that was reused, or a file that is complete now
+            del self._files[inode]  # the inode was reused, or a damaged file has changed and is read again
 
     def _release(self, position: FilePosition) -> None:
         self._released.pop(position.inode, None)
@@ -231,7 +244,7 @@ class FollowedFiles:
             del self._released[next(iter(self._released))]
 
     def _reopen_grown(self, position: FilePosition) -> None:
-        """Reads further in a file that has left the pattern, if it has grown or appeared again."""
+        """Reopens a file that has left the pattern, if the file has grown or appeared again."""
         stamp = _stamp(position.file)
         if stamp is None or (position.ended and stamp[0] == position.size) or inode_of(position.file) != position.inode:
             return
@@ -254,7 +267,7 @@ class FollowedFiles:
             elif self._is_settled(inode, path):
                 self._open_settled(inode, path, now_ms)
         except FileNotFoundError:
-            pass  # deleted since it was listed
+            pass  # the file was deleted after it was listed
 
     def _open_settled(self, inode: int, path: str, now_ms: int) -> None:
         stamp = _stamp(path)
@@ -265,9 +278,11 @@ class FollowedFiles:
             self._files[reader.position.inode] = FollowedFile(reader.position, reader)
 
     def _open_copy(self, inode: int, path: str, stamp: Stamp) -> bool:
-        """Returns whether a new file begins with what was read of a known one, and is taken for a copy of it.
+        """Returns whether a new file is taken for a copy of a known file, because it begins with the bytes that were
+        read from it.
 
-        If all of it can be read from the other one, it is not read; if the other one is closed, it is read further.
+        If the known file is open and can be read to its end, the copy is not read. If the known file is closed, reading
+        continues in the copy.
         """
         open_files = [f for f in self._files.values() if f.reader is not None and identifies_content(f.position)]
         closed = [file.position for file in self._files.values() if file.reader is None]
@@ -279,7 +294,7 @@ class FollowedFiles:
             for file in [f for f in open_files if reader.contains(f.position)]:
                 assert file.reader is not None
                 if file.reader.was_overwritten():
-                    return True  # the next round reads it further
+                    return True  # the next round continues in the copy
                 size, last = reader.end()
                 if last and os.pread(file.reader.fileno(), len(last), size - len(last)) == last:
                     end = replace(file.position, file=path, inode=inode, ended=True, size=stamp[0], note=None)
@@ -293,7 +308,7 @@ class FollowedFiles:
         return original is not None
 
     def _is_undecided(self, inode: int, path: str, stamp: Stamp, now_ms: int) -> bool:
-        """Returns whether a new file may be a copy of a known one that is still being written."""
+        """Returns whether a new file may be an incomplete copy of a known file."""
         if self._requires_complete(path) or not any(
             _begins_with(file, path, stamp[0]) for file in self._files.values()
         ):
@@ -303,7 +318,7 @@ class FollowedFiles:
         return before != stamp or now_ms - since_ms < PARTIAL_COPY_MS
 
     def _is_settled(self, inode: int, path: str) -> bool:
-        """Returns whether a file may be opened: one that must be complete has to be unchanged for a round."""
+        """Returns whether a file may be opened. A file that must be complete has to be unchanged for a round."""
         if not self._requires_complete(path):
             return True
         stamp = _stamp(path)
@@ -324,7 +339,7 @@ class FollowedFiles:
         return self._restart(file.position, path, self._continue_in_copy(file.position))
 
     def _restart(self, position: FilePosition, path: str, copy: str | None) -> Piece:
-        """Opens an overwritten file at its beginning; returns the piece that reports it."""
+        """Opens an overwritten file at its beginning. Returns the piece that reports the loss."""
         try:
             reader = self._open(path, None)
         except FileNotFoundError:
@@ -336,7 +351,7 @@ class FollowedFiles:
         )
         note = Rejection(RejectionReason.FILE_TRUNCATED, 1, position.file, message)
         self._files[reader.position.inode] = FollowedFile(reader.position, reader)
-        # Even with a copy: what was written between the copy and the truncation is in neither.
+        # A loss is stated even with a copy: bytes written between the copying and the truncation are in neither file.
         losses = (LossReason.FILE_TRUNCATED,)
         end = replace(reader.position, note=note)
         return Piece(position, end, Decoded(self._schema.empty(), (note,)), 0, losses, input_gone=True)
@@ -344,7 +359,9 @@ class FollowedFiles:
     # Reading
 
     def readable(self) -> list[FollowedFile]:
-        """Returns the files that have not ended: leaving ones by their last writes, then the others by name."""
+        """Returns the files that have not ended: first the leaving files by the time of their last write, then the
+        others by name.
+        """
         files = [(file, file.reader) for file in self._files.values() if file.reader is not None]
 
         def order(entry: tuple[FollowedFile, FileReader]) -> tuple[bool, int, str]:
@@ -354,7 +371,7 @@ class FollowedFiles:
         return [file for file, _ in sorted(files, key=order)]
 
     def next(self, file: FollowedFile, now_ms: int) -> Piece | None:
-        """Returns the file's next records; None: continue with the next file.
+        """Returns the file's next records; None if the caller shall continue with the next file.
 
         Raises:
             InvalidRecord: as `FileReader.next`.
@@ -367,7 +384,7 @@ class FollowedFiles:
             file.quiet_since_ms = None
             file.visited += 1
             if piece.end.ended:
-                # One that gave nothing is read again when it changes: it may not be complete yet.
+                # A file that gave no records may be incomplete. It is read again when it changes.
                 file.damaged = _is_at_beginning(piece.start)
                 losses = () if file.damaged else piece.losses
                 piece = replace(piece, end=self._close(file, file.reader, piece.end), losses=losses)
@@ -381,22 +398,22 @@ class FollowedFiles:
         return self._with_other_positions(replace(piece, input_gone=file.unlinked))
 
     def _has_ended(self, file: FollowedFile, reader: FileReader, now_ms: int) -> bool:
-        """Returns whether nothing more is expected in a file that has left the pattern."""
+        """Returns whether no more bytes are expected in a file that has left the pattern."""
         quiet_ms = 0 if file.quiet_since_ms is None else now_ms - file.quiet_since_ms
         if not file.leaving or quiet_ms < LEAVING_QUIET_MS:
             return False
         return quiet_ms >= self._rotate_wait_ms or file.expired or has_writer(reader.fileno()) is False
 
     def _end(self, file: FollowedFile, reader: FileReader) -> Piece:
-        """Closes the file; returns an empty piece whose position marks the file as ended."""
-        # What is written to a renamed file later is found there; a deleted file is out of reach once it is closed.
+        """Closes the file. Returns an empty piece whose position marks the file as ended."""
+        # A renamed file can be opened again if it grows. A deleted file cannot be opened again once it is closed.
         is_lost = file.unlinked and has_writer(reader.fileno()) is True
         losses = (LossReason.FILE_GONE,) if is_lost else ()
         end = self._close(file, reader, replace(file.position, ended=True))
         return Piece(file.position, end, Decoded(self._schema.empty()), 0, losses)
 
     def _close(self, file: FollowedFile, reader: FileReader, end: FilePosition) -> FilePosition:
-        """Closes the file; returns its last position with its path and size now."""
+        """Closes the file. Returns `end` with the file's current path and size."""
         status, path = os.fstat(reader.fileno()), current_path(reader.fileno())
         reader.close()
         file.reader = None
@@ -416,7 +433,7 @@ class FollowedFiles:
 
 
 def contains(open_reader: OpenReader, path: str, position: FilePosition) -> bool:
-    """Returns whether the file at a path begins with what was read up to a position; False if there is no such file."""
+    """Returns whether the file at a path still begins with all bytes before a position; False without a file."""
     try:
         reader = open_reader(path, None)
     except FileNotFoundError:
@@ -428,7 +445,9 @@ def contains(open_reader: OpenReader, path: str, position: FilePosition) -> bool
 
 
 def _begins_with(file: FollowedFile, path: str, size: int) -> bool:
-    """Returns whether the beginning of a known file is, as far as can be seen, the file at a path, which is shorter."""
+    """Returns whether a known file may begin with the file at a path, which is shorter. Compares both ends of the
+    shorter file.
+    """
     if file.reader is None or not 0 < size <= file.position.offset:
         return size == 0
     descriptor = file.reader.fileno()
@@ -451,5 +470,5 @@ def _is_at_beginning(position: FilePosition) -> bool:
 
 
 def requires_complete_by_name(path: str) -> bool:
-    """Returns whether a file of this name can only be read once it is complete."""
+    """Returns whether a file can only be read once it is complete, judged by its name."""
     return Path(path).suffix in CODECS or path.endswith(".parquet")

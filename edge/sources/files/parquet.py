@@ -18,7 +18,9 @@ from edgewater.wire import LossReason
 
 
 class ParquetReader:
-    """A `FileReader` for Parquet. Positions count rows, valid and invalid, from the beginning of the file."""
+    """A `FileReader` for Parquet. A position counts the rows before it, valid and invalid, from the beginning of the
+    file.
+    """
 
     def __init__(self, path: str, schema: RecordSchema, position: FilePosition | None) -> None:
         self._schema = schema
@@ -34,9 +36,14 @@ class ParquetReader:
         self._last_reread: tuple[tuple[int, int, int], Decoded] | None = None
 
     def _open(self) -> Any:
-        """Returns the open file. Raises pa.ArrowInvalid: it is incomplete; InvalidRecord: its schema does not match."""
+        """Returns the open file.
+
+        Raises:
+            pa.ArrowInvalid: the file is incomplete.
+            InvalidRecord: the file's schema does not match.
+        """
         if self._parquet is None:
-            import pyarrow.parquet  # large; imported only by edges that read Parquet
+            import pyarrow.parquet  # a large module, so only edges that read Parquet import it
 
             parquet = pyarrow.parquet.ParquetFile(self._file)
             check_schema(parquet.schema_arrow, self._schema, self.position.file)
@@ -62,7 +69,10 @@ class ParquetReader:
         return Piece(start, self.position, decoded, batch.nbytes)
 
     def _batch_at(self, row: int) -> pa.RecordBatch | None:
-        """Returns the rows from `row` to the next boundary: the end of the row group, or `MAX_CHUNK_ROWS` within it."""
+        """Returns the rows from `row` to the next boundary; None at the end of the file.
+
+        A boundary is the end of a row group, or every `MAX_CHUNK_ROWS` rows within it.
+        """
         metadata = self._open().metadata
         if row >= metadata.num_rows:
             return None
@@ -99,7 +109,9 @@ class ParquetReader:
         return Piece(begin, end, Decoded(batch, () if begin.row else decoded.rejected), batch.nbytes)
 
     def _reread_block(self, offset: int, length: int, context: FilePosition) -> Decoded:
-        """Returns the rows at `offset`. The last block is cached: a paced replay leaves many positions inside it."""
+        """Returns the `length` rows at `offset`, decoded. The last block is cached, because a paced replay ends chunks
+        inside blocks.
+        """
         key = (offset, length, context.arrival_ms)
         if self._last_reread is None or self._last_reread[0] != key:
             try:
@@ -116,7 +128,7 @@ class ParquetReader:
             RejectionReason.CORRUPT,
             1,
             f"{self.position.file}: row {self.position.offset}",
-            f"not a complete Parquet file ({error}); the rows before are counted, the others cannot be read",
+            f"not a complete Parquet file ({error}); earlier rows are counted, the rows from here on cannot be read",
         )
         piece = note_piece(self.position, note, self._schema, ended=True, losses=(LossReason.FILE_DAMAGED,))
         self.position = piece.end

@@ -13,20 +13,18 @@ from edgewater.model.errors import StorageError
 class FilePosition:
     """The position after the first `row` valid records of the `block` units at `offset` of a file.
 
-    Units are bytes of decompressed text, or rows of a Parquet file. Between blocks `row` and
-    `block` are 0.
+    A unit is a byte of decompressed text, or a row of a Parquet file. Between two blocks, `row` and `block` are 0.
 
     Attributes:
         inode: identifies the file, also after it has been renamed.
-        head: (n, CRC32C of the file's first n bytes): distinguishes files after an inode was reused.
-        tail: (n, CRC32C of the n decompressed bytes before `offset`): tells whether a file still has what was read from
-            it, and which files are copies. (0, 0): unknown.
-        size: of an ended file, its size on disk at the end; 0: unknown.
-        arrival_ms: when the block at or before this position was read; its event times are validated
-            against it.
+        head: (n, CRC32C of the file's first n bytes). It distinguishes files after an inode was reused.
+        tail: (n, CRC32C of the n decompressed bytes before `offset`). It tells whether a file still has the bytes that
+            were read, and which files are copies. (0, 0) if unknown.
+        size: the size on disk of an ended file, in bytes; 0 if unknown.
+        arrival_ms: wall time when the block at or before this position was read. Event times are validated against it.
         header: column names, for CSV.
-        ended: nothing more will be read from the file, whatever it contains (such as a damaged file).
-        note: a rejection of the file as a whole that was reported between the previous position and this one.
+        ended: whether reading of the file has ended for good, also if it is damaged.
+        note: a rejection of the whole file that was reported between the previous position and this one.
         others: the positions of the other files that are followed at the same time.
     """
 
@@ -50,7 +48,7 @@ class FilePosition:
         return replace(self, offset=offset, block=0, row=0, arrival_ms=arrival_ms, note=None, tail=tail)
 
     def to_json(self) -> Position:
-        """Returns the position as JSON, without default values: it is written with every chunk."""
+        """Returns the position as JSON. Default values are left out, because each chunk contains its positions."""
         result: Position = {
             "file": self.file,
             "inode": self.inode,
@@ -76,7 +74,11 @@ class FilePosition:
 
     @classmethod
     def from_json(cls, document: Position) -> FilePosition:
-        """Reads the result of `to_json`. Raises StorageError for anything else."""
+        """Returns the position from its JSON.
+
+        Raises:
+            StorageError: the document is not a result of `to_json`.
+        """
         try:
             return cls._read(document)
         except (KeyError, TypeError, ValueError) as exc:

@@ -14,9 +14,11 @@ from edgewater.wire import LossReason
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The records between two positions in one file; `nbytes` is the size of their input, decompressed.
+    """The records between two positions in one file.
 
-    `losses` and `input_gone` are as in `edge.records.Chunk`.
+    Attributes:
+        nbytes: decompressed size of the records' input.
+        losses, input_gone: as in `edge.records.Chunk`.
     """
 
     start: FilePosition
@@ -28,7 +30,7 @@ class Piece:
 
 
 class FileReader(Protocol):
-    """Reads a file from a position on. Blocking; one thread at a time."""
+    """Reads a file from a position on. Its methods block, and one thread may use it at a time."""
 
     @property
     def position(self) -> FilePosition:
@@ -38,40 +40,47 @@ class FileReader(Protocol):
         """Returns the next records; None if there are none at the moment.
 
         Args:
-            arrival_ms: wall time of the read; event times are validated against it.
-            final: the file is complete, so its last line is complete without a newline.
+            final: whether the file is complete, so that its last line may lack a newline.
+            arrival_ms: wall time of the read. Event times are validated against it.
 
         Raises:
             InvalidRecord: the file as a whole does not match the stream.
         """
 
     def reread(self, start: FilePosition | None, end: FilePosition) -> Piece:
-        """Returns the piece between two positions; `start` None: the beginning of the file.
+        """Returns the piece between two positions.
+
+        Args:
+            start: the first position; None for the beginning of the file.
 
         Raises:
-            InputGone: the file no longer contains it.
+            InputGone: the file no longer contains the piece.
         """
 
     def contains(self, position: FilePosition) -> bool:
-        """Returns whether the file begins with what was read of a file up to a position, by its fingerprints.
+        """Returns whether this file begins with all bytes before a position of another file, judged by the position's
+        checksums.
 
-        Afterwards the reader can only be asked again, or closed.
+        Afterwards only `contains`, `end` and `close` may be called.
         """
 
     def end(self) -> tuple[int, bytes]:
-        """Returns the decompressed size of the file, and its last bytes. Afterwards as `contains`."""
+        """Returns the decompressed size of the file, and its last bytes.
+
+        Afterwards only `contains`, `end` and `close` may be called.
+        """
 
     def was_overwritten(self) -> bool:
-        """Returns whether the file no longer has what was read from it."""
+        """Returns whether the file no longer contains the bytes that were read from it."""
 
     def fileno(self) -> int:
-        """Returns the open descriptor."""
+        """Returns the descriptor of the open file."""
 
     def close(self) -> None: ...
 
 
 OpenReader = Callable[[str, FilePosition | None], FileReader]
-"""Opens the file at a path, at its beginning or at a position in the same file."""
+"""Opens the file at a path. The position is in the same file; None for its beginning."""
 
 
 def note_piece(
@@ -82,7 +91,7 @@ def note_piece(
     ended: bool,
     losses: tuple[LossReason, ...] = (),
 ) -> Piece:
-    """Returns a piece without records that reports a rejection of the file as a whole."""
+    """Returns a piece without records that reports a rejection of the whole file."""
     end = FilePosition(
         position.file,
         position.inode,
@@ -98,7 +107,7 @@ def note_piece(
 
 
 def file_gone_piece(position: FilePosition, schema: RecordSchema) -> Piece:
-    """Returns the piece that reports that a file was deleted before its end had been read."""
+    """Returns the piece that reports that a file was deleted before it was read to its end."""
     message = (
         f"the file is gone (inode {position.inode}); records after byte {position.offset} are not counted; "
         "expected: rotated files stay in their directory until they have been read"

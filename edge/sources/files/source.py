@@ -1,7 +1,7 @@
 """The file source: files that match a pattern, read once in name order, or followed forever.
 
-Reading and decoding run in a thread, one piece at a time. The next piece is read when the consumer
-requests it, so a slow consumer slows the source and at most one piece is in memory.
+Reading and decoding run in a thread, one piece at a time. The next piece is read when the consumer requests it. So a
+slow consumer slows the source, and at most one piece is in memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edgewater.model.streams import Delivery
 
 POLL_S = 0.25
 BACKFILL_ROWS = 2_048
-"""Records of a chunk that is read again: few, because the live sources wait while it is handled."""
+"""Records of a chunk of a backfill. It is small, because live sources wait while a chunk is handled."""
 
 
 def text_opener(text: TextFormat, compression: str = "auto") -> OpenReader:
@@ -53,13 +53,13 @@ class FileSource:
     Args:
         pattern: a path, or a pattern with ``*``, ``?`` and ``**``.
         open_reader: opens a matching file.
-        follow: keep reading lines that are appended and files that appear.
+        follow: true to continue with appended lines and new files.
         requires_complete: returns whether the file at a path can only be read once it is complete.
-        now_ms: the wall clock, for arrival times.
+        now_ms: returns the wall time, for arrival times.
         sleep: waits between polls of followed files.
-        coalesce_s: how long a followed file waits between two short reads.
-        rotate_wait_ms: how long a file that has left the pattern is kept open after its last record, unless it is known
-            that no process has it open for writing.
+        coalesce_s: returns how long a followed file waits between two short reads.
+        rotate_wait_ms: how long a file outside the pattern stays open after its last record. It is closed earlier if no
+            process has it open for writing.
     """
 
     replayable = True
@@ -100,7 +100,7 @@ class FileSource:
         return self._fingerprints.of(FilePosition.from_json(position), most)
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
-        self.close()  # recovery is over
+        self.close()  # recovery has ended, so nothing is reread
         at = FilePosition.from_json(position) if position is not None else None
         return self._follow_files(at) if self._follow else self._read_once(at)
 
@@ -151,7 +151,7 @@ class FileSource:
                         short = 0 < piece.nbytes < SHORT_READ_BYTES * waited_s / COALESCE_S
                         at_end = short and not self._requires_complete(file.position.file)
                         if at_end:
-                            break  # later appends are read together in the next round
+                            break  # the next round reads the next appended lines together
                     drained &= at_end
                 if not progress:
                     await self._sleep(self._poll_s)
@@ -197,7 +197,9 @@ class FileSource:
         return reader
 
     def _without_copies(self, limits: list[FilePosition]) -> list[BackfillFile]:
-        """Returns the files of these positions. Copies of others, which were not read, have no path."""
+        """Returns the files of these positions. A file that is a copy of another one has no path, because copies were
+        not read.
+        """
         files = [BackfillFile(None, limit) for limit in limits]
         known: list[tuple[str, FilePosition]] = []
         for file, limit in sorted(zip(files, limits, strict=True), key=lambda f: -f[1].offset):
@@ -229,11 +231,13 @@ class FileSource:
             return self._reader_for(last).reread(first, last)
         except InputGone:
             self.close()
-            return self._reader_for(last).reread(first, last)  # a copy of the file may still have it
+            return self._reader_for(last).reread(first, last)  # a copy of the file may still have the records
 
     def _reader_for(self, position: FilePosition) -> FileReader:
-        """Returns a reader of the position's file. It stays open: recovery reads piece after piece, and a compressed
-        file cannot be seeked."""
+        """Returns a reader of the position's file.
+
+        The reader stays open, because recovery reads one piece after the other and a compressed file cannot be seeked.
+        """
         reader = self._reread
         if reader is None or reader.position.inode != position.inode or reader.position.head != position.head:
             try:
@@ -250,12 +254,12 @@ class FileSource:
         return contains(self._open, path, position)
 
     def _may_contain(self, path: str, position: FilePosition) -> bool:
-        # A compressed file is not decompressed for this: what is read again is compared anyway.
+        # A compressed file is not decompressed for this check: `reread` compares the checksum anyway.
         is_compressed = self._requires_complete(path) and inode_of(path) == position.inode
         return self._contains(path, replace(position, offset=0, tail=(0, 0)) if is_compressed else position)
 
     def close(self) -> None:
-        """Closes the file that `reread` holds open."""
+        """Closes the file that `reread` has opened."""
         if self._reread is not None:
             self._reread.close()
             self._reread = None

@@ -60,7 +60,7 @@ class TextReader:
         if self.position.row:
             return self._finish_block()
         while True:
-            # First with final=False: in a damaged file the last readable byte does not end a line.
+            # final=False comes first, because the last readable byte of a damaged file does not end a line.
             block = self._blocks.next(final=False)
             if block is None and self._input.damage is not None:
                 return self._report_damage()
@@ -74,13 +74,13 @@ class TextReader:
 
     def _piece(self, block: Block, arrival_ms: int) -> Piece:
         start = self.position
-        if start.head[0] < HEAD_BYTES:  # the file was shorter when it was opened
+        if start.head[0] < HEAD_BYTES:  # when the file was opened, it was shorter than HEAD_BYTES
             start = replace(start, head=self._input.head())
         self.position = start.after_block(block.length, arrival_ms, self._tail_after(block.data, block.too_long))
         return Piece(start, self.position, self._decode(block, start, arrival_ms), block.length)
 
     def _tail_after(self, data: bytes, too_long: bool = False) -> tuple[int, int]:
-        """Returns `FilePosition.tail` after these bytes; unknown after a line of which only the beginning is held."""
+        """Returns `FilePosition.tail` after `data` has been read. The tail is unknown after a line that is too long."""
         self._tail = b"" if too_long else (self._tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
         return len(self._tail), google_crc32c.value(self._tail)
 
@@ -96,7 +96,7 @@ class TextReader:
         return rest
 
     def _finish_block(self) -> Piece:
-        """Returns the rest of a partly read block: the same bytes, with the same arrival time."""
+        """Returns the rest of a block of which some records were already returned, with the same arrival time."""
         start = self.position
         rest = self._reread_block(start.offset, start.block, start)
         self._last_reread = None
@@ -122,7 +122,7 @@ class TextReader:
     def _reread_block(self, offset: int, length: int, context: FilePosition) -> Decoded:
         """Returns the block at `offset`, decoded with the header and the arrival time of `context`.
 
-        The last block is cached: a paced replay leaves many positions inside one block.
+        The last block is cached, because a paced replay has many positions inside one block.
         """
         key = (offset, length, context.arrival_ms)
         if self._last_reread is None or self._last_reread[0] != key:
@@ -166,7 +166,9 @@ class TextReader:
         return piece
 
     def _has_tail(self, position: FilePosition) -> bool:
-        """Returns whether the bytes before the input's offset are those of a position; true if these are unknown."""
+        """Returns whether the bytes before the input's offset have the checksum of the position's tail; true if that is
+        unknown.
+        """
         length, checksum = position.tail
         tail = self._input.tail[-length:] if length else b""
         return len(tail) == length and google_crc32c.value(tail) == checksum

@@ -1,4 +1,4 @@
-"""Makes columns of OTLP records. It finds fields and attributes by path, and converts them to the types of a stream."""
+"""Converts OTLP records to columns: finds fields and attributes by path, and casts them to the types of a stream."""
 
 from __future__ import annotations
 
@@ -26,12 +26,17 @@ LATEST_NS = (1 << 63) - 1
 
 
 class _Bad:
-    """Stands for a value that cannot be converted."""
+    """A marker in place of a value that cannot be converted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A column. `codes` has the index of each row's value, or -1 for null. Without `codes`, each row has one value."""
+    """A column of values.
+
+    Attributes:
+        values: distinct values, or one value per row if `codes` is None.
+        codes: for each row, the index of its value in `values`; -1 for null.
+    """
 
     values: Sequence[Any]
     codes: IntArray | None = None
@@ -40,7 +45,7 @@ class Values:
         return Values(self.values, rows if self.codes is None else self.codes[rows])
 
     def typed(self, kind: pa.DataType) -> tuple[pa.Array, BoolArray]:
-        """Returns the column in a type, and which rows have a value that cannot be converted."""
+        """Returns the column cast to a type, and a mask of the rows whose value cannot be converted."""
         array, bad = _typed(self.values, kind)
         if self.codes is None:
             return array, bad
@@ -56,7 +61,7 @@ def _typed(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, BoolArra
     if set(map(type, values)) <= {natural[kind], type(None)}:
         try:
             return pa.array(values, kind), np.zeros(len(values), np.bool_)
-        except (pa.ArrowInvalid, OverflowError):  # an integer that is too large
+        except (pa.ArrowInvalid, OverflowError):  # an integer is too large for int64
             pass
     converted = [_convert(value, kind) for value in values]
     bad = np.array([each is _Bad for each in converted], np.bool_)
@@ -64,7 +69,7 @@ def _typed(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, BoolArra
 
 
 def _convert(value: Any, kind: pa.DataType) -> Any:
-    """Returns a value in a type; `_Bad` if it cannot be converted without a loss."""
+    """Returns a value as a type; `_Bad` if the conversion would lose information."""
     if value is None:
         return None
     if kind == pa.string():
@@ -86,15 +91,15 @@ def _convert(value: Any, kind: pa.DataType) -> Any:
 
 
 class Rows:
-    """The rows of a request. Each row has one event time. Columns are computed once for all streams.
+    """The rows of a request. Each row has one event time. A column is computed once, and all streams share it.
 
     Attributes:
-        time_ns: event time of each row; 0: the row has none.
+        time_ns: event time of each row, int64; 0 if the row has none.
     """
 
     signal: ClassVar[str]
     fields: ClassVar[Mapping[str, str]]
-    """The fields besides attributes, with the types that a column of each may have, or `any`."""
+    """The fields besides attributes. The value is the type that a column of the field must have, or `any`."""
 
     def __init__(self, records: OtlpRecords) -> None:
         self.records = records
@@ -128,7 +133,7 @@ class Rows:
         return self._field(path)
 
     def group_of(self) -> IntArray:
-        """Returns the index of each row's resource and scope."""
+        """Returns, for each row, the index of its resource and scope."""
         return self.records.group_of
 
     def _attribute(self, owner: str, owners: Sequence[Sequence[bytes]], key: str) -> Values:
@@ -159,7 +164,7 @@ class Rows:
 
 
 def nanoseconds(messages: Sequence[Any], name: str) -> IntArray:
-    """Returns a field with a time; times that are no int64 are as late as an int64 can be."""
+    """Returns a time field of messages in nanoseconds, int64. Times above the int64 range become the largest int64."""
     times = np.fromiter(map(attrgetter(name), messages), np.uint64, len(messages))
     return np.minimum(times, np.uint64(LATEST_NS)).astype(np.int64)
 
@@ -191,7 +196,7 @@ class LogRows(Rows):
 
 
 class SpanRows(Rows):
-    """One row for each span. Its event time is its end."""
+    """One row for each span. The event time is the span's end."""
 
     signal = "traces"
     fields = {
@@ -221,11 +226,11 @@ class SpanRows(Rows):
 
 @dataclass(slots=True)
 class Prepared:
-    """Typed columns of the rows that are not rejected yet.
+    """Typed columns of a request, and the rows that are not rejected yet.
 
     Attributes:
-        columns: by name, of all rows.
-        keep: the rows that are not rejected.
+        columns: all rows of each column, by its name.
+        keep: a mask of the rows that are not rejected.
     """
 
     columns: dict[str, pa.Array]
@@ -233,7 +238,7 @@ class Prepared:
     rejections: Rejections
 
     def reject(self, reason: RejectionReason, bad: BoolArray, time_ns: IntArray, example: str, message: str) -> None:
-        """Rejects rows, as far as they are not rejected yet."""
+        """Rejects the rows of `bad` that are not rejected yet."""
         new = bad & self.keep
         if new.any():
             self.rejections.add(reason, example, message, int(new.sum()))
@@ -249,10 +254,10 @@ class Prepared:
 
 
 def prepare(rows: Rows, paths: Mapping[str, str], schema: RecordSchema) -> Prepared:
-    """Converts the columns of a stream.
+    """Casts the columns of a stream, and rejects rows with values that cannot be cast.
 
     Args:
-        paths: by column, the path of a field or an attribute. Without a path, the time column is the event time.
+        paths: by column, the path of a field or an attribute. A time column without a path gets the event time.
     """
     result = Prepared({}, np.ones(len(rows), np.bool_), Rejections())
     for name, kind in schema.textual.items():

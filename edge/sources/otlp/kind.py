@@ -1,8 +1,8 @@
-"""Provides the kind ``otlp`` (extra ``otlp``): logs, metrics and spans from OpenTelemetry SDKs and collectors.
+"""The kind of sources ``otlp`` (extra ``otlp``): logs, metrics and spans from OpenTelemetry SDKs and collectors.
 
-Requests arrive at ``/v1/logs``, ``/v1/metrics`` and ``/v1/traces`` of `http.listen`, or over gRPC at `http.grpc`. All
-streams with a signal get the records of the signal. Exporters repeat a request unchanged, so a request counts once for
-each stream.
+Requests arrive at ``/v1/logs``, ``/v1/metrics`` and ``/v1/traces`` of `http.listen`, or over gRPC at `http.grpc`. Each
+record goes to all streams whose source has the record's signal. Exporters repeat a request unchanged. Therefore a
+request counts once for each stream.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class OtlpConfig(Model):
     """The options below ``otlp:``.
 
     Attributes:
-        signal: what the stream gets.
-        columns: by column, the field or attribute that it gets, such as ``resource.service.name``. A column with the
-            name of a field gets that field.
-        metrics: only metrics of these names; a name may end in ``*``.
+        signal: the signal whose records the stream receives.
+        columns: by column, the path of a field or attribute, such as ``resource.service.name``. A column without an
+            entry takes the field with the column's name.
+        metrics: names of the metrics that the stream receives. A name may end in ``*``. None: all metrics.
         max_series: the largest number of remembered cumulative series. Points of further series are rejected.
     """
 
@@ -66,7 +66,7 @@ class OtlpConfig(Model):
 
 
 class Otlp:
-    """The kind ``otlp``."""
+    """The kind of sources ``otlp``."""
 
     name = "otlp"
     config = OtlpConfig
@@ -110,10 +110,10 @@ def _fields(signal: str) -> Mapping[str, str]:
 
 
 def _paths(options: OtlpConfig, context: SourceContext) -> dict[str, str]:
-    """Returns the path of each column; the column of the event time has none unless `columns` names it.
+    """Returns the path of each column. The column of the event time has a path only if `columns` names one.
 
     Raises:
-        InvalidConfig: a column has no path, a path is none, or a column has a type that its field cannot have.
+        InvalidConfig: a path is neither a field nor an attribute, or the type of a column does not fit its field.
     """
     where, schema = f"streams.{context.stream}.sources.otlp", context.schema
     fields, given = _fields(options.signal), options.columns
@@ -155,7 +155,7 @@ def _check_type(field: str, path: str, kind: pa.DataType, accepted: str) -> None
 
 
 class OtlpReceiver:
-    """A `Receiver` of one signal, for all streams with it."""
+    """A `Receiver` of one signal, for all streams with a source of the signal."""
 
     encodings = ENCODINGS
 
@@ -221,7 +221,9 @@ class OtlpReceiver:
         }[self._signal]
 
     def refusal(self, request: Request, refused: Refused) -> Response:
-        """Returns a `google.rpc.Status`. Exporters repeat only what has 429 or 503, so a time-out gets 503, too."""
+        """Returns a `google.rpc.Status`. Exporters repeat only requests with status 429 or 503, so a time-out gets
+        503.
+        """
         from google.rpc import error_details_pb2, status_pb2
 
         code, _ = STATUS[refused.status].value

@@ -1,9 +1,9 @@
 """Reads OTLP requests (protobuf or JSON) into groups of records, within bounds of memory.
 
 A record or an attribute of two bytes takes fifty bytes or more as a message. So this module reads the levels of a
-request one after the other, and counts them before they become messages. Some fields of the classes here are `bytes`,
-where `opentelemetry-proto` has a message. Both are the same on the wire. An attribute stays bytes until a column asks
-for the attributes of its owner. Equal attributes are then decoded once.
+request one after the other, and counts records before it makes messages. Some fields of the classes here are `bytes`,
+where `opentelemetry-proto` has a message. Bytes and messages have the same encoding. An attribute stays bytes until a
+column needs it. Equal attributes are then decoded once.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ T = TypeVar("T")
 
 UNIT_BYTES = 16
 RECORD_UNITS = 4
-"""A body may have one unit for each `UNIT_BYTES` bytes that it may have. A record or a point takes `RECORD_UNITS`, as
-its messages take a kilobyte; a bucket or a token of JSON takes one."""
+"""The cost of a record or a point, in units. Its messages need about a kilobyte. A bucket or a JSON token costs one
+unit. A body may cost one unit per `UNIT_BYTES` bytes of the largest body.
+"""
 _PACKAGE = "opentelemetry.proto."
 _OPAQUE = (
     "common.v1.KeyValue", "common.v1.AnyValue", "metrics.v1.Exemplar", "trace.v1.Span.Event", "trace.v1.Span.Link",
@@ -44,7 +45,7 @@ _OPAQUE = (
     "metrics.v1.Summary",
 )  # fmt: skip
 _REQUESTS = {"logs": logs_pb2.LogsData, "metrics": metrics_pb2.MetricsData, "traces": trace_pb2.TracesData}
-"""By signal, the message with the fields of an export request."""
+"""The message class with the fields of an export request, by signal."""
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 
 
@@ -77,20 +78,22 @@ def _pool() -> Any:
 
 @functools.cache
 def message_class(name: str) -> Any:
-    """Returns the class of a message, by its full name without `opentelemetry.proto.`."""
+    """Returns the class of a message. `name` is its full name without `opentelemetry.proto.`."""
     full = name if name.startswith("levels.") else _PACKAGE + name
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(full))
 
 
 class Budget:
-    """Counts the parts of a body before they take memory."""
+    """Counts the parts of a body before they need memory."""
 
     def __init__(self, body: Body) -> None:
         self._most = self._left = max(body.limit_bytes // UNIT_BYTES, RECORD_UNITS)
         self.check = body.check
 
     def take(self, records: int, unit: int = RECORD_UNITS) -> None:
-        """Raises InvalidRecord: there are too many; and BodyTooCostly, as `Body.check`."""
+        """Takes units for a number of parts. Raises InvalidRecord for too many parts, and BodyTooCostly as
+        `Body.check`.
+        """
         self._left -= records * unit
         if self._left < 0:
             accepted = f"several smaller requests, with at most {self._most // RECORD_UNITS} records each"
@@ -100,11 +103,11 @@ class Budget:
 
 @dataclass(slots=True)
 class OtlpRecords:
-    """The records of a request, by resource and scope.
+    """The records of a request, by resource and scope. A group is one scope of one resource.
 
     Attributes:
         messages: the records.
-        group_of: index of each record's group.
+        group_of: index of each record's group, int64.
         resources, scopes, sizes: the resource, the scope and the number of records of each group.
     """
 
@@ -120,7 +123,11 @@ class OtlpRecords:
 
 
 def refusing(read: Callable[[], T], accepted: str) -> T:
-    """Returns the result of `read`. Raises InvalidRecord for bytes that are no such message."""
+    """Returns the result of `read`. Raises InvalidRecord if `read` cannot decode its bytes.
+
+    Args:
+        accepted: what the error message says is accepted.
+    """
     try:
         return read()
     except (DecodeError, json_format.ParseError, ValueError, OverflowError, RecursionError) as exc:
@@ -131,7 +138,7 @@ def read_request(body: bytes, signal: str, budget: Budget) -> OtlpRecords:
     """Reads the protobuf encoding of an export request.
 
     Raises:
-        InvalidRecord: it is none.
+        InvalidRecord: the body is no such request.
         BodyTooCostly: see `edge.receivers.Body`.
     """
     return refusing(lambda: _read(body, signal, budget), f"an OTLP request with {signal} in protobuf")
@@ -166,10 +173,10 @@ def _read(body: bytes, signal: str, budget: Budget) -> OtlpRecords:
 
 
 def json_to_protobuf(body: bytes, signal: str, budget: Budget) -> bytes:
-    """Converts the JSON encoding of an export request. In it, identities of traces and spans are hexadecimal.
+    """Converts the JSON encoding of an export request to protobuf. In JSON, trace and span identifiers are hexadecimal.
 
     Raises:
-        InvalidRecord: it is none.
+        InvalidRecord: the body is no such request.
         BodyTooCostly: see `edge.receivers.Body`.
     """
     budget.take(sum(map(body.count, (b"{", b"[", b","))), unit=1)
@@ -195,18 +202,20 @@ def _base64_ids(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def attribute(data: bytes) -> tuple[str, Any]:
-    """Returns key and value of a serialized attribute."""
+    """Returns the key and the value of a serialized attribute."""
     pair = common_pb2.KeyValue.FromString(data)
     return pair.key, plain(pair.value)
 
 
 def any_value(data: bytes) -> Any:
-    """Returns a serialized `AnyValue` as `plain`."""
+    """Returns the value of a serialized `AnyValue` in the form of `plain`."""
     return plain(common_pb2.AnyValue.FromString(data))
 
 
 def plain(value: Any) -> Any:
-    """Returns text, a number, a truth value or None. Arrays and maps become JSON, bytes become base64."""
+    """Returns an `AnyValue` as text, a number, a bool or None. Arrays and maps become JSON text, bytes become base64
+    text.
+    """
     kind = value.WhichOneof("value")
     if kind is None:
         return None
@@ -226,10 +235,10 @@ def _tree(value: Any) -> Any:
 
 
 class Attributes:
-    """The attributes of several owners, such as records. Each different attribute is decoded once.
+    """The attributes of several owners, such as records. Each distinct attribute is decoded once.
 
     Args:
-        owners: for each owner its serialized attributes.
+        owners: for each owner, its serialized attributes.
 
     Raises:
         InvalidRecord: there are more attributes than `budget` allows.
@@ -251,9 +260,9 @@ class Attributes:
             self._with_key.setdefault(key, []).append(number)
 
     def column(self, key: str) -> tuple[list[Any], IntArray]:
-        """Returns the different values of a key, and for each owner the index of its value; -1: it has none.
+        """Returns the distinct values of a key, and for each owner the index of its value; -1 without a value.
 
-        If an owner has a key twice, the last one counts.
+        If an owner has a key twice, the last value counts.
         """
         numbers = self._with_key.get(key, [])
         codes = np.full(self._count, -1)

@@ -1,12 +1,12 @@
-"""Makes rows of OTLP metrics, and increments of cumulative points.
+"""Converts OTLP metrics to rows, and cumulative points to increments.
 
-Each point of a gauge or a sum gives one row. A point of a histogram gives a row with its count, sum, least and greatest
-value. Each of its buckets that is not empty gives a row, too. A point of a summary gives a row with its count and sum,
-and a row for each quantile.
+Each point of a gauge or a sum gives one row. A point of a histogram gives a row with its count, sum, minimum and
+maximum, and a row for each bucket that is not empty. A point of a summary gives a row with its count and sum, and a row
+for each quantile.
 
 Totals of monotonic sums, histograms and summaries become increments (`edge.series`), because increments can be added
-over windows and edges. Each bucket is a series of its own, even while it is empty. Otherwise the first value of a
-bucket would look like a value that was counted before.
+over windows and edges. Each bucket is a separate series, even while it is empty. Otherwise the first value of a bucket
+would not count, as the first total of a series may have been counted before.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _DELTA, _CUMULATIVE = 1, 2
 _NO_VALUE = 1
 """The flag of a point without a recorded value."""
 MIN_SCALE, MAX_SCALE = -10, 20
-"""Scales of exponential histograms: bucket `i` begins at 2^(i · 2^-scale)."""
+"""The accepted scales of exponential histograms. Bucket `i` begins at 2^(i · 2^-scale)."""
 NUMBERS = ("value", "count", "sum", "min", "max", "lower", "upper", "quantile")
 
 
 @dataclass(frozen=True, slots=True)
 class _Metric:
-    """A metric of a request, without its points."""
+    """One metric of a request, without its points."""
 
     name: str
     unit: str
@@ -58,13 +58,15 @@ class _Metric:
 
     @property
     def is_total(self) -> bool:
-        """Whether its points are totals, of which increments are counted."""
+        """Whether the metric's points are totals, of which only the increments count."""
         cumulative = self.temporality == _CUMULATIVE
         return self.kind == _SUMMARY or (cumulative and (self.kind == _HISTOGRAM or self.is_monotonic))
 
 
 class _Builder:
-    """Collects rows. Lists have one entry per row. `points` and `metrics` have one entry per point."""
+    """Collects the rows of a request. Lists have one entry per row, but `points` and `metric_of` have one entry per
+    point.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
@@ -73,10 +75,10 @@ class _Builder:
         self.metric_of: list[int] = []
         self.point_of: list[int] = []
         self.part: list[int] = []
-        self.bits: list[float | int | None] = []  # the value or, for histograms and summaries, the count
+        self.bits: list[float | int | None] = []  # the value; for histograms and summaries the count
         self.extra: dict[str, list[float | None]] = {name: [] for name in NUMBERS[2:]}
-        self.malformed: list[int] = []  # points
-        self.fault = ""  # of the first of them
+        self.malformed: list[int] = []  # indices of rejected points
+        self.fault = ""  # the reason for the first rejected point
 
     def add_metric(self, metric: Any, group: int) -> None:
         kind = metric.WhichOneof("data")
@@ -135,7 +137,7 @@ class _Builder:
     def _exponential(self, point: Any) -> None:
         self._total(point)
         if self.metrics[-1].temporality == _CUMULATIVE:
-            # The buckets of two points differ when the scale does, so that their difference is not known.
+            # If the scale changes, two points have different buckets, so their difference is unknown.
             self._reject("a cumulative exponential histogram; expected delta temporality")
             return
         if not MIN_SCALE <= point.scale <= MAX_SCALE:
@@ -163,7 +165,7 @@ class MetricRows(Rows):
     """The rows of the metrics of a request.
 
     Args:
-        names: only these metrics; a name may end in ``*``. None: all.
+        names: the metrics to read. A name may end in ``*``. None for all metrics.
     """
 
     signal = "metrics"
@@ -228,7 +230,7 @@ class MetricRows(Rows):
         return Values([getattr(metric, path) or None for metric in self.metrics], self.metric_of)
 
     def keys(self, rows: IntArray) -> list[bytes]:
-        """Returns the identity of each row's series: its metric and attributes, and its bucket."""
+        """Returns the identity of each row's series: a digest of its metric, its attributes and its bucket."""
         of_metric = [self._metric_digest(metric) for metric in self.metrics]
         points, of_point = self.records.messages, dict[int, bytes]()
         upper, result = self.extra["upper"], list[bytes]()
@@ -271,7 +273,10 @@ class MetricStream:
     def decode(
         self, rows: MetricRows, arrival_ms: int
     ) -> tuple[Decoded, Callable[[SeriesMemory], tuple[Decoded, SeriesUpdate]] | None]:
-        """Returns the records; or, if there are totals, no records and a function that computes them."""
+        """Returns the records of the rows.
+
+        If rows are totals, returns no records, and a function that computes the records from the remembered series.
+        """
         prepared = prepare(rows, self._others, self._rest)
         malformed = np.isin(rows.point_of, rows.malformed)
         prepared.reject(RejectionReason.MALFORMED, malformed, rows.time_ns, rows.fault.partition(":")[0], rows.fault)
@@ -289,9 +294,10 @@ class MetricStream:
         return rejected, lambda memory: self._convert(rows, prepared, arrival_ms, at, points, memory)
 
     def _totals(self, rows: MetricRows, prepared: Prepared, arrival_ms: int) -> tuple[IntArray, Totals]:
-        """Returns the rows of totals that are not rejected, and their points."""
+        """Returns the indices of the totals that are not rejected, and their points."""
         time, time_ms = self._schema.time, rows.time_ns // 1_000_000
-        # A point in the far future is rejected for its time, and must not make the next points of its series late.
+        # A point in the far future will be rejected. It is left out here, so that later points of its series are not
+        # late.
         plausible = (time_ms >= time.min_ms) & (time_ms <= time.latest_ms(arrival_ms))
         at = np.flatnonzero(rows.is_total & prepared.keep & plausible)
         sums = np.nan_to_num(rows.extra["sum"][at])
@@ -325,7 +331,7 @@ class MetricStream:
         self, rows: MetricRows, prepared: Prepared, arrival_ms: int, counts: BoolArray,
         bits: IntArray, is_int: BoolArray, total: FloatArray,
     ) -> Decoded:  # fmt: skip
-        """Adds the numeric columns, and drops the rows without an increment."""
+        """Adds the numeric columns, and removes the rows that do not count."""
         has_value = (rows.part == _VALUE) | (rows.part == _QUANTILE)
         is_absolute = ~rows.is_total
         for name, path in self._numbers.items():
@@ -341,7 +347,7 @@ class MetricStream:
                 continue
             column = total if path == "sum" else rows.extra[path]
             null = np.isnan(column)
-            if path in ("min", "max"):  # of all time for totals, and so of no increment
+            if path in ("min", "max"):  # extremes of a total are over all time, not over the increment
                 null = null | ~is_absolute
             prepared.columns[name] = pa.array(column, pa.float64(), mask=null)
         prepared.columns = {name: prepared.columns[name] for name in self._schema.textual}
@@ -354,7 +360,7 @@ class MetricStream:
 
 
 def _numeric(bits: IntArray, is_int: BoolArray, has: BoolArray, kind: pa.DataType) -> tuple[pa.Array, BoolArray]:
-    """Returns numbers in a type, null where `has` is false, and which of them cannot be converted."""
+    """Returns numbers as a type, null where `has` is false, and a mask of the numbers that cannot be converted."""
     floats = np.where(is_int, 0.0, bits.view(np.float64))
     if kind == pa.float64():
         floats = np.where(is_int, bits.astype(np.float64), floats)

@@ -148,7 +148,7 @@ def test_the_reply_comes_only_when_the_records_are_durable(agent: Agent, ndjson:
 
 def test_a_stream_without_http_source_is_not_found_and_the_reply_names_those_with_one(agent: Agent) -> None:
     for path in ("/v1/streams/trains", "/v1/streams/quiet"):
-        assert "streams that do: flights" in problem(agent.push("", path=path), 404, "not-found")
+        assert "streams that accept them: flights" in problem(agent.push("", path=path), 404, "not-found")
 
 
 def test_lines_of_text_are_read_in_the_format_of_the_source_and_refused_without_one(arrival_ms: int) -> None:

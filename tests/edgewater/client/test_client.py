@@ -323,9 +323,9 @@ def test_a_center_that_is_not_there_and_a_server_that_is_none_are_told_apart(tmp
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "queries").write_text("<html>a page</html>")
     with _file_server(tmp_path) as url, Center(url) as center:
-        with pytest.raises(ProtocolError, match="is the address that of a center's API"):
+        with pytest.raises(ProtocolError, match="is this the address of a center's API"):
             center.queries()
-        with pytest.raises(ProtocolError, match="no center says"):
+        with pytest.raises(ProtocolError, match="no reply of a center"):
             center.query("flights")
 
 

@@ -101,7 +101,7 @@ def test_a_query_is_changed_by_file_and_in_an_editor(desk, run, tmp_path, monkey
         assert run(url, "query", "edit", "flights").stdout == "flights is not changed\n"
         editor.write_text('sed -i "s/lateness: 5m/lateness: soon/" "$1"\n')
         refused = run(url, "query", "edit", "flights")
-        kept = re.search(r"what you have written is in (\S+):", refused.stderr)
+        kept = re.search(r"your text is saved in (\S+);", refused.stderr)
         assert refused.exit_code == 2
         assert kept is not None
         assert "lateness: soon" in Path(kept[1]).read_text()
