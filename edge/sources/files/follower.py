@@ -13,6 +13,7 @@ then read from its beginning. Its last bytes before that may not have been read,
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -214,7 +215,7 @@ class FollowedFiles:
 
     def _expire(self) -> None:
         leaving = [file for file in self._files.values() if file.leaving and file.reader is not None]
-        leaving.sort(key=lambda file: file.quiet_since_ms or 0)
+        leaving.sort(key=lambda file: math.inf if file.quiet_since_ms is None else file.quiet_since_ms)
         for file in leaving[: max(0, len(leaving) - MAX_LEAVING_FILES)]:
             file.expired = True
 
