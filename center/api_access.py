@@ -161,8 +161,7 @@ class OidcSection(Section):
     """The claim whose values `roles` lists; dots separate levels, as in ``realm_access.roles``."""
     roles: Annotated[dict[str, Annotated[GrantEntry, BeforeValidator(_grant)]], Field(min_length=1)]
     """Role by value of the claim. A role may also be ``{role: editor, queries: [sales_*]}``. A token without any of the
-    values is refused.
-    """
+    values is refused."""
     leeway: Annotated[Duration, Field(le=300_000)] = 30_000
     """The largest accepted difference between the clocks of issuer and center."""
 

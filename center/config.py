@@ -73,19 +73,16 @@ class GatewaySection(Section):
     """Largest message of an edge, before compression."""
     edge_heartbeat_ms: Duration = Field(default=5_000, alias="heartbeat", ge=1_000, le=20_000)
     """Interval of an edge's heartbeats while it has nothing else to send. An edge is unreachable after 2.5 intervals
-    without a heartbeat, but not before 5 s. It is unreachable at once if its connection ends. The interval is longer
-    if a gateway has more than 2,500 edges.
-    """
+    without a heartbeat, but not before 5 s. It is unreachable at once if its connection ends. The interval is longer if
+    a gateway has more than 2,500 edges."""
     compression_bytes: Size = Field(default=256 << 20, alias="compression_memory", ge=0)
     """Memory in which the gateway decompresses the data of edges, over all sessions. 0: edges compress each frame
-    alone.
-    """
+    alone."""
     work_per_s: int = Field(default=WORK_PER_S, alias="work", ge=1_000)
     """Units of work per second of an edge's frames. Frames with more work are delayed."""
     open_windows: Annotated[int, Field(ge=1)] = DEFAULT_OPEN_WINDOWS
     """The most windows of a query that an edge may keep open, besides the windows within the query's lateness. Data for
-    more windows is refused.
-    """
+    more windows is refused."""
     metrics: Address | None = None
     """Address that serves /livez, /readyz and /metrics. None: they are not served."""
 
@@ -126,13 +123,11 @@ class StreamSection(Section):
 
     columns: Columns | None = None
     """The columns that the stream's edges may have, and their types. None: the columns that an admin has set at the
-    API. If there are none, the first edge that has a column decides its type.
-    """
+    API. If there are none, the first edge that has a column decides its type."""
 
     replay: ReplaySection | Literal["edges"] | None = None
     """The replay's clock, or `edges`: the clock that edges report. None: event time is wall time. However, a gateway
-    that only this machine can reach uses the clocks of edges.
-    """
+    that only this machine can reach uses the clocks of edges."""
     ahead_ms: Duration = Field(default=86_400_000, alias="ahead", ge=0)
     """The longest time by which the event time of a record may be ahead of the stream's clock."""
 
@@ -167,9 +162,8 @@ class ApiLimitsSection(Section):
     """The resources that clients may use in one API process."""
 
     connections: Count = 4096
-    """    The most connections. Beyond this number, the connection that has had no request for the longest time
-    is closed.
-    """
+    """The most connections. Beyond this number, the connection that has had no request for the longest time is
+    closed."""
     live: Count = 2000
     """The most live streams."""
     live_per_principal: Count = 500
@@ -189,13 +183,12 @@ class ApiLimitsSection(Section):
     reads_at_once: Count = 8
     """The most requests of one principal that read at the same time. Further requests wait."""
     reads: Rate = "200/second"
-    """Requests per principal that change nothing."""
+    """The most requests per principal that change nothing."""
     changes: Rate = "20/second"
-    """Requests per principal that change something."""
+    """The most requests per principal that change something."""
     registrations: Rate = "1000/day"
-    """New queries per principal. A query counts until one day after its deletion. The catalog holds at most 10,000
-    queries.
-    """
+    """The most new queries per principal. A query counts until one day after its deletion. The catalog holds at most
+    10,000 queries."""
 
 
 class ApiSection(Section):
@@ -207,8 +200,7 @@ class ApiSection(Section):
     """Address of the API and the console."""
     hosts: tuple[str, ...] = ()
     """Names by which requests without credentials may address the server, such as a proxy's name. Loopback names are
-    always allowed.
-    """
+    always allowed."""
     token: Secret | None = None
     """The token of the principal `admin`: the token itself, `{env: NAME}` or `{file: PATH}`."""
     principals: dict[str, PrincipalEntry] = {}
@@ -265,14 +257,12 @@ class SparkSection(Section):
     """Memory of the driver's JVM, such as `1g`."""
     hang_ms: Duration = Field(default=300_000, alias="hang", ge=10_000)
     """A job that makes no step for this time is killed and started again. The time for which it waits for a core is not
-    counted.
-    """
+    counted."""
     trigger_ms: Duration = Field(default=0, alias="trigger")
     """Least time between the starts of two micro-batches. 0: a micro-batch starts when the previous one has ended."""
     metrics: Address | None = None
     """Address that serves /livez, /readyz and /metrics of the job. None: they are not served. The other drivers of
-    `edgewater center run` use the next ports.
-    """
+    `edgewater center run` use the next ports."""
     standby: bool = False
     """Whether `edgewater center run` starts one more driver, which takes over when another driver dies."""
     lease_ms: Duration = Field(default=3_000, alias="lease", ge=1_000, le=60_000)
@@ -280,12 +270,10 @@ class SparkSection(Section):
     drivers: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of drivers that lead at the same time. Each leads a partition of the queries, by their names. The number
     must be the same for all drivers of a center. `edgewater center run` starts this number of drivers. More than one
-    driver is useful with PostgreSQL and several cores.
-    """
+    driver is useful with PostgreSQL and several cores."""
     max_answer_bytes: Size = Field(default=64 << 20, alias="max_answer", ge=1 << 20)
     """The largest size of the slices that make one answer. A query with a larger answer is paused. All other queries
-    wait while an answer is computed, for about a second with the default.
-    """
+    wait while an answer is computed, for about a second with the default."""
     conf: dict[str, str] = {}
     """Further properties of Spark."""
 
@@ -311,8 +299,7 @@ class RetentionSection(Section):
     """Time for which answers of final windows are stored after they were given. None: for ever."""
     wait_for_sinks_ms: Duration = Field(default=7 * 86_400_000, alias="sinks")
     """Additional time for which answers are stored that a sink has not written yet. After this time, the sink's status
-    states the gap.
-    """
+    states the gap."""
 
 
 class CenterConfig(Section):
@@ -333,8 +320,7 @@ class CenterConfig(Section):
     """The REST API and the console."""
     tokens: dict[str, AccessEntry] = {}
     """By edge, the credentials that the edge must present and what it may serve: a token, or the long form
-    `EdgeAccess`.
-    """
+    `EdgeAccess`."""
     tokens_file: Path | None = None
     """A YAML file with more `tokens`, which can be mounted as a secret. It is read again when it changes."""
     tls: TlsSection | None = None

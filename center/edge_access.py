@@ -52,8 +52,7 @@ class EdgeAccess(Section):
     """Accepted tokens; an edge must present one of them. None: the certificate alone identifies the edge."""
     identity: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     """Names of the client certificate, such as ``spiffe://example.org/edge/jfk``. The certificate must have one of
-    these names.
-    """
+    these names."""
     streams: tuple[str, ...] | None = None
     """Patterns of the streams that the edge may serve. None: all streams."""
     queries: tuple[str, ...] | None = None

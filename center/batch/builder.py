@@ -57,11 +57,11 @@ def build(
 
     Returns:
         A DataFrame with these columns: the columns of `stratify_by`; `window_start`, `window_end` (timestamps; the end
-            is exclusive); `synopsis` (bytes for `edgewater.synopses.from_bytes`, which merge with the synopses of
-            edges); `records` (number of values in the synopsis); `nulls`; `revision`; `late`. Only a streaming
-            DataFrame has more than one `revision`, and a `late` above 0. There, a row with a revision replaces the
-            earlier rows of its window. If such a row has no synopsis, the window no longer exists. A row with `late`
-            counts records that arrived too late for any window.
+        is exclusive); `synopsis` (bytes for `edgewater.synopses.from_bytes`, which merge with the synopses of edges);
+        `records` (number of values in the synopsis); `nulls`; `revision`; `late`. Only a streaming DataFrame has more
+        than one `revision`, and a `late` above 0. There, a row with a revision replaces the earlier rows of its window.
+        If such a row has no synopsis, the window no longer exists. A row with `late` counts records that arrived too
+        late for any window.
 
     Raises:
         InvalidRequest: names the argument, its value and what is accepted.

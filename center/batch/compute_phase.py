@@ -26,8 +26,7 @@ CHUNK_ROWS = 1 << 17
 
 MEMORY_BYTES = 256 << 20
 """Size of a task's states at which they are emitted. Later states of the same slices are merged with them
-afterwards.
-"""
+afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

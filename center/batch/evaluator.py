@@ -60,8 +60,7 @@ def evaluate(
 
     Returns:
         A DataFrame with the strata or the columns of the questions, then window_start, window_end, estimate, lower,
-            upper, confidence, basis, error (the reason if there is no answer). A question without a window has a row,
-            too.
+        upper, confidence, basis, error (the reason if there is no answer). A question without a window has a row, too.
 
     Raises:
         InvalidRequest: names the argument that is not accepted.

@@ -4,8 +4,8 @@ of a window and forwards questions by index to them (Condor, sections 5.1 and 6.
 Numbering is serial. Spark sorts a window's records in one task, as Condor buffers them in one task. If windows overlap,
 Spark sorts all records of a stratum in one task. All other steps are parallel. Value n goes to part n mod P.
 
-A window that begins with value g has its value i in part (g + i) mod P. So this part is registered under the number ((g
-+ i) - g) mod P = i mod P, which is the rule of the manager. The slices of one part are consecutive.
+A window that begins with value g has its value i in part (g + i) mod P. This part is registered under the number
+i mod P, which is the rule of the manager. The slices of one part are consecutive.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ def register_sql(spark: SparkSession) -> None:
     """Registers two functions for `spark.sql`.
 
     - ``edgewater_estimate(synopsis, 'quantile', 0.99)`` returns a struct of estimate, lower, upper, confidence and
-    basis. The parameters after the question's name are the question's fields, in order.
+      basis. The parameters after the question's name are the question's fields, in order.
     - ``edgewater_merge(synopsis)`` is an aggregate function. It returns the union of synopses with equal parameters, or
-    null without rows.
+      null without rows.
     """
     spark.udf.register("edgewater_estimate", arrow_udf(_estimates, f"struct<{ESTIMATE_DDL}>"))
     spark.udf.register("edgewater_merge", merge_function())

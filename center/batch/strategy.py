@@ -4,12 +4,12 @@ Poepsel-Lemaitre et al., "In the Land of Data Streams where Synopses are Missing
 2021), section 5 and figure 4:
 
 - divide. `round_robin`: Spark's own even splits of the input, or a repartition into `partitions`. Each task summarises
-its part, so synopses are shuffled instead of records. `stratified`: all records of a stratum are in one task, so that a
-task has few synopses. `order_based`: records are numbered in event time first. `centralised`: one task.
+  its part, so synopses are shuffled instead of records. `stratified`: all records of a stratum are in one task, so that
+  a task has few synopses. `order_based`: records are numbered in event time first. `centralised`: one task.
 - compute. `bucketing`: a record updates every window that contains it. `slicing`: a record updates one slice, and
-windows are merged from slices.
+  windows are merged from slices.
 - merge. `merge`: the synopsis' own merge, in a tree of `depth` levels. `manager`: a manager has the parts, registered
-by their place in the order, and forwards questions to them. `none`: there is only one part.
+  by their place in the order, and forwards questions to them. `none`: there is only one part.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 Arrow and Spark agree on plain text, and differ on nearly all other text. A file is plain if
 
 - it is printable ASCII, and its lines end in a line feed. It has no quotes (in CSV), escapes, tabs and carriage
-returns;
+  returns;
 - each line of CSV has a value, possibly empty, for each column, and values have no spaces at their ends. Each line of
-JSON is one object;
+  JSON is one object;
 - Arrow reads the columns in the types of the schema: whole numbers in range and not hexadecimal, finite doubles, texts,
-`true` and `false`. An empty value of CSV, and a missing value of JSON, is null.
+  `true` and `false`. An empty value of CSV, and a missing value of JSON, is null.
 
 To know whether files are plain, a job reads them once before the records are computed. Reading files twice with Arrow
 takes a fraction of the time that Spark takes to pass their rows. Spark reads a scan in all other cases: other types (a

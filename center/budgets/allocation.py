@@ -6,8 +6,8 @@ messages are late, lost or duplicated, and whatever process dies. So the withhel
 Why the invariant is true. A share applies to all slices from some slice on (`edgewater/model/share_steps.py`). So the
 share that edge i may apply to slice x is a step function, and only grants of the center change it. A grant counts from
 the moment it is stored. It counts until the edge has confirmed a smaller grant. After that, it counts only for slices
-before the first slice of the smaller grant. A growing share pays for its growth with reductions of other shares. It
-grows no earlier than the first slice for which all these reductions are in force. A silent edge keeps its share. A
+before the first slice of the smaller grant. If a share grows because other shares are reduced, it grows no earlier than
+the first slice for which all these reductions are in force. A silent edge keeps its share. A
 retired edge keeps its share for the slices that it may have closed. An edge has at most one pending grant, which bounds
 the state.
 
@@ -32,8 +32,7 @@ _RELATIVE_TOLERANCE = 1e-9
 """Shares that were sent over the wire, and their sums, count as equal within this relative tolerance."""
 MAX_RATE = 1e200
 """Largest rate in a comparison, in bytes per second and units of the budget. Sums and ratios of larger rates may be
-infinite.
-"""
+infinite."""
 
 
 @dataclass(frozen=True, slots=True)

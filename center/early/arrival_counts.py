@@ -130,7 +130,7 @@ def window_sums(
 
     Returns:
         Three arrays: the number of arrived events, [group, edge]; the number, Σv and Σv² of the sampled events, [group,
-            edge, 3, lag group]; the least and the greatest value of the arrived events, [group, edge, 2].
+        edge, 3, lag group]; the least and the greatest value of the arrived events, [group, edge, 2].
     """
     shape = (len(counts), len(edges), 3 + 3 * counts[0].lag_groups)
     rows = [[s for c in counts for s in c.sums(index, edges)] for index in counts[0].substreams(start_ms)]

@@ -37,12 +37,11 @@ from edgewater.synopses import normal_quantile
 
 DEFAULT_FACTOR = 4.0
 """Standard errors per half-width while no past error is recorded. The confidence is 94 % by Chebyshev's inequality, and
-99.99 % for a normal distribution.
-"""
+99.99 % for a normal distribution."""
 MIN_RECORD = 20
 MIN_EXTRAPOLATION = 1.2
 MAX_RECORD = 150
-"""The most predictions in the record: 30 windows of 5 sub-streams."""
+"""The most predictions whose errors are recorded: 30 windows of 5 sub-streams."""
 
 OFFSETS = (0, 3, 10, 30, 100, 200)
 ALARM_THRESHOLD = 3.0
@@ -51,11 +50,10 @@ MAX_ALARMED_SHARE = 0.3
 
 A prediction is alarmed if its alarm exceeds `ALARM_THRESHOLD` standard errors and belongs to the greatest 30 % of the
 alarms. Alarmed predictions have a record of their own (Mondrian conformal prediction, Vovk et al.). So a drift delays
-only the windows during the drift.
-"""
+only the windows during the drift."""
 
 MAX_WINDOWS = 400
-"""The most windows in the record."""
+"""The most windows whose errors are recorded."""
 MAX_WIDENING = 4.0
 STEP = 0.02
 """γ of adaptive conformal inference: the step size of the level."""
@@ -120,7 +118,7 @@ class Calibration:
         return sorted({p.boundary for p in self._open if slot - p.boundary >= horizon})
 
     def resolve(self, boundary: int, total: float) -> None:
-        """Compares the predictions for a boundary with `total`, the final number of events born before it."""
+        """Compares the predictions for a boundary with `total`, the final number of events born before the boundary."""
         still_open: deque[_Prediction] = deque()
         for p in self._open:
             if p.boundary == boundary:

@@ -4,8 +4,8 @@
 query has its own estimator. A query without groups has one estimator. If there are more than `MAX_GROUPS` groups, all
 estimators are removed. For some time, windows are then answered only when they are complete.
 
-Every change of the state is a list of JSON that goes through `apply`. The log has the changes since the last snapshot.
-The snapshot and the log together restore the same state, and therefore the same answers.
+Every change of the state is a JSON list in the log. The log has the changes since the last snapshot. The snapshot and
+the log together restore the same state, and therefore the same answers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EarlyAnswerEstimator:
         self.log.append(change)
 
     def expect(self, edges: Iterable[str]) -> None:
-        """Sets the expected edges, whose order numbers the sources."""
+        """Sets the expected edges. The index of an edge becomes the number of its source."""
         if list(edges) != self.observed.edges:
             self.apply(["expect", list(edges)])
 

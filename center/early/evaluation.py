@@ -45,14 +45,12 @@ from edgewater.synopses import BoolArray, FloatArray, IntArray, normal_quantile
 
 BATCH_SIZE = 64
 """Groups per batch. With 64 groups, the time for calling NumPy is negligible. If a window waits for one group, the
-batches after this group's batch are not evaluated.
-"""
+batches after this group's batch are not evaluated."""
 ZERO_MEAN_MIN_ARRIVED = 0.5
 """The share of a window's records that must have arrived before the trigger may decide that the mean may be zero.
 
 If only a few records of a skewed distribution have arrived, one large record determines the mean. More such records
-arrive with time.
-"""
+arrive with time."""
 TOO_FEW = "too few records for an error bound"
 TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
 UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual records"
@@ -286,7 +284,7 @@ class GroupBatch:
         )  # fmt: skip
 
     def _missing_beyond_lags(self, start_ms: int) -> float:
-        """Returns the greatest share that may be missing of those events of a window that have the longest lag.
+        """Returns the greatest share that may be missing of a window's events with the longest lag.
 
         The model treats these events as if they arrive at that lag. By the assumption of
         `ArrivalTriangle.beyond_longest`, at most a share of (longest lag)/age of them arrives after an age.
@@ -390,8 +388,8 @@ class BatchEvaluation:
 
         Returns:
             Two values. The first is, per group key, the reason why the group is answered although its accuracy is not
-                met; the reason is empty if the accuracy is met. The second is the slot until which a group waits, or
-                None. If one group waits, the whole window waits, so the groups after this group are not evaluated.
+            met; the reason is empty if the accuracy is met. The second is the slot until which a group waits, or None.
+            If one group waits, the whole window waits, so the groups after this group are not evaluated.
         """
         reasons: dict[str, str] = {}
         decided = self.eligible if self.batch.accuracy.scope is not None else np.ones_like(self.eligible)

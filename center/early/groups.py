@@ -27,8 +27,7 @@ IDLE_LAGS, OVERFLOW_LAGS = 4, 2
 """Two times, in longest lags.
 
 A group is removed if it has had no arrivals for `IDLE_LAGS`. After there were too many groups, groups are not tracked
-for `OVERFLOW_LAGS`.
-"""
+for `OVERFLOW_LAGS`."""
 _NO_ROWS = np.zeros((0, 4), np.int64)
 
 
@@ -266,9 +265,9 @@ class Groups:
 
         Returns:
             Three values. The first is the evaluations of all groups. The second is, per key of a group with an
-                interval, the reason why the group is answered although its accuracy is not met; the reason is empty if
-                the accuracy is met. The third is the slot until which the window waits, or None. If the window waits,
-                the evaluations and reasons are incomplete.
+            interval, the reason why the group is answered although its accuracy is not met; the reason is empty if the
+            accuracy is met. The third is the slot until which the window waits, or None. If the window waits, the
+            evaluations and reasons are incomplete.
         """
         reasons: dict[str, str] = {}
         evaluations: list[BatchEvaluation] = []

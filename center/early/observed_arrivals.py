@@ -27,13 +27,12 @@ from edgewater.synopses import IntArray
 from edgewater.wire import SamplingReason
 
 SILENCE_TIMEOUT_MS = 1_000
-"""Wall time after which an edge that has not reported is silent. The event time of one sub-stream is added to it."""
+"""Wall time without a report, in addition to the event time of one sub-stream, after which an edge is silent."""
 MAX_SILENCE_LAGS, MAX_LEAP_LAGS = 8, 16
 """Two times, in longest lags.
 
 An edge starts anew after a silence of more than `MAX_SILENCE_LAGS`. The query starts anew after a leap of time of more
-than `MAX_LEAP_LAGS`.
-"""
+than `MAX_LEAP_LAGS`."""
 
 _UNKNOWN_SLOT = -(1 << 62)
 
@@ -108,7 +107,7 @@ class _Edge:
         """Adds a report.
 
         Args:
-            resumed: the report ends a silence that is unusual for the edge.
+            resumed: whether the report ends a silence that is unusually long for the edge.
         """
         had_unread = self.reports[-1].unread if self.reports else self.unread
         if report.unread or resumed or had_unread:
@@ -305,7 +304,7 @@ class ObservedArrivals:
     # Changes
 
     def expect(self, edges: Sequence[str]) -> None:
-        """Sets the expected edges, whose order numbers the sources."""
+        """Sets the expected edges. The index of an edge becomes the number of its source."""
         before, old = self.edges, self._edges
         for name in [name for name in old if name not in edges]:
             for statistics in (s for report in old[name].reports for s in report.substreams):

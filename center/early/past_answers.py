@@ -94,8 +94,8 @@ class PastAnswers:
 
         Returns:
             Two lists over the groups with an interval: whether the interval contains the true value, and the error in
-                half-widths of the model. Both lists are empty if a true value is not known. The errors are empty if the
-                answer's interval was not bounded.
+            half-widths of the model. Both lists are empty if a true value is not known. The errors are empty if the
+            answer's interval was not bounded.
         """
         predicted = [p for p in first.by_group if p.eligible]
         known = [(p, truth) for p in predicted if (truth := truths.get(p.key)) is not None]

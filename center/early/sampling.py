@@ -23,22 +23,19 @@ from edgewater.wire import uplink_pb2 as pb
 
 LINK_OVERLOADED_S, LINK_RELIEVED_S = 2.0, 0.5
 """Seconds that the link needs to send the backlog. A link becomes overloaded above `LINK_OVERLOADED_S`, and stays
-overloaded until it is below `LINK_RELIEVED_S`.
-"""
+overloaded until it is below `LINK_RELIEVED_S`."""
 BUSY_UTILIZATION, CALM_UTILIZATION = 0.9, 0.6
 """Busy fraction of the processor's time. A processor becomes overloaded above `BUSY_UTILIZATION`, and stays overloaded
-until it is below `CALM_UTILIZATION`.
-"""
+until it is below `CALM_UTILIZATION`."""
 AGREEING_HEARTBEATS = 3
 """Consecutive heartbeats on one side of the bound after which the state of the processor changes."""
 RELAPSE_HEARTBEATS = 30
-"""Number of heartbeats after a relief. If an overload follows within this number, sampling was the cause of the relief.
-"""
+"""Number of heartbeats after a relief. If an overload follows within this number, sampling was the cause of the
+relief."""
 MAX_AGREEING_HEARTBEATS = AGREEING_HEARTBEATS << 6
 RATE_MARGIN = 1.1
 """Factor by which the planned rate is increased, because records that were not processed cannot be added afterwards.
-The factor was measured in `docs/decisions/0008-intervals-from-samples.md`.
-"""
+The factor was measured in `docs/decisions/0008-intervals-from-samples.md`."""
 RATES_EVERY_MS = 5_000
 """The least time between two writes of needed rates to the catalog."""
 MIN_RATE_CHANGE = 0.1
@@ -94,8 +91,9 @@ def is_expensive(spec: QuerySpec) -> bool:
 class ProcessorLoadDetector:
     """Detects from heartbeats whether an edge's processor keeps up.
 
-    Sampling lowers the utilization. So if a relief does not last, the next relief needs twice as many calm heartbeats.
-    An edge that is overloaded for long then processes all records only once in some minutes.
+    A relief is the end of an overload. Sampling lowers the utilization, so a relief may be only an effect of sampling.
+    If a relief does not last, the next relief needs twice as many calm heartbeats. So an edge that is overloaded for
+    long processes all records only once in some minutes.
     """
 
     def __init__(self) -> None:
@@ -108,7 +106,7 @@ class ProcessorLoadDetector:
         """Updates the state.
 
         Args:
-            utilization: busy fraction of the time since the last heartbeat; 0: the edge does not report it.
+            utilization: busy fraction of the time since the last heartbeat; 0 if the edge does not report it.
         """
         if self._since_relief is not None:
             self._since_relief += 1

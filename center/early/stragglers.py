@@ -21,9 +21,8 @@ from center.early.triangle import LONG, SHORT, ArrivalTriangle
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 INFORMATIVE_SLOTS = 15.0
-"""The rate is estimated from the youngest slots. So many slots are taken that they contain the arrivals of this number
-of complete slots.
-"""
+"""The rate is estimated from the youngest slots: as many slots as have the arrivals of this number of complete
+slots."""
 
 DISPERSION_SUBSTREAMS = 50.0
 USUAL_SUBSTREAMS = 20.0
@@ -36,36 +35,30 @@ MAX_RATE_CHANGE = 9.0
 
 The usual rate is almost zero before a source's first event and in a long pause. Without this bound, the squared ratio
 to the usual rate would exceed all other variances by ten orders of magnitude for minutes. During these minutes, no
-window could be answered early.
-"""
+window could be answered early."""
 
 MIN_EVENTS = 30
 SILENT_SUBSTREAMS = 5
 """The fewest sub-streams after which the variation of a silent source's rate is known. With fewer sub-streams, the
-source is unknown. With four differences, Student's quantile at 98 % (3.7) is below `calibration.DEFAULT_FACTOR`.
-"""
+source is unknown. With four differences, Student's quantile at 98 % (3.7) is below `calibration.DEFAULT_FACTOR`."""
 LATE_SHARE = 0.8
 """Arrivals whose lag is above this quantile of the delays are late. The clumps of late records would not be visible
-among all arrivals.
-"""
+among all arrivals."""
 
 BLOCKS = 5
 """Blocks of a sub-stream whose late arrivals are compared. A reader that polls more often than once per block makes no
-clumps of late arrivals.
-"""
+clumps of late arrivals."""
 
 CLUMP_DECAY = math.exp(-1 / 50)
 """Decay of the sums of late arrivals per sub-stream."""
 
 LIKELY_CLUMPS = 0.04
 """Expected number of clumps from which an interval of `calibration.DEFAULT_FACTOR` standard errors must contain two
-clumps. From a quarter of this number on (0.01), the interval contains one clump; 1 % of such windows have a clump.
-"""
+clumps. From a quarter of this number on (0.01), the interval contains one clump; 1 % of such windows have a clump."""
 
 LIKELY_PAUSE = 7.0
 """The number of events that a source's mean rate expects during a pause. If a Poisson process expects more events than
-this, the probability that no event comes is less than 0.001.
-"""
+this, the probability that no event comes is less than 0.001."""
 
 _MIN_SHARE = 1e-3
 

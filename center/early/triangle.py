@@ -35,8 +35,7 @@ LONG, SHORT = 0, 1
 LONG_SUBSTREAMS = 50
 SHORT_SUBSTREAMS = 2
 """Sub-streams after which the weight of an arrival has decayed by a factor of e: `LONG_SUBSTREAMS` in the long memory,
-`SHORT_SUBSTREAMS` in the short memory.
-"""
+`SHORT_SUBSTREAMS` in the short memory."""
 _QUADRATURE = (np.arange(32) + 0.5) / 32
 
 
@@ -216,8 +215,8 @@ class ArrivalTriangle(ArrayState):
 
         Returns:
             Three rows by source. First row: the share that has been seen, the larger one of both memories. Second row
-                (`hidden`): the share that truncation also hides, according to the assumption. Third row (`unseen`): a
-                bound of the share that has not been seen; infinite if no event was ever at risk.
+            (`hidden`): the share that truncation also hides, according to the assumption. Third row (`unseen`): a bound
+            of the share that has not been seen; infinite if no event was ever at risk.
         """
         if self.horizon < self.grid.lags:
             at_risk, none = np.asarray(self.sums[1, LONG, :, self.horizon], np.float64), np.zeros(self.sources)
@@ -239,7 +238,7 @@ class ArrivalTriangle(ArrayState):
 
         Returns:
             The number of arrivals with such lags; the number of events at risk at the lag; the least share of such
-                arrivals that truncation does not hide.
+            arrivals that truncation does not hide.
         """
         memory = self.grid.substream_slots * LONG_SUBSTREAMS
         oldest = np.exp(-np.maximum(self.observed - lag, 1e-6) / memory)[:, None]

@@ -40,8 +40,8 @@ from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 STATE_KIND = "early-trigger"
 
 NEGLIGIBLE_FAILURES = 0.45
-"""If the number of expected records is below this share of the allowed failures, the trigger expects no more records.
-"""
+"""If the number of expected records is below this share of the allowed failures, the trigger expects no more
+records."""
 
 SAMPLE_TOO_SMALL = "the sample of the window is too small for the error, however long the answer waits"
 OUT_OF_TIME = "the staleness budget has expired"
@@ -50,11 +50,10 @@ SILENCE_TOO_WIDE = "silent edges may hold more than the allowed error"
 
 DRIFT, DRIFT_SUBSTREAMS = 8.0, 4
 """The long memory of the delays is reset to the short memory if the two memories differ much for long: by more than
-`DRIFT` standard errors, for `DRIFT_SUBSTREAMS` consecutive sub-streams.
-"""
+`DRIFT` standard errors, for `DRIFT_SUBSTREAMS` consecutive sub-streams."""
 SETTLED_SHARE = 0.9995
-"""Share of a slot's events that must have arrived before predictions for the slot are compared with the slot's events.
-"""
+"""Share of a slot's events that must have arrived before predictions for the slot are compared with the slot's
+events."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,12 @@ from edgewater.synopses import FloatArray, IntArray
 MEMORY_SUBSTREAMS = 25.0
 DRIFT_SUBSTREAMS = 100.0
 """Memory of the variation between windows. If a change comes every 10 or 20 windows, it must be remembered until the
-next change.
-"""
+next change."""
 
 MEMORY_WINDOWS = 20.0
 UPWARD, DOWNWARD = 10.0, 40.0
 """Multiples of the usual variance at which half of a deviation is attributed to this window: for upward and for
-downward deviations.
-"""
+downward deviations."""
 RANGE_WINDOWS = 20
 """The range covers at least this number of windows, and at most twice this number."""
 MEAN_WINDOWS = 5.0
@@ -45,15 +43,13 @@ DEPARTURE_VARIANCES = 25.0
 """Squared standard errors at which half of a source's deviation from the other sources is attributed to the source."""
 HEAVY_TAIL_NOISE = 0.2
 """Relative variance of σ² between windows above which tails count as heavy. A single sample then shows too little of
-the tail.
-"""
+the tail."""
 INFLATION, INFLATION_SAMPLED = 0.2, 0.4
 """Relative increase of σ² where tails are heavy: `INFLATION` for a small sample, plus `INFLATION_SAMPLED` if all events
 are sampled.
 
 The average σ² is larger than most windows need, so a small sample meets the target with little inflation. If most
-events are sampled, the sum of the few other events is as skewed as the events. But a larger σ² then costs little.
-"""
+events are sampled, the sum of the few other events is as skewed as the events. But a larger σ² then costs little."""
 
 
 class LateValues(ArrayState):

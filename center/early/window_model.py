@@ -26,8 +26,7 @@ _SIZE_ROUNDS, _SIZE_TOLERANCE = 8, 0.02
 _BISECTIONS = 6
 _EPSILON, _OPERATIONS = float(np.finfo(np.float64).eps), 16
 """Relative rounding error of a float64, and number of roundings of the estimate in addition to the roundings of its
-sums.
-"""
+sums."""
 _SKEW = 1e-6  # with a smaller skewness, the distribution counts as normal
 
 

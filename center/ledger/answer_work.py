@@ -7,17 +7,14 @@ MAX_WORK = 200
 
 An answer to a window of n slices counts as 1 + n / 8, and more if its slices are large. In measurements, an answer took
 1 to 2 ms, each of its slices 0.2 ms, and each KiB of the slices 5 to 23 µs. The next event gives further answers.
-Before it, other queries are answered.
-"""
+Before it, other queries are answered."""
 BYTES_PER_WORK = 64 << 10
 UNWEIGHED_SHARE = 8
 """Divisor of `MAX_WORK` until the first answer to a query after a start, because the sizes of its slices are not known
-yet.
-"""
+yet."""
 LEAST_SHARE = 16
 """Divisor of `MAX_WORK` for each further query if queries have used twice `MAX_WORK` in one event, because all queries
-wait for the event.
-"""
+wait for the event."""
 
 
 class AnswerWork:

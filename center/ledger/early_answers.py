@@ -43,8 +43,7 @@ SNAPSHOT = -1
 """The number of the log entry that is a snapshot."""
 COMPACT_BYTES = 1 << 18
 """Size in bytes from which a snapshot replaces the log. The log must also be four times as large as the last
-snapshot.
-"""
+snapshot."""
 
 
 class EarlyAnswerBook(TimeWindowBook):

@@ -13,8 +13,7 @@ from edgewater.model.streams import EdgeId, StreamClock
 
 FirstDueWindow = Callable[[StreamClock | None, int], int | None]
 """A function that returns the start of the first window that becomes due without data, or None if there is no such
-window. Its arguments are the stream's clock, and the wall time at which an edge first served the stream.
-"""
+window. Its arguments are the stream's clock, and the wall time at which an edge first served the stream."""
 
 
 def with_edges(state: QueryState, edges: Sequence[EdgeRecord], first_due_window: FirstDueWindow) -> QueryState:

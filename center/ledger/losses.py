@@ -20,14 +20,12 @@ from edgewater.wire import DroppedRecords, InputLoss, LossReason
 
 LEAVING_MS = 10_000
 """Wall time after the last heartbeat of a retired edge. After this time, the edge has received its retirement and
-accepts no more records.
-"""
+accepts no more records."""
 MAX_AHEAD_MS = 60_000
 """The longest wall time by which an edge's clock may be ahead of the center's clock."""
 MAX_LOSS_TEXT = 500
 """The most characters of a loss's source and reason. The texts are limited because the answer to every window that may
-lack records repeats them.
-"""
+lack records repeats them."""
 
 Span = tuple[int, int]
 

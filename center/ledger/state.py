@@ -25,16 +25,14 @@ from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld
 
 STATE_VERSION = 1
 """The version of the format of a state. It applies to states in one row and in several rows
-(`center.ledger.stored_state`).
-"""
+(`center.ledger.stored_state`)."""
 REFINE_AFTER_MS, REFINE_AFTER_MS_MAX = 1000, 30_000
 """Wall time after the first answer to a window during which changed data cause no new answer. The time doubles with
 each answer, up to `REFINE_AFTER_MS_MAX`.
 
 Late records change a window with nearly every batch, and a revision per batch would be useless. Only revisions of the
 same phase wait. These answers do not wait: an answer at a deadline, the first `complete` or `final` answer, an answer
-that states a new loss, and the first answer that keeps an error budget.
-"""
+that states a new loss, and the first answer that keeps an error budget."""
 MAX_LOSSES = 32
 """The most losses of one edge in the state. If there are more losses, the oldest losses are united."""
 

@@ -14,8 +14,7 @@ MAX_LACKING = 1000
 """The most windows without data that are opened because of one loss."""
 MAX_UNANSWERED = 16 * MAX_LACKING
 """The most windows without data and without an answer. If there are more, no further window is opened because of a
-loss.
-"""
+loss."""
 
 
 class TimeWindowBook(WindowBook):

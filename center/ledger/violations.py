@@ -20,8 +20,7 @@ MISSING_EDGES = "missing-edges"
 
 LOST_STATE = "lost-state"
 """Violation code: an edge lost its state while the window was open. So the edge may lack records or count records
-twice.
-"""
+twice."""
 
 INPUT_LOST = "input-lost"
 """Violation code: an edge has lost, or may have lost, input of the window."""
@@ -37,8 +36,7 @@ AFTER_FINAL = "after-final"
 
 REJECTED = "rejected"
 """Violation code: sources have rejected records of the window, or records that may belong to the window because their
-event time cannot be read.
-"""
+event time cannot be read."""
 
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""

@@ -3,10 +3,10 @@
 Three frontiers in event time decide:
 
 - *Closed*: every expected edge has closed the slices before this time. Windows that end before it are ``complete``,
-unless an edge has stated that it lacks records of the window. This frontier goes back when an edge joins.
+  unless an edge has stated that it lacks records of the window. This frontier goes back when an edge joins.
 - *Final*: the closed frontier minus the lateness. It never goes back.
 - *Due*: the stream's clock minus the staleness budget. If it passes a window that is not closed, the window is answered
-``early`` with the data that the center has.
+  ``early`` with the data that the center has.
 
 Four parts have one task each. `Deadlines` stores when the next decision must be made. `Losses` finds the records that
 are known to be missing. `ReportedSlices` stores the reports of edges. `AnswerWork` limits how many answers one event

@@ -1,4 +1,6 @@
-"""`edgewater center run` without the supervisor: the commands that start components, and the report of readiness."""
+"""The part of `edgewater center run` outside of the supervisor: the commands that start components, and the report of
+readiness.
+"""
 
 from __future__ import annotations
 

@@ -5,11 +5,11 @@ A component may be killed at any moment without loss of acknowledged data. The f
 store guarantee this. Three details matter here:
 
 - A child leads its own process group. Ctrl-C reaches only the supervisor, which then stops the children. If a dead
-child leaves processes (the JVM of the job), they are killed before the child is restarted.
+  child leaves processes (the JVM of the job), they are killed before the child is restarted.
 - A child's standard input is a pipe that only the supervisor holds open. If the supervisor is killed, the pipe ends and
-the children stop (`stop_with_supervisor`). So no child runs without a supervisor.
+  the children stop (`stop_with_supervisor`). So no child runs without a supervisor.
 - If the first start of a child ends with code 2, the child cannot use its configuration. A restart cannot help, so the
-supervisor stops the other children and fails. A component that has run once is always restarted.
+  supervisor stops the other children and fails. A component that has run once is always restarted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ EXIT_BAD_INPUT = 2
 WATCH_S = 1.0
 GRACE_S = 25.0
 """Time in seconds after which components that have not stopped are killed. Spark ends its batch within a few
-seconds.
-"""
+seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from center.storage.progress import Track, progress_path, read_progress
 
 MAX_CHECK_S = 5.0
 """The longest time in seconds that counts between two checks, because this process or the machine may have been
-suspended.
-"""
+suspended."""
 
 
 def waited_s(group: int) -> dict[int, float]:

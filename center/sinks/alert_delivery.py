@@ -21,13 +21,11 @@ RESEND_MS = 60_000
 MAX_WAITING = 1_000
 MAX_WAITING_ALERTS = 20_000
 """The most notices, and the most alerts in notices, that wait for one target. If there are more, the oldest notice is
-dropped and counted.
-"""
+dropped and counted."""
 AT_ONCE = 4
 GRACE_S = 0.05
 """`AT_ONCE` is the most notices that a call of `step` delivers. `GRACE_S` is the longest wait for each notice, in
-seconds.
-"""
+seconds."""
 HANGS_MS = 15_000
 """The longest duration of an attempt in ms that is not reported as a problem."""
 PAUSE = wait_random_exponential(multiplier=1, max=60)

@@ -32,7 +32,9 @@ MAX_ALERTS = 10_000
 
 
 class Outcome(StrEnum):
-    """The result of an answer for an alert. It is ``condition`` in the `details` of an alert and of a notice."""
+    """The result of evaluating an answer for an alert. The `details` of an alert and of a notice have it as
+    ``condition``.
+    """
 
     HOLDS = "holds"
     FAILS = "fails"

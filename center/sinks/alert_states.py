@@ -15,8 +15,7 @@ from edgewater.model.errors import EdgewaterError
 
 SHOWN, RULES, TARGETS = "alerts", "rules", "targets"
 """Keys of a state: `SHOWN` has alerts and `RULES` has rules, both in the form of the API. `TARGETS` has outboxes by
-target.
-"""
+target."""
 
 log = logging.getLogger(__name__)
 

@@ -56,8 +56,7 @@ class WebhookSection(Section):
     """``https://…``. The URL may contain a token, so it is treated as a secret."""
     key: Secret | None = None
     """Key of the signature in ``Edgewater-Signature: t=…,sha256=…``. The signature is the HMAC-SHA256 of the time, a
-    dot and the body.
-    """
+    dot and the body."""
     headers: dict[str, Secret] = {}
     """Further headers, such as ``Authorization``."""
     ca: Path | None = None
@@ -104,7 +103,7 @@ class TargetSection(Section):
     """A target: one of `webhook`, `alertmanager` and `email`."""
 
     webhook: WebhookSection | None = None
-    """A webhook."""
+    """A URL that takes alerts as JSON by POST."""
     alertmanager: AlertmanagerSection | None = None
     """An Alertmanager, which groups, silences and routes alerts."""
     email: EmailSection | None = None

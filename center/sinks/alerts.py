@@ -64,8 +64,7 @@ class RuleSection(Section):
     """Event time for which the condition must hold in all windows."""
     phase: Phase | None = None
     """Answers of earlier phases are not evaluated. Unset: `early` for `completeness_below`, `edge` and `no_answer_for`,
-    otherwise `complete`.
-    """
+    otherwise `complete`."""
     labels: dict[Annotated[str, Field(pattern=LABEL)], str] = {}
     """Labels of each alert, such as `severity: page`."""
     summary: str = ""
@@ -302,7 +301,7 @@ def _stated_rule(rule: AlertRule, book: AlertBook) -> dict[str, Any]:
 
 
 class AlertsKind:
-    """The kind `alerts`."""
+    """The sink kind `alerts`."""
 
     name = "alerts"
     config = AlertsConfig

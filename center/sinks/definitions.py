@@ -25,16 +25,13 @@ class CommonOptions(Section):
     sink of the kind `alerts`, `all` means every query of its rules."""
     min_phase: Phase | None = None
     """The least phase of a window's newest answer. Windows before this phase are not written. Unset: `final` for
-    `parquet`, `delta` and `iceberg`, otherwise `early`.
-    """
+    `parquet`, `delta` and `iceberg`, otherwise `early`."""
     batch: Duration | None = None
     """Time for which an answer may wait for other answers, so that they are written together. Unset: 5m for `parquet`,
-    `delta` and `iceberg`, otherwise 0s.
-    """
+    `delta` and `iceberg`, otherwise 0s."""
     begin: Literal["beginning", "now"] | None = None
     """Where a new sink begins: `beginning` is the oldest stored answer, `now` is the next answer. Unset: `now` for the
-    kind `alerts`, otherwise `beginning`.
-    """
+    kind `alerts`, otherwise `beginning`."""
 
 
 COMMON_KEYS = tuple(CommonOptions.model_fields)

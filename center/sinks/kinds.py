@@ -35,7 +35,7 @@ class PostgresConfig(Section):
 
 
 class PostgresKind:
-    """The kind `postgres`."""
+    """The sink kind `postgres`."""
 
     name = "postgres"
     config = PostgresConfig
@@ -94,7 +94,7 @@ class KafkaSinkConfig(Section):
 
 
 class KafkaKind:
-    """The kind `kafka`."""
+    """The sink kind `kafka`."""
 
     name = "kafka"
     config = KafkaSinkConfig
@@ -120,7 +120,7 @@ class RemoteWriteConfig(Section):
 
 
 class RemoteWriteKind:
-    """The kind `remote_write`."""
+    """The sink kind `remote_write`."""
 
     name = "remote_write"
     config = RemoteWriteConfig
@@ -141,12 +141,11 @@ class ParquetConfig(Section):
 
     path: Path
     """Directory of the files. A file is ``{query}_v{version}/day={day}/answers-{first}-{last}.parquet``, with the ids
-    of its first and last answer.
-    """
+    of its first and last answer."""
 
 
 class ParquetKind:
-    """The kind `parquet`."""
+    """The sink kind `parquet`."""
 
     name = "parquet"
     config = ParquetConfig
@@ -170,7 +169,7 @@ class DeltaConfig(Section):
 
 
 class DeltaKind:
-    """The kind `delta`."""
+    """The sink kind `delta`."""
 
     name = "delta"
     config = DeltaConfig
@@ -206,7 +205,7 @@ class IcebergConfig(Section):
 
 
 class IcebergKind:
-    """The kind `iceberg`."""
+    """The sink kind `iceberg`."""
 
     name = "iceberg"
     config = IcebergConfig

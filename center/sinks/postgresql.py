@@ -38,8 +38,7 @@ CONNECTION: dict[str, Any] = {
     "tcp_user_timeout": 30_000, "application_name": "edgewater sink",
 }  # fmt: skip
 """Parameters of libpq, if the URL does not set them. With libpq's own defaults, a call blocks for hours if the server
-cannot be reached.
-"""
+cannot be reached."""
 SETTINGS = "-c statement_timeout=60000 -c timezone=UTC -c synchronous_commit=on"
 OWN = "edgewater_"
 """Prefix of the sink's own tables."""

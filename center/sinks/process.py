@@ -20,8 +20,7 @@ from edgewater.model.errors import EdgewaterError, InvalidConfig
 
 END_S = 0.2
 """The longest time in seconds for which the end of a changed sink may delay other sinks. If a sink takes longer to end,
-it is started again after its end.
-"""
+it is started again after its end."""
 log = logging.getLogger(__name__)
 
 

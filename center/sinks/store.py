@@ -58,9 +58,8 @@ sinks = Table(
     Column("until_ms", BigInteger, nullable=False),
 )
 """A table with a row per sink. ``definition``: JSON of a sink that the API has defined; null if the sink is in
-``center.yaml``. ``replay_after``: the position that an operator has requested. ``trimmed``: answers up to this id
-were deleted when the row was last written.
-"""
+``center.yaml``. ``replay_after``: the position that an operator has requested. ``trimmed``: answers up to this id were
+deleted when the row was last written."""
 
 memories = Table(
     "sink_memories",

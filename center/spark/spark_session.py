@@ -35,8 +35,7 @@ from center.spark.java import require_java
 
 WORKER_TIMEOUT_S = 60
 """Timeout in seconds for a Python worker's part of a micro-batch, and for the connection of a worker. Usually both take
-a second. Spark's 15 s for connections are not enough on an overloaded machine.
-"""
+a second. Spark's 15 s for connections are not enough on an overloaded machine."""
 CLUSTER_CORES = 8
 """Tasks of a large micro-batch, on a cluster whose settings do not give the number of cores."""
 SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
@@ -56,8 +55,7 @@ _HISTORIES = (
 )
 MAX_SOCKET_DIRECTORY = 60
 """The most bytes of the path of the directory of Spark's sockets. The names of sockets have 43 bytes, and a socket's
-path has at most 107 bytes.
-"""
+path has at most 107 bytes."""
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 """Turns off the line that Java would print for each class that an archive lacks."""
 _ESCAPED = "\\u%04x"

@@ -3,11 +3,11 @@
 The stores rely on these properties:
 
 - A read transaction sees one state of the database (`read_transaction`). On SQLite this state is a WAL snapshot. On
-PostgreSQL the isolation level is REPEATABLE READ, because with the default level each statement sees another state.
+  PostgreSQL the isolation level is REPEATABLE READ, because with the default level each statement sees another state.
 - A write transaction reads everything that was committed before it took its locks (`write_transaction`). On SQLite the
-transaction is the lock, from the start of the transaction. On PostgreSQL the locks are rows (``FOR UPDATE``). With READ
-COMMITTED, statements after the lock see the commits of its former owner. With REPEATABLE READ, these statements would
-fail.
+  transaction is the lock, from the start of the transaction. On PostgreSQL the locks are rows (``FOR UPDATE``). With
+  READ COMMITTED, statements after the lock see the commits of its former owner. With REPEATABLE READ, these statements
+  would fail.
 - A commit that returned survives a power cut, because acknowledgements depend on it.
 - If a server cannot be reached or a lock is never released, `StorageError` is raised within half a minute.
 """
@@ -68,8 +68,7 @@ _CONNECT_ARGS: dict[str, str | int] = {
     "tcp_user_timeout": BUSY_TIMEOUT_MS,
 }
 """libpq's parameters, for which the URL has no values. With libpq's defaults, a client waits two hours for a lost
-machine.
-"""
+machine."""
 
 _SESSION_SETTINGS = f"""
     SELECT set_config(name, required, false)
@@ -81,8 +80,7 @@ _SESSION_SETTINGS = f"""
     WHERE current_setting(name) = unsafe
 """  # nosec B608: of constants only
 """Replaces session settings that would break the properties in the module's docstring. All other values of the operator
-stay. The last setting releases the row locks of a client whose machine was lost during a transaction.
-"""
+stay. The last setting releases the row locks of a client whose machine was lost during a transaction."""
 
 
 class Identifier(TypeDecorator[str]):
@@ -276,8 +274,7 @@ def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]
 
 MAX_ADDED = 1 << 53
 """The largest value of a count in the stores. A larger count is stored as this value. An edge may report any count, and
-counts add up over edges.
-"""
+counts add up over edges."""
 
 
 def require_store_format(connection: Connection, store: str, reads: int, *, is_new: bool) -> None:

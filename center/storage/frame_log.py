@@ -77,7 +77,7 @@ class FrameEntry:
         position: number of the frame in its query, from 1, without gaps.
         crc32c: CRC32C of the frame's body as the body was delivered.
         plain_bytes: bytes of the body before compression, or of the frame on the wire if that is more.
-        work: the job's work for the frame: the number of slices of which the frame has partials or closes.
+        work: the job's work for the frame: the number of slices for which it has partials or closes.
         through_ms: event time up to which the frame's edge has answered the query, this frame included.
     """
 

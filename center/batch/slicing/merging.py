@@ -52,9 +52,9 @@ class SlidingMerge:
     stacks. So a window is merged from the stored merges and up to two slices on either side.
 
     A window costs 1⅔ merges of 6½ states in all, however many slices it has. If every merge were stored, a window would
-    cost three merges of two states each. Three merges read hardly less, and except for the largest synopses, the number
-    of merges determines the time. (Subtracting old slices would need invertible synopses. A tree needs O(log n) merges
-    per window.)
+    cost three merges of two states each. These read hardly fewer states. Except for the largest synopses, the number of
+    merges determines the time. (Subtracting old slices would need invertible synopses. A tree needs O(log n) merges per
+    window.)
 
     Slices are merged in their order.
     """

@@ -21,8 +21,7 @@ from edgewater.model.windows import SessionWindow
 
 Slices = Callable[[int, int], Sequence[Any]]
 """A function that returns a family's slices, ascending. They belong to open sessions, and their first records are in
-[first, last].
-"""
+[first, last]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +56,7 @@ class SessionTracker:
         self.sealed = NO_WATERMARK
 
     def _near(self, first: int, last: int) -> slice:
-        """Returns which runs are connected to records from `first` to `last`."""
+        """Returns the range of the open runs that are connected to records from `first` to `last`."""
         low = bisect_left(self.open, first - self.gap + 1, key=lambda one: one.last)
         high = bisect_left(self.open, last + self.gap, key=lambda one: one.first)
         return slice(low, max(low, high))

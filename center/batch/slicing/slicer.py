@@ -228,7 +228,7 @@ class Slicer:
 
 
 class Bucketing(Slicer):
-    """The same answers as `Slicer`, computed window by window. A record updates every window that contains it.
+    """Computes the same answers as `Slicer`, but window by window. A record updates every window that contains it.
 
     Most systems compute windows in this way. For one tumbling family, it is the better choice. A sliding family is
     split into families without overlap, which share no slices.
