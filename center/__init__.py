@@ -1,7 +1,7 @@
-"""The center: receives frames from edges, merges them on Spark, and answers queries over REST.
+"""The center receives frames from edges, merges them on Spark, and answers queries over REST.
 
-Entry points: `center.cli` (commands), `center.config` (configuration). It never imports `edge` or `sim`.
+Entry points are `center.cli` (commands) and `center.config` (configuration). The package never imports `edge` or `sim`.
 """
 
 OWNER = "edgewater"
-"""Distinguishes this package from packages of this name in other distributions."""
+"""Distinguishes this package from packages with the same name in other distributions."""

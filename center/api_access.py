@@ -1,7 +1,7 @@
-"""Who may use the API, and what each may do: `api.token`, `api.principals`, `api.tokens_file` and `api.oidc`.
+"""Who may use the API, and what each principal may do: `api.token`, `api.principals`, `api.tokens_file` and `api.oidc`.
 
-A principal has grants: a role, on the queries whose names match one of the patterns. A grant also says which
-streams and columns new queries may read. No error shows a value, as it may be a secret.
+A principal has grants. A grant is a role on the queries whose names match one of its patterns. A grant also says which
+streams and columns new queries may read. Error messages do not contain values, because a value may be a secret.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from edgewater.runtime.configuration import (
 
 Role = Literal["reader", "editor", "admin"]
 ROLES: tuple[Role, ...] = ("reader", "editor", "admin")
-"""In ascending order. Each role includes the roles before it."""
+"""All roles, in ascending order. Each role includes the roles before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleGrant:
-    """A role on the queries that match one of the patterns; None: on everything, also on what belongs to no query.
+    """A role on the queries whose names match one of the patterns.
 
     Attributes:
-        streams: patterns of the streams that new queries may read; None: all streams if `queries` is None, else none.
-            A name of a query says nothing about the records that it reads, so a grant on some queries must name
-            streams.
-        columns: patterns of the columns that new queries may read; None: all columns of these streams.
+        queries: patterns of names of queries. None if the role is for everything, including resources that belong to no
+            query.
+        streams: patterns of the streams that new queries may read. If None, all streams if `queries` is None, otherwise
+            no streams. The name of a query says nothing about the records that the query reads, so a grant on some
+            queries must name streams.
+        columns: patterns of the columns that new queries may read; None for all columns of these streams.
     """
 
     role: Role
@@ -50,17 +52,19 @@ class RoleGrant:
     columns: tuple[str, ...] | None = None
 
     def includes(self, role: Role, query: str | None) -> bool:
-        """Whether it includes the role on a query; None: on everything."""
+        """Returns whether the grant includes the role on a query. If `query` is None, returns whether the role is for
+        everything.
+        """
         if ROLES.index(self.role) < ROLES.index(role):
             return False
         return self.queries is None or (query is not None and _matches(query, self.queries))
 
     def names_stream(self, stream: str) -> bool:
-        """Whether new queries may read the stream."""
+        """Returns whether new queries may read the stream."""
         return self.queries is None if self.streams is None else _matches(stream, self.streams)
 
     def names_columns(self, columns: Iterable[str]) -> bool:
-        """Whether new queries may read all of these columns. Event time is a column of every stream."""
+        """Returns whether new queries may read all of these columns. Event time is a column of every stream."""
         from edgewater.model.streams import TIME_COLUMN  # loads Arrow, which starts threads: see `fork_components`
 
         return self.columns is None or all(c == TIME_COLUMN or _matches(c, self.columns) for c in columns)
@@ -74,18 +78,22 @@ class Principal:
     grants: tuple[RoleGrant, ...]
 
     def may(self, role: Role, query: str | None) -> bool:
-        """Whether it has the role on a query; None: on everything."""
+        """Returns whether the principal has the role on a query. If `query` is None, returns whether the role is for
+        everything.
+        """
         return any(grant.includes(role, query) for grant in self.grants)
 
     def may_register(self, query: str, stream: str, columns: Sequence[str]) -> bool:
-        """Whether one grant has the editor role on the query, and names its stream and all its columns."""
+        """Returns whether one grant includes the editor role on the query, and names the query's stream and all its
+        columns.
+        """
         return any(
             grant.includes("editor", query) and grant.names_stream(stream) and grant.names_columns(columns)
             for grant in self.grants
         )
 
     def has(self, role: Role) -> bool:
-        """Whether it has the role on anything."""
+        """Returns whether any grant of the principal includes the role."""
         return any(ROLES.index(grant.role) >= ROLES.index(role) for grant in self.grants)
 
 
@@ -94,7 +102,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 ANYONE = Principal("anyone", (RoleGrant("admin"),))
-"""Everyone, where no credentials are configured. Limits per principal are not for it."""
+"""The principal of all requests if no credentials are configured. Limits per principal do not apply to it."""
 
 
 class GrantEntry(Section):
@@ -103,7 +111,7 @@ class GrantEntry(Section):
     role: Role
     """What the principal may do. Each role includes the roles before it."""
     queries: tuple[str, ...] | None = None
-    """Patterns of the queries that the role is for. None: all queries, and what belongs to no query."""
+    """Patterns of the queries that the role is for. None: all queries, and resources that belong to no query."""
     streams: tuple[str, ...] | None = None
     """Patterns of the streams that new queries may read. None: all streams if `queries` is None, otherwise none."""
     columns: tuple[str, ...] | None = None
@@ -115,7 +123,7 @@ class GrantEntry(Section):
 
 
 class PrincipalEntry(GrantEntry):
-    """A principal with a bearer token, which is given as it is or as the hexadecimal digest of its SHA-256."""
+    """A principal with a bearer token. The entry has the token itself or the hexadecimal SHA-256 of the token."""
 
     role: Role = "reader"
     token: Secret | None = None
@@ -128,7 +136,7 @@ class PrincipalEntry(GrantEntry):
     @model_validator(mode="after")
     def _one_secret(self) -> Self:
         if (self.token is None) == (self.sha256 is None):
-            raise refusal("either token or sha256")
+            raise refusal("exactly one of token and sha256")
         if self.token is not None and len(self.token.get_secret_value()) < 1:
             raise refusal("a token that is not empty")
         return self
@@ -146,22 +154,24 @@ class OidcSection(Section):
     audience: str
     """Value that the claim `aud` must have."""
     jwks_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """URL of the issuer's keys. None: as the issuer's ``/.well-known/openid-configuration`` says."""
+    """URL of the issuer's keys. None: the URL in the issuer's ``/.well-known/openid-configuration``."""
     algorithms: tuple[Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"], ...] = ("RS256", "ES256")
-    """Signatures that are accepted."""
+    """Signature algorithms that are accepted."""
     claim: str = "roles"
     """The claim whose values `roles` lists; dots separate levels, as in ``realm_access.roles``."""
     roles: Annotated[dict[str, Annotated[GrantEntry, BeforeValidator(_grant)]], Field(min_length=1)]
-    """Value of the claim -> role, or ``{role: editor, queries: [sales_*]}``. A token without any of them is refused."""
+    """Role by value of the claim. A role may also be ``{role: editor, queries: [sales_*]}``. A token without any of the
+    values is refused."""
     leeway: Annotated[Duration, Field(le=300_000)] = 30_000
-    """How far the clocks of issuer and center may differ."""
+    """The largest accepted difference between the clocks of issuer and center."""
 
     @model_validator(mode="after")
     def _authentic(self) -> Self:
         for url in (self.issuer, self.jwks_url):
             parts = urlsplit(url or "")
             if parts.scheme == "http" and not is_loopback(f"{parts.hostname}:0"):
-                raise refusal("https:// of the issuer and of its keys", "whoever is in between could sign any token")
+                reason = "with http://, anyone on the network between could sign tokens"
+                raise refusal("https:// of the issuer and of its keys", reason)
         return self
 
 
@@ -170,8 +180,11 @@ class _PrincipalsFile(Section):
 
 
 def read_principals_file(path: Path) -> dict[str, PrincipalEntry]:
-    """Returns the entries of `api.tokens_file` by name; an empty file has none. Raises InvalidConfig, without any
-    value."""
+    """Returns the entries of `api.tokens_file` by name. An empty file has no entries.
+
+    Raises:
+        InvalidConfig: the file cannot be read or is not valid. The error contains no value of the file.
+    """
     document = read_yaml(path, "api.tokens_file", secret=True)
     accepted = "a file with a YAML mapping of name to {token: …, role: reader}"
     if document is None:

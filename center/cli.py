@@ -30,7 +30,8 @@ def _overrides(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, .
             raise InvalidConfig("--set", text, "key=value, such as spark.master=local[4]")
         if key == "api.token" or key.startswith(("tokens.", "api.principals.")):
             variable = ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
-            raise InvalidConfig("--set", f"{key}=…", f"the variable {variable} or a file", "others see command lines")
+            reason = "other users can see command lines"
+            raise InvalidConfig("--set", f"{key}=…", f"the variable {variable} or a file", reason)
         pairs[key] = value
     return pairs
 
@@ -86,7 +87,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flags(params: Mapping[str, Any]) -> list[str]:
-    """The flags of `configured`, to be passed on to the components' processes."""
+    """Returns the flags of `configured`, which are passed on to the components' processes."""
     flags = ["--log-level", params["log_level"], "--log-format", params["log_format"]]
     for name, flag in (("path", "--config"), ("data_dir", "--data-dir")):
         if params[name] is not None:
@@ -107,29 +108,29 @@ def _print(as_json: bool, value: object, text: str) -> None:
 def center() -> None:
     """Run a center, which edges connect to and which answers queries.
 
-    A center has three components, each a process over the same state: the *gateway* receives frames from
-    edges, the *job* merges them on Spark and decides when to answer, the *api* serves answers over REST.
-    A fourth process, the *sink*, brings answers to other systems. `run` starts all on one machine; on many
-    machines each is started alone with the same file.
+    A center has three components. Each is a process over the same state. The *gateway* receives frames from
+    edges. The *job* merges frames on Spark and decides when to answer. The *api* serves answers over REST.
+    A fourth process, the *sink*, writes answers to other systems. `run` starts all processes on one machine.
+    On several machines, start each process alone with the same file.
 
     \b
       edgewater center run                                   all components, on loopback, state in .edgewater/center
-      edgewater center check --config center.yaml            check what the configuration needs
+      edgewater center check --config center.yaml            check whether this machine fits the configuration
       edgewater center api -c center.yaml --set api.listen=0.0.0.0:8080
 
     \b
-    The file; every key has a default:
-      data_dir: /var/lib/edgewater         # all state, unless a URL below says otherwise
+    An example of the file; every key has a default:
+      data_dir: /var/lib/edgewater         # all state, except for the URLs and directories below
       gateway: {listen: "0.0.0.0:7400"}    # edges connect to it
       api: {listen: "127.0.0.1:7480", token: a-secret}
-      tokens: {jfk: another-secret}        # one per edge; needed off loopback. Or tokens_file: tokens.yaml
+      tokens: {jfk: another-secret}        # one per edge, if other machines connect. Or tokens_file: tokens.yaml
       streams: {flights: {columns: {carrier: string, miles: int64}}}  # see docs/reference/center.md
       tls: {cert: center.pem, key: center.key, client_ca: edges.pem}
-      catalog_url: postgresql+psycopg://…  # SQLite in data_dir if not given; results_url likewise
+      catalog_url: postgresql+psycopg://…  # default: SQLite in data_dir; the same for results_url
       log_dir: /mnt/frames                 # the frame log
       spark: {master: "local[2]", driver_memory: 1g, standby: true, conf: {spark.ui.enabled: "true"}}
-      retention: {frames: 1h, answers: 7d} # how long applied frames, and final answers, are kept
-      sinks: {warehouse: {kind: postgres, url: {env: WAREHOUSE_URL}}}  # answers are written there, too
+      retention: {frames: 1h, answers: 7d} # time for which applied frames and final answers are stored
+      sinks: {warehouse: {kind: postgres, url: {env: WAREHOUSE_URL}}}  # other systems that get the answers
 
     A key may also be set in the environment: EDGEWATER_CENTER__API__TOKEN.
     """
@@ -141,8 +142,8 @@ def center() -> None:
 def run(config: CenterConfig, as_json: bool) -> None:
     """Start gateway, job, API and sinks, and keep them running.
 
-    A component that dies is restarted; no acknowledged frame is lost. SIGTERM or Ctrl-C stops all. Process
-    ids are in <data_dir>/pids/. Prints the addresses once all are ready.
+    If a component dies, it is restarted, and no acknowledged frame is lost. SIGTERM or Ctrl-C stops all
+    components. Process ids are in <data_dir>/pids/. The addresses are printed when all components are ready.
 
     \b
       edgewater center run --data-dir /var/lib/edgewater --set gateway.listen=127.0.0.1:7500
@@ -173,10 +174,10 @@ def run(config: CenterConfig, as_json: bool) -> None:
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=1800, show_default=True, help="Limit in seconds."
 )
 def prepare(timeout_s: float) -> None:
-    """Make this installation's centers start faster: once, and again after an update of Java.
+    """Make centers of this installation start faster. Run it once, and again after an update of Java.
 
-    Starts Spark for some seconds, and writes the classes that Java has loaded and verified beside the Python
-    environment (160 MB). The job's JVM then needs half of the CPU time to start, also after a crash.
+    It starts Spark for some seconds, and writes the classes that Java has loaded and verified (160 MB) to the Python
+    environment. The job's JVM then needs half of the CPU time to start, also after a crash.
     """
     from center.ops.prepare import prepare
 
@@ -186,7 +187,7 @@ def prepare(timeout_s: float) -> None:
 @center.command()
 @configured
 def gateway(config: CenterConfig) -> None:
-    """Receive frames from edges until SIGTERM or Ctrl-C. Any number may run over one catalog and log."""
+    """Receive frames from edges until SIGTERM or Ctrl-C. Any number of gateways may share one catalog and log."""
     from center.ops.processes import run_gateway
 
     run_gateway(config)
@@ -197,13 +198,13 @@ def gateway(config: CenterConfig) -> None:
 def job(config: CenterConfig) -> None:
     """Merge frames on Spark and answer queries until SIGTERM or Ctrl-C. Needs Java 17.
 
-    Any number may run over one result store: one leads, or spark.drivers of them, each a partition of
-    the queries. The others are warm standbys that take over.
+    Any number of jobs may share one result store. One job leads, or as many as spark.drivers says, each for a
+    partition of the queries. The other jobs are warm standbys that take over.
     """
     from center.ops.processes import run_job
 
     for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
-        del os.environ[name]  # it has been read, and the JVM and the executors need no secrets
+        del os.environ[name]  # the variable has been read, and the JVM and the executors need no secrets
 
     run_job(config)
 
@@ -211,13 +212,13 @@ def job(config: CenterConfig) -> None:
 @center.command()
 @configured
 def sink(config: CenterConfig) -> None:
-    """Bring answers to the systems that `sinks` names until SIGTERM or Ctrl-C. Any number may run over one center.
+    """Write answers to the systems in `sinks` until SIGTERM or Ctrl-C. Any number of processes may run for one center.
 
     \b
       sinks:
         warehouse: {kind: postgres, url: {env: WAREHOUSE_URL}, queries: [flights]}
 
-    `edgewater sinks` shows them, and defines more through the API.
+    `edgewater sinks` shows the sinks, and defines more sinks through the API.
     """
     from center.ops.processes import run_sinks
 
@@ -227,7 +228,7 @@ def sink(config: CenterConfig) -> None:
 @center.command()
 @configured
 def api(config: CenterConfig) -> None:
-    """Serve answers over REST until SIGTERM or Ctrl-C. Any number may run; /docs describes the API."""
+    """Serve answers over REST until SIGTERM or Ctrl-C. Any number of APIs may run. /docs describes the API."""
     from center.ops.processes import run_api
 
     run_api(config)
@@ -235,19 +236,27 @@ def api(config: CenterConfig) -> None:
 
 @center.command()
 @click.option("--url", envvar="EDGEWATER_URL", show_envvar=True, help="Address of the API.", metavar="URL")
-@click.option("--ca", envvar="EDGEWATER_CA", show_envvar=True, metavar="FILE", help="Certificates that sign the API's.")
+@click.option(
+    "--ca",
+    envvar="EDGEWATER_CA",
+    show_envvar=True,
+    metavar="FILE",
+    help="Certificates that sign the API's certificate.",
+)
 @click.option("--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds per request.")
 @click.option(
-    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two updates."
 )
-@click.option("--once", is_flag=True, help="Print one look and end, as if the output were no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one look as JSON.")
+@click.option("--once", is_flag=True, help="Print the queries once and end, as if the output were not a terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print the queries once as JSON.")
 def top(url: str | None, ca: str | None, timeout: float, interval: float, once: bool, as_json: bool) -> None:
-    """Show the queries of a running center until Ctrl-C, the least slack first: frames that are not applied, how late
-    they are, what an answer costs, and how the query stands at the edges that schedule it.
+    """Show the queries of a running center until Ctrl-C, the query with the least slack first.
 
-    Asks the center's API, as `edgewater top` does: with the token in EDGEWATER_TOKEN, or in the file that
-    EDGEWATER_TOKEN_FILE names. Of queries that the token may not read nothing is shown.
+    Each line has the number of frames that are not applied, how late they are, the cost of an answer, and the state of
+    the query at its latest edge.
+
+    The command asks the center's API, like `edgewater top`. The token is in EDGEWATER_TOKEN, or in the file that
+    EDGEWATER_TOKEN_FILE names. Queries that the token may not read are not shown.
     """
     from center import watch
     from edgewater.client.center import Center
@@ -260,7 +269,7 @@ def top(url: str | None, ca: str | None, timeout: float, interval: float, once: 
 @configured
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def check_command(config: CenterConfig, as_json: bool) -> None:
-    """Check what the configuration needs on this machine: Java, free addresses, writable state, databases.
+    """Check whether this machine fits the configuration: Java, free addresses, writable state, databases.
 
     Exit status 0 if all checks pass, else 1.
     """
@@ -281,16 +290,16 @@ def check_command(config: CenterConfig, as_json: bool) -> None:
 @click.argument("directory", type=click.Path(path_type=Path))
 @_json
 def backup(config: CenterConfig, directory: Path, as_json: bool) -> None:
-    """Write a backup to DIRECTORY, which is new or empty; the center may run.
+    """Write a backup to DIRECTORY, which must be new or empty. The center may run.
 
-    It holds the catalog, the results and the frame log at one moment. The writers of both stores wait for some
-    milliseconds. A backup is whole once DIRECTORY has a backup.json. The configuration is not part of it.
+    The backup has the catalog, the results and the frame log at one moment. The writers of both stores wait for some
+    milliseconds. A backup is complete when DIRECTORY has a backup.json. The configuration is not part of the backup.
 
     \b
       edgewater center backup --data-dir /var/lib/edgewater /backup/2026-05-01
 
-    Both stores are SQLite's files, or are in one database of PostgreSQL. `edgewater center restore` brings a backup to
-    either.
+    Both stores must be SQLite files, or must be in one database of PostgreSQL. `edgewater center restore` can restore
+    each backup to SQLite or PostgreSQL.
     """
     from center.ops.backup import take_backup
     from edgewater.runtime.clock import now_ms
@@ -307,10 +316,10 @@ def backup(config: CenterConfig, directory: Path, as_json: bool) -> None:
 def restore(config: CenterConfig, directory: Path, as_json: bool) -> None:
     """Write the backup in DIRECTORY to the places that the configuration names, while the center does not run.
 
-    There must be no stores and no frames at these places: move them away first. Then start the center.
+    There must be no stores and no frames at these places, so move them away first. Start the center afterwards.
 
-    What edges sent after the backup is lost: their windows say so once the edges connect. Answers that are given from
-    now on have revisions above all that were ever given.
+    The frames that edges sent after the backup are lost. When the edges connect, the windows of these frames state the
+    loss. New answers have higher revisions than all earlier answers.
 
     \b
       edgewater center restore --data-dir /var/lib/edgewater /backup/2026-05-01
@@ -325,10 +334,10 @@ def restore(config: CenterConfig, directory: Path, as_json: bool) -> None:
 @center.command()
 @configured
 def reconcile(config: CenterConfig) -> None:
-    """Go on with a catalog and results of different moments, if there is no backup of both.
+    """Use a catalog and results of different moments together, if there is no backup of both.
 
-    For a center that refuses to start because one of its stores was replaced by an older copy. Windows that have begun
-    and are not final will say that they may lack records of any edge, and have no bounds.
+    This is for a center that refuses to start because an older copy has replaced one of its stores. Windows that have
+    begun and are not final will state that they may lack records of any edge. They will have no bounds.
     """
     from center.ops.backup import reconcile_stores
     from edgewater.runtime.clock import now_ms
@@ -338,19 +347,21 @@ def reconcile(config: CenterConfig) -> None:
 
 
 def _progress(line: str) -> None:
-    """Shows a line of progress to a person, and nothing to a script."""
+    """Prints a line of progress if standard error is a terminal."""
     if sys.stderr.isatty():
         click.echo(line, err=True)
 
 
 @center.group()
 def quarantine() -> None:
-    """Frames and queries that the job has set aside.
+    """Show and retry frames and queries that the job does not process.
 
-    A quarantined frame failed alone, twice. It counts as lost input of its edge, and the windows that may lack it state
-    this. Its bytes are kept. A query that is set aside gets no answers, its frames are kept, and the other queries go
-    on. It is paused if its frames cannot be applied: the job tries it again at its next start. It is quarantined if the
-    job died of it again and again, and so did a process that tried it.
+    A frame is quarantined if it failed alone, twice. It counts as lost input of its edge. The windows that may lack it
+    state the loss. Its bytes stay in the log.
+
+    A query is paused if its frames cannot be applied. The job tries it again at the next start of the job. A query is
+    quarantined if it killed the job repeatedly, and then also killed a process that tried it. A paused or quarantined
+    query gets no answers, and its frames stay in the log. The other queries continue.
 
     The commands use the catalog and the frame log of the configuration. The center may run.
 
@@ -370,14 +381,14 @@ def _of_frame(command: Callable[..., Any]) -> Callable[..., Any]:
 @configured
 @_json
 def quarantine_ls(config: CenterConfig, as_json: bool) -> None:
-    """List the frames, the latest first, and the queries."""
+    """List the quarantined frames, the latest first, and the paused and quarantined queries."""
     from center.ops.quarantine import Quarantine
 
     with Quarantine(config) as quarantine:
         frames, queries = quarantine.frames(), quarantine.queries()
     lines = [f"{f['query']} {f['position']}  {f['edge']}  {f['quarantined_at']}  {f['reason']}" for f in frames]
     lines += [f"{q['query']}  {q['state']}  {q['since']}  {q['reason']}" for q in queries]
-    text = "\n".join(lines) if lines else "no frame and no query is set aside"
+    text = "\n".join(lines) if lines else "no frame is quarantined, and no query is paused or quarantined"
     _print(as_json, {"frames": frames, "queries": queries}, text)
 
 
@@ -385,9 +396,9 @@ def quarantine_ls(config: CenterConfig, as_json: bool) -> None:
 @configured
 @_of_frame
 def quarantine_show(config: CenterConfig, query: str, position: int, as_json: bool) -> None:
-    """Show what is in a frame, as far as it can be read: QUERY is name@version.
+    """Show the contents of a frame, as far as they can be read. QUERY is name@version.
 
-    It is read in a process of its own, which it may kill.
+    The frame is read in a process of its own, because it may kill the process.
     """
     from center.ops.quarantine import Quarantine
 
@@ -402,14 +413,16 @@ def quarantine_show(config: CenterConfig, query: str, position: int, as_json: bo
 @click.argument("position", type=click.IntRange(1), required=False)
 @_json
 def quarantine_retry(config: CenterConfig, query: str, position: int | None, as_json: bool) -> None:
-    """Let the job try a frame or a query once more, such as after an upgrade.
+    """Make the job try a frame or a query once more, for example after an upgrade.
 
-    With POSITION: a frame of QUERY, which is name@version. The job applies it as new data, at the query's next
-    position. If it fails again, it is in quarantine under that position. Its records for windows that are final by then
-    are counted on these windows (`after_final`). Windows that have stated its loss go on stating it.
+    With POSITION, the job tries a frame of QUERY, which is name@version. The job applies the frame as new data, at the
+    query's next position. If the frame fails again, it is in quarantine at this position. Some windows of the frame may
+    be final by then. The frame's records are counted on these windows (`after_final`). Windows that have stated the
+    loss of the frame still state it.
 
-    Without POSITION: QUERY is the name of a query that is set aside. The job tries it within seconds, with all its
-    frames. If the job dies of it again, twice within an hour, it is quarantined again. To give it up, delete it.
+    Without POSITION, QUERY is the name of a paused or quarantined query. The job tries the query within seconds, with
+    all its frames. If the query kills the job twice within an hour, it is quarantined again. To remove a query, delete
+    it.
     """
     from center.ops.quarantine import Quarantine
 
@@ -426,7 +439,7 @@ def quarantine_retry(config: CenterConfig, query: str, position: int | None, as_
 @configured
 @_of_frame
 def quarantine_drop(config: CenterConfig, query: str, position: int, as_json: bool) -> None:
-    """Give up a frame and its bytes for good."""
+    """Delete a quarantined frame and its bytes permanently."""
     from center.ops.quarantine import Quarantine
 
     with Quarantine(config) as quarantine:

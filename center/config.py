@@ -1,8 +1,8 @@
-"""`CenterConfig`: the configuration of a center. Flags override the environment, which overrides one YAML file.
+"""`CenterConfig` is the configuration of a center. Flags override the environment, which overrides one YAML file.
 
-All components of a center (gateway, job, API) read the same configuration. Unknown keys are refused, and every error
-is an `InvalidConfig` that names the key by its path in the file. In the environment a key's path is written
-``EDGEWATER_CENTER__API__TOKEN``, so that the file need not contain secrets.
+All components of a center (gateway, job, API) read the same configuration. Unknown keys are refused. Every error is an
+`InvalidConfig` that names the key by its path in the file. In the environment, a key's path is written like
+``EDGEWATER_CENTER__API__TOKEN``. So the file need not contain secrets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edgewater.runtime.configuration import (
 DEFAULT_DATA_DIR = Path(".edgewater/center")
 ENVIRONMENT_PREFIX = "EDGEWATER_CENTER__"
 _SPARK_PROPERTIES = "spark.conf."
-"""Prefix of the keys whose rest is one name that contains dots."""
+"""Prefix of keys. The rest of such a key is one name that contains dots."""
 
 
 class TlsSection(Section):
@@ -47,9 +47,9 @@ class TlsSection(Section):
     key: Path
     """The key of `cert`."""
     client_ca: Path | None = None
-    """The authority that signed the certificates that edges must present. None: edges need no certificate."""
+    """The authority that signed the client certificates. None: edges need no certificate."""
     crl: Path | None = None
-    """Revocation lists of `client_ca`, PEM."""
+    """Revocation lists of `client_ca`, as PEM."""
 
     @model_validator(mode="after")
     def _crl_of_ca(self) -> Self:
@@ -59,8 +59,7 @@ class TlsSection(Section):
 
 
 DEFAULT_OPEN_WINDOWS = 20_000
-"""The default of `gateway.open_windows`. The memory that an edge's configuration gives a query by default is enough for
-8,000 open slices."""
+"""The default of `gateway.open_windows`. By default, an edge gives a query memory for 8,000 open slices."""
 
 
 class GatewaySection(Section):
@@ -69,28 +68,30 @@ class GatewaySection(Section):
     listen: Address = "127.0.0.1:7400"
     """Address that edges connect to."""
     credit_bytes: Size = Field(default=4 << 20, alias="credit", ge=1 << 16)
-    """Bytes of frames in flight."""
+    """The most bytes of frames that an edge has sent and the gateway has not acknowledged."""
     max_frame_bytes: Size = Field(default=4 << 20, alias="max_frame", ge=1 << 16)
     """Largest message of an edge, before compression."""
     edge_heartbeat_ms: Duration = Field(default=5_000, alias="heartbeat", ge=1_000, le=20_000)
-    """Interval of an edge's heartbeats while it has no news. An edge is unreachable after 2.5 intervals without any,
-    not before 5 s, and at once if its connection ends. With over 2,500 edges of a gateway the interval is longer."""
+    """Interval of an edge's heartbeats while it has nothing else to send. An edge is unreachable after 2.5 intervals
+    without a heartbeat, but not before 5 s. It is unreachable at once if its connection ends. The interval is longer if
+    a gateway has more than 2,500 edges."""
     compression_bytes: Size = Field(default=256 << 20, alias="compression_memory", ge=0)
-    """Memory in which the gateway decompresses what edges send, over all sessions. 0: edges compress frames alone."""
+    """Memory in which the gateway decompresses the data of edges, over all sessions. 0: edges compress each frame
+    alone."""
     work_per_s: int = Field(default=WORK_PER_S, alias="work", ge=1_000)
-    """Units of work per second of an edge's frames; more is delayed."""
+    """Units of work per second of an edge's frames. Frames with more work are delayed."""
     open_windows: Annotated[int, Field(ge=1)] = DEFAULT_OPEN_WINDOWS
-    """Windows of a query that an edge may keep open, besides the windows within the query's lateness. More are
-    refused."""
+    """The most windows of a query that an edge may keep open, besides the windows within the query's lateness. Data for
+    more windows is refused."""
     metrics: Address | None = None
-    """Address of /livez, /readyz and /metrics; None: not served."""
+    """Address that serves /livez, /readyz and /metrics. None: they are not served."""
 
 
 class ReplaySection(Section):
-    """The clock of a replay, in the words of an edge's `replay`: event time `start` is reached at wall time `at`."""
+    """The clock of a replay, with the keys of an edge's `replay`: event time `start` is reached at wall time `at`."""
 
     speed: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """Event time per wall time."""
+    """Event time that passes per unit of wall time."""
     start: Instant
     """Event time at which the replay begins."""
     at: Instant
@@ -114,25 +115,29 @@ Columns = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=256)], Annotated[ColumnEntry, BeforeValidator(_column)]],
     Field(min_length=1, max_length=1_024),
 ]
-"""Name -> type, or ``{type: int64, description: …}``."""
+"""Type by name, or ``{type: int64, description: …}`` by name."""
 
 
 class StreamSection(Section):
-    """What the center accepts of a stream."""
+    """The columns and event times that the center accepts for a stream."""
 
     columns: Columns | None = None
-    """The columns that its edges may have, and their types. None: the columns that an admin has set at the API. Without
-    these, the first edge that has a column decides its type."""
+    """The columns that the stream's edges may have, and their types. None: the columns that an admin has set at the
+    API. If there are none, the first edge that has a column decides its type."""
 
     replay: ReplaySection | Literal["edges"] | None = None
-    """The replay's clock, or `edges`: the clock that edges state. None: event time is wall time, except that a gateway
-    that only this machine can reach takes edges' clocks."""
+    """The replay's clock, or `edges`: the clock that edges report. None: event time is wall time. However, a gateway
+    that only this machine can reach uses the clocks of edges."""
     ahead_ms: Duration = Field(default=86_400_000, alias="ahead", ge=0)
-    """How far the event time of a record may be ahead of the stream's clock."""
+    """The longest time by which the event time of a record may be ahead of the stream's clock."""
 
 
 def load_certificate(context: ssl.SSLContext, cert: Path, key: Path, field: str) -> None:
-    """Loads a certificate and its key. Raises InvalidConfig, which names the key `field`, if they cannot be used."""
+    """Loads a certificate and its key.
+
+    Raises:
+        InvalidConfig: the files cannot be used. The error names the configuration key `field`.
+    """
     try:
         context.load_cert_chain(cert, key)
     except (ssl.SSLError, OSError) as exc:
@@ -154,61 +159,66 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ApiLimitsSection(Section):
-    """What clients may cost one API process."""
+    """The resources that clients may use in one API process."""
 
     connections: Count = 4096
-    """Beyond it, the connection that has been without a request the longest is closed."""
+    """The most connections. Beyond this number, the connection that has had no request for the longest time is
+    closed."""
     live: Count = 2000
-    """Live streams."""
+    """The most live streams."""
     live_per_principal: Count = 500
-    """Live streams of one principal."""
+    """The most live streams of one principal."""
     evaluate: Count = 64
-    """Streams of questions."""
+    """The most streams of questions."""
     evaluate_per_principal: Count = 16
-    """Streams of questions of one principal."""
+    """The most streams of questions of one principal."""
     response_bytes: Size = Field(default=256 << 20, alias="responses", ge=1 << 20)
-    """Bytes of responses that clients have not taken yet."""
+    """The most bytes of responses that clients have not received yet."""
     headers_ms: Duration = Field(default=10_000, alias="headers")
     """Time in which a request's headers must arrive."""
     body_ms: Duration = Field(default=30_000, alias="body")
-    """Time in which a query must arrive, and in which a client must take a part of its response."""
+    """Time in which a query must arrive. In the same time, a client must receive a part of its response."""
     idle_ms: Duration = Field(default=300_000, alias="idle")
     """Time without a question after which a stream of questions is ended."""
     reads_at_once: Count = 8
-    """Requests of one principal that read at the same time; further ones wait."""
+    """The most requests of one principal that read at the same time. Further requests wait."""
     reads: Rate = "200/second"
-    """Requests per principal that change nothing."""
+    """The most requests per principal that change nothing."""
     changes: Rate = "20/second"
-    """Requests per principal that change something."""
+    """The most requests per principal that change something."""
     registrations: Rate = "1000/day"
-    """New queries per principal. A query counts until a day after its deletion, and the catalog holds 10,000."""
+    """The most new queries per principal. A query counts until one day after its deletion. The catalog holds at most
+    10,000 queries."""
 
 
 class ApiSection(Section):
-    """The REST API. Off loopback it needs credentials: `token`, `principals`, `tokens_file` or `oidc`."""
+    """The REST API. If other machines can reach it, it needs credentials: `token`, `principals`, `tokens_file` or
+    `oidc`.
+    """
 
     listen: Address = "127.0.0.1:7480"
     """Address of the API and the console."""
     hosts: tuple[str, ...] = ()
-    """Names besides loopback by which requests without credentials may address the server, such as a proxy's name."""
+    """Names by which requests without credentials may address the server, such as a proxy's name. Loopback names are
+    always allowed."""
     token: Secret | None = None
     """The token of the principal `admin`: the token itself, `{env: NAME}` or `{file: PATH}`."""
     principals: dict[str, PrincipalEntry] = {}
-    """Who may use the API with a token, by name."""
+    """Principals that may use the API with a token, by name."""
     tokens_file: Path | None = None
-    """A YAML mapping like `principals`, in addition to it. Read again when it changes."""
+    """A YAML file with more `principals`. It is read again when it changes."""
     oidc: OidcSection | None = None
     """Accepts the JWTs of an OpenID Connect issuer. None: no JWT is accepted."""
     tls: ApiTlsSection | None = None
     """TLS of the API. None: no TLS."""
     metrics: Address | None = None
-    """Address of /livez, /readyz and /metrics without credentials. `listen` serves them, too. None: not served."""
+    """Address that serves /livez, /readyz and /metrics without credentials. None: only `listen` serves them."""
     audit: Path | Literal["log"] = "log"
-    """Where changes and refused requests are recorded as JSON lines: a file, or the process' log."""
+    """Target of the JSON lines that record changes and refused requests: a file, or `log` for the process' log."""
     audit_required: bool = False
     """Whether a change is refused while it cannot be recorded."""
     limits: ApiLimitsSection = ApiLimitsSection()
-    """What clients may cost one API process."""
+    """The resources that clients may use in one API process."""
     cache_bytes: Size = Field(default=64 << 20, alias="cache")
     """Memory of rendered answers that the API keeps between requests."""
     progress_ms: Duration = Field(default=2_000, alias="progress", ge=100)
@@ -224,7 +234,11 @@ class ApiSection(Section):
         return "http" if self.tls is None else "https"
 
     def require_credentials(self) -> None:
-        """Raises InvalidConfig if every client that reaches the address could do everything."""
+        """Checks that the API has credentials if other machines can reach it.
+
+        Raises:
+            InvalidConfig: every client on another machine could do everything.
+        """
         if not self.authenticates and not is_loopback(self.listen):
             raise InvalidConfig(
                 "api.token",
@@ -242,59 +256,62 @@ class SparkSection(Section):
     driver_memory: Annotated[str, Field(pattern=r"^\d+[kmgt]$")] = "1g"
     """Memory of the driver's JVM, such as `1g`."""
     hang_ms: Duration = Field(default=300_000, alias="hang", ge=10_000)
-    """A job that makes no step for so long is killed and started again; time for which it waits for a core aside."""
+    """A job that makes no step for this time is killed and started again. The time for which it waits for a core is not
+    counted."""
     trigger_ms: Duration = Field(default=0, alias="trigger")
-    """Least time between the starts of two micro-batches; 0: one after the other."""
+    """Least time between the starts of two micro-batches. 0: a micro-batch starts when the previous one has ended."""
     metrics: Address | None = None
-    """Address of the job's /livez, /readyz and /metrics; None: not served. The other drivers of `edgewater
-    center run` take the ports after it."""
+    """Address that serves /livez, /readyz and /metrics of the job. None: they are not served. The other drivers of
+    `edgewater center run` use the next ports."""
     standby: bool = False
-    """Whether `edgewater center run` starts one more driver, which takes over when one dies."""
+    """Whether `edgewater center run` starts one more driver, which takes over when another driver dies."""
     lease_ms: Duration = Field(default=3_000, alias="lease", ge=1_000, le=60_000)
-    """How long the driver that leads may be silent before another takes over."""
+    """Time without a sign of life after which another driver takes over from a driver that leads."""
     drivers: Annotated[int, Field(ge=1, le=64)] = 1
-    """How many drivers lead at the same time, each a partition of the queries by their names; the same for all drivers
-    of a center. `edgewater center run` starts so many. More than one is of use with PostgreSQL and several cores."""
+    """Number of drivers that lead at the same time. Each leads a partition of the queries, by their names. The number
+    must be the same for all drivers of a center. `edgewater center run` starts this number of drivers. More than one
+    driver is useful with PostgreSQL and several cores."""
     max_answer_bytes: Size = Field(default=64 << 20, alias="max_answer", ge=1 << 20)
-    """Size of the slices that make one answer. A query beyond it is paused. All others wait while it is answered,
-    for about a second with the default."""
+    """The largest size of the slices that make one answer. A query with a larger answer is paused. All other queries
+    wait while an answer is computed, for about a second with the default."""
     conf: dict[str, str] = {}
     """Further properties of Spark."""
 
 
 def _retained_ms(value: object, field: str) -> int | None:
-    """A duration of at least a minute, so that readers have seen the answers; None stays None."""
+    """Reads a duration of at least a minute, so that readers have time to read answers. None stays None."""
     return None if value is None else duration_ms(value, field, minimum_ms=60_000)
 
 
 class SinkProcessSection(Section):
-    """The process that brings answers to other systems. `sinks` says which."""
+    """The process that writes answers to other systems. The key `sinks` defines these systems."""
 
     metrics: Address | None = None
-    """Address of /livez, /readyz and /metrics; None: not served."""
+    """Address that serves /livez, /readyz and /metrics. None: they are not served."""
 
 
 class RetentionSection(Section):
-    """How long applied frames and final answers are kept."""
+    """The time for which applied frames and final answers are stored."""
 
     keep_frames_ms: Duration = Field(default=0, alias="frames")
-    """Frames that the result store has applied."""
+    """Time for which frames are stored after the result store has applied them."""
     keep_answers_ms: Annotated[int | None, parsed_by(_retained_ms)] = Field(default=30 * 86_400_000, alias="answers")
-    """Answers of final windows, from the time they were given; None: for ever."""
+    """Time for which answers of final windows are stored after they were given. None: for ever."""
     wait_for_sinks_ms: Duration = Field(default=7 * 86_400_000, alias="sinks")
-    """Additional time for answers that a sink has not written yet. After it, the sink's status states the gap."""
+    """Additional time for which answers are stored that a sink has not written yet. After this time, the sink's status
+    states the gap."""
 
 
 class CenterConfig(Section):
-    """The whole configuration; every field has a default that works on one machine."""
+    """The whole configuration. Every field has a default that works on one machine."""
 
     data_dir: Path = DEFAULT_DATA_DIR
-    """Directory of what the center stores on this machine."""
+    """Directory of the data that the center stores on this machine."""
     given_catalog_url: Secret | None = Field(default=None, alias="catalog_url")
     """URL of the catalog's database, for SQLAlchemy: the URL itself, `{env: NAME}` or `{file: PATH}`. None: an SQLite
     file in `data_dir`."""
     given_results_url: Secret | None = Field(default=None, alias="results_url")
-    """URL of the result store's database, as `catalog_url`. None: an SQLite file in `data_dir`."""
+    """URL of the result store's database, in the same forms as `catalog_url`. None: an SQLite file in `data_dir`."""
     given_log_dir: Path | None = Field(default=None, alias="log_dir")
     """Directory of the frame log, on a disk that all gateways and drivers share. None: `log` in `data_dir`."""
     gateway: GatewaySection = GatewaySection()
@@ -302,22 +319,22 @@ class CenterConfig(Section):
     api: ApiSection = ApiSection()
     """The REST API and the console."""
     tokens: dict[str, AccessEntry] = {}
-    """What each edge must present and may serve: a token, or the long form `EdgeAccess`."""
+    """By edge, the credentials that the edge must present and what it may serve: a token, or the long form
+    `EdgeAccess`."""
     tokens_file: Path | None = None
-    """A YAML mapping like `tokens`, in addition to it: a file that can be mounted as a secret. Read again when it
-    changes."""
+    """A YAML file with more `tokens`, which can be mounted as a secret. It is read again when it changes."""
     tls: TlsSection | None = None
     """TLS of the gateway. None: no TLS."""
     streams: dict[str, StreamSection] = {}
-    """Only the streams that need it: their columns, a replay, or event time that is ahead of the clock."""
+    """Settings of streams by name, for streams with fixed columns, a replay, or event times ahead of the clock."""
     spark: SparkSection = SparkSection()
     """The Spark application of the job."""
     sinks: dict[str, dict[str, Any]] = {}
-    """Systems that answers are written to, by name: `kind`, the keys of all sinks and the keys of the kind."""
+    """Systems that answers are written to, by name: `kind`, the keys of all sinks, and the keys of the kind."""
     sink: SinkProcessSection = SinkProcessSection()
     """The process that runs the sinks."""
     retention: RetentionSection = RetentionSection()
-    """How long applied frames and final answers are kept."""
+    """The time for which applied frames and final answers are stored."""
 
     @property
     def catalog_url(self) -> str:
@@ -326,12 +343,14 @@ class CenterConfig(Section):
 
     @property
     def results_url(self) -> str:
-        """URL of the result store's database: a file of its own, so that the two never wait for one lock."""
+        """URL of the result store's database. By default it has a file of its own, so that the two stores never wait
+        for one lock.
+        """
         return _given(self.given_results_url) or f"sqlite:///{self.data_dir.resolve() / 'results.db'}"
 
     @property
     def columns(self) -> dict[str, Columns]:
-        """The columns of the streams that have them in the configuration."""
+        """By stream, the columns that the configuration defines."""
         return {name: section.columns for name, section in self.streams.items() if section.columns is not None}
 
     @property
@@ -341,12 +360,14 @@ class CenterConfig(Section):
 
     @property
     def work_dir(self) -> Path:
-        """Directory for Spark's files; nothing in it outlives a run."""
+        """Directory for Spark's files. No file in it is needed after a run."""
         return (self.data_dir / "spark").resolve()
 
     @property
     def progress_dir(self) -> Path:
-        """Directory of what each driver of the job is doing (`center.storage.progress`); it outlives them."""
+        """Directory of the progress files of the job's drivers (`center.storage.progress`). The files outlive the
+        drivers.
+        """
         return (self.data_dir / "progress").resolve()
 
     @property
@@ -356,13 +377,13 @@ class CenterConfig(Section):
 
     @classmethod
     def from_mapping(cls, document: object, environment: Mapping[str, str] | None = None) -> Self:
-        """Validates the content of a file.
+        """Validates the content of a configuration file.
 
         Args:
-            environment: where ``{env: NAME}`` is looked up; None: the environment of this process.
+            environment: variables for ``{env: NAME}``; None for the environment of this process.
 
         Raises:
-            InvalidConfig: names the key.
+            InvalidConfig: the content is not valid. The error names the key.
         """
         try:
             config = validate(cls, document, None if environment is None else {"environ": environment})
@@ -379,16 +400,18 @@ class CenterConfig(Section):
         overrides: Mapping[str, object] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Reads a YAML file (None: defaults), overridden by the environment, overridden by `overrides`.
+        """Reads a YAML file. The environment overrides the file, and `overrides` overrides the environment.
 
         Args:
-            overrides: dotted key -> value, such as ``{"api.listen": "127.0.0.1:0"}``, or
+            path: path of the file; None if there is no file.
+            overrides: values by dotted key, such as ``{"api.listen": "127.0.0.1:0"}``, or
                 ``{"spark.conf.spark.executor.instances": "1"}``.
-            environment: variables of the process. Their prefix `ENVIRONMENT_PREFIX` makes them keys; ``{env: NAME}``
-                finds the others. None: there are no such keys, and ``{env: NAME}`` reads this process' environment.
+            environment: variables of the process. Variables with the prefix `ENVIRONMENT_PREFIX` are keys. ``{env:
+                NAME}`` refers to the other variables. If None, no variables are keys, and ``{env: NAME}`` refers to
+                this process' environment.
 
         Raises:
-            InvalidConfig: unreadable file, invalid YAML, or a key or value that is not accepted.
+            InvalidConfig: the file cannot be read, is not valid YAML, or has a key or value that is not accepted.
         """
         document = read_yaml(path, "--config") if path is not None else {}
         merged = {**_from_environment(environment or {}), **(overrides or {})}
@@ -397,7 +420,11 @@ class CenterConfig(Section):
         return cls.from_mapping(document, environment)
 
     def edge_access(self) -> dict[str, EdgeAccess]:
-        """The entries of `tokens` and `tokens_file` together, by edge. Raises InvalidConfig."""
+        """Returns the entries of `tokens` and `tokens_file` together, by edge.
+
+        Raises:
+            InvalidConfig: `tokens_file` cannot be read or is not valid.
+        """
         return self.tokens | (read_tokens_file(self.tokens_file) if self.tokens_file is not None else {})
 
     def _require_tokens(self) -> None:

@@ -1,7 +1,7 @@
-"""Who may connect as which edge, and what it may serve: the entries of `tokens` and of the file `tokens_file`.
+"""Who may connect as which edge, and what the edge may serve: the entries of `tokens` and of the file `tokens_file`.
 
 The short form of an entry is a token, ``jfk: a-long-secret`` or ``jfk: {env: JFK_TOKEN}``. The long form is an
-`EdgeAccess`. No error shows a value, as it may be a secret.
+`EdgeAccess`. Error messages do not contain values, because a value may be a secret.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _is_secret(value: object) -> bool:
 
 
 class EdgeToken(Section):
-    """A bearer token; from `expires` on it is refused."""
+    """A bearer token. It is refused from the time `expires` on."""
 
     token: Secret
     """The token itself, `{env: NAME}` or `{file: PATH}`."""
@@ -43,19 +43,20 @@ class EdgeToken(Section):
 
 
 class EdgeAccess(Section):
-    """What an edge must present, and what it may serve.
+    """The credentials that an edge must present, and the streams and queries that it may serve.
 
-    Without `identity`, a client certificate must name the edge's id.
+    If `identity` is empty, a client certificate must have the edge's id as a name.
     """
 
     tokens: tuple[Annotated[EdgeToken, BeforeValidator(_token)], ...] = ()
-    """Any of them is accepted. None: the certificate alone identifies the edge."""
+    """Accepted tokens; an edge must present one of them. None: the certificate alone identifies the edge."""
     identity: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
-    """Names of the client certificate, such as ``spiffe://example.org/edge/jfk``; it must have one of them."""
+    """Names of the client certificate, such as ``spiffe://example.org/edge/jfk``. The certificate must have one of
+    these names."""
     streams: tuple[str, ...] | None = None
-    """Patterns of the streams that the edge may serve; None: all."""
+    """Patterns of the streams that the edge may serve. None: all streams."""
     queries: tuple[str, ...] | None = None
-    """Patterns of the queries that the edge may answer; None: all."""
+    """Patterns of the queries that the edge may answer. None: all queries."""
 
     def may_serve(self, stream: str) -> bool:
         return self.streams is None or any(fnmatchcase(stream, pattern) for pattern in self.streams)
@@ -63,7 +64,7 @@ class EdgeAccess(Section):
 
 UNLIMITED = EdgeAccess()
 AccessEntry = Annotated[EdgeAccess, BeforeValidator(_access)]
-"""The short or the long form."""
+"""The short or the long form of an entry."""
 
 
 class _TokensFile(Section):
@@ -71,8 +72,11 @@ class _TokensFile(Section):
 
 
 def read_tokens_file(path: Path) -> dict[str, EdgeAccess]:
-    """Returns the entries of a `tokens_file` by edge; an empty file has none. Raises InvalidConfig, without any
-    value."""
+    """Returns the entries of a `tokens_file` by edge. An empty file has no entries.
+
+    Raises:
+        InvalidConfig: the file cannot be read or is not valid. The error contains no value of the file.
+    """
     document = read_yaml(path, "tokens_file", secret=True)
     if document is None:
         return {}
@@ -86,7 +90,7 @@ def read_tokens_file(path: Path) -> dict[str, EdgeAccess]:
 
 
 def without_secret(exc: InvalidConfig) -> InvalidConfig:
-    """The same error without the value, which may be a secret."""
+    """Returns the same error without the value, which may be a secret."""
     return InvalidConfig(exc.field, "…", exc.accepted, exc.reason)
 
 

@@ -1,4 +1,4 @@
-"""`edgewater center top`: how the queries of a running center stand, as its API says."""
+"""`edgewater center top` shows the state of the queries of a running center, from the center's API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def top(center: Center, interval_s: float, once: bool, as_json: bool) -> None:
-    """Shows the queries by slack once, or until Ctrl-C."""
+    """Shows the queries sorted by slack, once or repeatedly until Ctrl-C."""
     if as_json:
         click.echo(json.dumps(_look(center)))
         return

@@ -1,7 +1,7 @@
 """Builds synopses over any Spark DataFrame (divide, compute, merge) and answers questions about them (Condor).
 
-For users of Spark; the center's services do not call it. Its tasks run in Spark's Python workers, so nothing here may
-import SQLAlchemy, FastAPI or gRPC.
+This package is for users of Spark. The center's services do not call it. Its tasks run in Spark's Python workers, so no
+module here may import SQLAlchemy, FastAPI or gRPC.
 """
 
 from __future__ import annotations

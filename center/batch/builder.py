@@ -1,4 +1,4 @@
-"""`build`: synopses over any Spark DataFrame."""
+"""`build` builds synopses over any Spark DataFrame."""
 
 from __future__ import annotations
 
@@ -36,30 +36,32 @@ def build(
 ) -> DataFrame:
     """Builds synopses of a DataFrame's values, one per window and stratum.
 
-    Nothing is built before an action runs on the result (or `writeStream`). What the schema shows is checked at once.
-    CSV and JSON files are read at once: tasks may be able to read them (`center.batch.text_scan`).
+    Synopses are built when an action or `writeStream` runs on the result. The arguments are checked against the schema
+    at once. CSV and JSON files are read at once to see whether tasks can read them (`center.batch.text_scan`).
 
     Args:
-        df: batch or streaming.
-        synopsis: an empty one, as the pattern: kind, parameters and seed. Also a `GroupedAggregate`.
-        of: the column of values, by name or as a `Column`; for a grouped aggregate a mapping from the names of its keys
-            and measures to columns. Null values are counted (`nulls`) and skipped.
-        time: event time, as a timestamp or as ms in a bigint. Not needed for one synopsis over everything.
-        window: from `edgewater.model.windows`, or `center.batch.slicing.SlidingCount`; None: one over everything.
-            Count windows begin at each `every`-th record, and the last ones may not be full.
-        stratify_by: columns; there is one synopsis per combination of their values. Null is a stratum of its own.
-        strategy: "auto" derives it from the synopsis' algebra and the window; `plan` returns it.
-        lateness: of a streaming DataFrame, such as "10 minutes": event time after the end of a window during which
-            records may still change it. Later ones are counted.
-        null_times: how to treat records without a time. "refuse": the job fails and reports their number. "count": they
-            are counted in a row without a window.
+        df: a batch or streaming DataFrame.
+        synopsis: an empty synopsis or `GroupedAggregate`. The result's synopses have its kind, parameters and seed.
+        of: the column of values, by name or as a `Column`. For a grouped aggregate, a mapping from the names of its
+            keys and measures to columns. Null values are counted in `nulls` and skipped.
+        time: event time, as a timestamp or as ms in a bigint. Not needed without a window.
+        window: a window from `edgewater.model.windows`, or `center.batch.slicing.SlidingCount`; None for one synopsis
+            over all records. Count windows begin at each `every`-th record. The last count windows may have fewer
+            records.
+        stratify_by: columns. There is one synopsis per combination of their values. Null is a stratum of its own.
+        strategy: "auto" derives the strategy from the synopsis' algebra and the window; `plan` returns this strategy.
+        lateness: only for a streaming DataFrame, such as "10 minutes": event time after the end of a window during
+            which records may still change the window. Later records are counted.
+        null_times: how to treat records without a time. "refuse": the job fails and reports the number of such records.
+            "count": a row without a window has the number of such records.
 
     Returns:
-        Columns: those of `stratify_by`; `window_start`, `window_end` (timestamps; end exclusive); `synopsis` (bytes
-        that `edgewater.synopses.from_bytes` reads, and that merge with what edges ship); `records` (values in it),
-        `nulls`; `revision` and `late`, which vary for a streaming DataFrame only. There, a row with a revision
-        replaces the window's earlier rows (without a synopsis: the window does not exist any more), and a row with
-        `late` counts records that arrived too late for any window.
+        A DataFrame with these columns: the columns of `stratify_by`; `window_start`, `window_end` (timestamps; the end
+        is exclusive); `synopsis` (bytes for `edgewater.synopses.from_bytes`, which merge with the synopses of edges);
+        `records` (number of values in the synopsis); `nulls`; `revision`; `late`. Only a streaming DataFrame has more
+        than one `revision`, and a `late` above 0. There, a row with a revision replaces the earlier rows of its window.
+        If such a row has no synopsis, the window no longer exists. A row with `late` counts records that arrived too
+        late for any window.
 
     Raises:
         InvalidRequest: names the argument, its value and what is accepted.
@@ -95,7 +97,11 @@ def _run(job_input: BatchInput, job: BatchJob, chosen: Strategy, lateness: str |
 
 
 def plan(synopsis: Any, *, window: Window | None = None, stratify_by: Any = None) -> Strategy:
-    """The strategy that "auto" chooses; `.explain()` gives the reason. Raises InvalidRequest if there is none."""
+    """Returns the strategy that "auto" chooses. The strategy's `explain()` gives the reason.
+
+    Raises:
+        InvalidRequest: there is no strategy for this synopsis and window.
+    """
     return choose(SynopsisPattern.of(synopsis).properties, window, stratified=bool(stratify_by))
 
 
@@ -157,8 +163,10 @@ def _divide(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> tuple[Dat
 
 
 def number_in_order(job_input: BatchInput, within: list[Column]) -> Column:
-    """The number of each record, from 0, in event time. Ties are ordered by value, so that only indistinguishable
-    records can change places."""
+    """Returns a column with the number of each record in event time, from 0.
+
+    Records with equal times are ordered by value. So the numbering is the same in each run, except among equal records.
+    """
     values = [F.col(f"_v{i}") for i in range(len(job_input.layout.values))]
     over = Over.partitionBy(*within).orderBy(F.col("_t").asc_nulls_last(), *values)
     return (F.row_number().over(over) - 1).cast("bigint")
@@ -183,7 +191,7 @@ def _merge(partials: DataFrame, job: BatchJob, chosen: Strategy) -> DataFrame:
     tasks = chosen.partitions or _default_partitions(partials)
     keys, order = list(layout.keys), [*layout.keys, "block", "slice_start", "part"]
     for level in range(1, chosen.depth):
-        # Each level reduces the number of parts to the next root, the last one to 1.
+        # With depth d, each level reduces the number of parts by the same factor; the last level leaves one part.
         parts = 1 << (8 * (chosen.depth - level) // chosen.depth)
         among = F.pmod(F.col("part"), F.lit(parts))
         placed = partials.repartition(tasks, *keys, "block", "slice_start", among)
@@ -193,9 +201,9 @@ def _merge(partials: DataFrame, job: BatchJob, chosen: Strategy) -> DataFrame:
             .mapInArrow(CombineLevel(job), from_arrow_schema(layout.partial_schema))
         )
     if not layout.strata and job.family is Family.GLOBAL:
-        placed = partials.repartition(1)  # rows of a single slice, which the task itself sorts: Spark need not plan it
+        placed = partials.repartition(1)  # all rows are of one slice, and the task itself sorts them
     else:
-        tasks = 1 if not layout.strata and job.family is Family.SESSION else tasks  # a single key
+        tasks = 1 if not layout.strata and job.family is Family.SESSION else tasks  # 1: all rows have the same key
         placed = partials.repartition(tasks, *keys, "block").sortWithinPartitions(*order)
     return placed.mapInArrow(FinishLevel(job), from_arrow_schema(layout.result_schema))
 

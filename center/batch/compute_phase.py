@@ -1,4 +1,4 @@
-"""The compute phase: reads a task's records and returns partial synopses per slice (or window) and stratum."""
+"""The compute phase reads a task's records and returns partial synopses per slice (or window) and stratum."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from edgewater.model.windows import SlidingWindow, Window
 from edgewater.synopses import BoolArray, IntArray, KeyTable, finalised
 
 CHUNK_ROWS = 1 << 17
-"""Records per update. Smaller batches are concatenated: an update costs tens of µs per slice."""
+"""Records per update of the states. Smaller batches are concatenated, because an update costs tens of µs per slice."""
 
 MEMORY_BYTES = 256 << 20
-"""Size of a task's states at which they are emitted, to be merged with the later ones."""
+"""Size of a task's states at which they are emitted. Later states of the same slices are merged with them
+afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,10 @@ class BatchJob:
     """The parameters of a job, which every task needs.
 
     Attributes:
-        by_windows: bucketing, one state per window; else slicing.
-        count_null_times: records without a time are counted; else they are refused.
-        whole: a task must emit each slice once, since the synopsis does not merge.
-        source: sample source of the pattern, from which each task derives its own.
+        by_windows: whether a task has one state per window (bucketing). If false, one state per slice (slicing).
+        count_null_times: whether records without a time are counted. If false, they are refused.
+        whole: whether a task must emit each slice only once, because the synopsis does not merge.
+        source: sample source of the pattern. Each task derives its own source from it.
     """
 
     pattern: SynopsisPattern
@@ -66,13 +67,16 @@ class BatchJob:
 
     @property
     def block_ms(self) -> int:
-        """Width of a block. One task merges all windows that start within a block; its slices overlap the next block's
-        by one window, so a block is several windows wide."""
+        """Width of a block in ms, or in records for count windows.
+
+        One task merges all windows that start within a block. The slices of these windows extend by one window into the
+        next block. So a block is several windows wide, to have few slices in two blocks.
+        """
         grid = self.grid
         return grid.every_ms * max(64, 8 * -(-grid.size_ms // grid.every_ms))
 
     def blocks_of(self, start: int) -> Iterable[int]:
-        """The blocks (for streams: the windows) that a slice belongs to."""
+        """Returns the blocks of windows that a slice belongs to. For a stream, returns the starts of these windows."""
         if self.family is Family.SESSION:
             return (0,)
         if not self.slides:
@@ -99,7 +103,7 @@ class Compute:
 
 
 class _Task:
-    """One task."""
+    """The compute phase of one task."""
 
     def __init__(self, job: BatchJob, partition: int, batch_id: int) -> None:
         self._job = job
@@ -150,8 +154,12 @@ class _Task:
                 yield from self._update(some, *part, times[chosen], ids[chosen])
 
     def _assign(self, places: IntArray) -> Iterator[tuple[IntArray | int, BoolArray | None]]:
-        """Start of each record's slice (by time or by number), or of the only one; for bucketing, once per window that
-        a record may belong to, with a mask of the records that do. None: all records."""
+        """Yields the slices that records belong to, as pairs (starts, mask).
+
+        Starts are the start of each record's slice, by time or by number, or one number if all records are in one
+        slice. For bucketing, there is one pair per window that a record may belong to. The mask selects the records in
+        this window; None selects all records.
+        """
         job, window = self._job, self._job.window
         if self._grid is None:
             yield 0, None
@@ -181,7 +189,7 @@ class _Task:
                 yield from self._drain()
 
     def _pieces(self, starts: IntArray | int, strata: list[pa.Array], rows: int) -> Iterator[IntArray | None]:
-        """The records in chunks whose states fit into memory; None: all at once."""
+        """Yields the positions of records, in chunks whose states fit into memory. None means all records at once."""
         most = max(MEMORY_BYTES // self._state_bytes, 1)
         if (isinstance(starts, int) and not strata) or rows <= most or self._job.whole:
             yield None
@@ -200,7 +208,12 @@ class _Task:
             yield self._rows.take()
 
     def _last(self) -> Iterator[pa.RecordBatch]:
-        """The number of records without a time, as a row without a slice; for streams also the latest event time."""
+        """Yields a row without a slice, with the number of records without a time. For a stream it also has the latest
+        event time.
+
+        Raises:
+            InvalidRecord: records have no time, and they are not to be counted.
+        """
         job = self._job
         if self._null_times and not job.count_null_times:
             raise InvalidRecord(
@@ -218,7 +231,7 @@ class _Task:
 
 
 class _Placed:
-    """Rows with the blocks they belong to."""
+    """Adds rows to a buffer, once for each block that a row belongs to."""
 
     def __init__(self, rows: RowBuffer, job: BatchJob, partition: int) -> None:
         self._rows, self._job, self._partition = rows, job, partition
@@ -234,13 +247,15 @@ class _Placed:
         row["part"] = self._partition
         job = self._job
         for block in job.blocks_of(row["slice_start"]):
-            # In a stream, a slice's block is the window that it is for.
+            # In a stream, the block of a slice is the start of a window.
             start = block if job.streaming and job.slides else row["slice_start"]
             self._rows.add(key, {**row, "block": block, "slice_start": start})
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Chunks of `CHUNK_ROWS` records, whatever the batches, so that results do not depend on these."""
+    """Yields chunks of `CHUNK_ROWS` records. The chunks, and so the results, do not depend on the sizes of
+    the batches.
+    """
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -258,7 +273,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def millis_of(times: pa.Array) -> IntArray:
-    """Converts timestamps of any unit (without a zone: UTC), or integers, to ms."""
+    """Converts timestamps of any unit, or integers, to ms. A timestamp without a zone is read as UTC."""
     if pa.types.is_timestamp(times.type):
         micros: IntArray = np.asarray(times.cast(pa.timestamp("us")).cast(pa.int64()), np.int64)
         return micros // 1000

@@ -1,7 +1,8 @@
 """Evaluates questions on windows' synopses on Spark (Condor, section 6).
 
-*latest* evaluates a question on the newest windows, *timestamped* on all windows that contain the question's timestamp.
-The synopses are broadcast; the questions are not moved and are evaluated in parallel.
+The mode *latest* evaluates a question on the newest windows. The mode *timestamped* evaluates it on all windows that
+contain the question's timestamp. The synopses are broadcast. The questions stay in their partitions and are evaluated
+in parallel.
 """
 
 from __future__ import annotations
@@ -42,28 +43,30 @@ def evaluate(
     question: str = "question",
     time: str = "time",
 ) -> DataFrame:
-    """Evaluates questions on the result of `build`, or on what was stored of it.
+    """Evaluates questions on the result of `build`, or on a stored result.
 
     Args:
         out: a batch DataFrame with `build`'s columns. The newest revision of each window is used.
-        questions: one question, as an object of `edgewater.synopses` or as JSON (`{"question": "quantile",
-            "q": 0.99}`); or a DataFrame of questions, batch or streaming.
-        mode: "latest": each question is evaluated on the last windows; "timestamped": on the windows that contain its
-            time.
-        last: number of newest windows to use per stratum. None: one for "latest", all for "timestamped".
-        stratified: evaluate each stratum separately. None: if there are strata. A DataFrame of questions then needs the
-            columns of the strata. False: the strata's synopses are merged.
-        question, time: names of the columns of JSON strings and of timestamps (or ms) in a DataFrame of questions.
+        questions: one question, as an object of `edgewater.synopses` or as JSON (`{"question": "quantile", "q":
+            0.99}`); or a DataFrame of questions, batch or streaming.
+        mode: "latest" evaluates each question on the newest windows. "timestamped" evaluates it on the windows that
+            contain the question's time.
+        last: number of newest windows to use per stratum. If None, one window for "latest", and all windows for
+            "timestamped".
+        stratified: whether to evaluate each stratum separately. A DataFrame of questions then needs the columns of the
+            strata. If None, true if there are strata. If false, the strata's synopses are merged.
+        question: name of the column of JSON strings in a DataFrame of questions.
+        time: name of the column of timestamps (or ms) in a DataFrame of questions.
 
     Returns:
-        The strata or the columns of the questions, then window_start, window_end, estimate, lower, upper, confidence,
-        basis, error (the reason if there is no answer). A question without a window has a row too.
+        A DataFrame with the strata or the columns of the questions, then window_start, window_end, estimate, lower,
+        upper, confidence, basis, error (the reason if there is no answer). A question without a window has a row, too.
 
     Raises:
         InvalidRequest: names the argument that is not accepted.
     """
     if out.isStreaming:
-        accepted = "what was written of it, read as a batch, such as in foreachBatch of the questions"
+        accepted = "a batch DataFrame: write the stream, and read the result in foreachBatch of the questions"
         raise InvalidRequest("out", "a streaming DataFrame", accepted)
     if mode not in ("latest", "timestamped"):
         raise InvalidRequest("mode", mode, '"latest" or "timestamped"')
@@ -85,7 +88,9 @@ def evaluate(
 
 
 def latest_revisions(out: DataFrame) -> DataFrame:
-    """One row per existing window: its newest revision. Rows that only count records are dropped."""
+    """Returns one row per existing window, with the window's newest revision. Rows that only count records
+    are dropped.
+    """
     strata = _strata(out)
     rows = out.where(F.col("synopsis").isNotNull() | (F.col("revision").isNotNull() & (F.col("late") == 0)))
     held = F.struct("synopsis", "records", "nulls", "revision", "late")
@@ -97,7 +102,7 @@ def latest_revisions(out: DataFrame) -> DataFrame:
 def _strata(out: DataFrame) -> list[str]:
     missing = [name for name in RESULT_COLUMNS if name not in out.columns]
     if missing:
-        raise InvalidRequest("out", f"columns {', '.join(out.columns)}", f"what build gives: {', '.join(missing)} too")
+        raise InvalidRequest("out", f"columns {', '.join(out.columns)}", f"build's columns, also {', '.join(missing)}")
     return [name for name in out.columns if name not in RESULT_COLUMNS]
 
 
@@ -125,7 +130,7 @@ def _evaluate_questions(
             raise InvalidRequest("questions", f"columns {', '.join(questions.columns)}", accepted)
     taken = [name for name in questions.columns if name in {f.name for f in ANSWER_FIELDS}]
     if taken:
-        raise InvalidRequest("questions", f"columns {', '.join(taken)}", "other names", "they are the answer's")
+        raise InvalidRequest("questions", f"columns {', '.join(taken)}", "other names", "the answer has these columns")
     given = dict(questions.dtypes)[question]
     if given != "string":
         raise InvalidRequest("questions", f"column {question} of type {given}", "a column of JSON texts")

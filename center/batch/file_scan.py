@@ -1,4 +1,4 @@
-"""Records that tasks read from files with Arrow, instead of Spark, which would hand over row by row."""
+"""Tasks read the records of files with Arrow. If Spark read them, Spark would pass each row to Python."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from center.batch.scan_plan import ScanPlan, scan_plan
 
 
 class FileScan(Protocol):
-    """Files that a task reads as Spark would: equal rows in equal partitions and order."""
+    """Files that a task reads with the same result as Spark: equal rows in equal partitions and order."""
 
     @property
     def plan(self) -> ScanPlan: ...
 
     def batches(self, partition: int) -> Iterator[pa.RecordBatch]:
-        """Reads the rows of a partition. Raises InvalidRecord: a file has changed since the scan was planned."""
+        """Yields the rows of a partition.
+
+        Raises:
+            InvalidRecord: a file has changed since the scan was planned.
+        """
 
 
 _FORMATS: dict[str, Callable[[SparkSession, ScanPlan], FileScan | None]] = {
@@ -31,14 +35,14 @@ _FORMATS: dict[str, Callable[[SparkSession, ScanPlan], FileScan | None]] = {
 
 
 def file_scan(records: DataFrame) -> FileScan | None:
-    """Returns the scan that gives these records; None: Spark must read them."""
+    """Returns a scan whose rows are `records`, or None if Spark must read the files."""
     plan = scan_plan(records)
     read = None if plan is None else _FORMATS.get(plan.file_format)
     return None if plan is None or read is None else read(records.sparkSession, plan)
 
 
 class ScanAndCompute:
-    """The compute phase over a scan, for `mapInArrow` over the numbers of its partitions, one in each."""
+    """The compute phase over a scan, for `mapInArrow`. Each input row has the number of a partition of the scan."""
 
     def __init__(self, job: BatchJob, scan: FileScan) -> None:
         self._compute, self._scan = Compute(job), scan

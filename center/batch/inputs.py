@@ -1,4 +1,4 @@
-"""A user's DataFrame as a job's input columns, checked against the schema before anything runs."""
+"""Selects a job's input columns from a user's DataFrame, and checks their types before the job runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from center.batch.pattern import SynopsisPattern
 from edgewater.model.errors import InvalidRequest
 
 ColumnLike: TypeAlias = "str | Column"
-"""A column by name, or an expression."""
+"""The name of a column, or an expression."""
 _TYPE_OF = {
     "tinyint": "int64",
     "smallint": "int64",
@@ -35,8 +35,8 @@ class BatchInput:
     """A job's input.
 
     Attributes:
-        records: strata `_s0`…, values `_v0`…, and the event time `_t` if there is one.
-        pattern: completed with the grouped aggregate's arguments.
+        records: a DataFrame with the strata `_s0`…, the values `_v0`…, and the event time `_t` if there is one.
+        pattern: the pattern; for a grouped aggregate, with the names of its arguments.
     """
 
     records: DataFrame
@@ -47,13 +47,17 @@ class BatchInput:
 def read_input(
     df: DataFrame, pattern: SynopsisPattern, of: Any, time: ColumnLike | None, stratify_by: Any
 ) -> BatchInput:
-    """Raises InvalidRequest, which names the column, its type and what is accepted."""
+    """Returns the input of a job. The arguments are arguments of `build`.
+
+    Raises:
+        InvalidRequest: names the column, its type and what is accepted.
+    """
     strata = [_column(df, f"stratify_by[{i}]", given) for i, given in enumerate(_listed(stratify_by))]
     for name, given, _ in strata:
         _type_of("stratify_by", name, given, tuple(SPARK_TYPES))
         if name in RESULT_COLUMNS:
             raise InvalidRequest(
-                "stratify_by", name, f"another name than {', '.join(RESULT_COLUMNS)}", "it is a result"
+                "stratify_by", name, f"another name than {', '.join(RESULT_COLUMNS)}", "the result has this column"
             )
     if len({name for name, _, _ in strata}) < len(strata):
         raise InvalidRequest("stratify_by", [name for name, _, _ in strata], "columns of different names")
@@ -108,14 +112,14 @@ def _listed(given: Any) -> Sequence[Any]:
 
 
 def _column(df: DataFrame, field: str, given: Any) -> tuple[str, str, Column]:
-    """Name, Spark type and expression."""
+    """Returns the name, the Spark type and the expression of a column."""
     if not isinstance(given, str | Column):
         raise InvalidRequest(field, given, "the name of a column, or a Column")
     if isinstance(given, str):
         alike = [field for field in df.schema.fields if field.name.lower() == given.lower()]
         if len(alike) == 1 and alike[0].name == given:  # needs no analysis by Spark
             return given, alike[0].dataType.simpleString(), F.col(_quoted(given))
-    # A string is a column name, also `a.b` and `a-b`, and not an expression.
+    # A string is always the name of a column and not an expression, even `a.b` or `a-b`.
     column = F.col(_quoted(given)) if isinstance(given, str) and given in df.columns else given
     try:
         (described,) = df.select(column).schema.fields

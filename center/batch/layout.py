@@ -1,4 +1,4 @@
-"""The columns that are passed between the phases of a job."""
+"""The columns of the tables that one phase of a job passes to the next phase."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _PARTIAL = {
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """The columns of a job's records: strata, values, then the time and the record number if there are any.
+    """The columns of a job's records: strata, values, then the time and the record number, if the job has them.
 
     Attributes:
         strata: name and type name of each column of `stratify_by`.
-        values: type names of the values (one, or a grouped aggregate's keys and arguments).
-        value_names: the user's names of the values, for messages.
-        time: the user's name of the time column; None: there is none.
+        values: type names of the values. There is one value, or a grouped aggregate's keys and arguments.
+        value_names: the user's names of the values, for error messages.
+        time: the user's name of the time column; None without a time column.
+        numbered: whether records have a number in event time.
     """
 
     strata: tuple[tuple[str, str], ...]
@@ -45,7 +46,7 @@ class RecordLayout:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The strata's names between the phases, which cannot clash with other columns."""
+        """The names of the strata between the phases. They differ from all other column names."""
         return tuple(f"_s{i}" for i in range(len(self.strata)))
 
     @property
@@ -54,7 +55,9 @@ class RecordLayout:
 
     @property
     def partial_schema(self) -> pa.Schema:
-        """Partials: strata, then a slice's bytes and counters; `event_time` advances a stream's watermark."""
+        """The schema of partials: strata, then a slice's counters, bytes and `event_time`, which advances a stream's
+        watermark.
+        """
         fields = [pa.field(k, t) for k, t in zip(self.keys, self.stratum_types, strict=True)]
         fields += [pa.field(n, COLUMN_TYPES[t]) for n, t in _PARTIAL.items()]
         return pa.schema([*fields, pa.field("synopsis", pa.binary()), pa.field("event_time", TIMESTAMP)])
@@ -68,5 +71,5 @@ class RecordLayout:
 
 
 def timestamp(millis: int | None) -> int | None:
-    """Converts ms to the µs of Arrow and Spark."""
+    """Converts ms to the µs of Arrow and Spark timestamps."""
     return None if millis is None else millis * 1000

@@ -1,7 +1,7 @@
-"""The merge phase: merges partials into one synopsis per window and stratum.
+"""The merge phase merges partials into one synopsis per window and stratum.
 
-Partials arrive sorted by stratum, block of windows, slice and part. Those of one slice are merged; sliding windows are
-then merged from slices with two stacks, at three merges per window whatever the overlap.
+Partials arrive sorted by stratum, block of windows, slice and part. The partials of one slice are merged first. Sliding
+windows are then merged from slices with two stacks, with three merges per window for any overlap.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from edgewater.model.windows import SessionWindow, SlidingWindow, sessions_of
 from edgewater.synopses import from_bytes
 
 KeyedPartial = tuple[tuple[Any, ...], dict[str, Any], "SlicePartial"]
-"""A row of the compute phase: stratum, columns, and its partial."""
+"""A row of the compute phase: its stratum, its columns by name, and its partial."""
 
 _NAN = float("nan")
 _NUMBERS = ("slice_start", "first_ms", "last_ms", "records", "nulls")
 
 FAN_IN = 64
-"""Partials that are decoded at a time: a merge needs all its inputs in memory."""
+"""Partials that are decoded at the same time, because a merge needs all its inputs in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlicePartial:
-    """A synopsis of some records, with their extent and counts.
+    """A synopsis of some records, with the first and last event time of the records, and counts.
 
     Attributes:
         start: start of the first slice.
-        data: bytes of the synopsis; None: only `held` is set.
-        held: decoded synopsis; None: only `data` is set.
-        cut: a session that was cut at its maximum length.
+        first_ms, last_ms: event times of the first and the last record, ms.
+        records, nulls: number of values in the synopsis, and number of null values.
+        data: bytes of the synopsis; None if only `held` is set.
+        held: decoded synopsis; None if only `data` is set.
+        cut: whether the partial is a session that was cut at its maximum length.
     """
 
     start: int
@@ -56,13 +58,13 @@ class SlicePartial:
         return from_bytes(self.data) if self.held is None and self.data is not None else self.held
 
     def decoded(self) -> SlicePartial:
-        """The same partial, decoded once for several merges."""
+        """Returns the same partial with a decoded synopsis. Called before several merges, to decode only once."""
         return replace(self, held=self.synopsis())
 
     def to_bytes(self) -> bytes:
         if self.data is None:
             return bytes(self.held.to_bytes())
-        from_bytes(self.data)  # raises for corrupt bytes, which a merge would have noticed
+        from_bytes(self.data)  # raises for corrupt bytes, as a merge would
         return self.data
 
 
@@ -70,7 +72,7 @@ _NOTHING = SlicePartial(0, 0, 0, 0, 0)
 
 
 def union(pieces: Iterable[SlicePartial]) -> SlicePartial:
-    """Merges partials, at least one."""
+    """Merges partials into one partial. There must be at least one partial."""
     first, *others = pieces
     while others:
         parts, others = others[:FAN_IN], others[FAN_IN:]
@@ -88,9 +90,10 @@ def union(pieces: Iterable[SlicePartial]) -> SlicePartial:
 class TwoStacks:
     """A queue of slices whose union costs O(1) merges, amortised, per slice added or removed.
 
-    The front holds the union of each slice with all slices after it in the front; a new slice is merged into the
-    union of the back; when the front is empty, the back becomes the front (Tangwongsan et al., "Low-Latency
-    Sliding-Window Aggregation in Worst-Case Constant Time", DEBS 2017, describe it as folklore).
+    The front has, for each of its slices, the union of this slice and all later slices in the front. The back has one
+    union of all its slices, into which a new slice is merged. When the front is empty, the back becomes the front.
+    (Tangwongsan et al., "Low-Latency Sliding-Window Aggregation in Worst-Case Constant Time", DEBS 2017, describe this
+    algorithm as folklore.)
     """
 
     def __init__(self) -> None:
@@ -128,7 +131,7 @@ class TwoStacks:
 def sliding_windows(
     slices: Iterable[SlicePartial], window: SlidingWindow, first: int, end: int
 ) -> Iterator[tuple[int, SlicePartial]]:
-    """The windows that start in [first, end) and contain a slice, ascending, with their unions.
+    """Yields the windows that start in [first, end) and contain a slice, ascending, each with the union of its slices.
 
     Args:
         slices: ascending by start, one per slice.
@@ -153,7 +156,7 @@ def sliding_windows(
 
 
 def session_windows(slices: Iterable[SlicePartial], window: SessionWindow) -> Iterator[SlicePartial]:
-    """The sessions of one stratum, ascending.
+    """Yields the sessions of one stratum, ascending.
 
     Args:
         slices: ascending, one per slice of the window's grid.
@@ -163,7 +166,7 @@ def session_windows(slices: Iterable[SlicePartial], window: SessionWindow) -> It
 
 
 class UntimedRecords:
-    """Separates the rows that count records without a time, which bypass the merge."""
+    """Counts the records without a time, and removes their rows from the input of the merge."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -176,12 +179,12 @@ class UntimedRecords:
                 yield row
 
     def row(self) -> dict[str, Any]:
-        """A partial or result row without a window."""
+        """Returns a partial or result row without a window, with the number of these records."""
         return {"records": self.records, "nulls": 0, "part": 0, "revision": 1, "late": 0}
 
 
 class MergeLevel:
-    """A level of the merge tree for `DataFrame.mapInArrow`: sorted partials in, merged rows out."""
+    """A level of the merge tree for `DataFrame.mapInArrow`. The input is sorted partials, the output is merged rows."""
 
     def __init__(self, job: BatchJob) -> None:
         self._job = job
@@ -202,16 +205,16 @@ class MergeLevel:
 
     @property
     def _schema(self) -> pa.Schema:
-        """Schema of the output."""
+        """The schema of the output."""
         raise NotImplementedError
 
     def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """(stratum, columns) of the output rows."""
+        """Yields (stratum, columns) for each output row."""
         raise NotImplementedError
 
 
 class CombineLevel(MergeLevel):
-    """Merges the parts of each slice for the next level."""
+    """Merges the partials of each slice for the next level."""
 
     @property
     def _schema(self) -> pa.Schema:
@@ -227,7 +230,10 @@ class CombineLevel(MergeLevel):
 
 
 class FinishLevel(MergeLevel):
-    """The last level: windows, as in `build`'s result. Parts of one synopsis over everything need not be sorted."""
+    """The last level. It returns windows, as in `build`'s result.
+
+    For one synopsis over all records, Spark need not sort the partials, because this level sorts them.
+    """
 
     @property
     def _schema(self) -> pa.Schema:
@@ -262,7 +268,9 @@ class FinishLevel(MergeLevel):
 
 
 def bounds_of(job: BatchJob, piece: SlicePartial) -> tuple[int | None, int | None]:
-    """[start, end) of a window, in ms; of a global one, the extent of its records."""
+    """Returns [start, end) of a window, in ms. Without a window, returns the extent of the records, or None without a
+    time.
+    """
     match job.window:
         case SlidingWindow(size_ms=size):
             return piece.start, piece.start + size
@@ -297,7 +305,7 @@ def _rows(batches: Iterator[pa.RecordBatch], strata: int) -> Iterator[KeyedParti
 
 
 def stratum_of(values: Iterable[Any]) -> tuple[Any, ...]:
-    """A stratum as a key that equals itself even with NaN, which Spark treats as one group."""
+    """Returns a stratum as a key. Strata with NaN are equal keys, because Spark treats NaN as one group."""
     return tuple(_NAN if value != value else value for value in values)
 
 

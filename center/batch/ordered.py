@@ -1,11 +1,11 @@
-"""Order-based synopses: values are numbered in event time and distributed round-robin; their parts are registered with
-a manager that forwards questions by index (Condor, sections 5.1 and 6.2).
+"""Order-based synopses: values are numbered in event time and distributed round-robin to parts. A manager has the parts
+of a window and forwards questions by index to them (Condor, sections 5.1 and 6.2).
 
-Numbering is serial: Spark sorts a window's records in one task (all records of a stratum if windows overlap), as Condor
-buffers them in one. The rest is parallel: value n goes to part n mod P.
+Numbering is serial. Spark sorts a window's records in one task, as Condor buffers them in one task. If windows overlap,
+Spark sorts all records of a stratum in one task. All other steps are parallel. Value n goes to part n mod P.
 
-A window that begins with value g has its value i in part (g + i) mod P, so that part is registered as
-((g + i) - g) mod P = i mod P, which is the manager's rule. The slices of one part are consecutive.
+A window that begins with value g has its value i in part (g + i) mod P. This part is registered under the number
+i mod P, which is the rule of the manager. The slices of one part are consecutive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from edgewater.synopses import GeneralManager, SliceManager, from_bytes
 
 
 def build_ordered(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> DataFrame:
-    """Builds a manager per window and stratum."""
+    """Builds a manager per window and stratum. The arguments were checked by `build`."""
     layout = job_input.layout
     tasks = int(job_input.records.sparkSession.conf.get("spark.sql.shuffle.partitions"))
     parts = chosen.partitions or tasks
@@ -56,7 +56,9 @@ def build_ordered(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> Dat
 
 
 def _sliced(job_input: BatchInput, job: BatchJob, keys: list[Column]) -> DataFrame:
-    """The records with the start of their slice; for bucketing, once per window."""
+    """Returns the records with the start of their slice. For bucketing, a record has one row per window that contains
+    it.
+    """
     records, window = job_input.records, job.window
     grid = grid_of(window)
     if grid is None:
@@ -85,7 +87,9 @@ def _millis(records: DataFrame) -> Column:
 
 
 class _PartBuilder:
-    """Builds the synopsis of each slice and part. Rows arrive sorted by stratum, slice, part and number."""
+    """Builds the synopsis of each slice and part, for `mapInArrow`. Rows arrive sorted by stratum, slice, part and
+    number.
+    """
 
     def __init__(self, job: BatchJob) -> None:
         self._job = job
@@ -155,7 +159,7 @@ class _OpenPart:
 
 
 def _runs(columns: list[pa.Array]) -> Iterator[tuple[int, int]]:
-    """[begin, end) of each run of rows that are equal in all columns."""
+    """Yields [begin, end) of each run of rows that are equal in all columns."""
     rows = len(columns[0])
     changes = np.ones(rows + 1, bool)
     changes[1:rows] = False
@@ -167,7 +171,9 @@ def _runs(columns: list[pa.Array]) -> Iterator[tuple[int, int]]:
 
 
 class _ManagerBuilder:
-    """Builds the managers of windows. Parts arrive sorted by stratum, block, slice and first number."""
+    """Builds the managers of windows, for `mapInArrow`. Rows arrive sorted by stratum, block, slice and
+    first number.
+    """
 
     def __init__(self, job: BatchJob, parts: int) -> None:
         self._job, self._parts = job, parts

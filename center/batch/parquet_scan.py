@@ -1,10 +1,12 @@
-"""Scans of Parquet files that tasks read with Arrow: Spark plans, schedules and retries them, but passes no rows.
+"""Tasks read Parquet files with Arrow. Spark plans, schedules and retries the tasks, but passes no rows.
 
-Handing rows from the JVM to Python takes most of a job's time. If the records are plain columns of local Parquet files,
-each task gets the byte ranges that Spark would have read itself, under the same partition number, and reads the same
-rows in the same order, so all results are equal to the byte. Whatever is not known to be read equally is left to
-Spark: what `scan_plan` does not accept, options of the reader, columns that some file lacks or has of another type,
-timestamps that Spark may shift (INT96, or before 1900).
+Passing rows from the JVM to Python takes most of a job's time. If the records are plain columns of local Parquet files,
+each task gets the byte ranges that Spark would have read, under the same partition number. It reads the same rows in
+the same order, so all results are equal to the byte.
+
+Spark reads a file in all cases in which the results may differ: a plan that `scan_plan` does not accept, options of the
+reader, columns that some file lacks or has with another type, and timestamps that Spark may shift (INT96, or before
+1900).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
     "timestamp": (pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")),
     "timestamp_ntz": (pa.timestamp("us"), pa.timestamp("ms")),
 }
-"""Spark's type -> those that files may have; batches have the first one."""
+"""By Spark's type, the Arrow types that files may have. Batches have the first one of these types."""
 _UNSHIFTED_FROM_MS = -2_208_988_800_000  # 1900-01-01
 _PER_MS = {"ms": 1, "us": 1000}
 _MUST_BE_FALSE = ("spark.sql.parquet.mergeSchema", "spark.sql.parquet.fieldId.read.enabled")
@@ -42,15 +44,15 @@ _MUST_BE_FALSE = ("spark.sql.parquet.mergeSchema", "spark.sql.parquet.fieldId.re
 
 @dataclass(frozen=True, slots=True)
 class ParquetScan:
-    """Records that are columns of Parquet files."""
+    """A scan of records that are columns of Parquet files."""
 
     plan: ScanPlan
 
     def batches(self, partition: int) -> Iterator[pa.RecordBatch]:
-        """Reads the rows of a partition.
+        """Yields the rows of a partition.
 
         Raises:
-            InvalidRecord: a file has changed, and has another size or other columns than were planned.
+            InvalidRecord: a file has changed since the scan was planned: its size or its columns differ.
         """
         used = self.plan.used
         types = {name: _ARROW_TYPES[type_][0] for name, type_ in used.items()}
@@ -66,7 +68,7 @@ class ParquetScan:
 
 
 def parquet_scan(spark: SparkSession, plan: ScanPlan) -> ParquetScan | None:
-    """Returns the scan; None: Spark must read the files."""
+    """Returns the scan, or None if Spark must read the files."""
     if set(plan.options) - {"path"} or any(spark.conf.get(n, "false") != "false" for n in _MUST_BE_FALSE):
         return None
     return ParquetScan(plan) if all(_footer_fits(path, plan.used) for path in plan.paths) else None
@@ -77,11 +79,13 @@ def _footer_fits(path: str, types: Mapping[str, str]) -> bool:
         with pq.ParquetFile(path) as file:
             return _fits(file, types)
     except (OSError, pa.ArrowException):
-        return False  # Spark says what is wrong with it
+        return False  # Spark then reads the file and reports the error
 
 
 def _fits(file: pq.ParquetFile, types: Mapping[str, str]) -> bool:
-    """Returns whether each column is at the top of the file, has this type, and no value that Spark may shift."""
+    """Returns whether each column is at the top level of the file, has this type, and has no value that Spark may
+    shift.
+    """
     schema = file.schema_arrow
     paths = [file.schema.column(i).path for i in range(len(file.schema))]
     for name, type_ in types.items():
@@ -97,7 +101,7 @@ def _fits(file: pq.ParquetFile, types: Mapping[str, str]) -> bool:
 
 
 def _is_recent(metadata: pq.FileMetaData, column: int, unit: str) -> bool:
-    """Returns whether the statistics say that no time is before 1900."""
+    """Returns whether the statistics of the file exclude times before 1900."""
     for group in range(metadata.num_row_groups):
         chunk = metadata.row_group(group).column(column)
         statistics = chunk.statistics
@@ -111,7 +115,9 @@ def _is_recent(metadata: pq.FileMetaData, column: int, unit: str) -> bool:
 
 
 def _middle(file: pq.ParquetFile, group: int) -> int:
-    """Returns the position of a row group's middle, by which Spark assigns row groups to ranges."""
+    """Returns the position of a row group's middle. Spark assigns a row group to the range that contains
+    this position.
+    """
     chunks = [file.metadata.row_group(group).column(i) for i in range(file.metadata.num_columns)]
     first = chunks[0]
     begin = first.data_page_offset

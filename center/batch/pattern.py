@@ -1,4 +1,4 @@
-"""The empty synopsis that a user passes, as the pattern from which every task creates its own."""
+"""The pattern of a job: the empty synopsis that a user passes, from which every task creates its synopses."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ class SynopsisPattern:
     """An empty synopsis as bytes, which can be sent to any worker, with the properties of its class.
 
     Attributes:
-        data: bytes, including parameters and seeds.
+        data: bytes of the synopsis, including parameters and seeds.
+        kind, properties, questions: of the synopsis' class.
         types: names of the accepted value types.
-        keys, measures: of a `GroupedAggregate`, which takes several columns; keys with their types. Else empty.
-        arguments: the measures that take an argument.
+        keys: for a `GroupedAggregate`, names and types of its keys; else empty.
+        measures: for a `GroupedAggregate`, names of its measures; else empty.
+        arguments: names of the measures that take an argument.
     """
 
     data: bytes
@@ -48,13 +50,18 @@ class SynopsisPattern:
 
     @classmethod
     def of(cls, prototype: object) -> SynopsisPattern:
-        """Raises InvalidRequest unless given an empty synopsis that `from_bytes` can read back."""
+        """Returns the pattern of an empty synopsis.
+
+        Raises:
+            InvalidRequest: the object is not an empty synopsis, or `from_bytes` cannot read its bytes.
+        """
         named = type(prototype).__name__
         if isinstance(prototype, type) or not all(hasattr(prototype, n) for n in ("to_bytes", "properties", "kind")):
             raise InvalidRequest("synopsis", prototype, ACCEPTED)
         records = getattr(prototype, "records", 0)
         if records:
-            raise InvalidRequest("synopsis", f"{named} of {records} values", ACCEPTED, "it is the pattern of others")
+            reason = "the job's synopses are copies of it, so it must be empty"
+            raise InvalidRequest("synopsis", f"{named} of {records} values", ACCEPTED, reason)
         data = prototype.to_bytes()  # type: ignore[attr-defined]
         try:
             read = from_bytes(data)
@@ -87,7 +94,7 @@ class SynopsisPattern:
         return from_bytes(self.data)
 
     def stack(self) -> Stack | None:
-        """Creates a stack without groups; None: the synopsis has no stack."""
+        """Creates a stack without groups, or returns None if this kind of synopsis has no stack."""
         try:
             stack = stack_from_message(codec.unseal(self.data))
         except UnsupportedVersion:
@@ -96,14 +103,14 @@ class SynopsisPattern:
 
     @property
     def samples(self) -> bool:
-        """Whether records need an identity for parts to merge."""
+        """Whether the synopsis is a sample. Its records then need an identity, so that parts can be merged."""
         return isinstance(self.stack(), SampleStack)
 
     def union(self, parts: Sequence[bytes]) -> bytes:
-        """The bytes of the union; a single part is validated and returned.
+        """Merges synopses and returns the bytes of the union. A single part is checked and returned.
 
         Raises:
-            CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses.
+            CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses: the parts cannot be read or merged.
         """
         first, *others = (from_bytes(part) for part in parts)
         return parts[0] if not others else merged(first, others).to_bytes()
@@ -113,5 +120,5 @@ class SynopsisPattern:
 
 
 def merged(first: Any, others: Sequence[Any]) -> Any:
-    """Merges `first` and all others."""
+    """Returns the merge of `first` and `others`."""
     return first.merge_many(list(others)) if others else first

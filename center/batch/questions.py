@@ -1,4 +1,4 @@
-"""Evaluates questions on serialised synopses, on the executors."""
+"""Evaluates questions on serialised synopses. Runs on Spark's executors."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ ANSWER_FIELDS = [pa.field("window_start", TIMESTAMP), pa.field("window_end", TIM
 ANSWER_FIELDS.append(pa.field("error", pa.string()))
 
 PARSED_MAX = 4096
-"""Parsed questions that a worker caches."""
+"""The most parsed questions that a worker caches."""
 
 _SIGNAL: dict[str, type[Question]] = {"point": Point, "range_sum": RangeSum}
-"""Questions of signals, by index; measures of a query do not have them."""
+"""Questions about a signal (values by index). Measures of a query do not have these questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedQuestion:
-    """A question by name. The synopsis determines its class: `range` differs between a histogram and a sample.
+    """A question by name. The synopsis determines the question's class: `range` has different classes for a histogram
+    and for a sample.
 
     Attributes:
         given: the question's fields by name.
@@ -48,7 +49,11 @@ class NamedQuestion:
     confidence: float | None = None
 
     def of(self, synopsis: Any) -> Question:
-        """The question for this synopsis. Raises InvalidRequest."""
+        """Returns the question for this synopsis.
+
+        Raises:
+            InvalidRequest: the synopsis does not answer the question, or a field is not accepted.
+        """
         kind = _SIGNAL.get(self.name)
         if kind is None or kind not in synopsis.questions:
             return parse_question(self.name, self.given, synopsis, self.confidence)
@@ -61,7 +66,11 @@ class NamedQuestion:
 
 @lru_cache(PARSED_MAX)
 def parse_question_json(text: str) -> NamedQuestion:
-    """Parses a JSON string. Raises InvalidRequest."""
+    """Parses a question in JSON.
+
+    Raises:
+        InvalidRequest: the text is not a JSON object with a question.
+    """
     accepted = 'a JSON object such as {"question": "frequency", "item": "10.0.0.1"}'
     try:
         given = json.loads(text)
@@ -75,7 +84,11 @@ def parse_question_json(text: str) -> NamedQuestion:
 
 
 def sql_question(name: Any, arguments: Sequence[Any]) -> NamedQuestion:
-    """The question of a name and its positional parameters, as in SQL. Raises InvalidRequest."""
+    """Returns the question with a name and positional parameters, as in SQL.
+
+    Raises:
+        InvalidRequest: the name is not known, or there are too many parameters.
+    """
     kinds = QUESTION_KINDS.get(name) or ((_SIGNAL[name],) if name in _SIGNAL else ())
     if not kinds:
         raise InvalidRequest("question", name, f"one of {', '.join([*QUESTION_KINDS, *_SIGNAL])}")
@@ -89,7 +102,11 @@ def sql_question(name: Any, arguments: Sequence[Any]) -> NamedQuestion:
 
 
 def estimate_of(synopsis: Any, asked: NamedQuestion | Question) -> dict[str, Any]:
-    """Evaluates a question. Raises InvalidRequest if the synopsis does not answer it."""
+    """Evaluates a question, and returns the estimate's fields by name.
+
+    Raises:
+        InvalidRequest: the synopsis does not answer the question.
+    """
     if not hasattr(synopsis, "query") or not hasattr(synopsis, "questions"):
         kind = getattr(synopsis, "kind", type(synopsis).__name__)
         raise InvalidRequest("synopsis", kind, "a single synopsis", "a grouped aggregate has one answer per group")
@@ -113,7 +130,7 @@ def estimate_of(synopsis: Any, asked: NamedQuestion | Question) -> dict[str, Any
 
 
 class EvaluateWindows:
-    """Evaluates one question on every row with a synopsis, for `DataFrame.mapInArrow`."""
+    """Evaluates one question on the synopsis of every row, for `DataFrame.mapInArrow`."""
 
     def __init__(self, question: NamedQuestion | Question, strata: pa.Schema) -> None:
         self._question = question
@@ -129,13 +146,14 @@ class EvaluateWindows:
 
 
 class EvaluateQuestions:
-    """Evaluates a batch of questions on the broadcast windows, for `DataFrame.mapInArrow`.
+    """Evaluates questions on the broadcast windows, for `DataFrame.mapInArrow`.
 
     Args:
         windows: broadcast Arrow stream with strata, window_start, window_end, synopsis; newest window first.
         schema: schema of the questions.
-        time: index of the column of timestamps; None: every window is used.
-        strata: per stratum column of the windows, its index among the questions' columns.
+        question: index of the column of JSON strings.
+        time: index of the column of timestamps; None if every window is used.
+        strata: for each stratum column of the windows, the index of the same column in the questions.
     """
 
     def __init__(self, windows: Any, schema: pa.Schema, question: int, time: int | None, strata: list[int]) -> None:
@@ -157,19 +175,21 @@ class EvaluateQuestions:
 
 
 class _BroadcastWindows:
-    """The broadcast windows; each is decoded on first use."""
+    """The broadcast windows. Each window is decoded on first use."""
 
     def __init__(self, stream: bytes, strata: int) -> None:
         with pa.ipc.open_stream(stream) as reader:
             table = reader.read_all().combine_chunks()
-        # Sorted by time, the windows that contain a time are neighbours: starts and ends ascend together.
+        # Starts and ends ascend together. So after sorting by time, the windows that contain a time are adjacent.
         self._table = table.sort_by([("window_start", "ascending"), ("window_end", "ascending")]).combine_chunks()
         self._strata = [_whole(self._table.column(i)) for i in range(strata)]
         self._starts, self._ends = (_millis(self._table.column(n)) for n in ("window_start", "window_end"))
         self._synopses: dict[int, Any] = {}
 
     def hits(self, strata: list[pa.Array], time: pa.Array | None, rows: int) -> tuple[IntArray, IntArray]:
-        """Pairs of a question's row and a window to evaluate it on; -1: there is no window."""
+        """Returns pairs: the row of a question, and the index of a window to evaluate it on. The index is -1 without a
+        window.
+        """
         windows = len(self._table)
         table = KeyTable(tuple(c.type for c in self._strata))
         keys = [pa.concat_arrays([mine, c.cast(mine.type)]) for mine, c in zip(self._strata, strata, strict=True)]
@@ -181,7 +201,7 @@ class _BroadcastWindows:
             asked, held = np.flatnonzero(codes[windows:] == code), np.flatnonzero(codes[:windows] == code)
             low, high = np.zeros(len(asked), np.int64), np.full(len(asked), len(held))
             if when is not None:
-                # Sessions of several strata may be nested, so an end does not exclude all windows before it.
+                # Sessions of several strata may be nested. So a window may end later than the windows after it.
                 low = np.searchsorted(np.maximum.accumulate(self._ends[held]), when[asked], "right")
                 high = np.maximum(np.searchsorted(self._starts[held], when[asked], "right"), low)
             counts = high - low
@@ -199,7 +219,9 @@ class _BroadcastWindows:
         return np.concatenate([*every_row, alone]), np.concatenate([*every_hit, np.full(len(alone), -1)])
 
     def answers(self, hits: IntArray, texts: pa.Array) -> tuple[list[dict[str, Any]], IntArray]:
-        """The distinct answers, and the index of each pair's answer: repeated questions are evaluated once."""
+        """Returns the distinct answers, and for each pair the index of its answer. Repeated questions are evaluated
+        once.
+        """
         encoded = texts.dictionary_encode(null_encoding="encode")
         written = encoded.dictionary.to_pylist()
         asked = (hits + 1) * max(len(written), 1) + np.asarray(encoded.indices, np.int64)
@@ -234,7 +256,7 @@ def _whole(column: Any) -> pa.Array:
 
 
 def _millis(column: Any) -> Any:
-    """Converts timestamps to ms; null becomes a time that no window contains."""
+    """Converts timestamps to ms. Null becomes a time that no window contains."""
     column = _whole(column)
     least = pa.scalar(MIN_TIME_MS, pa.int64())
     if pa.types.is_timestamp(column.type):
@@ -253,7 +275,11 @@ def _answer(synopsis: Any, asked: NamedQuestion | Question) -> dict[str, Any]:
 def _with_answers(
     columns: list[pa.Array], answers: list[dict[str, Any]], schema: pa.Schema, which: IntArray | None = None
 ) -> pa.RecordBatch:
-    """Appends each row's answer; `which`: index of each row's answer, if not the row number."""
+    """Appends each row's answer to the columns.
+
+    Args:
+        which: index of each row's answer; None if it equals the row number.
+    """
     for field in (*ESTIMATE_FIELDS, schema.field("error")):
         given = pa.array([a.get(field.name) for a in answers], field.type)
         columns.append(given if which is None else given.take(pa.array(which)))

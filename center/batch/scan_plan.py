@@ -1,8 +1,8 @@
-"""Scans of files in Spark's plans: which files, columns and filters, if records are nothing else.
+"""Reads from Spark's plans which files, columns and filters a scan has, if the records are only a scan of files.
 
-Spark lists the files and cuts them into ranges, a list of ranges per partition. Columns may be renamed, or cast from
-a narrower number. Filters may compare whole numbers and texts with constants. Anything else has no such plan: other
-operators, casts that are not exact, partition columns, catalog tables, files that are not local.
+Spark lists the files and cuts them into ranges, a list of ranges per partition. Columns may be renamed, or cast from a
+narrower number. Filters may compare whole numbers and texts with constants. Records with any other operation have no
+`ScanPlan`: other operators, casts that are not exact, partition columns, catalog tables, files that are not local.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 MAX_FILES = 1 << 12
-"""Files that are looked at before a job; a scan of more is left to Spark."""
+"""The most files that are checked before a job. If a scan has more files, Spark reads them."""
 
 _EXACT_CASTS = {("tinyint", "bigint"), ("smallint", "bigint"), ("int", "bigint"), ("float", "double")}
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -35,13 +35,17 @@ _COMPARISONS = {
     "GreaterThanOrEqual": pc.greater_equal,
 }
 _FILE_RANGE = re.compile(r"path: (file:/\S*), range: (\d+)-(\d+), partition values: \[empty row\]")
-"""A range in the text of Spark's `PartitionedFile`; the path is encoded as in a URI."""
+"""A range in the text of Spark's `PartitionedFile`. The path is encoded as in a URI."""
 _MUST_BE_FALSE = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A range of a file's bytes; the row groups whose middle lies in it belong to it. `size`: of the whole file."""
+    """A range of a file's bytes. A row group belongs to the range that contains the row group's middle.
+
+    Attributes:
+        size: size of the whole file in bytes.
+    """
 
     path: str
     start: int
@@ -51,7 +55,9 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A column's value is not null, and `comparison` with `value` holds unless that is None."""
+    """A condition on a column: the value is not null, and `comparison` with `value` is true. If `value` is None, there
+    is no comparison.
+    """
 
     column: str
     comparison: str = "IsNotNull"
@@ -67,11 +73,11 @@ class ScanPlan:
     """A scan of files.
 
     Attributes:
-        file_format: Java's name of its class.
-        options: of the reader; names in lower case.
-        fields: name and Spark's type of each column of the files, in their order.
-        columns: names in the files, in the order of the records' columns.
-        conditions: which rows are records.
+        file_format: name of Spark's Java class for the file format.
+        options: options of the reader; names in lower case.
+        fields: name and Spark's type of each column of the files, in the order of the files.
+        columns: for each column of the records, its name in the files.
+        conditions: conditions that a row must meet to be a record.
         partitions: the ranges that each partition reads, in this order.
     """
 
@@ -84,7 +90,7 @@ class ScanPlan:
 
     @property
     def used(self) -> dict[str, str]:
-        """Spark's type of each column of the records or of a condition."""
+        """Spark's type of each column of the files that the records or a condition need."""
         known = dict(self.fields)
         return {name: known[name] for name in (*self.columns, *(c.column for c in self.conditions))}
 
@@ -93,7 +99,11 @@ class ScanPlan:
         return sorted({part.path for ranges in self.partitions for part in ranges})
 
     def records(self, batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.RecordBatch:
-        """Returns the rows of a batch that meet the conditions, in the columns of the records."""
+        """Returns the rows of a batch that meet the conditions, with the columns of the records.
+
+        Args:
+            types: Arrow type of each column, by its name in the files.
+        """
         for condition in self.conditions:
             batch = batch.filter(condition.of(batch))
         columns = [batch.column(name).cast(types[name]) for name in self.columns]
@@ -101,14 +111,16 @@ class ScanPlan:
 
 
 def scan_plan(records: DataFrame) -> ScanPlan | None:
-    """Returns the scan that gives these records, in equal partitions and order; None: they are not just a scan."""
+    """Returns a scan whose rows are `records`, in equal partitions and order; None if the records are more
+    than a scan.
+    """
     conf, frame = records.sparkSession.conf, getattr(records, "_jdf", None)  # None: of Spark Connect
     if frame is None or records.isStreaming or any(conf.get(n, "false") != "false" for n in _MUST_BE_FALSE):
         return None
     try:
         return _plan_of(frame.queryExecution(), records.sparkSession._jvm)
     except (OSError, Py4JError, PySparkException):
-        return None  # Spark says what is wrong when it reads, such as a file that is gone
+        return None  # Spark then reads the files and reports the error, such as a missing file
 
 
 def _plan_of(execution: Any, jvm: Any) -> ScanPlan | None:
@@ -153,7 +165,7 @@ def _name(node: Any) -> str:
 
 
 def _column(expression: Any) -> str | None:
-    """Returns the name in the files of a column, renamed or cast exactly; None: it is something else."""
+    """Returns the name in the files of a column that is only renamed or cast exactly; else None."""
     if _name(expression) == "Alias":
         expression = expression.child()
     if _name(expression) == "Cast":
@@ -165,7 +177,7 @@ def _column(expression: Any) -> str | None:
 
 
 def _conditions(expression: Any) -> list[Condition | None]:
-    """Returns the conditions of which all must hold; None for one that only Spark evaluates."""
+    """Returns the conditions that all must hold. A condition that only Spark can evaluate is None."""
     kind = _name(expression)
     if kind == "And":
         return [*_conditions(expression.left()), *_conditions(expression.right())]
@@ -185,7 +197,7 @@ def _conditions(expression: Any) -> list[Condition | None]:
 
 
 def _is_plain(node: Any) -> bool:
-    """Returns whether a relation is files and nothing else."""
+    """Returns whether a relation consists only of files."""
     relation = node.relation()
     return bool(
         _name(relation) == "HadoopFsRelation"
@@ -196,13 +208,15 @@ def _is_plain(node: Any) -> bool:
 
 
 def _partitions(scan: Any, jvm: Any) -> tuple[tuple[FileRange, ...], ...] | None:
-    """Returns the ranges of each partition; None: they are not all of local files that are as Spark listed them."""
+    """Returns the ranges of each partition. Returns None if a file is not local, or has another size than
+    Spark listed.
+    """
     text_of = getattr(jvm, "scala.runtime.ScalaRunTime").stringOf
     found: list[list[tuple[str, int, int]]] = []
     covered: Counter[str] = Counter()
     for partition in scan.inputRDD().partitions():
         files = partition.files()
-        # A call to the JVM per partition: to ask each file for its fields takes ten per file.
+        # This takes one call to the JVM per partition. Reading the fields of each file would take ten calls per file.
         ranges = _FILE_RANGE.findall(text_of(files))
         if len(ranges) != len(files):
             return None

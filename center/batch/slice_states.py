@@ -1,7 +1,7 @@
-"""The states of one task: one synopsis per slice and stratum. Pure: Arrow in, Arrow out, no Spark.
+"""The states of one task: one synopsis per slice and stratum. This module uses Arrow data and no Spark.
 
-A slice is one stack over its strata, updated by one call for all its records, as at the edge. Kinds without a stack (a
-wavelet, a user's own) are objects, updated once per stratum.
+The state of a slice is one stack over the slice's strata. One call updates it with all records, as at the edge. Kinds
+without a stack (a wavelet, a user's own kind) have one object per stratum. Each object is updated by its own call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgewater.synopses import BoolArray, IntArray, KeyTable, SampleStack, Stack
 from edgewater.synopses.encoding import codec
 
 ROWS_BYTES = 64 << 20
-"""Size of a batch of emitted partials: Arrow's binary arrays are limited to 2 GiB."""
+"""Size of a batch of emitted partials. Arrow's binary arrays are limited to 2 GiB."""
 
 _ZEROS = np.zeros(1 << 17, np.int64)
 _ZEROS.setflags(write=False)
@@ -59,7 +59,7 @@ class _StackStates:
 
 
 class _ObjectStates:
-    """The states of a slice's strata as one object each."""
+    """The states of a slice's strata, as one object per stratum."""
 
     def __init__(self, pattern: SynopsisPattern) -> None:
         self._template = pattern
@@ -91,7 +91,7 @@ class _ObjectStates:
 
 
 class _Slice:
-    """One slice: its strata, their states and counters."""
+    """One slice: its strata, and the state and the counters of each stratum."""
 
     def __init__(
         self, pattern: SynopsisPattern, strata: tuple[pa.DataType, ...], states: _StackStates | _ObjectStates
@@ -129,7 +129,7 @@ class _Slice:
         self._states.update(codes, columns, times, ids, groups)
 
     def _only_group(self, rows: int) -> IntArray:
-        """Returns the codes of records without strata."""
+        """Returns the group code of each record if there are no strata: 0."""
         self._table.encode([], 1)
         return zeros(rows)
 
@@ -163,7 +163,7 @@ class SliceStates:
         return sum(held.nbytes for held in self._slices.values())
 
     def number(self, rows: int) -> IntArray:
-        """Record numbers that are unique within the task; zeros for synopses that need none."""
+        """Returns record numbers that are unique within the task; zeros if the synopsis needs no numbers."""
         if not isinstance(self._empty, SampleStack):
             return zeros(rows)
         self._next_id += rows
@@ -177,11 +177,13 @@ class SliceStates:
         times: IntArray,
         ids: IntArray,
     ) -> None:
-        """Adds records to the slices that begin at `starts`, one per record, or at the same one.
+        """Adds records to slices.
 
         Args:
-            columns: the values, or a grouped aggregate's keys and arguments; nulls are counted and skipped.
-            times, ids: int64 event times in ms, and numbers from `number`.
+            starts: start of each record's slice, or one start if all records are in the same slice.
+            columns: the values, or a grouped aggregate's keys and arguments. Nulls are counted and skipped.
+            times: event times in ms, int64.
+            ids: numbers from `number`, int64.
         """
         if not len(times):
             return
@@ -222,7 +224,7 @@ class SliceStates:
 
 
 class RowSink(Protocol):
-    """Receives rows: a `RowBuffer` or a wrapper of one."""
+    """Receives rows. A `RowBuffer` or an object that adds rows to a `RowBuffer`."""
 
     @property
     def nbytes(self) -> int: ...
@@ -236,7 +238,8 @@ class RowBuffer:
     """Collects rows for record batches.
 
     Args:
-        schema: strata first, then the columns by name; columns missing in a row are null.
+        schema: strata first, then the columns by name. A column that a row does not have is null.
+        strata: number of the strata.
     """
 
     def __init__(self, schema: pa.Schema, strata: int) -> None:
@@ -264,7 +267,7 @@ class RowBuffer:
 
 
 def pick(columns: Sequence[pa.Array], chosen: BoolArray) -> list[pa.Array]:
-    """Selects rows of each column."""
+    """Returns the columns with only the rows that `chosen` selects."""
     mask = pa.array(chosen)
     return [pc.filter(c, mask) for c in columns]
 
@@ -274,7 +277,7 @@ def numbers(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def zeros(rows: int) -> IntArray:
-    """Returns zeros that nobody may write to, from memory that all chunks share."""
+    """Returns zeros that must not be changed, because all chunks share the memory."""
     return _ZEROS[:rows] if rows <= len(_ZEROS) else np.zeros(rows, np.int64)
 
 

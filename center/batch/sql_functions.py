@@ -20,16 +20,17 @@ FAN_IN = 64
 def register_sql(spark: SparkSession) -> None:
     """Registers two functions for `spark.sql`.
 
-    - ``edgewater_estimate(synopsis, 'quantile', 0.99)``: a struct of estimate, lower, upper, confidence and basis. The
-      question's name is followed by its parameters, in the order of its fields.
-    - ``edgewater_merge(synopsis)``: an aggregate, the union of synopses with equal parameters; null for no rows.
+    - ``edgewater_estimate(synopsis, 'quantile', 0.99)`` returns a struct of estimate, lower, upper, confidence and
+      basis. The parameters after the question's name are the question's fields, in order.
+    - ``edgewater_merge(synopsis)`` is an aggregate function. It returns the union of synopses with equal parameters, or
+      null without rows.
     """
     spark.udf.register("edgewater_estimate", arrow_udf(_estimates, f"struct<{ESTIMATE_DDL}>"))
     spark.udf.register("edgewater_merge", merge_function())
 
 
 def merge_function() -> Any:
-    """An aggregate function: the union of a column of synopses."""
+    """Returns an aggregate function for Spark: the union of a column of synopses."""
     return arrow_udf(_merge, "binary")
 
 

@@ -1,15 +1,15 @@
-"""How a job is divided, computed and merged: Condor's decision tree, evaluated on the synopsis' algebra.
+"""Decides how a job is divided, computed and merged. Condor's decision tree is evaluated on the synopsis' algebra.
 
 Poepsel-Lemaitre et al., "In the Land of Data Streams where Synopses are Missing, One Framework to Bring Them All" (VLDB
 2021), section 5 and figure 4:
 
-- divide. `round_robin`: Spark's own even splits of the input, or a repartition into `partitions`; each task summarises
-  its part, so synopses are shuffled instead of records. `stratified`: all records of a stratum in one task, so that a
-  task holds few synopses. `order_based`: records are numbered in event time first. `centralised`: one task.
-- compute. `bucketing`: a record updates every window that contains it. `slicing`: it updates one slice, and windows
-  are merged from slices.
-- merge. `merge`: the synopsis' own merge, in a tree of `depth` levels. `manager`: parts are registered by their place
-  in the order, and questions are forwarded to them.
+- divide. `round_robin`: Spark's own even splits of the input, or a repartition into `partitions`. Each task summarises
+  its part, so synopses are shuffled instead of records. `stratified`: all records of a stratum are in one task, so that
+  a task has few synopses. `order_based`: records are numbered in event time first. `centralised`: one task.
+- compute. `bucketing`: a record updates every window that contains it. `slicing`: a record updates one slice, and
+  windows are merged from slices.
+- merge. `merge`: the synopsis' own merge, in a tree of `depth` levels. `manager`: a manager has the parts, registered
+  by their place in the order, and forwards questions to them. `none`: there is only one part.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Strategy:
     """The strategy of a job's three phases.
 
     Attributes:
-        partitions: tasks of the compute phase; None: the input's partitions (`round_robin`), or
-            `spark.sql.shuffle.partitions`.
-        depth: levels of the merge tree. 1: one task merges all parts of a window; more levels insert tasks in between,
-            for inputs of thousands of partitions.
-        reason: why it was chosen; empty if a user chose it.
+        partitions: number of tasks of the compute phase. If None, the number of the input's partitions for
+            `round_robin`, or else `spark.sql.shuffle.partitions`.
+        depth: levels of the merge tree. With 1, one task merges all parts of a window. More levels add tasks in
+            between, for inputs of thousands of partitions.
+        reason: why the strategy was chosen; empty if a user chose it.
     """
 
     divide: Divide
@@ -57,7 +57,7 @@ class Strategy:
             _check_whole("strategy.partitions", self.partitions, 1 << 20)
 
     def explain(self) -> str:
-        """The strategy in one line, with its reason."""
+        """Returns the strategy in one line, with its reason."""
         tasks = "" if self.partitions is None else f" over {self.partitions} partitions"
         levels = f" in {self.depth} levels" if self.depth > 1 else ""
         text = f"divide: {self.divide}{tasks}; compute: {self.compute}; merge: {self.merge}{levels}"
@@ -65,7 +65,11 @@ class Strategy:
 
 
 def choose(properties: Properties, window: object, *, stratified: bool) -> Strategy:
-    """The strategy for a synopsis with these properties. Raises InvalidRequest if there is none."""
+    """Returns the strategy for a synopsis with these properties.
+
+    Raises:
+        InvalidRequest: there is no strategy for these properties and this window.
+    """
     family = family_of(window)
     compute: Compute = "bucketing" if family in (Family.GLOBAL, Family.TUMBLING) else "slicing"
     if properties.ordered and not properties.commutative:
@@ -88,7 +92,11 @@ def choose(properties: Properties, window: object, *, stratified: bool) -> Strat
 
 
 def check(strategy: Strategy, properties: Properties, window: object, *, stratified: bool) -> None:
-    """Raises InvalidRequest, which names the possible values, unless the properties allow the strategy."""
+    """Checks a strategy against the properties of a synopsis.
+
+    Raises:
+        InvalidRequest: the properties do not allow the strategy. The error names the possible values.
+    """
     family = family_of(window)
     by_order = properties.ordered and not properties.commutative
     divides = _divides(properties, family, stratified)

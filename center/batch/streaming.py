@@ -1,13 +1,13 @@
-"""Windows of a streaming DataFrame: Spark's state holds each open window's synopsis, and every micro-batch that adds to
-a window emits its next revision.
+"""Windows of a streaming DataFrame. Spark's state has the synopsis of each open window. Every micro-batch that adds
+records to a window emits the next revision of the window.
 
-A task's partials are emitted once per window that they belong to, so a key of the state is a window (for sessions a
-stratum, since a late record may join two sessions). Synopses that merge are commutative or keep event times, so a late
-record counts like any other until the watermark has passed its window's end. Then the window is final and its state is
-dropped; later records are counted, not applied.
+The partials of a task are emitted once per window that they belong to. So a key of the state is a window. For sessions,
+a key is a stratum, because a late record may join two sessions. Synopses that merge are commutative or have event
+times. So a late record counts like any other record until the watermark has passed the end of its window. Then the
+window is final and its state is dropped. Later records are counted, but not added.
 
-Rows carry no event time but one per task, the latest that it has seen: Spark derives the watermark from it and never
-drops a row itself, which would be a silent loss.
+Only one row per task has an event time: the latest event time that the task has seen. Spark derives the watermark from
+this row. Since the other rows have no event time, Spark never drops a row. A dropped row would be lost silently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from center.spark.workers import settle
 from edgewater.model.windows import SessionWindow
 
 EmittedSessions = dict[tuple[int, int], tuple[int, int, int]]
-"""Emitted sessions: (start, end) -> revision, records, nulls."""
+"""Emitted sessions: revision, records and nulls by (start, end)."""
 
 _OUT = ("window_start", "window_end", "synopsis", "records", "nulls", "revision", "late")
 _OUT_DDL = (
@@ -44,7 +44,11 @@ _SLICES = pa.schema(
 
 
 def keep_state(partials: DataFrame, job: BatchJob, lateness: str | None) -> DataFrame:
-    """Emits revisions of windows, in append mode."""
+    """Returns the revisions of windows as a streaming DataFrame in append mode.
+
+    Args:
+        lateness: `lateness` of `build`; None without a window.
+    """
     layout = job.layout
     keys = list(layout.keys)
     # As strings: pandas would convert integers to floats in a column with nulls.
@@ -65,7 +69,7 @@ def keep_state(partials: DataFrame, job: BatchJob, lateness: str | None) -> Data
 
 
 class _StatefulStep:
-    """The function that Spark calls with the new rows of a key, or when its timeout has passed."""
+    """The function that Spark calls with the new rows of a key, or after the timeout of the key."""
 
     state: str
 
@@ -96,12 +100,12 @@ class _StatefulStep:
         raise NotImplementedError
 
     def _watermark(self, state: Any) -> int | None:
-        """None: there is none yet, which Spark reports as 0."""
+        """Returns the watermark in ms, or None if there is no watermark yet. Spark reports 0 in this case."""
         return (state.getCurrentWatermarkMs() or None) if self._job.window is not None else None
 
 
 class _WindowStep(_StatefulStep):
-    """A key is a window with known borders, or the global one."""
+    """The step for windows whose borders do not depend on records. A key is a window."""
 
     state = _WINDOW_STATE
 
@@ -127,7 +131,7 @@ class _WindowStep(_StatefulStep):
 
 
 class _SessionStep(_StatefulStep):
-    """A key is a stratum; its state holds the slices of its open sessions."""
+    """The step for sessions. A key is a stratum, and the key's state has the slices of its open sessions."""
 
     state = _SESSION_STATE
 
@@ -143,7 +147,7 @@ class _SessionStep(_StatefulStep):
             start, end = bounds_of(self._job, whole)
             assert start is not None and end is not None
             if watermark is not None and end <= watermark:
-                # No stored slice is in it: an open session would be.
+                # This session has no stored slice, because stored slices belong to open sessions.
                 rows.append(_late(self._job, [whole]))
                 slices = [s for s in slices if not whole.first_ms <= s.first_ms <= whole.last_ms]
                 continue
@@ -168,7 +172,7 @@ class _SessionStep(_StatefulStep):
         return session_windows(iter(slices), self._job.window)
 
     def _open(self, state: Any, watermark: int | None) -> tuple[list[SlicePartial], EmittedSessions]:
-        """The stored slices and sessions that have not ended before the watermark."""
+        """Returns the stored slices and the emitted sessions that end after the watermark."""
         if not state.exists:
             return [], {}
         stored, text = state.get
@@ -196,7 +200,7 @@ class _SessionStep(_StatefulStep):
 
 
 def _read(frames: Iterable[pd.DataFrame]) -> tuple[list[SlicePartial], int]:
-    """The partials, and the number of records without a time."""
+    """Returns the partials, and the number of records without a time."""
     pieces, untimed = [], 0
     columns = ("slice_start", "first_ms", "last_ms", "records", "nulls")
     for frame in frames:
@@ -223,7 +227,7 @@ def _result_row(
 
 
 def _late(job: BatchJob, pieces: list[SlicePartial]) -> dict[str, Any]:
-    """A row that counts records, nulls included, that arrived after their window was final."""
+    """Returns a row with the number of records, nulls included, that arrived after their window was final."""
     start, end = bounds_of(job, pieces[0])
     row = _result_row(start, end, None, None, 0)
     return row | {"revision": None, "late": sum(p.records + p.nulls for p in pieces)}

@@ -1,16 +1,18 @@
-"""Scans of CSV and JSON lines that tasks read with Arrow, as they read Parquet, if Arrow and Spark read them equally.
+"""Tasks read CSV and JSON lines with Arrow, if Arrow and Spark read these files with equal results.
 
-Both agree on plain text, and differ in what they make of nearly everything else. A file is plain if
+Arrow and Spark agree on plain text, and differ on nearly all other text. A file is plain if
 
-- it is printable ASCII, with lines that end in a line feed: no quotes (in CSV), escapes, tabs and carriage returns;
-- each line of CSV has a value, possibly empty, for each column, and no spaces at the ends of values; each line of JSON
-  is one object;
+- it is printable ASCII, and its lines end in a line feed. It has no quotes (in CSV), escapes, tabs and carriage
+  returns;
+- each line of CSV has a value, possibly empty, for each column, and values have no spaces at their ends. Each line of
+  JSON is one object;
 - Arrow reads the columns in the types of the schema: whole numbers in range and not hexadecimal, finite doubles, texts,
-  `true` and `false`. An empty value of CSV, and a missing one of JSON, is null.
+  `true` and `false`. An empty value of CSV, and a missing value of JSON, is null.
 
-Nothing tells this before the files are read, so a job reads them once to look; reading with Arrow twice takes a
-fraction of what handing over rows from Spark takes. Scans with other types (a time must be ms in a whole number), more
-options, compressed files and files that are not plain are left to Spark; the log gives the reason.
+To know whether files are plain, a job reads them once before the records are computed. Reading files twice with Arrow
+takes a fraction of the time that Spark takes to pass their rows. Spark reads a scan in all other cases: other types (a
+time must be ms in a whole number), more options, compressed files, and files that are not plain. The log then gives the
+reason.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ CSV = "org.apache.spark.sql.execution.datasources.csv.CSVFileFormat"
 JSON = "org.apache.spark.sql.execution.datasources.json.JsonFileFormat"
 
 log = logging.getLogger(__name__)
-_SUFFIXES = {"", ".csv", ".txt", ".json", ".jsonl", ".ndjson"}  # of others Spark may think that they are compressed
+_SUFFIXES = {"", ".csv", ".txt", ".json", ".jsonl", ".ndjson"}  # Spark may decompress files with other suffixes
 _OPTIONS = {CSV: {"path", "header", "sep", "delimiter", "inferschema"}, JSON: {"path"}}
 _SEPARATORS = (",", ";", "|")
 _TYPES = {
@@ -52,15 +54,15 @@ _MAX_COLUMNS = 10_000  # Spark's reader of CSV refuses more than 20,480
 
 
 class NotPlainError(Exception):
-    """Arrow and Spark may read a file differently."""
+    """Raised if Arrow and Spark may read a file differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextScan:
-    """Records that are columns of plain files.
+    """A scan of records that are columns of plain files.
 
     Attributes:
-        versions: path -> modification time in ns, when the files were looked at.
+        versions: by path, the modification time in ns of the file when it was checked.
     """
 
     plan: ScanPlan
@@ -71,10 +73,10 @@ class TextScan:
         return self.plan.options.get("sep", self.plan.options.get("delimiter", ","))
 
     def batches(self, partition: int) -> Iterator[pa.RecordBatch]:
-        """Reads the rows of a partition.
+        """Yields the rows of a partition.
 
         Raises:
-            InvalidRecord: a file has changed.
+            InvalidRecord: a file has changed since it was checked.
         """
         for part in self.plan.partitions[partition]:
             found = Path(part.path).stat()
@@ -88,7 +90,7 @@ class TextScan:
                 raise InvalidRecord(part.path, str(exc), "a plain file", "the file has changed") from exc
 
     def difference(self, partition: int) -> str | None:
-        """Returns what Spark may read differently in a partition, or None."""
+        """Returns a reason why Spark may read a partition differently, or None if the files are plain."""
         for part in self.plan.partitions[partition]:
             try:
                 for _ in self._read(part):
@@ -98,7 +100,11 @@ class TextScan:
         return None
 
     def _read(self, part: FileRange) -> Iterator[pa.RecordBatch]:
-        """Reads the lines of a range. Raises NotPlainError."""
+        """Yields the lines of a range as record batches.
+
+        Raises:
+            NotPlainError: Spark may read the lines differently.
+        """
         is_csv = self.plan.file_format == CSV
         text = _lines(part)
         _check_bytes(text, self._separator if is_csv else None)
@@ -136,7 +142,7 @@ class TextScan:
     def _json(self, text: bytes) -> Iterator[pa.RecordBatch]:
         body = text.removesuffix(b"\n")
         inner = body.count(b"\n")
-        # With as many objects as lines, each line is an object: none begins on one line and ends on another.
+        # If there are as many objects as lines, each line is an object.
         if not (body.startswith(b"{") and body.endswith(b"}")) or body.count(b"}\n{") != inner:
             raise NotPlainError("a line is not one JSON object")
         schema = pa.schema([(name, _TYPES[type_]) for name, type_ in self.plan.used.items()])
@@ -152,7 +158,11 @@ class TextScan:
             raise NotPlainError(f"{inner + 1} lines have {rows} JSON objects")
 
     def _checked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Checks the values that Arrow accepts and Spark does not."""
+        """Yields the batches, after a check for values that Arrow accepts and Spark does not.
+
+        Raises:
+            NotPlainError: there is such a value.
+        """
         for batch in batches:
             for column in batch.columns:
                 if pa.types.is_floating(column.type) and pc.any(pc.invert(pc.is_finite(column))).as_py():
@@ -161,7 +171,10 @@ class TextScan:
 
 
 def _lines(part: FileRange) -> bytes:
-    """Returns the lines of a range: those that begin after its start (at 0: there), and not after its end."""
+    """Returns the lines of a range: the lines that begin after the range's start and not after its end.
+
+    If the range starts at 0, the first line of the file belongs to it.
+    """
     with Path(part.path).open("rb") as file:
         if not part.size:
             return b""
@@ -172,7 +185,14 @@ def _lines(part: FileRange) -> bytes:
 
 
 def _check_bytes(text: bytes, separator: str | None) -> None:
-    """Raises NotPlainError. `separator`: of CSV; None: JSON."""
+    """Checks that a text is plain.
+
+    Args:
+        separator: the separator of CSV; None for JSON.
+
+    Raises:
+        NotPlainError: the text has a byte that is not plain.
+    """
     odd = text.translate(None, _PLAIN)
     if odd:
         raise NotPlainError(f"the byte {odd[:1]!r}")
@@ -187,24 +207,28 @@ def _check_bytes(text: bytes, separator: str | None) -> None:
 
 
 def text_scan(spark: SparkSession, plan: ScanPlan) -> TextScan | None:
-    """Returns the scan after a job has looked at the files; None: Spark must read them."""
+    """Returns the scan, after a Spark job has checked the files. Returns None if Spark must read the files."""
     reason = _left_to_spark(plan, str(spark.conf.get("spark.sql.columnNameOfCorruptRecord")))
     if reason is None:
         try:
             scan = TextScan(plan, {path: Path(path).stat().st_mtime_ns for path in plan.paths})
         except OSError:
-            return None  # Spark says what is wrong with the file
+            return None  # Spark then reads the file and reports the error
         numbers = range(len(plan.partitions))
         found = spark.sparkContext.parallelize(numbers, len(numbers)).map(scan.difference).collect()
         reason = next((difference for difference in found if difference is not None), None)
         if reason is None:
             return scan
-    log.info("Spark reads the files and hands over their rows, since tasks may read them differently: %s", reason)
+    log.info("Spark reads the files, because Arrow may read them differently: %s", reason)
     return None
 
 
 def _left_to_spark(plan: ScanPlan, corrupt: str) -> str | None:
-    """Returns why a scan cannot be read with Arrow whatever its files hold. `corrupt`: the column of corrupt lines."""
+    """Returns why Arrow cannot read a scan, whatever the content of the files, or None if it can.
+
+    Args:
+        corrupt: name of the column into which Spark writes corrupt lines.
+    """
     options = plan.options
     if corrupt in (name for name, _ in plan.fields):
         return f"the column {corrupt}"

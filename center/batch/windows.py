@@ -15,7 +15,7 @@ ACCEPTED = (
 
 
 class Family(StrEnum):
-    """Kinds of windows, by what determines their borders."""
+    """Kinds of windows. The kind says what determines the borders of a window."""
 
     GLOBAL = "global"
     TUMBLING = "tumbling"
@@ -25,7 +25,11 @@ class Family(StrEnum):
 
 
 def family_of(window: object) -> Family:
-    """Raises InvalidRequest for anything that is not a window."""
+    """Returns the kind of a window.
+
+    Raises:
+        InvalidRequest: the object is not a window.
+    """
     match window:
         case None:
             return Family.GLOBAL
@@ -39,7 +43,7 @@ def family_of(window: object) -> Family:
 
 
 def grid_of(window: object) -> SlicedWindow | None:
-    """The grid of a window's slices: in event time, or for count windows in numbers of records."""
+    """Returns the grid of a window's slices, in event time. For count windows, the grid is in numbers of records."""
     if isinstance(window, CountWindow):
         return TumblingWindow(window.count)
     if isinstance(window, SlidingCount):

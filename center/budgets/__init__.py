@@ -1,6 +1,7 @@
-"""Error budgets: which share of a query's error budget each edge may use, from which slice on.
+"""Error budgets: decides which share of a query's error budget each edge may use, and from which slice on.
 
-Called by `center.ingest`, which stores the state in the catalog and sends the grants. Pure: no I/O, no clock.
+Called by `center.ingest`, which stores the state in the catalog and sends the grants. This package has no I/O and reads
+no clock.
 """
 
 from center.budgets.allocation import (

@@ -1,18 +1,19 @@
-"""Allocation of a query's error budget E to its edges, and its reallocation as drift rates change. Pure.
+"""Divides a query's error budget E between its edges, and divides it again when drift rates change. No I/O.
 
-Invariant: for every slice, the shares that edges may apply to it add up to at most E, whatever messages are late,
-lost or duplicated and whichever process dies. No answer's withheld error exceeds E.
+Invariant: for every slice, the shares that edges may apply to the slice add up to at most E. This is true whatever
+messages are late, lost or duplicated, and whatever process dies. So the withheld error of an answer never exceeds E.
 
-How it holds. A share belongs to the slices from some slice on (`edgewater/model/share_steps.py`), so the share that
-edge i may apply to slice x is a step function that changes only by grants of the center. A grant counts from the moment
-it is stored until the edge has confirmed a smaller one, and then only for slices before the smaller share's first one.
-A share grows no earlier than the slice from which all reductions that pay for it are in force. A silent edge keeps its
-share; a retired edge keeps it for the slices that it may have closed. An edge has at most one pending grant, which
-bounds the state.
+Why the invariant is true. A share applies to all slices from some slice on (`edgewater/model/share_steps.py`). So the
+share that edge i may apply to slice x is a step function, and only grants of the center change it. A grant counts from
+the moment it is stored. It counts until the edge has confirmed a smaller grant. After that, it counts only for slices
+before the first slice of the smaller grant. If a share grows because other shares are reduced, it grows no earlier than
+the first slice for which all these reductions are in force. A silent edge keeps its share. A
+retired edge keeps its share for the slices that it may have closed. An edge has at most one pending grant, which bounds
+the state.
 
-How E is divided. An edge whose value drifts by r per second sends b bytes each time the drift reaches its share, that
-is b·r/E_i bytes per second. Under ΣE_i = E the sum is least at E_i ∝ sqrt(b_i·r_i). A new division must save enough
-bytes to pay for its messages, and must not follow the last one too soon.
+How E is divided. An edge whose value drifts by r per second sends b bytes each time the drift reaches its share E_i,
+which is b·r/E_i bytes per second. Under ΣE_i = E, the sum over the edges is least for E_i ∝ sqrt(b_i·r_i). A new
+division must save enough bytes to pay for its messages, and must not follow the last division too soon.
 """
 
 from __future__ import annotations
@@ -28,21 +29,24 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 
 _RELATIVE_TOLERANCE = 1e-9
-"""Shares that went through the wire, and their sums, compare equal within this."""
+"""Shares that were sent over the wire, and their sums, count as equal within this relative tolerance."""
 MAX_RATE = 1e200
-"""Bytes per second, in units of the budget, that are compared: sums and ratios of more may be infinite."""
+"""Largest rate in a comparison, in bytes per second and units of the budget. Sums and ratios of larger rates may be
+infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationPolicy:
-    """When a budget is reallocated.
+    """When a budget is divided again.
 
     Attributes:
-        min_gain: least predicted ratio of bytes under the present division to bytes under the best one.
-        min_interval_ms: least wall time between two reallocations for that gain. A change of members does not wait.
-        silence_timeout_ms: an edge that has not reported for this long keeps its share and is not reallocated.
-        min_weight: least weight of an edge, as a fraction of the mean weight: a quiet edge may not stay quiet.
-        min_growth: least growth that is granted, as a fraction of the target share.
+        min_gain: least predicted ratio of bytes with the present division to bytes with the best division.
+        min_interval_ms: least wall time between two divisions for that gain. A change of members does not wait.
+        silence_timeout_ms: an edge that has not reported for this wall time keeps its share and takes no part in
+            divisions.
+        min_weight: least weight of an edge, as a fraction of the mean weight. An edge that is quiet now may become
+            active.
+        min_growth: least growth of a share that is granted, as a fraction of the target share.
     """
 
     min_gain: float = 1.1
@@ -57,9 +61,9 @@ class BudgetReport:
     """The shares that an edge applies, from its journal.
 
     Attributes:
-        version: of the last grant that it received; 0: none.
-        shares: per measure, from the slice that starts at `from_ms` on.
-        update_bytes: b, size of one group's update; 0: nothing has been sent yet.
+        version: version of the last grant that the edge received; 0 if it received none.
+        shares: share per measure, for slices that start at or after `from_ms`.
+        update_bytes: b, the size of one group's update in bytes; 0 if nothing has been sent yet.
         drift: r per measure, in the measure's unit per second of event time.
     """
 
@@ -72,11 +76,12 @@ class BudgetReport:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """The edges that share the budget.
+    """The edges between which the budget is divided.
 
     Attributes:
         expected: edges that answer the query.
-        retired: edges that did and are gone for good, each with a slice from which on it can have closed none.
+        retired: edges that answered the query before and will never return. The value is the start of a slice; the edge
+            has closed neither this slice nor later slices.
     """
 
     expected: frozenset[EdgeId]
@@ -92,7 +97,11 @@ class ShareReported:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceEvent:
-    """Shares may be reallocated now. `horizon_ms`: event time that no valid clock has passed."""
+    """Shares may be divided again now.
+
+    Attributes:
+        horizon_ms: event time that no correct clock has passed.
+    """
 
     now_ms: int
     horizon_ms: int
@@ -103,23 +112,24 @@ Event = MembersChanged | ShareReported | RebalanceEvent
 
 @dataclass(frozen=True, slots=True)
 class ShareViolation:
-    """An edge applies a share that it was not granted. The share it is entitled to is granted again."""
+    """An edge applies a share that was not granted to it. The edge gets a new grant of the share that it is entitled
+    to.
+    """
 
     edge: EdgeId
     message: str
 
 
 class BudgetAllocator:
-    """State machine that allocates one query's error budget.
+    """State machine that divides one query's error budget.
 
     Args:
-        divided: E per measure whose errors add up over edges.
-        undivided: E per measure that every edge may use in full: the error of an extremum is the largest of any
-            edge's, and relative errors of values of one sign do not add up.
+        divided: E per measure, for measures whose errors add up over edges.
+        undivided: E per measure, for measures whose E every edge may use in full (see `error_limits`).
 
     Attributes:
-        holdings: per edge, the shares that it may apply.
-        targets: per edge, the shares that the allocator moves it to.
+        holdings: per edge, the shares that the edge may apply.
+        targets: per edge, the shares that the allocator moves the edge to.
     """
 
     def __init__(
@@ -133,7 +143,7 @@ class BudgetAllocator:
         self.decided_at_ms = 0
 
     def handle(self, event: Event) -> list[ShareViolation]:
-        """Applies an event. Read `grants` afterwards for the messages to edges."""
+        """Applies an event, and returns the violations that it shows. `grants` then has the messages to edges."""
         return self._handle(event)
 
     @singledispatchmethod
@@ -141,18 +151,24 @@ class BudgetAllocator:
         raise TypeError(f"{type(event).__name__} is not an event of a budget allocator")
 
     def grants(self) -> dict[EdgeId, Grant]:
-        """The last grant to each edge, sent again at the start of each session; receiving one twice is harmless."""
+        """Returns the last grant to each edge. It is sent again at the start of each session. An edge may receive it
+        twice.
+        """
         return {edge: h.grant for edge, h in self.holdings.items() if h.grant.version > 0}
 
     def durable_state(self) -> object:
-        """The state that must be stored whenever it changes; rates and report times need not be."""
+        """Returns the state that must be stored whenever it changes. Rates and report times are not part
+        of this state.
+        """
         return (
             {e: (h.version, h.steps, h.grant, h.retired) for e, h in self.holdings.items()},
             {e: dict(t) for e, t in self.targets.items()},
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The whole state, but for the budget (the query has it) and the expected edges (the catalog has them)."""
+        """Returns the state as JSON, except for the budget, which the query has, and the expected edges, which the
+        catalog has.
+        """
         return {
             "holdings": {edge: h.to_json() for edge, h in self.holdings.items()},
             "targets": self.targets,
@@ -160,13 +176,15 @@ class BudgetAllocator:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the state that `to_json` wrote."""
+        """Sets the state from the result of `to_json`."""
         self.holdings = {EdgeId(e): Holding.from_json(h) for e, h in state["holdings"].items()}
         self.targets = {EdgeId(e): dict(t) for e, t in state["targets"].items()}
         self.decided_at_ms = state["decided_at_ms"]
 
     def in_force(self, slice_start_ms: int) -> dict[str, float]:
-        """Per divided measure, the largest error that all edges together may withhold of a slice; at most E."""
+        """Returns, per divided measure, the largest error that all edges together may withhold of a slice. It is at
+        most E.
+        """
         return {m: math.fsum(h.max_share_at(m, slice_start_ms) for h in self.holdings.values()) for m in self.divided}
 
     @_handle.register
@@ -196,17 +214,16 @@ class BudgetAllocator:
         if held.pending is not None and report.version == held.pending.version:
             held = held.confirm(report.from_ms)
         elif report.version != held.version:
-            # The edge lost its state or runs from a copy of it. It withholds no more than was counted.
+            # The edge lost its state, or runs from a copy of its state. It withholds at most the shares that count.
             held = held.reissue(report.version, {}, self._entitled(held))
         self.holdings[event.edge] = held
         return []
 
     def _violation(self, held: Holding, report: BudgetReport) -> str:
-        """The reason why a report is not covered by the grants; empty: it is covered."""
+        """Returns why the grants do not allow a report, or an empty string if they allow it."""
         known, pending = self.divided | self.undivided, held.pending
-        granted = {
-            m: held.max_share_from(m, MIN_TIME_MS) for m in known
-        }  # any grant, in case the edge has lost its state
+        # The edge may have lost its state and apply any of its grants.
+        granted = {m: held.max_share_from(m, MIN_TIME_MS) for m in known}
         if pending is not None and report.version == pending.version:
             granted = dict(pending.shares)
             if report.from_ms < pending.from_ms:
@@ -227,7 +244,9 @@ class BudgetAllocator:
         }
 
     def _entitled(self, held: Holding) -> dict[str, float]:
-        """The shares to fall back to: the smaller of the confirmed and the pending grant."""
+        """Returns the shares that an edge gets after a violation: the smaller of the confirmed and the pending grant,
+        per measure.
+        """
         grants = [held.last.shares] + ([held.pending.shares] if held.pending is not None else [])
         return {m: min(shares.get(m, 0.0) for shares in grants) for m in self.divided | self.undivided}
 
@@ -248,9 +267,9 @@ class BudgetAllocator:
         return []
 
     def _effective_from_ms(self, horizon_ms: int) -> int:
-        """The slice from which on all confirmed reductions are in force.
+        """Returns the start of the first slice for which all confirmed reductions are in force.
 
-        A reduction that starts beyond the horizon (an ended stream, a wrong clock) does not count.
+        Reductions that start after the horizon are ignored, because they come from an ended stream or a wrong clock.
         """
         starts = [h.last.from_ms for h in self.holdings.values() if h.last.from_ms <= horizon_ms]
         return max(starts, default=MIN_TIME_MS)
@@ -268,11 +287,11 @@ class BudgetAllocator:
         self.targets, self.decided_at_ms = best, now_ms
 
     def _weights(self, present: Iterable[EdgeId], measure: str) -> dict[EdgeId, float]:
-        """sqrt(b·r) per edge, in units of the largest; the mean for edges without rates yet."""
+        """Returns sqrt(b·r) per edge, divided by the largest such weight. Edges without rates get the mean weight."""
         known: dict[EdgeId, float | None] = {}
         for edge in present:
             held = self.holdings[edge]
-            # An edge may state any number: the product could be infinite.
+            # An edge may report any number, so the product b·r could be infinite. The product of the roots is finite.
             drift = math.sqrt(held.drift.get(measure, 0.0))
             known[edge] = math.sqrt(held.update_bytes) * drift if held.is_rated else None
         largest = max((w for w in known.values() if w), default=1.0)
@@ -283,7 +302,9 @@ class BudgetAllocator:
         return {e: mean if w is None else max(w, self.policy.min_weight * mean) for e, w in known.items()}
 
     def _gain(self, best: Mapping[EdgeId, Mapping[str, float]]) -> float:
-        """Ratio of bytes under the present targets to bytes under the best ones: the largest of any measure's."""
+        """Returns the ratio of bytes with the present targets to bytes with the best targets, for the measure with the
+        largest ratio.
+        """
         ratios = [1.0]
         for measure in self.divided:
             now = then = 0.0
@@ -323,7 +344,9 @@ class BudgetAllocator:
             self.holdings[edge] = self.holdings[edge].issue(grown_shares[edge], effective_from_ms)
 
     def _affordable(self, measure: str, wanted: Mapping[EdgeId, float], effective_from_ms: int) -> float:
-        """The fraction of the wanted growth that keeps the sum of shares in force within the budget."""
+        """Returns the fraction of the wanted growth with which the shares in force still add up to at
+        most the budget.
+        """
         if measure not in self.divided or not wanted:
             return 1.0
         limit = self.divided[measure]
@@ -336,7 +359,7 @@ class BudgetAllocator:
 
 
 def _divide(amount: float, weights: Mapping[EdgeId, float]) -> dict[EdgeId, float]:
-    """Divides `amount` in proportion to the weights; the shares add up to at most `amount`, also in floating point."""
+    """Divides `amount` in proportion to the weights. In floating point, too, the shares add up to at most `amount`."""
     total = math.fsum(weights.values())
     shares = {edge: amount * (weight / total) for edge, weight in weights.items()}
     largest = max(shares, key=lambda edge: shares[edge])
@@ -356,10 +379,11 @@ def _finite_or_zero(value: float) -> float:
 
 
 def error_limits(spec: QuerySpec) -> tuple[dict[str, float], dict[str, float]]:
-    """A query's error budget E per measure: the limits that edges divide, and those that every edge may use in full.
+    """Returns a query's error budget E per measure: first the measures whose E is divided, then the others.
 
-    Errors of sums add up over edges. The error of an extremum is the largest of any edge's. Relative errors do not add
-    up either: Σ e·|vᵢ| ≤ e·|Σ vᵢ| as long as the vᵢ have one sign.
+    Every edge may use the E of an undivided measure in full. The error of an extremum is the largest error of any edge.
+    Errors of sums add up over edges, so their E is divided. Relative errors do not add up: Σ e·|vᵢ| ≤ e·|Σ vᵢ| as long
+    as all vᵢ have the same sign.
     """
     if spec.error_budget is None:
         return {}, {}

@@ -1,4 +1,4 @@
-"""Upper bounds of the shares that one edge may apply to each slice of one query. Pure."""
+"""Upper bounds of the shares that one edge may apply to each slice of one query. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ MAX_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A budget message to an edge: `shares` for slices that start at or after `from_ms`, not for earlier ones."""
+    """A message to an edge: the edge may apply `shares` to slices that start at or after `from_ms`, and not to earlier
+    slices.
+    """
 
     version: int = 0
     from_ms: int = MIN_TIME_MS
@@ -23,14 +25,15 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One edge's shares.
+    """The shares of one edge.
 
     Attributes:
-        version: of the last grant that the edge confirmed, or says that it has received.
-        steps: an upper bound of the shares in force, `pending` excluded.
-        grant: the last one issued to the edge.
-        reported_at_ms: wall time of its last report; 0: it has not reported.
-        update_bytes, drift: as in `BudgetReport`.
+        version: version of the last grant that the edge confirmed or reported as received.
+        steps: an upper bound of the shares in force, without the pending grant.
+        grant: the last grant to the edge.
+        reported_at_ms: wall time of the edge's last report; 0 if it has not reported.
+        update_bytes, drift: the same as in `BudgetReport`.
+        retired: whether the edge is retired.
     """
 
     version: int = 0
@@ -51,24 +54,26 @@ class Holding:
 
     @property
     def pending(self) -> Grant | None:
-        """A grant that the edge may have received but has not confirmed."""
+        """The grant that the edge may have received but has not confirmed; None if there is no such grant."""
         return self.grant if self.grant.version > self.version else None
 
     def max_share_at(self, measure: str, slice_start_ms: int) -> float:
-        """The largest share that the edge may apply to a slice."""
+        """Returns the largest share that the edge may apply to a slice."""
         largest = self.steps.at(slice_start_ms).get(measure, 0.0)
         if self.pending is not None and self.pending.from_ms <= slice_start_ms:
             largest = max(largest, self.pending.shares.get(measure, 0.0))
         return largest
 
     def max_share_from(self, measure: str, from_ms: int) -> float:
-        """The largest share that the edge may apply to any slice from `from_ms` on."""
+        """Returns the largest share that the edge may apply to any slice that starts at or after `from_ms`."""
         later = [s.shares.get(measure, 0.0) for s in self.steps if s.from_ms > from_ms]
         pending = [self.pending.shares.get(measure, 0.0)] if self.pending is not None else []
         return max(self.max_share_at(measure, from_ms), *later, *pending, 0.0)
 
     def issue(self, shares: Mapping[str, float], from_ms: int) -> Holding:
-        """Returns the holding with a new pending grant. It counts from now on: store it before it is sent."""
+        """Returns the holding with a new pending grant. The grant counts from now on, so store the holding before the
+        grant is sent.
+        """
         assert self.pending is None, "one pending grant at a time"
         return replace(self, grant=Grant(self.grant.version + 1, from_ms, dict(shares)))
 
@@ -80,12 +85,15 @@ class Holding:
         return replace(self, version=self.grant.version, steps=steps, retired=False)
 
     def reissue(self, version: int, claimed: Mapping[str, float], entitled: Mapping[str, float]) -> Holding:
-        """Returns the holding of an edge whose confirmations are void, with a new grant of what it is entitled to.
+        """Returns the holding with a new grant, for an edge whose confirmations are void.
 
-        Until the edge confirms that grant, any share that it was ever granted, or claims, counts for every slice.
+        Until the edge confirms the new grant, its share of a slice counts as the largest share that was ever granted or
+        that it claims.
 
         Args:
-            version: of the last grant that the edge says it has received.
+            version: version of the last grant that the edge has reported as received.
+            claimed: the shares that the edge reports to apply.
+            entitled: the shares of the new grant.
         """
         names = {m for s in self.steps for m in s.shares} | set(claimed) | set(entitled)
         largest = {m: max(self.max_share_from(m, MIN_TIME_MS), claimed.get(m, 0.0)) for m in names}
@@ -93,7 +101,7 @@ class Holding:
         return replace(self, version=version, steps=ShareSteps.constant(largest), grant=grant, retired=False)
 
     def retire(self, gone_from_ms: int) -> Holding:
-        """Returns the holding of an edge that closed no slice from `gone_from_ms` on and never will."""
+        """Returns the holding of an edge that has closed no slice from `gone_from_ms` on and will never close one."""
         names = {m for s in self.steps for m in s.shares} | set(self.grant.shares)
         largest = {m: self.max_share_from(m, MIN_TIME_MS) for m in names}
         steps = ShareSteps((ShareStep(MIN_TIME_MS, largest), ShareStep(gone_from_ms, {})))

@@ -1,7 +1,8 @@
 """Early answers: decides when a window is answered before all its records have arrived, and how wide its interval is.
 
-The trigger decides when the records that have arrived suffice (Aion, DEBS '20). The estimator keeps the arrivals of a
-query and estimates its windows. The sampling policy says when edges sample and at which rate. Pure: no I/O, no clock.
+The trigger decides when enough records have arrived (Aion, DEBS '20). The estimator stores the arrivals of a query and
+estimates the query's windows. The sampling policy decides when edges sample and at which rate. This package has no I/O
+and reads no clock.
 """
 
 from center.early.estimator import EarlyAnswerEstimator

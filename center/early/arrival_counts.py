@@ -1,4 +1,4 @@
-"""Arrival counts and sums of sampled values, per sub-stream and edge, as edges have reported them."""
+"""Arrival counts and sums of sampled values, per sub-stream and edge, from the reports of the edges."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ from edgewater.synopses import FloatArray
 
 
 class ArrivalCounts:
-    """Sums per sub-stream and edge of one group. The sums of a window are the sums over its sub-streams.
+    """Stores the sums of one group per sub-stream and edge. The sums of a window are the sums over the window's
+    sub-streams.
 
-    A row of sums is float64. It has the number of arrived events; then number, Σv and Σv² of the sampled events, each
-    by lag group; then the least and the greatest value of the arrived events, NaN if some values are not known.
+    A row of sums is a float64 array with these columns, in order:
+
+    - the number of arrived events
+    - the number, Σv and Σv² of the sampled events, each by lag group
+    - the least and the greatest value of the arrived events; NaN if some values are not known
     """
 
     def __init__(self, kind: MeasureKind, schedule: ReportSchedule) -> None:
@@ -39,7 +43,7 @@ class ArrivalCounts:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether some event was counted but not processed."""
+        """Whether the edges counted an event without processing the event."""
         if self.kind in COUNTS:
             return False
         rows = (sums for by_edge in self._sums.values() for sums in by_edge.values())
@@ -55,7 +59,9 @@ class ArrivalCounts:
         by_edge[edge] = _combined(np.stack([by_edge[edge], sums])) if edge in by_edge else sums
 
     def snapshot(self) -> dict[int, dict[str, FloatArray]]:
-        """Returns the sums for `rollback`. (Adding replaces arrays and never mutates one.)"""
+        """Returns a copy of the sums, for `rollback`. The row arrays are shared: adding replaces a row and never
+        changes one.
+        """
         return {index: dict(by_edge) for index, by_edge in self._sums.items()}
 
     def rollback(self, snapshot: dict[int, dict[str, FloatArray]]) -> None:
@@ -67,7 +73,9 @@ class ArrivalCounts:
             del self._sums[index]
 
     def zero_mean_reason(self, sample: WindowSample, measure: str) -> str:
-        """Returns why a relative error is undefined, if the mean of the values may be zero; else an empty string."""
+        """Returns why a relative error is undefined if the mean of the values may be zero; otherwise an empty
+        string.
+        """
         count = float(sample.count.sum())
         if self.kind in COUNTS or count < 2:
             return ""
@@ -85,20 +93,20 @@ class ArrivalCounts:
         return range(first, first + self._schedule.window_slots // self._schedule.grid.substream_slots)
 
     def edges(self, start_ms: int) -> set[str]:
-        """Returns the edges that have reported events of the window."""
+        """Returns the edges that have reported events of the window that starts at `start_ms`."""
         return {edge for index in self.substreams(start_ms) for edge in self._sums.get(index, ())}
 
     def sums(self, substream: int, edges: Sequence[str]) -> list[FloatArray]:
-        """Returns the rows of sums of a sub-stream, by edge."""
+        """Returns one row of sums of a sub-stream for each edge, in the order of `edges`."""
         by_edge = self._sums.get(substream)
         return [self._zeros] * len(edges) if by_edge is None else [by_edge.get(e, self._zeros) for e in edges]
 
     def to_state(self) -> list[Any]:
-        """JSON."""
+        """Returns the sums as JSON."""
         return [[i, {e: s.tolist() for e, s in by_edge.items()}] for i, by_edge in self._sums.items()]
 
     def restore(self, state: Iterable[Any]) -> None:
-        """Restores `to_state`."""
+        """Sets the sums from the result of `to_state`."""
         self._sums = {i: {e: np.array(s) for e, s in by_edge.items()} for i, by_edge in state}
 
     def _substream_at(self, start_ms: int) -> int:
@@ -106,7 +114,9 @@ class ArrivalCounts:
 
 
 def _combined(rows: FloatArray) -> FloatArray:
-    """Combines rows of sums, [n, ..., sums]. NaN stays NaN."""
+    """Adds rows of sums, [n, ..., sums], along the first axis. The least and the greatest value stay NaN if one row has
+    NaN.
+    """
     result = rows.sum(axis=0)
     result[..., -2] = rows[..., -2].min(axis=0)
     result[..., -1] = rows[..., -1].max(axis=0)
@@ -119,8 +129,8 @@ def window_sums(
     """Returns the sums of a window for each group of a query.
 
     Returns:
-        Number of arrived events, [group, edge]; number, Σv and Σv² of the sampled events, [group, edge, 3, lag group];
-        least and greatest value of the arrived events, [group, edge, 2].
+        Three arrays: the number of arrived events, [group, edge]; the number, Σv and Σv² of the sampled events, [group,
+        edge, 3, lag group]; the least and the greatest value of the arrived events, [group, edge, 2].
     """
     shape = (len(counts), len(edges), 3 + 3 * counts[0].lag_groups)
     rows = [[s for c in counts for s in c.sums(index, edges)] for index in counts[0].substreams(start_ms)]
@@ -140,7 +150,10 @@ def window_sample(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequenc
 
 
 def true_values(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> list[float | None]:
-    """Returns the window's value per group from all reports; None: not all events were processed, or none arrived."""
+    """Returns the value of the window per group, from all reports.
+
+    The value is None if an event of the group was not processed, or if a mean has no events.
+    """
     if not counts:
         return []
     sample = window_sample(counts, start_ms, edges)

@@ -1,22 +1,23 @@
-"""Computes the width of intervals from past errors: `Calibration` from errors of the straggler model, `ConformalRecord`
-from errors of answers.
+"""Computes the width of intervals from past errors. `Calibration` uses the errors of the straggler model.
+`ConformalRecord` uses the errors of answers.
 
-The model does not describe ramps, steps, bursts or delays that depend on values. But the errors of its past predictions
-show them. At every end of a sub-stream, the model predicts the stragglers as if a window ended there. Some seconds
-later the true number is known. The quantile of past |error|/deviation replaces the normal quantile. So the interval
-holds whatever the cause of the errors is (split conformal prediction; Vovk et al. 2005). Only the recent past counts,
-so that the quantile follows drift (Gibbs and Candès 2021).
+The straggler model does not describe ramps, steps, bursts or delays that depend on values. The errors of past
+predictions show them. At every end of a sub-stream, the model predicts the stragglers as if a window ended there. Some
+seconds later the true number is known. The quantile of past |error|/deviation then replaces the normal quantile. So the
+interval is valid for every cause of errors (split conformal prediction; Vovk et al. 2005). Only recent errors count, so
+that the quantile follows drift (Gibbs and Candès 2021).
 
 The interval of an answer also assumes independent records. Records are dependent if a reader reads many records at a
 time, or if adjacent records are similar (logs have runs of one client). No model covers all such cases. But the error
-of an early answer is known when its window is complete. So intervals are widened by the quantile of past errors, in
-units of the model's own half-width. They are never narrowed, because a period of small errors guarantees nothing.
+of an early answer is known when its window is complete. So the intervals of later answers are widened by the quantile
+of these errors, in units of the model's half-width. Intervals are never narrowed, because a period of small errors
+guarantees nothing.
 
 Errors often come in runs, such as after a change. Past errors are then no sample of the next error. So the level of the
-quantile follows the misses:
-each miss raises it, and each interval that contained the true value lowers it (adaptive conformal inference, Gibbs and
-Candès 2021). Whatever the cause of the errors, as long as `MAX_WIDENING` would contain them, there are at most
-(1 - confidence)/γ + 1 misses more than the confidence allows, over any number of windows.
+quantile is adapted (adaptive conformal inference, Gibbs and Candès 2021). Each interval that misses the true value
+raises the level. Each interval that contains the true value lowers the level. Assume that an interval with
+`MAX_WIDENING` would contain every true value. Then, over any number of windows, the number of misses exceeds the number
+that the confidence allows by at most (1 - confidence)/γ + 1.
 """
 
 from __future__ import annotations
@@ -35,24 +36,27 @@ from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses import normal_quantile
 
 DEFAULT_FACTOR = 4.0
-"""Standard errors per half-width while there is no record. By Chebyshev it has 94 %, by a normal distribution 99.99
-%."""
+"""Standard errors per half-width while no past error is recorded. The confidence is 94 % by Chebyshev's inequality, and
+99.99 % for a normal distribution."""
 MIN_RECORD = 20
 MIN_EXTRAPOLATION = 1.2
 MAX_RECORD = 150
-"""Predictions in the record: 30 windows of 5 sub-streams."""
+"""The most predictions whose errors are recorded: 30 windows of 5 sub-streams."""
 
 OFFSETS = (0, 3, 10, 30, 100, 200)
 ALARM_THRESHOLD = 3.0
 MAX_ALARMED_SHARE = 0.3
-"""Predictions whose alarm exceeds `ALARM_THRESHOLD` standard errors, at most the 30 % with the greatest alarm, are a
-separate category (Mondrian conformal prediction, Vovk et al.). So a drift delays only the windows of its own time."""
+"""The largest share of predictions that count as alarmed.
+
+A prediction is alarmed if its alarm exceeds `ALARM_THRESHOLD` standard errors and belongs to the greatest 30 % of the
+alarms. Alarmed predictions have a record of their own (Mondrian conformal prediction, Vovk et al.). So a drift delays
+only the windows during the drift."""
 
 MAX_WINDOWS = 400
-"""Windows in the record."""
+"""The most windows whose errors are recorded."""
 MAX_WIDENING = 4.0
 STEP = 0.02
-"""γ of adaptive conformal inference."""
+"""γ of adaptive conformal inference: the step size of the level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,12 @@ class _Prediction:
 
 
 class Calibration:
-    """Keeps the scaled errors of predictions, per offset and alarm category.
+    """Stores the errors of predictions, in standard errors, per offset and separately for alarmed predictions.
 
     Args:
-        offsets: slots after a boundary at which predictions are made, ascending. `factor` for another offset uses the
-            next smaller one.
+        offsets: slots after a boundary at which predictions are made, ascending. For a number of slots between two
+            offsets, `factor` uses the smaller offset.
+        record: the most errors per offset and kind of prediction.
     """
 
     def __init__(self, offsets: tuple[int, ...] = OFFSETS, record: int = MAX_RECORD) -> None:
@@ -92,12 +97,16 @@ class Calibration:
         *,
         initial: bool = False,
     ) -> None:
-        """Adds a prediction.
+        """Adds a prediction of the number of stragglers.
 
         Args:
+            boundary: slot at which the predicted window would end.
+            offset: slots between the boundary and the prediction.
+            expected, deviation: the predicted number of stragglers and its standard error.
+            alarm: `Stragglers.alarm` of the prediction.
             total: number of events born before the boundary that had arrived when the prediction was made.
-            initial: the prediction was made from less history than later predictions. Its error counts only until
-                there are errors of later predictions.
+            initial: whether the source had less history than at later predictions. The error of such a prediction
+                counts only until there are errors of later predictions.
         """
         alarmed = self._is_alarm(offset, alarm)
         if not initial:
@@ -105,11 +114,11 @@ class Calibration:
         self._open.append(_Prediction(boundary, offset, expected, deviation, total, alarmed, initial))
 
     def due(self, slot: int, horizon: int) -> list[int]:
-        """Returns the boundaries with open predictions that are at least `horizon` slots old."""
+        """Returns the boundaries that are at least `horizon` slots old and whose predictions are not compared yet."""
         return sorted({p.boundary for p in self._open if slot - p.boundary >= horizon})
 
     def resolve(self, boundary: int, total: float) -> None:
-        """Compares the predictions for a boundary with `total`, the final number of events born before it."""
+        """Compares the predictions for a boundary with `total`, the final number of events born before the boundary."""
         still_open: deque[_Prediction] = deque()
         for p in self._open:
             if p.boundary == boundary:
@@ -121,10 +130,11 @@ class Calibration:
         self._open = still_open
 
     def factor(self, offset: int, alarm: float, confidence: float) -> float:
-        """Returns the half-width, in standard errors, that contains the stragglers with this confidence.
+        """Returns the half-width, in standard errors, that contains the number of stragglers with this confidence.
 
-        Without a record it is at least `DEFAULT_FACTOR` and as large as any error of an initial prediction: where
-        records arrive in batches, the model's standard errors are ten times too small from the first window on.
+        If fewer than `MIN_RECORD` errors are recorded, the result is the largest of these errors, `DEFAULT_FACTOR` and
+        the errors of initial predictions. The initial errors matter where records arrive in batches: there the model's
+        standard errors are ten times too small from the first window on.
         """
         tested = max(o for o in self.offsets if o <= offset)
         past = self._record[tested, self._is_alarm(tested, alarm)]
@@ -135,17 +145,19 @@ class Calibration:
         ordered = np.sort(np.array(past))
         if rank <= count:
             return float(ordered[rank - 1])
-        # The quantile is above the largest recorded error; a normal tail extrapolates by how much.
+        # The quantile is above the largest recorded error. It is extrapolated by the tail of a normal distribution.
         beyond = normal_quantile(confidence) / normal_quantile(count / (count + 1))
         return float(ordered[-1]) * max(MIN_EXTRAPOLATION, beyond)
 
     def is_tested(self, offset: int, alarm: float) -> bool:
-        """Returns whether enough past predictions are known for `factor` to follow from them."""
+        """Returns whether at least `MIN_RECORD` past errors are known, so that `factor` follows from them."""
         known = max(o for o in self.offsets if o <= offset)
         return len(self._record[known, self._is_alarm(known, alarm)]) >= MIN_RECORD
 
     def to_state(self) -> Arrays:
-        """Returns the ragged queues as one array with their lengths, in the order of `offsets`."""
+        """Returns the state. All queues are in one array, in the order of `offsets`; a second array has the length of
+        each queue.
+        """
         queues = self._queues()
         return {
             "offsets": np.array(self.offsets, np.int64),
@@ -157,7 +169,11 @@ class Calibration:
 
     @classmethod
     def from_state(cls, arrays: Arrays) -> Calibration:
-        """Returns the calibration whose `to_state` returned `arrays`. Raises CorruptSynopsis."""
+        """Returns the calibration whose `to_state` returned `arrays`.
+
+        Raises:
+            CorruptSynopsis: the arrays cannot be read.
+        """
         try:
             result = cls(tuple(arrays["offsets"].tolist()), int(arrays["limit"]))
             queues, at = result._queues(), 0
@@ -191,31 +207,32 @@ class Calibration:
 
 
 class ConformalRecord:
-    """The errors of one query's early answers.
+    """Stores the errors of one query's early answers.
 
     Args:
-        confidence: confidence of each interval, or, with scope "all", of all intervals of a window simultaneously.
+        confidence: confidence of each interval. With scope "all", the confidence that all intervals of a window contain
+            their true values.
     """
 
     def __init__(self, confidence: float, scope: GroupScope | None) -> None:
         self._failures, self._is_simultaneous = 1 - confidence, scope == "all"
         self._windows: dict[int, list[float]] = {}
         self._level = self._failures  # the share of misses to allow from now on
-        self._widening: float | None = 1.0  # None: out of date
+        self._widening: float | None = 1.0  # None if it must be computed again
 
     @property
     def widening(self) -> float:
-        """The factor, from 1, by which the model's half-widths are multiplied."""
+        """The factor, at least 1, by which the model's half-widths are multiplied."""
         if self._widening is None:
             self._widening = self._quantile()
         return self._widening
 
     def add(self, start_ms: int, ratios: Sequence[float], widening: float) -> None:
-        """Adds a window, or replaces its errors by later ones.
+        """Adds the errors of a window. If the window has errors already, the new errors replace them.
 
         Args:
-            ratios: by group, the error of the estimate in half-widths of the model.
-            widening: the widening of the window's intervals.
+            ratios: per group, the error of the estimate in half-widths of the model.
+            widening: the factor by which the window's intervals were widened.
         """
         if not ratios:
             return
@@ -244,7 +261,9 @@ class ConformalRecord:
         return {"level": self._level, "windows": [[start, *ratios] for start, ratios in self._windows.items()]}
 
     def restore(self, state: Mapping[str, Any] | Sequence[Sequence[float]]) -> None:
-        """Restores the result of `to_state`. It also accepts the older form, lists of ratios without window starts."""
+        """Sets the state from the result of `to_state`. The older form, lists of ratios without window starts, is also
+        accepted.
+        """
         if not isinstance(state, Mapping):
             state = {"level": self._level, "windows": [[-n, *ratios] for n, ratios in enumerate(state, 1)]}
         self._level = float(state["level"])

@@ -1,11 +1,11 @@
-"""`EarlyAnswerEstimator`: the estimates of one query's windows, from its arrivals and from the errors of past answers.
+"""`EarlyAnswerEstimator` estimates one query's windows from the arrivals and from the errors of past answers.
 
-`ObservedArrivals` has the reports of edges, and `PastAnswers` has the errors of past answers. Each group of a query has
-its own estimator; a query without groups has one estimator. If there are more than `MAX_GROUPS` groups, all estimators
-are removed, and for some time windows are answered only when they are complete.
+`ObservedArrivals` stores the reports of the edges, and `PastAnswers` stores the errors of past answers. Each group of a
+query has its own estimator. A query without groups has one estimator. If there are more than `MAX_GROUPS` groups, all
+estimators are removed. For some time, windows are then answered only when they are complete.
 
-Every change of the state goes through `apply` as a list of JSON. The changes since a snapshot are the state's log. If
-they are applied to the snapshot, the state is the same, and therefore the answers are the same.
+Every change of the state is a JSON list in the log. The log has the changes since the last snapshot. The snapshot and
+the log together restore the same state, and therefore the same answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgewater.model.accuracy import Accuracy
 from edgewater.wire import SamplingReason
 
 REVISION_OFFSETS = tuple(5 << n for n in range(12))
-"""Slots after a window's end at which an early answer of a query with groups is evaluated again."""
+"""Slots after a window's end at which an early answer is evaluated again, for a query with groups."""
 
 MORE_HAVE_COME = "more records have come than the estimate expects"
 RETIRED_EDGES = "the window contains records from retired edges; the estimate excludes them"
@@ -31,14 +31,15 @@ Change = list[Any]
 
 
 class EarlyAnswerEstimator:
-    """Estimates the windows of one query. Slots are those of the report schedule.
+    """Estimates the windows of one query. All slots are slots of the report schedule.
 
     Args:
-        max_wait_slots: slots after a window's end at which it is answered at the latest; None: no limit.
-        speed: event ms per wall ms; `observed.speed` may be set when the stream's clock becomes known.
+        max_wait_slots: slots after a window's end at which the window is answered at the latest; None if there is no
+            limit.
+        speed: event ms per wall ms. `observed.speed` may be set when the speed of the stream's clock becomes known.
 
     Attributes:
-        log: the changes since the log was last emptied.
+        log: the changes since the caller last emptied the log.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class EarlyAnswerEstimator:
     # Input
 
     def apply(self, change: Change) -> None:
-        """Applies a change and appends it to `log`. Only `add_report` changes the logged state in the same way."""
+        """Applies a change and appends the change to `log`. Only `add_report` changes the logged state without
+        `apply`.
+        """
         kind, *arguments = change
         handlers: dict[str, Callable[..., Any]] = {
             "expect": self.observed.expect,
@@ -69,7 +72,7 @@ class EarlyAnswerEstimator:
         self.log.append(change)
 
     def expect(self, edges: Iterable[str]) -> None:
-        """Sets the expected edges."""
+        """Sets the expected edges. The index of an edge becomes the number of its source."""
         if list(edges) != self.observed.edges:
             self.apply(["expect", list(edges)])
 
@@ -81,7 +84,13 @@ class EarlyAnswerEstimator:
         reason: SamplingReason = SamplingReason.NONE,
         unread: bool = False,
     ) -> None:
-        """Adds an edge's report, `edgewater.wire.Arrivals`.
+        """Adds an edge's report of arrivals, as in `edgewater.wire.Arrivals`.
+
+        Args:
+            through_ms: event time up to which the edge reports arrivals.
+            substreams: statistics of arrivals, one state per sub-stream.
+            reason: why the edge samples.
+            unread: whether the edge may have unread input.
 
         Raises:
             SynopsisError: the statistics cannot be read; nothing is changed.
@@ -92,9 +101,10 @@ class EarlyAnswerEstimator:
         self.log.append(["report", edge, through_ms, to_base64(states), *facts])
 
     def inherit(self, delays: Mapping[str, Delays]) -> None:
-        """Copies the delays from another query that counts the same records of the same edges in the same slots.
+        """Copies the delays that another query has observed.
 
-        The delays apply to an edge from its first report on.
+        The other query must count the same records of the same edges in the same slots. The delays of an edge apply
+        from the edge's first report on.
         """
         if delays:
             self.apply(["inherit", {edge: each.to_list() for edge, each in delays.items()}])
@@ -103,7 +113,7 @@ class EarlyAnswerEstimator:
         """Advances event time to `now_ms`.
 
         Args:
-            force: do not wait for edges that have not reported the latest report slot.
+            force: whether to go on without the edges that have not reported the latest report slot.
         """
         self.observed.now_ms = max(self.observed.now_ms, now_ms)
         target, reporting = self.observed.next_slot(force=force)
@@ -111,13 +121,13 @@ class EarlyAnswerEstimator:
             self.apply(["advance", target, reporting])
 
     def on_answered(self, start_ms: int, prediction: Prediction, *, early: bool) -> None:
-        """Records an answer. Not early: the window was answered when it was complete."""
+        """Records an answer to a window. `early` is false if the window was complete when it was answered."""
         self.apply(["answered", start_ms, early, *prediction.to_list()])
 
     def settle(self, start_ms: int) -> None:
-        """Records the errors of a window's first early answer when the window is complete.
+        """Records the errors of a window's first early answer. Called when the window is complete.
 
-        Late records may still come: `finalize` corrects the errors.
+        If late records come afterwards, `finalize` corrects the errors.
         """
         first = self.answers.first_early(start_ms)
         if first is not None and not self.answers.is_settled(start_ms):
@@ -127,7 +137,7 @@ class EarlyAnswerEstimator:
         """Records that a window is final.
 
         Returns:
-            Whether the intervals of its first early answer contain the true values; None: not known.
+            Whether the intervals of the first early answer contain the true values; None if this is not known.
         """
         first = self.answers.first_early(start_ms)
         contained, ratios = ([], []) if first is None else self._compare(start_ms, first)
@@ -137,16 +147,17 @@ class EarlyAnswerEstimator:
         return all(contained) if contained else None
 
     def forget_before(self, start_ms: int) -> None:
-        """Drops the state that only final windows need. These windows start before an event time."""
+        """Drops the state of windows that start before `start_ms`. All these windows must be final."""
         if idle := self.observed.forget_before(start_ms):
             self.apply(["remove", idle])
 
     # Estimates
 
     def decide(self, start_ms: int) -> Prediction | None:
-        """Returns the answer to an ended window, or None if it waits.
+        """Returns the answer to an ended window, or None if the window waits.
 
-        It is answered when each group with an interval meets the accuracy or cannot meet it by waiting.
+        The window is answered when each group with an interval meets the accuracy, or when waiting does not help the
+        group.
         """
         observed = self.observed
         if not observed.has_observed(start_ms) or not observed.has_ended(start_ms) or observed.waits_for_readers:
@@ -162,18 +173,19 @@ class EarlyAnswerEstimator:
         return self._prediction(start_ms, evaluations, reasons, observed.unread, widening)
 
     def predict(self, start_ms: int) -> Prediction:
-        """Returns the current estimate of a window, whether it meets the accuracy or not."""
+        """Returns the current estimate of a window, even if the estimate does not meet the accuracy."""
         observed, widening = self.observed, self.answers.widening
         evaluations = observed.groups.evaluate(start_ms, observed.edges, widening=widening)
         return self._prediction(start_ms, evaluations, {}, observed.unread, widening)
 
     def predict_complete(self, start_ms: int) -> tuple[Prediction | None, dict[str, frozenset[SamplingReason]]]:
-        """Returns the estimate of a complete window that edges sampled, and `ObservedArrivals.sampling_reasons`.
+        """Returns the estimate of a complete window, and `ObservedArrivals.sampling_reasons`.
 
-        Without sampling the estimate is None, because the answer's data are exact. The whole window has been reported,
-        but possibly in report slots that not all edges have reached. So the window may end after the current slot
-        (because sources may end within the window). It may also have begun before lags were known (such as after a long
-        silence).
+        The estimate is None if no edge sampled the window, because the answer's data are then exact.
+
+        Edges have reported all records of the window, but possibly in report slots that not all edges have reached. So
+        the window may end after the current slot, because sources may end within the window. It may also have begun
+        before lags were known, such as after a long silence.
         """
         observed = self.observed
         if not observed.has_counted(start_ms):
@@ -186,10 +198,11 @@ class EarlyAnswerEstimator:
             return self._prediction(start_ms, evaluations, {}, complete=True), reasons
 
     def is_revision_due(self, start_ms: int) -> bool:
-        """Whether an early answer should be evaluated again.
+        """Returns whether an early answer should be evaluated again.
 
-        With groups, an answer is evaluated again at increasing intervals, because each group is evaluated. It is not
-        evaluated again while a silent edge may have events older than the longest lag, because no model covers them.
+        With groups, the intervals between evaluations increase, because each evaluation computes every group. An answer
+        is not evaluated again while a silent edge may have events older than the longest lag, because no model covers
+        such events.
         """
         observed = self.observed
         if observed.waits_for_readers:
@@ -200,7 +213,9 @@ class EarlyAnswerEstimator:
         return self.accuracy.scope is None or observed.has_reached(start_ms, REVISION_OFFSETS)
 
     def rates(self) -> dict[str, float]:
-        """Returns per edge the sampling rate that the next window needs; empty while there are no estimates."""
+        """Returns per edge the sampling rate that the next window needs. The result is empty while there are no
+        estimates.
+        """
         observed = self.observed
         if not len(observed.groups):
             return dict.fromkeys(observed.edges, 1.0) if observed.has_too_many_groups else {}
@@ -230,14 +245,19 @@ class EarlyAnswerEstimator:
         return result.without_bounds(result.reason or RETIRED_EDGES) if has_others else result
 
     def _is_refuted(self, start_ms: int, groups: Iterable[GroupPrediction]) -> bool:
-        """Whether more records have come than expected, by more than the error; not all reports may be applied yet."""
+        """Returns whether more records have arrived in a group than expected, by more than the relative error.
+
+        The arrivals also include reports that are not applied yet.
+        """
         with self.observed.including_all_reports():
             arrived = self.observed.groups.arrived(start_ms, self.observed.edges)
         most = 1 + self.accuracy.error
         return any(g.eligible and arrived[g.key] > most * g.expected for g in groups)
 
     def _compare(self, start_ms: int, first: Prediction) -> tuple[list[bool], list[float]]:
-        """Returns `PastAnswers.compare` with the reports of all records so far."""
+        """Returns `PastAnswers.compare` of the first answer with the true values. The true values include all reports
+        so far.
+        """
         observed = self.observed
         if observed.groups.from_other_edges(start_ms, observed.edges)[0]:
             return [], []
@@ -262,10 +282,12 @@ class EarlyAnswerEstimator:
     # Snapshots
 
     def to_state(self) -> dict[str, Any]:
-        """Returns JSON of the whole state, except for `log`."""
+        """Returns the state as JSON, without `log`."""
         return {**self.observed.to_state(), **self.answers.to_state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores `to_state` into a new estimator; damaged JSON or bytes raise any exception."""
+        """Sets the state of a new estimator from the result of `to_state`. Damaged JSON or bytes may raise any
+        exception.
+        """
         self.observed.restore(state)
         self.answers.restore(state)

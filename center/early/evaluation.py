@@ -1,15 +1,16 @@
-"""Evaluates a window for the groups of a query: the estimator of each group, and many groups together.
+"""Evaluates a window for the groups of a query. `GroupEstimator` has the state of one group; `GroupBatch` evaluates
+many groups together.
 
-Each group has its own trigger, and so its own delays, rates, values and backtests. A group has the same accuracy as a
-query with a `where` for the group.
+Each group has its own trigger, and so its own delays, rates, values and backtests. A group's accuracy equals the
+accuracy of a query whose `where` selects the group.
 
-A group with few records has no interval: its windows are answered when they are complete. An interval needs enough
-observed events, so that no relevant delay is unknown: if none of n events was later than some lag, a share of
--log(1 - confidence)/n of all events may still be later (the rule of three). The group also needs so many records that
-one record changes the value by less than the error.
+A group with few records has no interval. Its windows are answered when they are complete. A group has an interval if
+two conditions hold. First, enough events were observed that no relevant delay is unknown. If none of n events was later
+than some lag, a share of -log(1 - confidence)/n of all events may still be later (the rule of three). Second, the group
+has so many records that one record changes the value by less than the error.
 
-A group's trigger has arrays of a few sources times some hundred lags. To evaluate hundreds of triggers one by one would
-take longer than a window lasts. So `GroupBatch` updates and evaluates many triggers together, by arrays.
+A trigger has arrays of a few sources times some hundred lags. Evaluating hundreds of triggers one by one would take
+longer than a window lasts. So `GroupBatch` updates and evaluates many triggers together.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ from edgewater.model.accuracy import COUNTS, Accuracy, AccuracyTarget
 from edgewater.synopses import BoolArray, FloatArray, IntArray, normal_quantile
 
 BATCH_SIZE = 64
-"""Groups per batch. With so many groups, the cost of calling NumPy is negligible. If a window waits for one group,
-later batches are not evaluated."""
+"""Groups per batch. With 64 groups, the time for calling NumPy is negligible. If a window waits for one group, the
+batches after this group's batch are not evaluated."""
 ZERO_MEAN_MIN_ARRIVED = 0.5
-"""The part of a window's records that must have arrived before the trigger may decide that the mean may be zero. If
-only a few records of a skewed distribution have arrived, one large record decides, and more records come with time."""
+"""The share of a window's records that must have arrived before the trigger may decide that the mean may be zero.
+
+If only a few records of a skewed distribution have arrived, one large record determines the mean. More such records
+arrive with time."""
 TOO_FEW = "too few records for an error bound"
 TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
 UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual records"
@@ -55,26 +58,29 @@ BEYOND_LAGS = "records come later than the longest lag that is resolved, so stra
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
 UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
 ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
-"""The reasons why a group has no interval."""
+"""Reason for no interval. The constants from `TOO_FEW` to this one are all such reasons."""
 
 
 class SourceRemap:
-    """A change of the sources: the new source i inherits the state of source `rows[i]`; None: it starts empty.
+    """A change of the sources of a trigger.
 
     Args:
         sources: number of sources before the change.
+        rows: per new source, the index of the old source whose state it gets; None if the new source starts empty.
         new_trigger: makes a trigger of the query with the given number of sources.
     """
 
     def __init__(self, sources: int, rows: Sequence[int | None], new_trigger: Callable[[int], EarlyTrigger]) -> None:
-        # The axis of the sources is the axis in which a trigger with one more source has another length.
+        # To find the axis of the sources: it is the axis whose length differs in a trigger with one more source.
         _, self._wider = named_arrays.unpack(STATE_KIND, new_trigger(sources + 1).to_state())
         _, self._empty = named_arrays.unpack(STATE_KIND, new_trigger(len(rows)).to_state())
         self._to = [i for i, row in enumerate(rows) if row is not None]
         self._from = [row for row in rows if row is not None]
 
     def apply(self, trigger: EarlyTrigger) -> EarlyTrigger:
-        """Returns the trigger over the new sources. State that belongs to no source, such as backtests, is kept."""
+        """Returns the trigger over the new sources. State that belongs to no source, such as backtests, does not
+        change.
+        """
         numbers, old = named_arrays.unpack(STATE_KIND, trigger.to_state())
         new = dict(self._empty)
         for name, array in old.items():
@@ -89,15 +95,15 @@ class SourceRemap:
 
 
 class GroupEstimator:
-    """The estimator of one group.
+    """The trigger and the counts of one group.
 
     Args:
         new_trigger: makes a trigger of the query with the given number of sources.
 
     Attributes:
         number: identifies the group in rows of arrivals.
-        first_slot: slot 0 of the trigger; the lags of earlier windows' events are not known.
-        last_report_slot: the slot of the last arrival.
+        first_slot: the slot that is slot 0 of the trigger. The lags of events of earlier windows are not known.
+        last_report_slot: the slot of the group's last arrival.
     """
 
     def __init__(
@@ -108,14 +114,14 @@ class GroupEstimator:
         self.trigger = new_trigger(sources)
         self.counts = ArrivalCounts(accuracy.early_kind, schedule)
         self._accuracy, self._schedule = accuracy, schedule
-        self._simultaneous_groups = 0  # that the trigger's confidence is for; 0: as it was made
+        self._simultaneous_groups = 0  # number of groups in the trigger's confidence; 0 if it was never set
 
     @property
     def slot(self) -> int:
         return self.first_slot + self.trigger.slot
 
     def has_observed(self, start_ms: int) -> bool:
-        """Whether the lags of all events of the window are known."""
+        """Returns whether the lags of all events of the window are known."""
         return self._schedule.slot_at(start_ms) >= self.first_slot
 
     def remap_sources(self, remap: SourceRemap) -> None:
@@ -123,10 +129,13 @@ class GroupEstimator:
         self._simultaneous_groups = 0
 
     def set_simultaneous_confidence(self, groups: int) -> bool:
-        """Sets the confidence that each group needs if the intervals of all groups hold simultaneously (Bonferroni).
+        """Sets the confidence of one group such that the intervals of all groups hold simultaneously (Bonferroni).
+
+        Args:
+            groups: number of groups with an interval.
 
         Returns:
-            Whether it has changed, so that earlier evaluations are out of date.
+            Whether the confidence has changed, so that earlier evaluations are invalid.
         """
         if groups == self._simultaneous_groups:
             return False
@@ -141,20 +150,20 @@ class GroupEstimator:
         return True
 
     def offset(self, start_ms: int) -> int:
-        """Returns the slots since the end of the window that starts at `start_ms`."""
+        """Returns the slots since the end of the window that starts at `start_ms`; 0 if the window has not ended."""
         return max(self.slot - self._end_slot(start_ms), 0)
 
     def decide(
         self, start_ms: int, sample: WindowSample, modelled: tuple[Stragglers, WindowModel], *, earned: bool
     ) -> Decision:
-        """Decides about a window; see `EarlyTrigger.decide`."""
+        """Decides whether a window is answered or waits; see `EarlyTrigger.decide`."""
         return self.trigger.decide(self._end_slot(start_ms) - self.first_slot, sample, modelled, earned=earned)
 
     def _end_slot(self, start_ms: int) -> int:
         return self._schedule.slot_at(start_ms) + self._schedule.window_slots
 
     def to_state(self) -> dict[str, Any]:
-        """Returns JSON."""
+        """Returns the state as JSON."""
         return {
             "key": self.key, "number": self.number, "first_slot": self.first_slot,
             "last_report_slot": self.last_report_slot, "counts": self.counts.to_state(),
@@ -165,7 +174,7 @@ class GroupEstimator:
     def from_state(
         cls, state: Any, new_trigger: Callable[[int], EarlyTrigger], accuracy: Accuracy, schedule: ReportSchedule
     ) -> GroupEstimator:
-        """Returns the estimator from the result of `to_state`. Damaged JSON or bytes raise any exception."""
+        """Returns the estimator from the result of `to_state`. Damaged JSON or bytes may raise any exception."""
         result = cls(state["key"], state["number"], state["first_slot"], 1, new_trigger, accuracy, schedule)
         result.last_report_slot = state["last_report_slot"]
         result.trigger = EarlyTrigger.from_state(base64.b64decode(state["trigger"]))
@@ -174,8 +183,7 @@ class GroupEstimator:
 
 
 class GroupBatch:
-    """Groups over the same edges. The batch is valid until the sources of a group change or a group joins another
-    batch."""
+    """Groups over the same edges. The batch is valid until a group's sources change or a group joins another batch."""
 
     def __init__(self, groups: Sequence[GroupEstimator], accuracy: Accuracy) -> None:
         self.groups, self.accuracy = list(groups), accuracy
@@ -195,10 +203,10 @@ class GroupBatch:
             self.triggers.advance(_summed(cells[begin:end], count[begin:end], shape), reporting_rows)
 
     def catch_up(self, source: int, rows: IntArray) -> None:
-        """Adds the arrivals of a source that was silent.
+        """Adds the arrivals of one source during its silence. Called when the source reports again.
 
         Args:
-            rows: (slot, lag, count, index of the group in the batch).
+            rows: arrivals as (slot, lag, count, index of the group in the batch).
         """
         triangle, sources = self.triggers.triangle, self.triggers.triggers[0].triangle.sources
         silent = triangle.silent_slots[source::sources]
@@ -216,7 +224,7 @@ class GroupBatch:
             triangle.catch_up(indices * sources + source, arrived)
 
     def learn(self, start_ms: int, edges: Sequence[str], predictions: Mapping[str, GroupPrediction]) -> None:
-        """Learns from an answered window."""
+        """Updates the triggers from an answered window, for the groups in `predictions`."""
         indices = [i for i, g in enumerate(self.groups) if g.key in predictions and g.has_observed(start_ms)]
         if not indices:
             return
@@ -237,10 +245,10 @@ class GroupBatch:
     def evaluate(
         self, start_ms: int, edges: Sequence[str], *, complete: bool = False, widening: float = 1.0
     ) -> BatchEvaluation:
-        """Evaluates a window now.
+        """Evaluates a window at the current slot.
 
         Args:
-            complete: no more events of the window will arrive.
+            complete: whether all events of the window have arrived.
             widening: factor of the half-widths of groups whose arrived events were all processed.
         """
         sample = window_sample([g.counts for g in self.groups], start_ms, edges)
@@ -252,8 +260,8 @@ class GroupBatch:
             beyond = self.triggers.triangle.beyond_longest(1 - self.accuracy.confidence)
             beyond = beyond.reshape(3, len(self.groups), -1).transpose(0, 2, 1)
             share = beyond[1] + beyond[0] * self._missing_beyond_lags(start_ms)
-            # A young source has few records that show how many records are late. The interval contains all shares of
-            # late records that these do not exclude.
+            # A young source has few records that show how many records are late. The interval contains every share of
+            # late records that these few records do not exclude.
             young = self.triggers.triangle.is_young(self.groups[0].trigger.window_slots).reshape(len(self.groups), -1).T
             share = share + np.where(young & np.isfinite(beyond[2]), beyond[2], 0.0)
             unmodelled = (share * model.events).sum(axis=0) / np.maximum(model.size, 1e-9) * np.abs(model.estimate)
@@ -276,10 +284,10 @@ class GroupBatch:
         )  # fmt: skip
 
     def _missing_beyond_lags(self, start_ms: int) -> float:
-        """Returns the greatest part of a window's events with the longest lag that may not have arrived yet.
+        """Returns the greatest share that may be missing of a window's events with the longest lag.
 
         The model treats these events as if they arrive at that lag. By the assumption of
-        `ArrivalTriangle.beyond_longest`, at most a part of (longest lag)/age of these events comes after an age.
+        `ArrivalTriangle.beyond_longest`, at most a share of (longest lag)/age of them arrives after an age.
         """
         trigger, offset = self.groups[0].trigger, self.groups[0].offset(start_ms)
         age, longest = offset + np.arange(trigger.window_slots), trigger.grid.lags - 1
@@ -294,15 +302,17 @@ class GroupBatch:
         beyond: FloatArray,
         ranged: BoolArray,
     ) -> list[str]:
-        """Returns per group why too little is known for an interval (see the docstring of the module), or ''."""
+        """Returns per group why the group has no interval, or '' if it has one. The module's docstring states the
+        conditions.
+        """
         observed = np.array([g.has_observed(start_ms) for g in self.groups])
         error, size, events = self.accuracy.error, model.size, model.events
         seen, hidden, unseen = beyond
         late = np.where(events > 0, unseen, 0.0) * events
         enough = late.sum(axis=0) <= error * size
         if self.accuracy.scope is None:
-            # Backtests show how well all sources together are predicted. They do not show it for a source that has just
-            # begun to send, because fewer of its events were at risk than a window has.
+            # Backtests show how well all sources together are predicted. They show nothing about a source that has just
+            # begun to send, because the source has had fewer events than a window has.
             new = (events > MIN_EVENTS) & (late > -math.log(1 - self.accuracy.confidence))
             offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
             tested = np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
@@ -328,7 +338,10 @@ class GroupBatch:
         return reasons
 
     def _knows_late_values(self, expected: FloatArray) -> BoolArray:
-        """Per group, whether values by lag have been learnt or need not be: for a count, and without stragglers."""
+        """Returns per group whether mean values by lag are known well enough.
+
+        They are not needed for a count, and not needed if no stragglers are expected.
+        """
         if self.accuracy.kind in COUNTS:
             return np.ones(len(self.groups), bool)
         learnt = np.array([g.trigger.late.count.any() for g in self.groups])
@@ -343,12 +356,12 @@ class GroupBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchEvaluation:
-    """The evaluation of a window for a batch of groups. Arrays are by group, or [source, group].
+    """The evaluation of a window for a batch of groups. Arrays have the shape [group] or [source, group].
 
     Attributes:
         sampling: half-width due to sampling.
-        without_interval: why a group has no interval; empty: it has one.
-        silent: sources that do not report.
+        without_interval: why the group has no interval; empty if it has one.
+        silent: mask of the sources that do not report.
     """
 
     batch: GroupBatch
@@ -362,21 +375,21 @@ class BatchEvaluation:
 
     @property
     def eligible(self) -> BoolArray:
-        """The groups with an interval."""
+        """Mask of the groups with an interval."""
         return np.array([not reason for reason in self.without_interval], bool)
 
     @property
     def met(self) -> BoolArray:
-        """Whether the interval is within the error."""
+        """Mask of the groups whose interval is within the error."""
         return np.asarray(self.stragglers.known & self.model.is_within(self.batch.accuracy.error, self.sampling))
 
     def decide(self) -> tuple[dict[str, str], int | None]:
-        """Decides whether the groups with an interval can be answered. It always decides for a query without groups.
+        """Decides whether the window can be answered. Groups without an interval are ignored if the query has groups.
 
         Returns:
-            By key, the reason why the group is answered although the accuracy is not met; empty: the accuracy is met.
-            And the slot until which a group waits; None: no group waits. If one group waits, the whole window waits
-            until this slot, so the groups after it are not evaluated.
+            Two values. The first is, per group key, the reason why the group is answered although its accuracy is not
+            met; the reason is empty if the accuracy is met. The second is the slot until which a group waits, or None.
+            If one group waits, the whole window waits, so the groups after this group are not evaluated.
         """
         reasons: dict[str, str] = {}
         decided = self.eligible if self.batch.accuracy.scope is not None else np.ones_like(self.eligible)
@@ -389,12 +402,12 @@ class BatchEvaluation:
             sample, earned = self.sample.of(i), bool(self.eligible[i])
             decision = group.decide(self.start_ms, sample, (self.stragglers.of(i), self.model.of(i)), earned=earned)
             if isinstance(decision, AnswerNow) and decision.met:
-                # The model's interval is within the error, but the widened interval is not. It may be within after the
-                # next report.
+                # The model's interval is within the error, but the widened interval is not. The widened interval may be
+                # within the error after the next report.
                 return reasons, group.slot + 1
             if not isinstance(decision, Wait):
                 reasons[group.key] = decision.reason
-            # No wait makes an interval small relative to zero.
+            # Waiting does not make an interval small relative to zero.
             elif (
                 earned
                 and self._has_mostly_arrived(i)
@@ -409,11 +422,11 @@ class BatchEvaluation:
         return float(self.sample.arrived[:, group].sum()) >= ZERO_MEAN_MIN_ARRIVED * float(self.model.size[group])
 
     def predictions(self, reasons: Mapping[str, str]) -> list[GroupPrediction]:
-        """Returns the predictions of groups with arrived or expected records. Without groups, it returns the prediction
-        of all records.
+        """Returns the predictions of groups with arrived or expected records. For a query without groups, returns one
+        prediction.
 
         Args:
-            reasons: by key, why the group is answered although the accuracy may not be met.
+            reasons: per group key, why the group is answered although the accuracy may not be met.
         """
         numbers, met, nan = self._numbers(), self.met.tolist(), math.nan
         result: list[GroupPrediction] = []
@@ -434,7 +447,7 @@ class BatchEvaluation:
         return result
 
     def _numbers(self) -> list[list[float]]:
-        """Returns the fields of a `GroupPrediction` from `estimate` to `sampled`, by group."""
+        """Returns, per group, the fields of `GroupPrediction` from `estimate` to `sampled`."""
         model, size = self.model, self.model.size
         variance = self.stragglers.deviation.reshape(len(size), -1).T ** 2
         total = variance.sum(axis=0)
@@ -453,7 +466,9 @@ class BatchEvaluation:
         return table
 
     def _scaled_up(self, group: int) -> float:
-        """Returns the measure of the arrived events, scaled up from the processed ones; NaN if all were processed."""
+        """Returns the measure of the arrived events, scaled up from the processed events; NaN if all events were
+        processed.
+        """
         arrived, count, total = (x[:, group] for x in (self.sample.arrived, self.sample.count, self.sample.total))
         rows = count > 0
         if not (count < arrived).any() or not rows.any():
@@ -463,7 +478,7 @@ class BatchEvaluation:
 
 
 def _summed(cells: IntArray, counts: IntArray, shape: tuple[int, ...]) -> FloatArray:
-    """Returns the sums of counts by cell."""
+    """Returns an array of `shape` with the sum of `counts` per cell. `cells` are indices into the flat array."""
     result = np.zeros(shape)
     np.add.at(result.reshape(-1), cells, counts.astype(np.float64))
     return result

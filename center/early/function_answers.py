@@ -1,7 +1,7 @@
 """Estimates a function of all rows of a window from a sample of the rows, and plans the sampling rate for an error.
 
-The error is the error of the function's value, by the function's own formula or by a bootstrap. A bound of the mean of
-the rows would say little about other values, such as the centroids of k-means.
+The error of the function's value follows from the function's own formula or from a bootstrap. A bound for the mean of
+the rows would say little about values such as the centroids of k-means.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from edgewater.synopses import FloatArray, SampleFunction, normal_quantile
 
 DEFAULT_REPLICATES = 100
 MIN_PLANNED_ROWS = 200
-"""The fewest rows from which a rate is planned. With fewer rows, the scatter of resamples is too uncertain."""
+"""The fewest rows for which a rate is planned. With fewer rows, the spread of the resamples is too uncertain."""
 RATE_INCREASE = 1.25
 """Factor by which a planned rate that was too small is increased."""
 MIN_RESAMPLED_ROWS = 30
-"""The fewest rows of a sample for an error estimate. Two equal rows, for example, have no scatter."""
+"""The fewest rows of a sample for an error estimate. For example, resamples of two equal rows have no spread."""
 MAX_RESAMPLED_ROWS = 2_000
-"""The most rows of a resample. If the sample is larger, the scatter of the resamples is scaled by √(m/n)."""
+"""The most rows m of a resample. If the sample has n > m rows, the spread of the resamples is scaled by √(m/n)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionEstimate:
-    """The value of a function, from a sample.
+    """The value of a function, estimated from a sample.
 
     Attributes:
-        value, lower, upper: float64, one number per name; NaN: the sample has too few rows.
-        error: relative error that holds with the confidence; inf: unknown.
+        value, lower, upper: float64, one number per name of the function; NaN if the sample has too few rows.
+        error: relative error at the requested confidence; infinite if it is not known.
         size: number of rows of the sample.
         rate: probability with which each row of the window was sampled.
         uncorrected_error: the error without the finite population correction.
-        problem: the function's exception, if it has no value.
+        problem: type and message of the function's exception; empty if there was none.
     """
 
     value: FloatArray
@@ -62,7 +62,7 @@ class FunctionEstimate:
         return replace(self, lower=unknown, upper=unknown, error=math.inf)
 
     def rate_for(self, target: float) -> float:
-        """Returns the rate, in (0, 1], at which a window like this one has a relative error of `target`."""
+        """Returns the rate, in (0, 1], at which the relative error of a similar window is `target`."""
         if not target > 0:
             raise InvalidInput("target", target, "a relative error above 0")
         if not math.isfinite(self.uncorrected_error) or self.size == 0:
@@ -82,14 +82,14 @@ def estimate_function(
     replicates: int = DEFAULT_REPLICATES,
     plan: bool = False,
 ) -> FunctionEstimate:
-    """Returns the value of `function` on rows sampled with probability `rate`, and its interval.
+    """Returns the value of `function` on rows that were sampled with probability `rate`, and the value's interval.
 
-    An exception of the function (third-party code) becomes an estimate with a `problem`, so that the other measures of
+    The function is third-party code. If it raises an exception, the estimate has a `problem`. So the other measures of
     the answer are not affected.
 
     Args:
         rows: float64 (n, columns). The function gets a copy, which it may modify.
-        plan: whether to compute `uncorrected_error` even if the rows are all rows of the window.
+        plan: whether to compute `uncorrected_error` even if `rows` contains all rows of the window.
     """
     check_confidence(confidence, "confidence", InvalidInput)
     run = _Evaluation(function, parameters, len(function.names(parameters, rows.shape[1])), rate, confidence)
@@ -109,10 +109,10 @@ def plan_rate(
     *,
     confidence: float = 0.95,
 ) -> float:
-    """Returns the rate, in (0, 1], at which a window like this one has a relative error of `target`.
+    """Returns the rate, in (0, 1], at which the relative error of a similar window is at most `target`.
 
     Errors are not exactly proportional to 1/√n, because ranks are whole numbers and small clusters disappear. So the
-    error is measured again on a sample of the planned size. This size grows until the error is within the target.
+    error is measured again on a sample of the planned size. The size is increased until the error is within the target.
 
     Args:
         rows: float64 (n, columns) in random order, so that a prefix is a random sample.
@@ -133,7 +133,7 @@ def plan_rate(
 
 
 def _known(error: float) -> float:
-    """Returns the error; infinity (unknown) for NaN."""
+    """Returns the error, or infinity if the error is NaN. Infinity means that the error is not known."""
     return math.inf if math.isnan(error) else float(error)
 
 

@@ -1,4 +1,4 @@
-"""The groups of a query with an accuracy: estimators are added and removed as groups appear and disappear.
+"""The groups of a query with an accuracy. Estimators are added when groups appear, and removed when groups disappear.
 
 A query without `group_by` has a single group of all records.
 """
@@ -24,20 +24,24 @@ from edgewater.synopses import BoolArray, IntArray
 ALL = ""
 """The key of the single group of a query without groups."""
 IDLE_LAGS, OVERFLOW_LAGS = 4, 2
-"""Two times, in longest lags: after the first time, a group without arrivals is removed. For the second time after
-there were too many groups, groups are not tracked."""
+"""Two times, in longest lags.
+
+A group is removed if it has had no arrivals for `IDLE_LAGS`. After there were too many groups, groups are not tracked
+for `OVERFLOW_LAGS`."""
 _NO_ROWS = np.zeros((0, 4), np.int64)
 
 
 class Groups:
-    """The estimators of all groups, at most `MAX_GROUPS`. If there are more groups, all are removed for some time.
+    """The estimators of all groups, at most `MAX_GROUPS`. If there are more groups, all estimators are removed for some
+    time.
 
     Args:
         new_trigger: makes a trigger of the query with the given number of sources.
 
     Attributes:
-        overflow_until: the slot up to which groups are not tracked; None: they are tracked.
-        lost_sample: edges were sampling when there were too many groups, so the arrived records are not all records.
+        overflow_until: the slot up to which groups are not tracked; None if they are tracked.
+        lost_sample: whether edges sampled while there were too many groups, so that the arrived records are not all
+            records.
     """
 
     def __init__(
@@ -59,13 +63,15 @@ class Groups:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether some event was counted but not processed."""
+        """Whether the edges counted an event without processing the event."""
         return any(group.counts.is_sampled for group in self)
 
     # Changes
 
     def begin(self, slot: int, sources: int) -> None:
-        """Starts all groups anew at `slot`. The lags of earlier events are not known, but their counts are known."""
+        """Starts all groups anew at `slot`. The counts of earlier events stay known, but the lags of these events do
+        not.
+        """
         counts = {key: g.counts for key, g in self._groups.items() if not g.counts.is_empty}
         self.clear()
         for key in counts if self._accuracy.scope is not None else [ALL]:
@@ -75,7 +81,7 @@ class Groups:
     def inherit(
         self, source: int, sums: NDArray[np.float32], slots: int, late: float = 0.0, uneven: float = 0.0
     ) -> None:
-        """Sets the delays of a source that another query has observed, for a query without groups.
+        """Sets the delays of a source that another query has observed. Only for a query without groups.
 
         For the arguments see `ArrivalTriangle.inherit` and `StragglerModel.inherit`.
         """
@@ -84,7 +90,7 @@ class Groups:
         trigger.model.inherit(late, uneven)
 
     def undeclare(self) -> None:
-        """Withdraws the declared delays: from now on, any lag can occur."""
+        """Withdraws the declared delays. From now on, every lag of the grid can occur."""
         for group in self:
             group.trigger.triangle.horizon = self._schedule.grid.lags
         self._batched = None
@@ -100,12 +106,12 @@ class Groups:
         reporting: BoolArray,
         since: IntArray,
     ) -> IntArray:
-        """Adds an edge's statistics of a sub-stream to the counts; adds new groups.
+        """Adds an edge's statistics of a sub-stream to the counts, and adds new groups.
 
         Args:
             slot: the center's current slot.
             reporting: mask of the sources that have reported up to `slot`.
-            since: number of slots for which each source has been observed.
+            since: per source, the slot from which the source has been observed.
 
         Returns:
             The arrivals as (slot, lag, count, group number).
@@ -134,10 +140,10 @@ class Groups:
     def add_counts(
         self, edge: str, statistics: SubstreamStatistics | GroupedSubstream, new: tuple[int, int] | None = None
     ) -> None:
-        """Adds an edge's statistics of a sub-stream to the counts only, not to the arrivals by lag.
+        """Adds an edge's statistics of a sub-stream to the counts, but not to the arrivals by lag.
 
         Args:
-            new: slot and number of sources with which to add new groups; None: new groups are ignored.
+            new: slot and number of sources for new groups; None if new groups are ignored.
         """
         if isinstance(statistics, SubstreamStatistics):
             if ALL in self._groups:
@@ -168,14 +174,19 @@ class Groups:
             each.advance(slot, target, rows[begin:end], reporting)
 
     def catch_up(self, source: int, rows: IntArray, slot: int) -> None:
-        """Adds the arrivals of a source that was silent, as (slot, lag, count, group number)."""
+        """Adds the arrivals of one source during its silence. Called when the source reports again.
+
+        Args:
+            rows: arrivals as (slot, lag, count, group number).
+            slot: the center's current slot.
+        """
         rows, index = self._locate(rows, 3, slot)
         batch, rows[:, 3] = np.divmod(index, BATCH_SIZE)
         for i, each in enumerate(self._batches()):
             each.catch_up(source, rows[batch == i])
 
     def remap_sources(self, rows: Sequence[int | None]) -> None:
-        """Changes the sources (`SourceRemap`)."""
+        """Changes the sources of all groups. `rows` is an argument of `SourceRemap`."""
         if not self._groups:
             return
         remap = SourceRemap(next(iter(self)).trigger.triangle.sources, rows, self._new_trigger)
@@ -184,7 +195,7 @@ class Groups:
         self._batched = None
 
     def learn(self, start_ms: int, edges: Sequence[str], predictions: Sequence[GroupPrediction]) -> None:
-        """Learns from an answered window."""
+        """Updates the triggers from an answered window."""
         by_key = {p.key: p for p in predictions}
         for batch in self._batches():
             batch.learn(start_ms, edges, by_key)
@@ -194,7 +205,9 @@ class Groups:
             group.counts.forget_before(start_ms)
 
     def idle(self, slot: int) -> list[str]:
-        """Returns the groups without recent arrivals and without records in any window that may still change."""
+        """Returns the keys of the groups without recent arrivals and without records in a window that may
+        still change.
+        """
         if self._accuracy.scope is None:
             return []
         before = slot - IDLE_LAGS * self._schedule.grid.lags
@@ -209,7 +222,9 @@ class Groups:
     def including(
         self, reports: Iterable[tuple[str, SubstreamStatistics | GroupedSubstream]], slot: int, sources: int
     ) -> Iterator[None]:
-        """Adds the reports to the counts for the duration of a `with` block. Adds new groups that the reports name."""
+        """Adds reports to the counts for the duration of a `with` block. New groups in the reports are added for that
+        time, too.
+        """
         reports = list(reports)
         if not reports:
             yield
@@ -232,7 +247,7 @@ class Groups:
     def evaluate(
         self, start_ms: int, edges: Sequence[str], *, complete: bool = False, widening: float = 1.0
     ) -> list[BatchEvaluation]:
-        """Evaluates a window for all groups; see `GroupBatch.evaluate`."""
+        """Evaluates a window for all groups, in batches; see `GroupBatch.evaluate`."""
         batches = self._batches()
         evaluations = [b.evaluate(start_ms, edges, complete=complete, widening=widening) for b in batches]
         eligible = sum(int(e.eligible.sum()) for e in evaluations)
@@ -249,9 +264,10 @@ class Groups:
         """Decides whether a window can be answered.
 
         Returns:
-            The evaluations of all groups. By key of the groups with an interval, the reason why the group is answered
-            although the accuracy is not met; empty: the accuracy is met. And the slot until which the window waits. If
-            there is such a slot, evaluations and reasons are not complete.
+            Three values. The first is the evaluations of all groups. The second is, per key of a group with an
+            interval, the reason why the group is answered although its accuracy is not met; the reason is empty if the
+            accuracy is met. The third is the slot until which the window waits, or None. If the window waits, the
+            evaluations and reasons are incomplete.
         """
         reasons: dict[str, str] = {}
         evaluations: list[BatchEvaluation] = []
@@ -264,11 +280,11 @@ class Groups:
         return evaluations, reasons, None
 
     def true_values(self, start_ms: int, edges: Sequence[str]) -> dict[str, float | None]:
-        """Returns `arrival_counts.true_values` by key."""
+        """Returns `arrival_counts.true_values` by group key."""
         return dict(zip(self._groups, true_values([g.counts for g in self], start_ms, edges), strict=True))
 
     def arrived(self, start_ms: int, edges: Sequence[str]) -> dict[str, float]:
-        """Returns the number of the window's arrived records by key."""
+        """Returns, by group key, the number of the window's records that have arrived."""
         if not self._groups:
             return {}
         sample = window_sample([g.counts for g in self], start_ms, edges)
@@ -282,7 +298,7 @@ class Groups:
         return [edges[i] for i in np.flatnonzero((sample.count < sample.arrived).any(axis=1)).tolist()]
 
     def from_other_edges(self, start_ms: int, edges: Sequence[str]) -> tuple[bool, bool]:
-        """Returns whether other edges than these have records in the window, and whether those records are a sample."""
+        """Returns whether edges that are not in `edges` have records in the window, and whether these edges sampled."""
         others = {edge for group in self for edge in group.counts.edges(start_ms)}.difference(edges)
         if not others:
             return False, False
@@ -290,10 +306,10 @@ class Groups:
         return bool(sample.arrived.any()), bool((sample.count < sample.arrived).any())
 
     def rates(self, eligible: set[str]) -> list[float] | None:
-        """Returns the sampling rate of each source for the next window; None: all records are needed.
+        """Returns the sampling rate of each source for the next window, or None if all records are needed.
 
-        A source's rate is the largest rate that any group needs, because edges draw one sample for all groups. All
-        records are needed as long as a group has no interval.
+        A source's rate is the largest rate that any group needs, because an edge draws one sample for all groups. All
+        records are needed while some group has no interval.
 
         Args:
             eligible: keys of the groups that had an interval in the last answer.
@@ -309,14 +325,14 @@ class Groups:
     # Snapshots
 
     def to_state(self) -> dict[str, Any]:
-        """Returns JSON."""
+        """Returns the state as JSON."""
         return {
             "groups": [g.to_state() for g in self], "next_number": self._next_number,
             "overflow_until": self.overflow_until, "lost_sample": self.lost_sample,
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores `to_state`; damaged JSON or bytes raise any exception."""
+        """Sets the state from the result of `to_state`. Damaged JSON or bytes may raise any exception."""
         arguments = (self._new_trigger, self._accuracy, self._schedule)
         groups = [GroupEstimator.from_state(g, *arguments) for g in state["groups"]]
         self._groups, self._batched = {g.key: g for g in groups}, None
@@ -324,7 +340,11 @@ class Groups:
         self.lost_sample = state["lost_sample"]
 
     def _add(self, key: str, slot: int, reporting: BoolArray, since: IntArray | None = None) -> GroupEstimator:
-        """Adds a group that had no records before the current sub-stream, at sources observed `since` some slots."""
+        """Adds a group that had no records before the current sub-stream.
+
+        Args:
+            since: per source, the slot from which the source has been observed; None if this is not limited.
+        """
         slots, lags = self._schedule.grid.substream_slots, self._schedule.grid.lags
         first_slot, sources = slot // slots * slots, len(reporting)
         arguments = (self._new_trigger, self._accuracy, self._schedule)
@@ -344,7 +364,7 @@ class Groups:
         self.overflow_until = slot + OVERFLOW_LAGS * self._schedule.grid.lags + self._schedule.window_slots
 
     def _batches(self) -> list[GroupBatch]:
-        """Returns all groups, in the order in which they were added."""
+        """Returns batches of all groups, in the order in which the groups were added."""
         if self._batched is None:
             groups = list(self)
             parts = [groups[i : i + BATCH_SIZE] for i in range(0, len(groups), BATCH_SIZE)]
@@ -352,15 +372,18 @@ class Groups:
         return self._batched
 
     def _evaluate_lazily(self, start_ms: int, edges: Sequence[str], widening: float) -> Iterator[BatchEvaluation]:
-        if self._accuracy.scope == "all":  # the confidence of each group depends on the number of all
+        if self._accuracy.scope == "all":  # the confidence of each group depends on the number of groups
             yield from self.evaluate(start_ms, edges, widening=widening)
         else:
             yield from (b.evaluate(start_ms, edges, widening=widening) for b in self._batches())
 
     def _keys(self, statistics: GroupedSubstream) -> list[str]:
-        """Returns the keys of the groups in the table. They are cached: reports repeat them, and encoding is slow."""
+        """Returns the keys of the groups in the table. The keys are cached, because reports repeat them and encoding is
+        slow.
+        """
         rows = list(zip(*(k.to_pylist() for k in statistics.keys), strict=True))
-        if any(pa.types.is_floating(k.type) for k in statistics.keys):  # 0.0 and -0.0 are equal, but two groups
+        # The cache is not used for floats: 0.0 and -0.0 are equal, but they are two groups.
+        if any(pa.types.is_floating(k.type) for k in statistics.keys):
             return [group_key(row) for row in rows]
         if len(self._key_cache) > 4 * MAX_GROUPS:
             self._key_cache = {}
@@ -370,10 +393,13 @@ class Groups:
         return [self._key_cache[row] for row in rows]
 
     def _locate(self, rows: IntArray, column: int, slot: int) -> tuple[IntArray, IntArray]:
-        """Finds the groups of arrivals by their number, and sets their last report slot.
+        """Finds the group of each arrival by the group number, and sets the last report slot of the groups.
+
+        Args:
+            column: the column of `rows` that has the group number.
 
         Returns:
-            The rows of known groups, and the index of each row's group in the order of all.
+            The rows of known groups, and for each row the index of its group in the order of all groups.
         """
         groups = list(self)
         if not groups:

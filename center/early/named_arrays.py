@@ -1,7 +1,7 @@
 """Snapshots as bytes: named arrays and a few numbers in the byte format of synopses.
 
-Magic, checksum and narrow integers come from `edgewater.synopses.encoding.codec`. Arrays are restored exactly, so a
-restored object behaves as if it had never stopped.
+Magic number, checksum and narrow integers come from `edgewater.synopses.encoding.codec`. Arrays are restored exactly,
+so a restored object returns the same results as the object before the snapshot.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Arrays = dict[str, Any]
 
 
 class ArrayState:
-    """Base of estimators whose whole state is a fixed set of arrays, with shapes given by the constructor.
+    """Base class of estimators whose state is a fixed set of arrays. The constructor sets the shapes of the arrays.
 
-    Subclasses list the attributes in `STATE`.
+    Subclasses list the names of these attributes in `STATE`.
     """
 
     STATE: ClassVar[tuple[str, ...]]
@@ -48,28 +48,38 @@ class ArrayState:
 
 
 def pack(kind: str, numbers: Mapping[str, Any], arrays: Arrays) -> bytes:
-    """Serialises numbers (values that JSON represents exactly, no NaN) and arrays of bool, integers or floats."""
+    """Serialises numbers and arrays.
+
+    Args:
+        numbers: values that JSON represents exactly; NaN is not allowed.
+        arrays: arrays of bool, integers or floats.
+    """
     message = codec.header(kind, VERSION, {"numbers": dict(numbers), "names": list(arrays)})
     message.arrays.extend(codec.encode(np.asarray(a)) for a in arrays.values())
     return codec.seal(message)
 
 
 def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], Arrays]:
-    """Returns the numbers and arrays that `pack` wrote. Raises CorruptSynopsis or UnsupportedVersion."""
+    """Returns the numbers and arrays from the bytes that `pack` returned.
+
+    Raises:
+        CorruptSynopsis: the bytes cannot be read.
+        UnsupportedVersion: the bytes have a format version that is not supported.
+    """
     message = codec.unseal(state)
     parameters = codec.open_message(message, kind, VERSION, len(message.arrays))
     names, numbers = parameters.get("names"), parameters.get("numbers")
     if not isinstance(names, list) or not isinstance(numbers, dict) or len(names) != len(message.arrays):
         raise CorruptSynopsis(f"{kind} state names {names!r} for {len(message.arrays)} arrays")
-    # A copy: parameters are parsed once for equal messages.
+    # Returns a copy, because equal messages share the parsed parameters.
     return dict(numbers), {str(n): codec.decode(a) for n, a in zip(names, message.arrays, strict=True)}
 
 
 def with_prefix(prefix: str, arrays: Arrays) -> Arrays:
-    """Returns the arrays under names that begin with the prefix."""
+    """Returns the arrays with `prefix` and a dot before each name."""
     return {f"{prefix}.{name}": value for name, value in arrays.items()}
 
 
 def without_prefix(prefix: str, arrays: Arrays) -> Arrays:
-    """Returns the arrays whose names begin with the prefix, under their names without it."""
+    """Returns the arrays whose names begin with `prefix` and a dot. The prefix is removed from the names."""
     return {name.removeprefix(f"{prefix}."): a for name, a in arrays.items() if name.startswith(f"{prefix}.")}

@@ -1,9 +1,10 @@
-"""`ObservedArrivals`: the reports of the edges of one query, and the time up to which they have reported.
+"""`ObservedArrivals` stores the reports of the edges of one query, and the time up to which the edges have reported.
 
 Edges report arrivals up to *report slots* (`edgewater.arrivals.ReportSchedule`). Time advances from report slot to
-report slot: to the last slot that all edges have reported, except for silent edges. So the counts of all edges are from
-the same moment. An edge that has not reported for `silence_timeout_ms` is silent. Its state then stops, and the trigger
-expects it to go on at its usual rate. When the edge reports again, its state catches up.
+report slot. The next time is the last slot that all edges have reported, except for silent edges. So the counts of all
+edges are from the same moment. An edge is silent if it has not reported for `silence_timeout_ms`. The state of a silent
+edge does not advance, and the trigger expects the edge to send at its usual rate. When the edge reports again, its
+state catches up.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from edgewater.synopses import IntArray
 from edgewater.wire import SamplingReason
 
 SILENCE_TIMEOUT_MS = 1_000
-"""Wall time, besides a sub-stream of event time, after which an edge that has not reported is silent."""
+"""Wall time without a report, in addition to the event time of one sub-stream, after which an edge is silent."""
 MAX_SILENCE_LAGS, MAX_LEAP_LAGS = 8, 16
-"""Two times, in longest lags: the silence after which an edge starts anew, and the leap of time after which the query
-starts anew."""
+"""Two times, in longest lags.
+
+An edge starts anew after a silence of more than `MAX_SILENCE_LAGS`. The query starts anew after a leap of time of more
+than `MAX_LEAP_LAGS`."""
 
 _UNKNOWN_SLOT = -(1 << 62)
 
 Inherited = Sequence[Any]
-"""`Delays` as JSON, with the sums as base64."""
+"""`Delays` as JSON; `sums` is base64."""
 
 
 class Delays(NamedTuple):
@@ -42,8 +45,8 @@ class Delays(NamedTuple):
 
     Attributes:
         slots: number of slots for which the delays have been observed.
-        sums: `ArrivalTriangle.sums` of the edge, float32 [arrivals or at risk, memory, lag].
-        late, uneven: sums of the `StragglerModel` over all edges.
+        sums: the edge's part of `ArrivalTriangle.sums`, float32 [arrivals or at risk, memory, lag].
+        late, uneven: `StragglerModel.late` and `StragglerModel.uneven`, which are sums over all edges.
     """
 
     slots: int
@@ -52,13 +55,19 @@ class Delays(NamedTuple):
     uneven: float
 
     def to_list(self) -> list[Any]:
-        """Returns `Inherited`."""
+        """Returns the delays as JSON of type `Inherited`."""
         return [self.slots, *to_base64([self.sums.tobytes()]), self.late, self.uneven]
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeReport:
-    """Arrivals up to a report slot, from one frame of an edge. `unread`: the edge may have unread input."""
+    """Arrivals up to a report slot, from one frame of an edge.
+
+    Attributes:
+        slot: the report slot.
+        substreams: statistics of the arrivals, one per sub-stream.
+        unread: whether the edge may have unread input.
+    """
 
     slot: int
     substreams: list[SubstreamStatistics | GroupedSubstream]
@@ -71,13 +80,13 @@ class _Edge:
 
     Attributes:
         reports: reports that are not applied yet.
-        future: (slot, lag, count, group number) of applied arrivals in slots that are still to come.
+        future: applied arrivals in slots after the current slot, as (slot, lag, count, group number).
         known_from: lags are known for events born in this slot or later.
-        silent_slots: slots since its last report.
-        applied: its last applied report slot; None: no report has been applied.
-        unread: the edge may have had unread input at its last applied report.
+        silent_slots: slots since the edge's last report; 0 if the edge is not silent.
+        applied: the last applied report slot; None if no report has been applied.
+        unread: whether the edge may have had unread input at its last applied report.
         checked_from: events born before this slot may have waited for the edge. Declared delays do not apply to them.
-        gap: slots between its last two reports; 0: it has not sent two reports.
+        gap: slots between the edge's last two reports; 0 before the second report.
     """
 
     reports: list[EdgeReport] = field(default_factory=list)
@@ -98,7 +107,7 @@ class _Edge:
         """Adds a report.
 
         Args:
-            resumed: the report ends a silence that is unusual for the edge.
+            resumed: whether the report ends a silence that is unusually long for the edge.
         """
         had_unread = self.reports[-1].unread if self.reports else self.unread
         if report.unread or resumed or had_unread:
@@ -108,7 +117,7 @@ class _Edge:
         self.reports.append(report)
 
     def take_reports(self, target: int) -> list[EdgeReport]:
-        """Takes the reports up to a slot, to apply them."""
+        """Removes and returns the reports up to the slot `target`."""
         applied = [r for r in self.reports if r.slot <= target]
         self.reports = [r for r in self.reports if r.slot > target]
         if applied:
@@ -116,7 +125,7 @@ class _Edge:
         return applied
 
     def to_list(self) -> list[Any]:
-        """Returns JSON."""
+        """Returns the state as JSON."""
         reports = [[r.slot, to_base64(s.to_state() for s in r.substreams), r.unread] for r in self.reports]
         return [
             reports,
@@ -131,29 +140,31 @@ class _Edge:
 
 
 class ObservedArrivals:
-    """The reports of the edges of one query. Slots are the slots of the report schedule.
+    """Stores the reports of the edges of one query. All slots are slots of the report schedule.
 
     Args:
-        max_wait_slots: slots after a window's end at which it is answered at the latest; None: no limit.
-        speed: event ms per wall ms; it may be set when the stream's clock becomes known.
+        max_wait_slots: slots after a window's end at which the window is answered at the latest; None if there is no
+            limit.
+        speed: event ms per wall ms. It may be set when the speed of the stream's clock becomes known.
 
     Attributes:
         groups: the arrivals and the estimators by group.
         now_ms: event time that the query has reached.
         known_from: lags are known for events born in this slot or later.
         exceeding: by edge, the number of records that came later than the declared delays. After the first such record,
-            the declaration no longer counts.
-        inherited: by edge whose first report is not applied, its delays according to another query.
+            the declared delays no longer apply.
+        inherited: by edge, the delays that another query has observed. An edge is removed when its first report is
+            applied.
     """
 
-    # Attributes that are JSON themselves, for snapshots.
+    # Attributes whose values are JSON. A snapshot has them unchanged.
     _PLAIN = ("_slot", "_previous_slot", "known_from", "_counted_from", "_sampled_before", "now_ms")
 
     def __init__(self, accuracy: Accuracy, schedule: ReportSchedule, max_wait_slots: int | None, speed: float) -> None:
         self._accuracy, self._schedule, self._max_wait_slots = accuracy, schedule, max_wait_slots
         self.speed = speed
         self._edges: dict[str, _Edge] = {}
-        self._slot: int | None = None  # None: no time is known yet
+        self._slot: int | None = None  # None if no time is known yet
         self._previous_slot = 0
         self.known_from = 0
         self._counted_from = _UNKNOWN_SLOT  # events born from this slot on are counted
@@ -173,12 +184,12 @@ class ObservedArrivals:
 
     @property
     def edges(self) -> list[str]:
-        """The expected edges; an edge's index is the number of its source."""
+        """The expected edges. The index of an edge is the number of the edge's source."""
         return list(self._edges)
 
     @property
     def slot(self) -> int:
-        """The current slot: estimates use the arrivals before it."""
+        """The current slot. Estimates use the arrivals before this slot."""
         return self._slot if self._slot is not None else _UNKNOWN_SLOT
 
     @property
@@ -188,22 +199,22 @@ class ObservedArrivals:
 
     @property
     def unread(self) -> list[str]:
-        """The edges that may have unread input: their reports do not cover all arrivals."""
+        """The edges that may have unread input. The reports of these edges do not cover all arrivals."""
         return [name for name, edge in self._edges.items() if edge.unread]
 
     @property
     def silent(self) -> dict[str, int]:
-        """The edges that are silent, with the slots since their last reports."""
+        """By silent edge, the slots since the edge's last report."""
         return {name: edge.silent_slots for name, edge in self._edges.items() if edge.silent_slots}
 
     @property
     def never_reported(self) -> list[str]:
-        """The edges whose first report is not applied."""
+        """The edges without an applied report."""
         return [name for name, edge in self._edges.items() if edge.applied is None]
 
     @property
     def waits_for_readers(self) -> bool:
-        """Whether an edge that reports has unread input, so that more arrivals will be reported."""
+        """Whether an edge that is not silent has unread input, so that the edge will report more arrivals."""
         return any(edge.unread and not edge.silent_slots for edge in self._edges.values())
 
     @property
@@ -212,38 +223,42 @@ class ObservedArrivals:
         return self.groups.overflow_until is not None
 
     def has_observed(self, start_ms: int) -> bool:
-        """Whether the lags of all events of the window are known."""
+        """Returns whether the lags of all events of the window are known."""
         began = self._schedule.slot_at(start_ms)
         return self._slot is not None and not self.has_too_many_groups and began >= self.known_from
 
     def has_counted(self, start_ms: int) -> bool:
-        """Whether all events of the window are counted, with known lags or not."""
+        """Returns whether all events of the window are counted. Their lags may be unknown."""
         began = self._schedule.slot_at(start_ms)
         return self._slot is not None and not self.has_too_many_groups and began >= self._counted_from
 
     def has_ended(self, start_ms: int) -> bool:
-        """Whether the current slot is at or after the window's end."""
+        """Returns whether the current slot is at or after the window's end."""
         return self._schedule.slot_at(start_ms) + self._schedule.window_slots <= self.slot
 
     def has_reached(self, start_ms: int, offsets: Iterable[int]) -> bool:
-        """Whether the last advance has reached one of these numbers of slots after the window's end."""
+        """Returns whether the last advance reached one of `offsets`, which are numbers of slots after the
+        window's end.
+        """
         end = self._schedule.slot_at(start_ms) + self._schedule.window_slots
         return any(self._previous_slot < end + offset <= self.slot for offset in offsets)
 
     def has_unknown_sample(self, start_ms: int) -> bool:
-        """Whether an edge may have left out records by sampling without counting them, or a retired edge has
-        sampled."""
+        """Returns whether the number of records that sampling left out of the window may be unknown.
+
+        This is so if an edge may have sampled without counting the records, or if a retired edge has sampled.
+        """
         lost = self.groups.lost_sample or self._schedule.slot_at(start_ms) < self._sampled_before
         return lost or self.groups.from_other_edges(start_ms, self.edges)[1]
 
     def sampling_reasons(self, start_ms: int) -> dict[str, frozenset[SamplingReason]]:
-        """Returns, per edge that sampled the window, the reasons that it reported."""
+        """Returns, for each edge that sampled the window, the reasons that the edge reported."""
         began = self._schedule.slot_at(start_ms)
         sampled = self.groups.sampled_edges(start_ms, self.edges)
         return self._reasons.in_window(sampled, began, began + self._schedule.window_slots)
 
     def including_all_reports(self) -> AbstractContextManager[None]:
-        """Counts the reports that are not applied yet, too, for the duration of a `with` block."""
+        """Adds the reports that are not applied yet to the counts for the duration of a `with` block."""
         reports = (
             (name, statistics)
             for name, edge in self._edges.items()
@@ -253,7 +268,9 @@ class ObservedArrivals:
         return self.groups.including(reports, self.slot, len(self._edges))
 
     def delays(self) -> dict[str, Delays]:
-        """Returns the delays of edges that report now. A query with groups returns no delays."""
+        """Returns the delays of edges that are neither silent nor have unread input. The result is empty for a query
+        with groups.
+        """
         if self._accuracy.scope is not None or not len(self.groups):
             return {}
         trigger = next(iter(self.groups)).trigger
@@ -265,8 +282,7 @@ class ObservedArrivals:
         }
 
     def resumes(self, name: str, through_ms: int) -> bool:
-        """Whether a report ends a silence that is unusual for the edge. The edge may have been down and read
-        nothing."""
+        """Returns whether a report ends a silence that is unusually long for the edge. The edge may have been down."""
         edge = self._edges.get(name)
         if edge is None or not edge.gap:
             return False
@@ -288,7 +304,7 @@ class ObservedArrivals:
     # Changes
 
     def expect(self, edges: Sequence[str]) -> None:
-        """Sets the expected edges."""
+        """Sets the expected edges. The index of an edge becomes the number of its source."""
         before, old = self.edges, self._edges
         for name in [name for name in old if name not in edges]:
             for statistics in (s for report in old[name].reports for s in report.substreams):
@@ -303,15 +319,21 @@ class ObservedArrivals:
             self._remap_sources([before.index(name) if name in before else None for name in edges])
 
     def inherit(self, delays: Mapping[str, Inherited]) -> None:
-        """Sets the delays that apply to edges from their first reports on."""
+        """Sets the delays that another query has observed. The delays of an edge apply from the edge's first
+        report on.
+        """
         self.inherited = dict(delays)
 
     def add_report(
         self, edge: str, through_ms: int, substreams: Sequence[bytes], reason: int, unread: bool, resumed: bool = False
     ) -> None:
-        """Adds an edge's report; a report of an edge that is not expected is checked and ignored.
+        """Adds an edge's report. If the edge is not expected, the report is only checked.
 
         Args:
+            through_ms: event time up to which the edge reports arrivals.
+            substreams: statistics of the arrivals, one state per sub-stream.
+            reason: number of a `SamplingReason`.
+            unread: whether the edge may have unread input.
             resumed: the result of `resumes`.
         """
         report = EdgeReport(self._schedule.slot_at(through_ms), self._decode(substreams), unread)
@@ -324,10 +346,11 @@ class ObservedArrivals:
         """Advances to a slot.
 
         Args:
-            reporting: the edges that have reported up to it.
+            target: the slot.
+            reporting: the edges that have reported up to `target`.
 
         Returns:
-            Whether the query has started, or has started anew after a time about which nothing is known.
+            Whether the query has started, or has started anew after a leap of time.
         """
         begins = self._slot is None or target - self._slot > MAX_LEAP_LAGS * self._schedule.grid.lags
         if begins:
@@ -351,9 +374,9 @@ class ObservedArrivals:
         return begins
 
     def forget_before(self, start_ms: int) -> list[str]:
-        """Drops sub-streams that belong to final windows only, and returns the groups that may be removed.
+        """Drops sub-streams that only windows before `start_ms` need, and returns the groups that may be removed.
 
-        The change is not logged, because it follows from the ledger's state.
+        All these windows must be final. The change is not logged, because it follows from the ledger's state.
         """
         self.groups.forget_before(start_ms)
         self._reasons.forget_before(self._schedule.slot_at(start_ms))
@@ -361,7 +384,7 @@ class ObservedArrivals:
 
     def _begin(self, target: int) -> None:
         self._slot = self.known_from = self._substream_border(target)
-        # The model does not learn from lags of earlier arrivals, because other arrivals of that time are not known.
+        # The model does not learn from earlier arrivals, because some arrivals of that time are not known.
         for edge in self._edges.values():
             edge.known_from, edge.silent_slots, edge.applied = self.known_from, 0, None
         if self.has_too_many_groups:
@@ -369,7 +392,7 @@ class ObservedArrivals:
         self.groups.begin(self._slot, len(self._edges))
 
     def _observe_joining(self, joining: Sequence[str]) -> None:
-        """Observes edges from their first reports on, because it is not known when an edge began to count."""
+        """Starts to observe edges at their first reports, because it is not known when an edge began to count."""
         self._remap_sources([None if name in joining else i for i, name in enumerate(self._edges)])
         for i, name in enumerate(self._edges):
             if name in joining and name in self.inherited:
@@ -377,7 +400,11 @@ class ObservedArrivals:
                 self.groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots, late, uneven)
 
     def _remap_sources(self, rows: Sequence[int | None]) -> None:
-        """Renumbers the sources: source i gets the state of source `rows[i]`; None: it starts empty."""
+        """Renumbers the sources.
+
+        Args:
+            rows: per new source, the index of the old source whose state it gets; None if the new source starts empty.
+        """
         self.groups.remap_sources(rows)
         for edge, row in zip(self._edges.values(), rows, strict=True):
             if row is None:
@@ -397,16 +424,16 @@ class ObservedArrivals:
 
     @property
     def _declared_lags(self) -> int | None:
-        """The number of lags that the declared delays allow: a delay may begin and end anywhere within its slots."""
+        """The number of lags that the declared delays allow. A delay may begin and end anywhere within a slot."""
         delays_ms = self._accuracy.delays_ms
         return None if delays_ms is None else -(-delays_ms // self._schedule.grid.slot_ms) + 1
 
     def _check_delays(self, name: str, report: EdgeReport) -> None:
-        """Withdraws the declared delays if records have come later.
+        """Withdraws the declared delays if a record has arrived later than they allow.
 
-        The declaration does not apply to records that have waited for the edge. These records were born before the
-        edge's first report, before its first report after a silence, before a report with unread input, or before the
-        report after that.
+        The declared delays do not apply to records that have waited for the edge. Such records were born before one of
+        these reports: the edge's first report, its first report after a silence, a report with unread input, or the
+        next report after a report with unread input.
         """
         edge, allowed = self._edges[name], self._declared_lags
         if allowed is None or edge.applied is None:
@@ -435,15 +462,17 @@ class ObservedArrivals:
             self._sampled_before = self._counted_from
 
     def _substream_border(self, slot: int, *, up: bool = False) -> int:
-        """Returns the border of sub-streams at or before a slot; with `up`, at or after it."""
+        """Returns the last border of sub-streams at or before a slot. With `up`, returns the first border at or after
+        the slot.
+        """
         slots = self._schedule.grid.substream_slots
         return -(-slot // slots) * slots if up else slot // slots * slots
 
     def _arrivals(self, source: int, name: str, target: int) -> IntArray:
-        """Applies an edge's reports up to `target`; arrivals before the current slot catch up on its silence.
+        """Applies an edge's reports up to `target`. Arrivals before the current slot are added to the edge's silence.
 
         Returns:
-            (slot, source, lag, count, group number) of arrivals from the current slot to `target`.
+            The arrivals from the current slot to `target`, as (slot, source, lag, count, group number).
         """
         edge, slot, lags = self._edges[name], self.slot, self._schedule.grid.lags
         applied = edge.take_reports(target)
@@ -458,7 +487,7 @@ class ObservedArrivals:
         is_future = rows[:, 0] >= target
         edge.future = rows[is_future].tolist()
         rows = rows[~is_future]
-        if edge.applied is None:  # the slots before its first report are not silence, because the edge did not count
+        if edge.applied is None:  # slots before the first report are not silence, because the edge did not count then
             edge.silent_slots = 0
             rows = rows[:0]
         elif edge.silent_slots > MAX_SILENCE_LAGS * lags:
@@ -466,17 +495,18 @@ class ObservedArrivals:
             rows = rows[rows[:, 0] - rows[:, 1] >= slot]
         elif edge.silent_slots:
             self.groups.catch_up(source, rows[rows[:, 0] < slot], slot)
-            edge.silent_slots = 0  # so that groups that other edges report next take it as reporting
+            edge.silent_slots = 0  # new groups in the reports of other edges then treat this edge as reporting
             rows = rows[rows[:, 0] >= slot]
         edge.applied = target
-        # A lag beyond the longest was cut to it: the arrival is now, whatever slot that gives.
+        # A lag longer than the longest was reduced to the longest. The sum may then be an earlier slot than the current
+        # slot, in which the event has arrived.
         rows[:, 0] = np.maximum(rows[:, 0], slot)
         return np.insert(rows, 1, source, axis=1)
 
     # Snapshots
 
     def to_state(self) -> dict[str, Any]:
-        """Returns JSON of the whole state."""
+        """Returns the state as JSON."""
         return {
             **{name.strip("_"): getattr(self, name) for name in self._PLAIN},
             "edges": [[name, edge.to_list()] for name, edge in self._edges.items()],
@@ -487,7 +517,9 @@ class ObservedArrivals:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores `to_state` into a new object; damaged JSON or bytes raise any exception."""
+        """Sets the state of a new object from the result of `to_state`. Damaged JSON or bytes may raise any
+        exception.
+        """
         for name in self._PLAIN:
             setattr(self, name, state[name.strip("_")])
         self.exceeding = dict(state["exceeding"])
@@ -509,17 +541,17 @@ def next_report_slot(
     *,
     force: bool,
 ) -> tuple[int | None, list[str]]:
-    """Returns the slot to advance to (None: stay) and the edges that have reported up to it.
+    """Returns the slot to advance to, or None to stay, and the edges that have reported up to this slot.
 
-    It is the last slot that all edges have reported, except for silent edges. So the counts of all edges are from one
-    moment. If all edges are silent, time goes on without reports for one longest lag.
+    The slot is the last slot that all edges have reported, except for silent edges. So the counts of all edges are from
+    one moment. If all edges are silent, time advances without reports for one longest lag.
 
     Args:
-        reported: by edge, its last applied report slot and all later report slots.
-        silent_slots: by edge, the number of slots that it has missed.
-        current: the center's slot; None: it has not begun.
+        reported: by edge, the last applied report slot and all later report slots.
+        silent_slots: by edge, the number of slots that the edge has missed.
+        current: the center's slot; None if the query has not begun.
         timeout_ms: event time after which an edge that has not reported is silent.
-        force: do not wait for edges that have not reported the latest slot.
+        force: whether to go on without the edges that have not reported the latest slot.
     """
     # A slot further in the future comes from a wrong clock.
     limit = schedule.slot_at(now_ms + timeout_ms)
@@ -547,10 +579,10 @@ def next_report_slot(
 
 
 def to_base64(states: Iterable[bytes]) -> list[str]:
-    """Returns bytes as texts, for JSON."""
+    """Returns each state as base64 text, for JSON."""
     return [base64.b64encode(state).decode() for state in states]
 
 
 def from_base64(texts: Iterable[str]) -> list[bytes]:
-    """Reads what `to_base64` returns."""
+    """Returns the states from the result of `to_base64`."""
     return [base64.b64decode(text) for text in texts]

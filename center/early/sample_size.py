@@ -1,7 +1,7 @@
-"""Sample sizes by kind of measure (Aion, Sec. 3.2). All functions are elementwise on arrays.
+"""Sample sizes by kind of measure (Aion, Sec. 3.2). All functions work elementwise on arrays.
 
-Eq. 3 of the paper is misprinted: σ/√n belongs outside the root, r = z·√(1 - n/N)·(σ/√n)/μ, and Eq. 4 is the solution of
-that form. Confidence is 1 - δ. An infinite population N omits the finite population correction.
+Eq. 3 of the paper has a misprint: σ/√n belongs outside the root, r = z·√(1 - n/N)·(σ/√n)/μ. Eq. 4 is the solution of
+the correct form. Confidence is 1 - δ. If the population N is infinite, there is no finite population correction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from edgewater.synopses import FloatArray, normal_quantile
 
 
 def finite_population_size(size: Any, population: Any) -> FloatArray:
-    """Returns the size of a sample without replacement as precise as `size` draws with it: n₀/(1 + n₀/N), at most N."""
+    """Returns the size of a sample without replacement that is as precise as `size` draws with replacement.
+
+    The size is n₀/(1 + n₀/N), at most N.
+    """
     size, population = np.asarray(size, float), np.asarray(population, float)
     with np.errstate(divide="ignore", invalid="ignore"):
         corrected = np.where(population > 0, 1.0 / (1.0 / size + 1.0 / population), 0.0)
@@ -24,26 +27,27 @@ def finite_population_size(size: Any, population: Any) -> FloatArray:
 
 
 def mean_size(variation: Any, population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the values for a mean, or for a sum over a known number of events (Eq. 4, 5).
+    """Returns the number of values to sample for a mean, or for a sum over a known number of events (Eq. 4, 5).
 
     Args:
-        variation: σ/|μ| of the values. Infinite where the mean is zero: then the result is N.
-        population: N, events of the window.
+        variation: σ/|μ| of the values; infinite if the mean is zero. The result is then N.
+        population: N, the number of events of the window.
+        error: relative error.
     """
     z = normal_quantile(check_confidence(confidence, "confidence"))
     return finite_population_size((z * np.asarray(variation, float) / check_error(error, "error")) ** 2, population)
 
 
 def count_size(population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the events for a count that is estimated from the sample alone, as (sampled)/θ.
+    """Returns the number of events to sample for a count that is estimated as (sampled)/θ, from the sample alone.
 
-    Its relative variance is (1 - θ)/(θN). Edges count every event, so they need no sample for a count.
+    The relative variance of this estimate is (1 - θ)/(θN). Edges count every event, so they need no sample for a count.
     """
     return mean_size(1.0, population, error, confidence)
 
 
 def proportion_size(proportion: Any, population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the values for a proportion to an *absolute* error; the worst case is 1/2."""
+    """Returns the number of values to sample for a proportion with an *absolute* error. The worst case is 1/2."""
     p = np.asarray(proportion, float)
     if ((p < 0) | (p > 1)).any():
         raise InvalidQuery("proportion", proportion, "numbers from 0 to 1; 0.5 if nothing is known")
@@ -51,7 +55,10 @@ def proportion_size(proportion: Any, population: Any, error: float, confidence: 
 
 
 def variance_size(kurtosis: Any, population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the values for a variance to a relative error: Var(s²)/σ⁴ ≈ (κ - 1)/n; κ = 3 for normal values."""
+    """Returns the number of values to sample for a variance with a relative error.
+
+    The formula is Var(s²)/σ⁴ ≈ (κ - 1)/n, with κ = 3 for normal values.
+    """
     excess = np.asarray(kurtosis, float) - 1
     if (excess < 0).any():
         raise InvalidQuery("kurtosis", kurtosis, "fourth central moment / variance², at least 1")
@@ -59,20 +66,27 @@ def variance_size(kurtosis: Any, population: Any, error: float, confidence: floa
 
 
 def quantile_size(q: Any, population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the values for a quantile whose *rank* is within `error`: a proportion at q, for any distribution."""
+    """Returns the number of values to sample for a quantile whose *rank* is within `error`, for any distribution.
+
+    The number is the number for a proportion of q.
+    """
     return proportion_size(q, population, error, confidence)
 
 
 def all_quantiles_size(population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the values for all quantiles simultaneously, ranks within `error` (DKW inequality, Massart 1990)."""
+    """Returns the number of values to sample for all quantiles simultaneously, with all ranks within `error`.
+
+    The bound is the DKW inequality (Massart 1990).
+    """
     check_confidence(confidence, "confidence")
     return finite_population_size(np.log(2 / (1 - confidence)) / (2 * check_error(error, "error") ** 2), population)
 
 
 def extreme_size(population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the values such that the sample's maximum (minimum) is in the top (bottom) share `error` of all values.
+    """Returns the number of values to sample so that the sample's maximum is in the top share `error` of all values.
 
-    1 - (1 - ε)ⁿ ≥ confidence. Without assumptions about the tail, a sample does not bound the *value* of the maximum.
+    The same number is valid for the minimum and the bottom share: 1 - (1 - ε)ⁿ ≥ confidence. Without assumptions about
+    the tail, a sample does not bound the *value* of the maximum.
     """
     check_confidence(confidence, "confidence")
     size = np.ceil(np.log1p(-confidence) / np.log1p(-check_error(error, "error")))
@@ -84,13 +98,15 @@ def neyman_sizes(
 ) -> FloatArray:
     """Returns the fewest values per stratum such that quantile·sd(Σ N_h·mean_h) ≤ half_width.
 
-    n_h ∝ N_h σ_h (Neyman 1934). Strata that would need more values than are available are taken completely and the rest
-    is allocated again, so the result holds with the finite population corrections.
+    n_h ∝ N_h σ_h (Neyman 1934). If a stratum needs more values than are available, all its values are taken and the
+    rest is allocated again. So the result is correct with finite population corrections.
 
     Args:
         populations: N_h; may exceed the number of arrived events.
         deviations: σ_h of the values, float64 per stratum.
-        half_width: of the total, in the unit of the values; if it is not above 0, all available values are returned.
+        half_width: half-width for the total, in the unit of the values. If it is not above 0, all available values are
+            returned.
+        quantile: normal quantile of the confidence.
         available: number of available values per stratum.
     """
     if half_width <= 0:

@@ -1,10 +1,10 @@
-"""Decides when an edge samples and at which rate, and estimates its clock offset. Pure.
+"""Decides when an edge samples and at which rate, and estimates the edge's clock offset. This module has no I/O.
 
-Counts, sums and means cost less time than drawing a sample would save. So a query with an accuracy is not sampled while
+Counting, adding and averaging take less time than sampling would save. So a query with an accuracy is not sampled while
 edges and links keep up. An edge that does not keep up processes only the records that the accuracy needs. If the
-measure itself is expensive, the edge always processes only these records.
+measure is expensive, an edge always processes only these records.
 
-Edges report why they sampled, and an answer states it (`SamplingReasonHistory`).
+Edges report why they sampled, and an answer states the reasons (`SamplingReasonHistory`).
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from edgewater.wire import QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
 LINK_OVERLOADED_S, LINK_RELIEVED_S = 2.0, 0.5
-"""Seconds that the link needs for the backlog. A link is overloaded above the first bound, until it is below the second
-bound."""
+"""Seconds that the link needs to send the backlog. A link becomes overloaded above `LINK_OVERLOADED_S`, and stays
+overloaded until it is below `LINK_RELIEVED_S`."""
 BUSY_UTILIZATION, CALM_UTILIZATION = 0.9, 0.6
-"""Busy fraction of the processor's time. A processor is overloaded above the first bound, until it is below the second
-bound."""
+"""Busy fraction of the processor's time. A processor becomes overloaded above `BUSY_UTILIZATION`, and stays overloaded
+until it is below `CALM_UTILIZATION`."""
 AGREEING_HEARTBEATS = 3
-"""Consecutive heartbeats that must agree before the state changes."""
+"""Consecutive heartbeats on one side of the bound after which the state of the processor changes."""
 RELAPSE_HEARTBEATS = 30
-"""If an overload follows within this number of heartbeats after a relief, sampling was the cause of the relief."""
+"""Number of heartbeats after a relief. If an overload follows within this number, sampling was the cause of the
+relief."""
 MAX_AGREEING_HEARTBEATS = AGREEING_HEARTBEATS << 6
 RATE_MARGIN = 1.1
-"""Factor over the planned rate: records that were not processed cannot be added afterwards. Measured in
-`docs/decisions/0008-intervals-from-samples.md`."""
+"""Factor by which the planned rate is increased, because records that were not processed cannot be added afterwards.
+The factor was measured in `docs/decisions/0008-intervals-from-samples.md`."""
 RATES_EVERY_MS = 5_000
 """The least time between two writes of needed rates to the catalog."""
 MIN_RATE_CHANGE = 0.1
 """Relative change of a rate below which no new message is sent."""
 CLOCK_OFFSET_NOISE_MS = 20.0
-"""The offset that a session may measure between equal clocks on a busy link. Smaller offsets count as 0."""
+"""The offset in ms that a session may measure between equal clocks on a busy link. Smaller offsets count as 0."""
 OFFSET_HEARTBEATS = 5
 
 MAX_SPANS = 64
-"""The most spans per edge. A reason may change with each heartbeat, and a window spans many heartbeats."""
+"""The most spans per edge. The reason may change with each heartbeat, and a window contains many heartbeats."""
 MAX_NAMED_EDGES = 3
 """The most edges that a phrase names."""
 UNREPORTED = "an edge or its link cannot keep up"
@@ -53,11 +54,11 @@ UNREPORTED = "an edge or its link cannot keep up"
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequirement:
-    """The processing rate that a query with an accuracy needs of one edge.
+    """The sampling rate that a query with an accuracy needs on one edge.
 
     Attributes:
         needed_rate: the least fraction of the edge's records that must be processed, in (0, 1].
-        always: the measure is expensive: the edge processes no more than needed even if it keeps up.
+        always: whether the measure is expensive, so that the edge samples even if it keeps up.
     """
 
     query: QueryRef
@@ -66,10 +67,13 @@ class SamplingRequirement:
 
 
 def needed_rate(spec: QuerySpec, planned: float) -> float:
-    """Returns the rate below which the accuracy would be missed, from the rate that the early trigger plans.
+    """Returns the rate below which the accuracy would not be met.
 
-    The rate is 1 if a sample would distort other measures of the answer, or would save nothing: a count needs every
-    record.
+    The rate is 1 if a sample would distort other measures of the answer, or would save nothing. A sample saves nothing
+    for a count, because a count needs every record.
+
+    Args:
+        planned: the rate that the early trigger plans.
     """
     if spec.accuracy is None or spec.accuracy.kind in COUNTS or len(spec.measures) > 1:
         return 1.0
@@ -77,15 +81,19 @@ def needed_rate(spec: QuerySpec, planned: float) -> float:
 
 
 def is_expensive(spec: QuerySpec) -> bool:
-    """Whether a sample saves time even if edges and links keep up, because the measure of the accuracy is expensive."""
+    """Returns whether sampling saves time even if edges and links keep up.
+
+    This is so if the measure of the accuracy is expensive.
+    """
     return spec.accuracy is not None and any(m.is_expensive for m in spec.measures if m.name == spec.accuracy.measure)
 
 
 class ProcessorLoadDetector:
     """Detects from heartbeats whether an edge's processor keeps up.
 
-    Sampling itself lowers the utilization. So if a relief does not last, the next relief needs twice as many calm
-    heartbeats. An edge that stays overloaded is then tried without sampling only once in some minutes.
+    A relief is the end of an overload. Sampling lowers the utilization, so a relief may be only an effect of sampling.
+    If a relief does not last, the next relief needs twice as many calm heartbeats. So an edge that is overloaded for
+    long processes all records only once in some minutes.
     """
 
     def __init__(self) -> None:
@@ -98,7 +106,7 @@ class ProcessorLoadDetector:
         """Updates the state.
 
         Args:
-            utilization: busy fraction of the time since the last heartbeat; 0: the edge does not report it.
+            utilization: busy fraction of the time since the last heartbeat; 0 if the edge does not report it.
         """
         if self._since_relief is not None:
             self._since_relief += 1
@@ -131,7 +139,17 @@ class EdgeSamplingController:
         requirements: tuple[SamplingRequirement, ...],
         utilization: float = 0.0,
     ) -> list[pb.Sampling]:
-        """Returns the sampling messages that differ from the last ones; a query's first message is always returned."""
+        """Returns the sampling messages that differ from the last messages. The first message of a query is always
+        returned.
+
+        Args:
+            backlog_bytes: bytes that the edge has not sent yet.
+            bandwidth_bytes_s: bandwidth of the edge's link in bytes per second.
+            clock_offset_ms: the measured offset of the edge's clock in ms.
+            requirements: the rates that the queries need on this edge.
+            utilization: busy fraction of the processor's time since the last heartbeat; 0 if the edge does not report
+                it.
+        """
         behind_s = backlog_bytes / max(bandwidth_bytes_s, 1.0)
         self._link_overloaded = behind_s > (LINK_RELIEVED_S if self._link_overloaded else LINK_OVERLOADED_S)
         self._processor.on_heartbeat(utilization)
@@ -177,21 +195,25 @@ def _differs(sent: tuple[float, float], rate: float, offset_ms: float) -> bool:
 
 
 def rates_differ(stored: Mapping[EdgeId, float], now: Mapping[EdgeId, float]) -> bool:
-    """Whether needed rates have changed enough to be stored again."""
+    """Returns whether needed rates have changed so much that they should be stored again."""
     return stored.keys() != now.keys() or any(
         abs(now[e] - stored[e]) > MIN_RATE_CHANGE * max(stored[e], 0.01) for e in now
     )
 
 
 class SamplingReasonHistory:
-    """By edge, the reasons in its reports. Times are arrival slots, from one report to the next."""
+    """Stores the reasons for sampling that each edge reported. Times are arrival slots, from one report to the next."""
 
     def __init__(self) -> None:
         self._spans: dict[str, list[list[int]]] = {}  # [from, to, reason], ascending
         self._reported_through: dict[str, int] = {}
 
     def add(self, edge: str, through: int, reason: SamplingReason) -> None:
-        """Adds a report about the time up to slot `through`."""
+        """Adds an edge's report about the time since the edge's last report.
+
+        Args:
+            through: the slot up to which the edge reports.
+        """
         since = min(self._reported_through.get(edge, through), through)
         self._reported_through[edge] = max(self._reported_through.get(edge, through), through)
         if reason is SamplingReason.NONE:
@@ -204,8 +226,14 @@ class SamplingReasonHistory:
             del spans[:-MAX_SPANS]
 
     def in_window(self, edges: Iterable[str], began: int, ended: int) -> dict[str, frozenset[SamplingReason]]:
-        """Returns per edge the reasons reported during a window. If there are none, it returns the reasons reported
-        since its end (for late records)."""
+        """Returns per edge the reasons that the edge reported during a window.
+
+        If the edge reported no reason during the window, the result has the edge's reasons since the window's end.
+        These reasons concern late records.
+
+        Args:
+            began, ended: the first slot of the window and the first slot after the window.
+        """
         return {edge: self._of(edge, began, ended) for edge in edges}
 
     def _of(self, edge: str, began: int, ended: int) -> frozenset[SamplingReason]:
@@ -214,22 +242,22 @@ class SamplingReasonHistory:
         return frozenset(SamplingReason.from_number(reason) for _, _, reason in during or since)
 
     def forget_before(self, slot: int) -> None:
-        """Drops the reasons that only windows that begin before `slot` need."""
+        """Drops the reasons that are needed only for windows that begin before `slot`."""
         spans = {edge: [s for s in spans if s[1] > slot] for edge, spans in self._spans.items()}
         self._spans = {edge: later for edge, later in spans.items() if later}
 
     def keep(self, edges: Iterable[str]) -> None:
-        """Drops all edges but these."""
+        """Drops the reasons of all edges except `edges`."""
         named = set(edges)
         self._spans = {e: s for e, s in self._spans.items() if e in named}
         self._reported_through = {e: s for e, s in self._reported_through.items() if e in named}
 
     def to_state(self) -> dict[str, Any]:
-        """Returns the state as JSON types."""
+        """Returns the state as JSON."""
         return {"spans": self._spans, "reported_through": self._reported_through}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores `to_state`; damaged JSON raises any exception."""
+        """Sets the state from the result of `to_state`. Damaged JSON may raise any exception."""
         self._spans = {edge: [list(s) for s in spans] for edge, spans in state["spans"].items()}
         self._reported_through = dict(state["reported_through"])
 
@@ -238,7 +266,7 @@ def describe_reasons(reasons: Mapping[str, frozenset[SamplingReason]]) -> str:
     """Returns a phrase that says why an answer is sampled.
 
     Args:
-        reasons: by edge that sampled, its reasons; an empty set: the edge reported no reason.
+        reasons: the reasons of each edge that sampled. The set is empty if the edge reported no reason.
     """
     edges_of: dict[SamplingReason, list[str]] = {reason: [] for reason in SamplingReason}
     for edge, reported in sorted(reasons.items()):

@@ -1,9 +1,10 @@
-"""Estimates how many events of a window have not arrived yet, per source, and the error of this estimate.
+"""Estimates per source how many events of a window have not arrived yet, and the error of this estimate.
 
 The estimate is the number of arrived events divided by the probability of arrival (Horvitz and Thompson). The Aion
 paper predicts the size of a window from history instead. Then only 12–63 % of the intervals contain the true size if
-the event rate drifts. Slots too young to be estimated by themselves take the rate of the slots just before them, as far
-as neighbouring slots have been alike in the past (credibility; the Bornhuetter–Ferguson estimator is the limit).
+the event rate drifts. Some slots are too young for an estimate from their own events. They get the rate of the slots
+just before them, to the degree to which adjacent slots were similar in the past (credibility; the Bornhuetter–Ferguson
+estimator is the limit).
 """
 
 from __future__ import annotations
@@ -20,59 +21,65 @@ from center.early.triangle import LONG, SHORT, ArrivalTriangle
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 INFORMATIVE_SLOTS = 15.0
-"""The rate is estimated from as many slots as contain the arrivals of this many complete ones."""
+"""The rate is estimated from the youngest slots: as many slots as have the arrivals of this number of complete
+slots."""
 
 DISPERSION_SUBSTREAMS = 50.0
 USUAL_SUBSTREAMS = 20.0
 _NEIGHBOURS = 15
 PRIOR_SLOTS = 0.25
-"""Weight of the usual rate in complete slots: negligible, unless nothing else is known."""
+"""Weight of the usual rate, in complete slots. The weight is negligible if other slots are known."""
 
 MAX_RATE_CHANGE = 9.0
-"""Bound of a squared relative change of rate: a sub-stream counts as at most four times the usual. The usual rate is
-almost zero before a source's first event and in a long pause; the squared ratio to it would exceed all other variances
-by ten orders of magnitude for minutes, during which no window could be answered early."""
+"""Largest squared relative change of the rate. So a sub-stream counts as at most four times the usual rate.
+
+The usual rate is almost zero before a source's first event and in a long pause. Without this bound, the squared ratio
+to the usual rate would exceed all other variances by ten orders of magnitude for minutes. During these minutes, no
+window could be answered early."""
 
 MIN_EVENTS = 30
 SILENT_SUBSTREAMS = 5
-"""Sub-streams from which the variation of a silent source's rate is known; with fewer, the source is unknown. With four
-differences, Student's quantile at 98 % (3.7) is below `calibration.DEFAULT_FACTOR`."""
+"""The fewest sub-streams after which the variation of a silent source's rate is known. With fewer sub-streams, the
+source is unknown. With four differences, Student's quantile at 98 % (3.7) is below `calibration.DEFAULT_FACTOR`."""
 LATE_SHARE = 0.8
-"""Arrivals with a lag above this quantile of the delays are late. The clumps of late records do not show among all."""
+"""Arrivals whose lag is above this quantile of the delays are late. The clumps of late records would not be visible
+among all arrivals."""
 
 BLOCKS = 5
-"""Parts of a sub-stream whose late arrivals are compared. A reader that polls more often makes no clumps of them."""
+"""Blocks of a sub-stream whose late arrivals are compared. A reader that polls more often than once per block makes no
+clumps of late arrivals."""
 
 CLUMP_DECAY = math.exp(-1 / 50)
-"""Per sub-stream."""
+"""Decay of the sums of late arrivals per sub-stream."""
 
 LIKELY_CLUMPS = 0.04
-"""Expected clumps from which an interval of `calibration.DEFAULT_FACTOR` standard errors has to contain two. One is
-contained from a quarter of that on, 0.01: of such windows 1 % have one."""
+"""Expected number of clumps from which an interval of `calibration.DEFAULT_FACTOR` standard errors must contain two
+clumps. From a quarter of this number on (0.01), the interval contains one clump; 1 % of such windows have a clump."""
 
 LIKELY_PAUSE = 7.0
-"""Events that would have come in a pause at a source's mean rate. If a Poisson process expects more events than this,
-the probability that none comes is less than 0.001."""
+"""The number of events that a source's mean rate expects during a pause. If a Poisson process expects more events than
+this, the probability that no event comes is less than 0.001."""
 
 _MIN_SHARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """Events of a window that have not arrived yet; float64 (sources,) unless stated otherwise.
+    """The events of a window that have not arrived yet. Arrays are float64 (sources,) unless stated otherwise.
 
     Attributes:
-        arrived: events of the window so far.
-        expected: events still to arrive.
+        arrived: number of events of the window that have arrived.
+        expected: number of events that will still arrive.
         deviation: standard error of `expected` according to the model, before `calibration.py` scales it.
-        untested: the standard error with the clumps in which late records arrive. It is used while past errors do not
-            show the clumps yet.
-        by_lag: `expected` by the lag at which they will arrive, (sources, lags).
+        untested: standard error of `expected` including the clumps in which late records arrive. It is used until past
+            errors show the clumps.
+        by_lag: `expected` by the lag at which the events will arrive, (sources, lags).
         rate: events per slot at the window's end.
-        known: every source has been observed for longer than the longest lag that can occur, and, if it is silent,
-            for long enough to know how its rate varies. A source cannot have shown a lag longer than its age, whatever
-            the number of its events. (No arrivals yet is not "no events", and silence is not either.)
-        drift: standard errors by which the two memories disagree, over all sources.
+        known: whether every source has been observed for longer than the longest lag that can occur. A silent source
+            must also have been observed for long enough to know how its rate varies. However many events a source has,
+            it cannot have shown a lag longer than its age. (Neither missing arrivals nor silence mean that there are no
+            events.)
+        drift: standard errors by which the two memories differ, over all sources.
         alarm: standard errors by which delays or rates have changed, the maximum over sources.
     """
 
@@ -89,10 +96,10 @@ class Stragglers:
 
 @dataclass(frozen=True, slots=True)
 class StragglersByTrigger:
-    """`Stragglers` of several triggers: arrays over the sources of all triggers, in order.
+    """`Stragglers` of several triggers. Arrays are over the sources of all triggers, in the order of the triggers.
 
     Attributes:
-        known, drift, alarm: per trigger.
+        known, drift, alarm: one value per trigger.
     """
 
     arrived: FloatArray
@@ -118,21 +125,23 @@ _LATE = ("late", "uneven", "block", "last_block", "late_from")
 
 
 class StragglerModel(ArrayState):
-    """Predicts stragglers from a triangle. Its own state is how evenly the events of each source arrive.
+    """Predicts stragglers from a triangle. The model's state describes how evenly the events of each source arrive.
 
     Args:
-        triggers: number of triggers whose sources the triangle has, each with the same number of sources.
+        triggers: number of triggers whose sources the triangle has. Each trigger has the same number of sources.
 
     Attributes:
-        dispersion: variance of a slot's events around the mean of its neighbours, in units of that mean; 1: Poisson.
+        dispersion: variance of a slot's events around the mean of adjacent slots, in units of this mean; 1 for a
+            Poisson process.
         rate_variance: mean squared relative difference of a sub-stream's events from the usual number.
-        usual_rate: events per slot over about the last `USUAL_SUBSTREAMS`. A silent source is expected to go on at this
+        usual_rate: events per slot over about the last `USUAL_SUBSTREAMS`. A silent source is expected to send at this
             rate.
         weight: number of sub-streams from which the model has learned.
-        late, uneven: decayed sums per trigger over blocks, the `BLOCKS` of a sub-stream: late arrivals, and half of
-            the squared difference of their number from the number of the block before. It is 1 if they arrive one
-            by one (Poisson), and the size of a clump if they arrive in clumps.
-        block, last_block: late arrivals of the current block, and of the block before, per trigger.
+        late: number of late arrivals, as a decayed sum over blocks, per trigger. A sub-stream has `BLOCKS` blocks.
+        uneven: half of the squared difference between the late arrivals of two consecutive blocks, as a decayed sum,
+            per trigger. The ratio uneven/late is 1 if late events arrive one by one (Poisson). If they arrive in
+            clumps, the ratio is the size of a clump.
+        block, last_block: late arrivals of the current block and of the block before it, per trigger.
         late_from: the least lag of late arrivals, per source.
     """
 
@@ -153,7 +162,7 @@ class StragglerModel(ArrayState):
 
     @classmethod
     def join(cls, triangle: ArrivalTriangle, models: Sequence[StragglerModel]) -> StragglerModel:
-        """Joins models to one over the joined `triangle` (`ArrivalTriangle.join`).
+        """Joins models into one model over the joined `triangle` (`ArrivalTriangle.join`).
 
         The arrays of `models` become views of the result's arrays.
         """
@@ -169,23 +178,26 @@ class StragglerModel(ArrayState):
         return result
 
     def inherit(self, late: float, uneven: float) -> None:
-        """Takes the sums of late arrivals of another query of the same records; for one trigger, unless it has more."""
+        """Sets the sums of late arrivals of the first trigger to the sums of another query of the same records.
+
+        The sums stay as they are if the trigger has at least as many late arrivals as the other query.
+        """
         if late > self.late[0]:
             self.late[0], self.uneven[0] = late, uneven
 
     def restore(self, arrays: Arrays) -> None:
-        """Restores the result of `to_state`. It also accepts the older form, without late arrivals."""
+        """Sets the state from the result of `to_state`. The older form, without late arrivals, is also accepted."""
         super().restore({name: getattr(self, name) for name in _LATE} | arrays)
         self._is_late = None
 
     def on_slot(self, arrived: FloatArray, slot: int) -> None:
         """Learns the clumps in which late events arrive. Called after each slot, before `on_substream`.
 
-        Events that have arrived from a source while it was silent are left out.
+        Events that arrived while their source was silent are ignored.
 
         Args:
             arrived: events that arrived in the slot, [source, lag].
-            slot: number of slots before it, in phase with the sub-streams.
+            slot: number of slots before this slot, counted from an end of a sub-stream.
         """
         if self._is_late is None:
             self._is_late = (np.arange(self.triangle.grid.lags) >= self.late_from[:, None]).astype(np.float64)
@@ -200,7 +212,7 @@ class StragglerModel(ArrayState):
             self.block[:] = 0.0
 
     def on_substream(self) -> None:
-        """Learns how evenly events arrive; called at the end of each sub-stream."""
+        """Learns how evenly events arrive. Called at the end of each sub-stream."""
         triangle, slots = self.triangle, self.triangle.grid.substream_slots
         self.late *= CLUMP_DECAY
         self.uneven *= CLUMP_DECAY
@@ -216,7 +228,7 @@ class StragglerModel(ArrayState):
         at = np.maximum(mature, 0)[:, None] + np.arange(2 * slots + 2 * _NEIGHBOURS)
         count = np.take_along_axis(triangle.seen, at, axis=1)
         count = count / np.maximum(np.take_along_axis(share, at, axis=1), 0.5)
-        # A straggler is predicted from slots some distance before its own slot, so a slot is compared with these slots.
+        # Stragglers of a slot are predicted from slots some distance before it. So a slot is compared with such slots.
         sums = np.concatenate([np.zeros((len(count), 1)), np.cumsum(count, axis=1)], axis=1)
         half = _NEIGHBOURS // 2
         before = (sums[:, half + _NEIGHBOURS : half + _NEIGHBOURS + slots] - sums[:, half : half + slots]) / _NEIGHBOURS
@@ -234,21 +246,24 @@ class StragglerModel(ArrayState):
         self.weight += learn
 
     def predict(self, first_lag: int, slots: int, *, lags_wanted: bool = True) -> Stragglers:
-        """Returns the stragglers of a window of `slots` slots whose last slot is now `first_lag` slots old.
+        """Returns the stragglers of a window.
 
-        At the window's end `first_lag` is 0. Without `lags_wanted`, `by_lag` is empty.
+        Args:
+            first_lag: age in slots of the window's last slot; 0 at the window's end.
+            slots: number of slots of the window.
+            lags_wanted: whether to compute `by_lag`. If false, `by_lag` is empty.
         """
         return self.predict_each(first_lag, slots, lags_wanted=lags_wanted).of(0)
 
     def predict_each(self, first_lag: int, slots: int, *, lags_wanted: bool = True) -> StragglersByTrigger:
-        """Returns `predict` for each trigger."""
+        """Returns the result of `predict` for each trigger."""
         triangle = self.triangle
         first_lag = min(first_lag, triangle.grid.lags - 1)
         silent_slots = triangle.silent_slots
         shares, log_variances = triangle.distributions(), triangle.log_variances()
         if not silent_slots.any():
             return self._predict(first_lag, slots, triangle.seen, shares, log_variances, triangle.age, lags_wanted)
-        # The state of a silent source is `silent_slots` old: none of the later slots' events have arrived.
+        # The state of a silent source is `silent_slots` old, so no events of later slots have arrived.
         at = np.arange(triangle.grid.lags) - silent_slots[:, None]
         known, at = at >= 0, np.maximum(at, 0)
 
@@ -317,7 +332,7 @@ class StragglerModel(ArrayState):
         )
 
     def _rates(self, recent: _Recent) -> FloatArray:
-        """Returns the events per slot by [memory, source]. A silent source is expected to go on at its usual rate."""
+        """Returns the events per slot, [memory, source]. A silent source is expected to send at its usual rate."""
         learned, prior = self.weight > 0, self._prior_slots()
         rate = (recent.events + prior * self.usual_rate) / np.maximum(recent.complete_slots + prior, _MIN_SHARE)
         return np.asarray(np.where((self.triangle.silent_slots > 0) & learned, self.usual_rate, rate))
@@ -329,7 +344,7 @@ class StragglerModel(ArrayState):
     def _rate_noise(self, recent: _Recent) -> FloatArray:
         """Returns the relative variance of the rate of each source.
 
-        The usual rate was counted over many sub-streams; the young slots of a silent source were not counted at all.
+        The usual rate was counted over many sub-streams. The young slots of a silent source were not counted at all.
         """
         silent, prior = self.triangle.silent_slots > 0, self._prior_slots()
         usual_events = self.usual_rate * USUAL_SUBSTREAMS * self.triangle.grid.substream_slots
@@ -345,10 +360,11 @@ class StragglerModel(ArrayState):
         return np.asarray(known.reshape(self.triggers, -1).all(axis=1))
 
     def _shows_rate(self) -> BoolArray:
-        """Returns whether the arrivals of each source show its rate, [source].
+        """Returns whether the arrivals of each source show the source's rate, [source].
 
-        A new query that inherits delays is old enough for an interval at its first window's end. Between the first two
-        batches of a source the youngest slots seem to have no events then, and before the first one none has.
+        A new query that inherits delays is old enough for an interval when its first window ends. But the youngest
+        slots have no arrivals yet between the first two batches of a source. No slot has arrivals before the first
+        batch.
         """
         triangle, learnt = self.triangle, self.weight > 0
         if learnt.all():
@@ -358,10 +374,10 @@ class StragglerModel(ArrayState):
         return np.asarray(learnt | (arrived > 0) & (paused <= LIKELY_PAUSE))
 
     def _clump_variance(self, expected: FloatArray) -> FloatArray:
-        """Returns the variance of the number of stragglers because they arrive in clumps, [source].
+        """Returns the variance of the number of stragglers that is caused by clumps, [source].
 
-        The end of an outage releases all late records, of all sources, at once. The standard deviation of a rare clump
-        does not contain it, so the variance is (size/2)² while one is likely.
+        The end of an outage releases all late records of all sources at once. The standard deviation of a rare clump is
+        smaller than the clump. So the variance is (size/2)² while a clump is likely.
         """
         sources = len(expected) // self.triggers
         size = np.where(self.late > MIN_EVENTS, self.uneven / np.maximum(self.late, 1.0), 0.0)
@@ -369,13 +385,14 @@ class StragglerModel(ArrayState):
         return np.asarray(np.repeat(likely * size / (4 * sources), sources))
 
     def _batched_rate(self, rate: FloatArray) -> FloatArray:
-        """Returns the events per slot that arrive in batches, because a reader polls, [source].
+        """Returns the events per slot that arrive in batches because a reader polls, [source].
 
-        Between two batches all events are missing, whatever their age: as many as are born in the pause. The pause of a
-        Poisson process says nothing. The excess of the mean pause over the pause of such a process tells them apart.
+        Between two batches, all events that are born in the pause are missing, whatever their age. Batches are detected
+        by how much the mean pause exceeds the mean pause of a Poisson process. The pause of a Poisson process gives no
+        information about missing events.
         """
         triangle = self.triangle
-        if not self.weight.all():  # between the first batches, the youngest slots seem to have no events
+        if not self.weight.all():  # between the first batches, the youngest slots have no arrivals yet
             rate = np.maximum(rate, triangle.total(0) / np.maximum(triangle.age, 1))
         rate = np.where(self.weight > 0, self.usual_rate, rate)
         arrivals = -np.expm1(-np.maximum(rate, 1e-3))
@@ -383,16 +400,16 @@ class StragglerModel(ArrayState):
         return np.asarray(np.where(triangle.silent_slots > 0, 0.0, rate * batched))
 
     def _pause_variance(self, rate: FloatArray, share: FloatArray, window: slice) -> FloatArray:
-        """Returns the variance of the number of stragglers because a batch is due, [source].
+        """Returns the variance of the number of stragglers while a batch is expected, [source].
 
-        The delays of batches are known on average over their phases. So in a pause, of the events that were born before
-        it, those are missing too that usually arrive in as long a time. `calibration.DEFAULT_FACTOR` standard errors
-        contain them, of all sources together.
+        The delays of batches are known only as averages over the time between two batches. So in a pause, events that
+        were born before the pause may be missing, too. They are the events that usually arrive within a time as long as
+        the pause. `calibration.DEFAULT_FACTOR` standard errors contain these events of all sources together.
 
         Args:
-            rate: of the events that come in batches.
-            share: by [source, lag].
-            window: its lags.
+            rate: events per slot that come in batches, [source].
+            share: probability of arrival, [source, lag].
+            window: the window's lags.
         """
         sources = len(rate) // self.triggers
         if not (rate * self.triangle.pause).any():
@@ -411,8 +428,10 @@ class _Recent:
     """Arrivals of the youngest slots, [memory, source].
 
     Attributes:
-        complete_slots: the number of complete slots that `events` are equivalent to.
-        change: difference of the rate from the slots before, [source]; `change_variance`: its variance under Poisson.
+        events: number of arrivals.
+        complete_slots: the number of complete slots that would have as many arrivals as `events`.
+        change: difference between this rate and the rate of the slots before, [source].
+        change_variance: variance of `change` for a Poisson process, [source].
     """
 
     events: FloatArray
@@ -442,8 +461,7 @@ def _recent(seen: FloatArray, share: FloatArray, born: BoolArray) -> _Recent:
 
 
 def _by_lag(per_slot: FloatArray, shares: FloatArray, first_lag: int, trust: FloatArray) -> FloatArray:
-    """Returns the stragglers by lag. Stragglers with lag l come from the slots of `per_slot` that are younger than
-    l."""
+    """Returns the stragglers by lag. The stragglers with lag l come from the slots that are younger than l."""
     weighted, lags = np.zeros_like(shares), shares.shape[2]
     begin, end = first_lag + 1, min(first_lag + 1 + per_slot.shape[2], lags)
     np.cumsum(per_slot[:, :, : end - begin], axis=2, out=weighted[:, :, begin:end])

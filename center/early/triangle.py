@@ -1,20 +1,21 @@
 """Run-off triangle: arrivals by event slot and lag, reduced to the sums that the delay distribution needs.
 
-An event of age τ has been observed only if its delay is at most τ: delays are *right-truncated*. Their plain histogram
-is biased towards short delays, most of all just after delays have grown. The product-limit estimator for truncated data
-(Lynden-Bell 1971; Woodroofe 1985) is unbiased. For each lag l it estimates the probability that an event with a lag of
-at most l has a lag of exactly l, and multiplies the complements:
+An event of age τ has been observed only if its delay is at most τ: delays are *right-truncated*. A plain histogram of
+observed delays is biased towards short delays, most of all just after delays have grown. The product-limit estimator
+for truncated data (Lynden-Bell 1971; Woodroofe 1985) is unbiased. For each lag l it estimates r(l): the probability
+that an event with a lag of at most l has a lag of exactly l. F(l) is the product of the complements:
 
     r(l) = #{lag = l} / #{lag ≤ l ≤ age},      F(l) = Π_{s > l} (1 - r(s)).
 
-F replaces the mean delay of Eq. 7 of the Aion paper, which ignores the shape of the distribution and becomes negative
-when the mean delay exceeds the sub-stream. In slots of time this is the chain ladder of actuaries, whose development
-factors are 1/(1 - r).
+F replaces the mean delay in Eq. 7 of the Aion paper. Eq. 7 ignores the shape of the distribution, and becomes negative
+when the mean delay exceeds the sub-stream. In slots of time, the estimator equals the chain ladder of actuaries with
+development factors 1/(1 - r).
 
-The full table (event slot × lag) is never stored. Per source and lag l there are the arrived events of the slot that is
-now l slots old (`seen`), and exponentially decayed sums of arrivals at lag l and of events at risk there, whose ratio
-is r(l). There are two memories: a long memory for precision and a short memory that follows drift. If they differ,
-delays have changed. `stragglers.py` then widens the interval by the difference, and does not trust either memory.
+The full table (event slot × lag) is never stored. Stored per source and lag l are the arrived events of the slot that
+is now l slots old (`seen`), and two exponentially decayed sums: the arrivals at lag l, and the events at risk at lag l.
+The ratio of the two sums is r(l). The sums exist in two memories: a long memory for precision, and a short memory that
+follows drift. If the two memories differ, delays have changed. `stragglers.py` then widens the interval by the
+difference.
 """
 
 from __future__ import annotations
@@ -33,27 +34,28 @@ from edgewater.synopses import BoolArray, FloatArray, IntArray
 LONG, SHORT = 0, 1
 LONG_SUBSTREAMS = 50
 SHORT_SUBSTREAMS = 2
-"""Sub-streams after which the weight of an arrival has decayed by a factor of e, per memory."""
+"""Sub-streams after which the weight of an arrival has decayed by a factor of e: `LONG_SUBSTREAMS` in the long memory,
+`SHORT_SUBSTREAMS` in the short memory."""
 _QUADRATURE = (np.arange(32) + 0.5) / 32
 
 
 class ArrivalTriangle(ArrayState):
-    """Arrival counts of `sources` sources. `advance` moves all reporting sources on by one slot.
+    """Arrival counts of `sources` sources. `advance` advances all reporting sources by one slot.
 
-    A source that does not report keeps its state. `silent_slots` is the age of that state.
+    The state of a source that does not report stays the same. `silent_slots` is the age of this state.
 
     Attributes:
-        seen: arrived events of the slot that is now l slots old, float64 [source, lag].
-        sums: decayed sums of arrivals and of events at risk, float32 [arrivals or at risk, memory, source, lag].
-            Single precision halves the state; its rounding is 1,000 times below the noise of r.
-        age: slots since each source's first report, int64 [source]. No event arrived before that report.
-        before: slots before that report for which another query had observed the same records of each source, int64
+        seen: arrived events of the slot that is now l slots old, float64 [source, lag l].
+        sums: decayed sums of arrivals and of events at risk, float32 [arrivals or at risk, memory, source, lag]. Single
+            precision halves the state. Its rounding error is 1,000 times smaller than the noise of r.
+        age: slots since each source's first report, int64 [source]. No event arrived before the first report.
+        before: slots before each source's first report in which another query observed the same records, int64
             [source].
         silent_slots: slots since each source's last report, int64 [source].
-        expired: events of slots older than the largest lag, since the beginning, float64 [source].
+        expired: number of events, since the beginning, of slots older than the longest lag, float64 [source].
         pause: slots since each source's last arrival, float64 [source].
         pauses: decayed sum of `pause` over slots, in the long memory, float64 [source].
-        horizon: number of lags that can occur: all of the grid, or fewer if delays are declared.
+        horizon: number of lags that can occur: all lags of the grid, or fewer if delays are declared.
     """
 
     STATE = ("seen", "sums", "age", "before", "silent_slots", "expired", "pause", "pauses")
@@ -79,11 +81,12 @@ class ArrivalTriangle(ArrayState):
 
     @classmethod
     def join(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
-        """Returns one triangle of the sources of all triangles, in order. It shares its memory with the triangles.
+        """Returns one triangle with the sources of all triangles, in order. The result shares its memory with the
+        triangles.
 
-        One `advance` of the result advances all triangles, in little more time than it takes to advance one triangle. A
-        change of a single triangle is visible in the result. The result is valid until one of the triangles is joined
-        into another one.
+        One `advance` of the result advances all triangles, and takes little more time than an `advance` of one
+        triangle. A change of a single triangle is visible in the result. The result is valid until one of the triangles
+        is joined into another triangle.
         """
         result = cls(sum(t.sources for t in triangles), triangles[0].grid)
         result.horizon = triangles[0].horizon
@@ -107,24 +110,24 @@ class ArrivalTriangle(ArrayState):
 
     @property
     def observed(self) -> IntArray:
-        """Slots for which each source has been observed: longer lags cannot have been seen. int64 [source]."""
+        """Slots for which each source has been observed, int64 [source]. Longer lags cannot have been seen."""
         return self.age + self.before
 
     def is_young(self, slots: int) -> BoolArray:
-        """Whether each source has been observed for less than the longest lag plus `slots` slots, [source]."""
+        """Returns whether each source has been observed for less than the longest lag plus `slots` slots, [source]."""
         return np.asarray(self.observed < self.horizon + slots)
 
     def inherit(self, source: int, sums: NDArray[np.float32], slots: int) -> None:
-        """Takes the delays of a source's records from another query that has observed them for `slots` slots.
+        """Sets the delays of a source from another query that has observed the same records for `slots` slots.
 
         Args:
-            sums: the other query's `sums` of the source, [arrivals or at risk, memory, lag].
+            sums: the source's part of the other query's `sums`, [arrivals or at risk, memory, lag].
         """
         self.sums[:, :, source], self.before[source] = sums, slots
         self._invalidate()
 
     def restore(self, arrays: Arrays) -> None:
-        """Restores the result of `to_state`. It also accepts the older form, without inherited delays."""
+        """Sets the state from the result of `to_state`. The older form, without inherited delays, is also accepted."""
         super().restore({"before": np.zeros(self.sources, np.int64)} | arrays)
 
     def advance(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
@@ -132,7 +135,7 @@ class ArrivalTriangle(ArrayState):
 
         Args:
             arrived: events that arrived in the slot, [source, lag].
-            reporting: mask of the sources that have reported; default all.
+            reporting: mask of the sources that have reported; None if all have reported.
         """
         if reporting is not None and not reporting.all():
             subset = self._select(reporting)
@@ -143,7 +146,7 @@ class ArrivalTriangle(ArrayState):
         seen, oldest = self.seen, self.seen[:, -1].copy()
         seen[:, 1:] = seen[:, :-1]
         seen[:, 0] = 0
-        # The last lag stands for all longer lags. Slots of longer lags are added up, and are never at risk again.
+        # The last lag represents all longer lags. Slots of longer lags are added up, and are never at risk again.
         self.expired += oldest + arrived[:, -1]
         seen += arrived
         self.sums *= self._decay
@@ -158,10 +161,10 @@ class ArrivalTriangle(ArrayState):
         self._invalidate()
 
     def catch_up(self, sources: IntArray, arrived: Iterable[FloatArray]) -> None:
-        """Adds the arrivals of sources that have been silent for the same number of slots.
+        """Adds the arrivals of sources during a silence. All these sources were silent for the same number of slots.
 
         Args:
-            arrived: per slot of the silence, the events that arrived in it, [source, lag].
+            arrived: for each slot of the silence, the events that arrived in the slot, [source, lag].
 
         Raises:
             InvalidInput: the number of slots differs from the length of the silence; nothing is changed.
@@ -178,7 +181,7 @@ class ArrivalTriangle(ArrayState):
         self.silent_slots[sources] = 0
 
     def reset_long_memory(self) -> None:
-        """Restarts the long memory from the short one, after a lasting change of delays."""
+        """Sets the long memory to the short memory. Called after a lasting change of delays."""
         self.sums[:, LONG] = self.sums[:, SHORT]
         self._invalidate()
 
@@ -188,27 +191,32 @@ class ArrivalTriangle(ArrayState):
         return np.asarray(arrivals / np.maximum(at_risk, np.float32(1e-12)), np.float64)
 
     def beyond_longest(self, failures: float) -> FloatArray:
-        """Returns the share of events per source whose lag is the last one or longer, and bounds of its unknown part.
+        """Returns the share of events per source with the last lag or a longer lag, and bounds of the unknown part of
+        this share.
 
-        The last lag stands for all longer ones, so nothing is known of when such events arrive. And a source of age A
-        has shown only those with a lag of up to A. Without an assumption, a right-truncated sample says nothing of the
-        mass beyond its truncation (Lagakos, Barraj and De Gruttola 1988). The assumption is that the tail is not
-        heavier than the tail of a distribution with a mean: x·P(lag > x) does not increase beyond half the longest lag
-        H. Then a slot of age a has shown at least 1 - H/a of its events beyond H, and at least 1 - H/2a of its events
-        beyond H/2, and the share beyond H is at most half of the share beyond H/2. Few records are at risk at H while
-        the source is hardly older, and many at H/2: the smaller of the two bounds is taken, each with half of
-        `failures`. The sums contain the arrivals of all times up to A with the weights of the long memory.
+        The last lag represents all longer lags, so it is not known when events with a longer lag arrive. A source of
+        age A has shown only lags of up to A. Without an assumption, a right-truncated sample does not show the mass
+        beyond the truncation (Lagakos, Barraj and De Gruttola 1988).
 
-        Declared delays exclude what is beyond them. Then nothing is hidden, and events are at risk at the first lag
-        that is excluded.
+        The assumption is that the tail is not heavier than the tail of a distribution with a mean: x·P(lag > x) does
+        not increase beyond half the longest lag H. Then a slot of age a has shown at least 1 - H/a of its events beyond
+        H, and at least 1 - H/2a of its events beyond H/2. The share beyond H is at most half of the share beyond H/2.
+
+        The two lags H and H/2 give two bounds. While the source is hardly older than H, few records are at risk at H
+        and many at H/2. The smaller bound is taken, and each bound uses half of `failures`. The sums contain the
+        arrivals of all ages up to A with the weights of the long memory.
+
+        Declared delays exclude longer lags. Then truncation hides nothing, and events are at risk at the first excluded
+        lag.
 
         Args:
-            failures: probability that the number of late events, which is Poisson, is larger than `unseen` allows.
+            failures: probability that the number of late events exceeds the number that `unseen` allows. The number of
+                late events has a Poisson distribution.
 
         Returns:
-            Three rows by source: the share that has been seen, in either memory the larger; what truncation hides
-            besides, according to the assumption; a bound of the share that has not been seen, infinite if no event was
-            ever at risk.
+            Three rows by source. First row: the share that has been seen, the larger one of both memories. Second row
+            (`hidden`): the share that truncation also hides, according to the assumption. Third row (`unseen`): a bound
+            of the share that has not been seen; infinite if no event was ever at risk.
         """
         if self.horizon < self.grid.lags:
             at_risk, none = np.asarray(self.sums[1, LONG, :, self.horizon], np.float64), np.zeros(self.sources)
@@ -226,8 +234,12 @@ class ArrivalTriangle(ArrayState):
         return np.stack([self.hazards()[:, :, -1].max(axis=0), np.minimum(hidden, 1.0), unseen])
 
     def _shown_beyond(self, lag: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Returns by source: the arrivals of a lag or longer lags, the events that were at risk at the lag, and the
-        least part of such arrivals that truncation does not hide."""
+        """Returns three arrays by source, for the lag and all longer lags.
+
+        Returns:
+            The number of arrivals with such lags; the number of events at risk at the lag; the least share of such
+            arrivals that truncation does not hide.
+        """
         memory = self.grid.substream_slots * LONG_SUBSTREAMS
         oldest = np.exp(-np.maximum(self.observed - lag, 1e-6) / memory)[:, None]
         ages = self.observed[:, None] + memory * np.log(oldest + (1 - oldest) * _QUADRATURE)
@@ -241,20 +253,28 @@ class ArrivalTriangle(ArrayState):
         return np.asarray(self.pauses * (1 - decay) / np.maximum(1 - decay**self.age, 1e-9))
 
     def distributions(self) -> FloatArray:
-        """Returns F by [memory, source, lag], the probability of arrival by the end of that lag. Read-only."""
+        """Returns F by [memory, source, lag]: the probability that an event arrives by the end of the lag. Do not
+        change it.
+        """
         return self._estimates()[0]
 
     def log_variances(self) -> FloatArray:
-        """Returns Var(log F) by [memory, source, lag], Greenwood's formula for reverse hazards. Read-only."""
+        """Returns Var(log F) by [memory, source, lag], by Greenwood's formula for reverse hazards. Do not change it."""
         return self._estimates()[1]
 
     def total(self, first_lag: int) -> FloatArray:
-        """Returns the events per source, since the beginning, of slots that are at least `first_lag` slots old."""
+        """Returns the number of events per source, since the beginning, of slots that are at least `first_lag` slots
+        old.
+        """
         return np.asarray(self.expired + self.seen[:, first_lag:].sum(axis=1))
 
     @classmethod
     def from_state(cls, arrays: Arrays, grid: SlotGrid) -> ArrivalTriangle:
-        """Returns the triangle whose `to_state` returned `arrays`. Raises CorruptSynopsis."""
+        """Returns the triangle whose `to_state` returned `arrays`.
+
+        Raises:
+            CorruptSynopsis: the arrays cannot be read.
+        """
         seen = arrays.get("seen")
         if seen is None or seen.ndim != 2 or not len(seen):
             raise CorruptSynopsis("ArrivalTriangle state: no arrivals by source and lag")
@@ -285,7 +305,7 @@ class ArrivalTriangle(ArrayState):
             self._joined._cached = None
 
     def _estimates(self) -> tuple[FloatArray, FloatArray]:
-        """F and Var(log F), computed once per slot."""
+        """Returns F and Var(log F). They are computed once per slot."""
         if self._cached is None:
             hazards = self.hazards()
             bounded = np.minimum(hazards, 0.999)
@@ -297,19 +317,20 @@ class ArrivalTriangle(ArrayState):
 
 
 def _distribution(hazards: FloatArray) -> FloatArray:
-    """F_l = Π_{s > l} (1 - r_s) along the last axis; the last is 1."""
+    """Returns F_l = Π_{s > l} (1 - r_s) along the last axis. The last value is 1."""
     keep = np.ones_like(hazards)
     keep[..., :-1] = 1 - np.minimum(hazards[..., 1:], 1.0)
     return np.asarray(np.cumprod(keep[..., ::-1], axis=-1)[..., ::-1])
 
 
 def _poisson_bound(count: FloatArray, failures: float) -> FloatArray:
-    """The greatest mean m with P(Poisson(m) ≤ count) ≥ failures, or more: Chernoff's m - k - k·ln(m/k) = -ln(failures).
+    """Returns an upper bound of the greatest mean m with P(Poisson(m) ≤ count) ≥ failures.
 
-    For a count of 0 it is exact (the rule of three, at 95 %).
+    The bound solves Chernoff's m - k - k·ln(m/k) = -ln(failures) for k = count. For a count of 0 it is exact (the rule
+    of three, at 95 %).
     """
     log, least = -math.log(failures), np.maximum(count, 1e-300)
     bound = count + log + np.sqrt(log**2 + 2 * log * count)  # (m - k)²/2m = log is weaker
-    for _ in range(4):  # a concave map, from above its fixed point: each iterate is a bound
+    for _ in range(4):  # the map is concave and starts above its fixed point, so each iterate is a bound
         bound = count + log + count * np.log(bound / least)
     return bound

@@ -1,20 +1,21 @@
 """Decides when a window is answered early, as a deterministic state machine.
 
-The decision about a window is to `AnswerNow` or to `Wait` until a slot. A timer must ask again at that slot, because
-possibly no event arrives before it. Algorithms 1 and 2 of the Aion paper do not handle this case. A window is decided
-as a whole. The paper closes each sub-stream at its own deadline. This drops a third of the events although the answer
-is not due yet.
+The decision about a window is `AnswerNow`, or `Wait` until a slot. A timer must ask again at that slot, because no
+event may arrive before it. Algorithms 1 and 2 of the Aion paper do not handle this case. A window is decided as a
+whole. The paper closes each sub-stream at the sub-stream's own deadline. This drops a third of the events before the
+window is answered.
 
-The target is met when sampling and stragglers together fit: width² = sampling² + stragglers² ≤ (error·|estimate|)².
-The sampling rate is set before the window begins, and edges do not keep events that were not sampled. So if the trigger
-waits, only the part of the stragglers gets smaller. If the sample alone is too small, the window is answered at once.
+The target is met when sampling and stragglers together are small enough: width² = sampling² + stragglers² ≤
+(error·|estimate|)². The sampling rate is set before the window begins, and edges do not store events that were not
+sampled. So waiting reduces only the stragglers' part of the width. If the sample alone is too small, the window is
+answered at once.
 
-Many triggers are evaluated together (`TriggerBatch`). The arrays of one trigger are small, so one by one most of the
-time would be spent on calling NumPy. The triggers share only the calls: the result of each is the same as alone.
+Many triggers are evaluated together (`TriggerBatch`). The arrays of one trigger are small, so most of the time would be
+spent on calling NumPy for each trigger. The result for each trigger is the same as if it were evaluated alone.
 
-Backtests predict as if a window ended at each end of a sub-stream. Later they are compared with the true number. The
-straggler model is evaluated by arrays over the sources of all triggers. One number per trigger goes into its
-`Calibration`.
+Backtests predict the stragglers as if a window ended at each end of a sub-stream. Later these predictions are compared
+with the true number. The straggler model is evaluated by arrays over the sources of all triggers. One number per
+trigger goes into the trigger's `Calibration`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 STATE_KIND = "early-trigger"
 
 NEGLIGIBLE_FAILURES = 0.45
-"""If fewer records are expected than this, in units of the allowed failures, the trigger expects no more records."""
+"""If the number of expected records is below this share of the allowed failures, the trigger expects no more
+records."""
 
 SAMPLE_TOO_SMALL = "the sample of the window is too small for the error, however long the answer waits"
 OUT_OF_TIME = "the staleness budget has expired"
@@ -47,18 +49,20 @@ NOTHING_EXPECTED = "no more records are expected from the reporting edges"
 SILENCE_TOO_WIDE = "silent edges may hold more than the allowed error"
 
 DRIFT, DRIFT_SUBSTREAMS = 8.0, 4
-"""The long memory is restarted if the two delay memories differ by this number of standard errors, for this number of
-consecutive sub-streams."""
+"""The long memory of the delays is reset to the short memory if the two memories differ much for long: by more than
+`DRIFT` standard errors, for `DRIFT_SUBSTREAMS` consecutive sub-streams."""
 SETTLED_SHARE = 0.9995
-"""Share of a slot's events that must have arrived before predictions are compared with the slot's count."""
+"""Share of a slot's events that must have arrived before predictions for the slot are compared with the slot's
+events."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerPolicy:
-    """Trade-offs of the decision. The defaults are measured in `docs/decisions/0007-early-answers.md`.
+    """Trade-offs of the decision. The defaults were measured in `docs/decisions/0007-early-answers.md`.
 
     Attributes:
-        sampling_failures: the part of 1 - confidence that sampling errors may use. The rest is for unmodelled errors.
+        sampling_failures: the share of 1 - confidence that sampling errors may use. The rest is for errors that no
+            model covers.
         straggler_confidence: confidence of the stragglers' part of the interval.
         backoff: minimum wait until the next evaluation, relative to the time waited so far.
     """
@@ -70,11 +74,13 @@ class TriggerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class AnswerNow:
-    """The window's answer. Arrays are (1,).
+    """The decision to answer a window now. Arrays have the shape (1,).
 
     Attributes:
-        sampling, straggler: half-widths; the caller adds the half-widths of sketches and of withheld values.
-        met: the interval meets the target. If not, `reason` says why the window is answered even so.
+        sampling, straggler: half-widths due to sampling and to stragglers. The caller adds the half-widths due to
+            sketches and to withheld values.
+        size: estimated number of events of the window.
+        met: whether the interval meets the target. If not, `reason` says why the window is answered.
     """
 
     estimate: FloatArray
@@ -91,7 +97,7 @@ class AnswerNow:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The window waits. The caller has to decide again at this slot."""
+    """The decision that the window waits. The caller must decide again at the slot `until`."""
 
     until: int
 
@@ -100,13 +106,14 @@ Decision = AnswerNow | Wait
 
 
 class EarlyTrigger:
-    """The decision for one query without groups, or for one group, over `sources` strata (edges).
+    """Decides when windows are answered, for one query without groups or for one group, over `sources` strata (edges).
 
     Args:
-        window_slots: length of the query's windows.
-        target: the target of one group.
-        max_wait_slots: slots after a window's end at which it is answered at the latest; None: no limit.
-        horizon: number of lags that can occur, if it is less than the number of the grid.
+        window_slots: length of the query's windows in slots.
+        target: the accuracy of one group.
+        max_wait_slots: slots after a window's end at which the window is answered at the latest; None if there is no
+            limit.
+        horizon: number of lags that can occur; None if all lags of the grid can occur.
     """
 
     def __init__(
@@ -142,14 +149,14 @@ class EarlyTrigger:
         failures = (1 - target.confidence) * self.policy.sampling_failures
         self.quantile = normal_quantile(1 - failures)
         self.drifting_substreams = 0
-        self._straggler_share = 0.02  # half-width relative to the estimate at recent answers
+        self._straggler_share = 0.02  # the stragglers' half-width, relative to the estimate, at recent answers
 
     def on_slot(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
         """Advances time by one slot.
 
         Args:
             arrived: events that arrived in the slot, [source, lag].
-            reporting: mask of the sources that have reported; default all.
+            reporting: mask of the sources that have reported; None if all have reported.
         """
         self.triangle.advance(arrived, reporting)
         advance_slot([self], self.model, arrived)
@@ -157,12 +164,12 @@ class EarlyTrigger:
     def rates(self, stragglers: Stragglers | None = None) -> FloatArray:
         """Returns the sampling rates that the window that begins now needs, [source, 1], in [0, 1].
 
-        They are Eq. 8 of the Aion paper with n·N_e/N for n (the paper divides the window's n by a sub-stream's N,
-        which makes the rate as many times too large as there are sub-streams), and with the delay distribution for its
-        mean. Without history they are 1.
+        The rates follow from Eq. 8 of the Aion paper with two changes. n is n·N_e/N: the paper divides the n of the
+        window by the N of a sub-stream, so its rate is too large by a factor of the number of sub-streams. The delay
+        distribution replaces the mean delay. Without history, the rates are 1.
 
         Args:
-            stragglers: the model's prediction for a window that ends now, if it is known already.
+            stragglers: the model's prediction for a window that ends now; None to compute it.
         """
         shape = self.history.mean.shape
         if self.measure in COUNTS:
@@ -174,7 +181,7 @@ class EarlyTrigger:
         punctual = self.triangle.distributions()[LONG][:, : self.window_slots].mean(axis=1)[:, None]
         means = self.history.mean
         spread = np.sqrt(self.history.inflated_variation()) * np.abs(means)
-        # Where the range of values is not known, no size of the sample gives an interval; the estimate has its size.
+        # Where the range of values is unknown, no sample gives an interval. The sample is then sized for the estimate.
         ends = np.stack(self.history.range)
         reach = np.maximum(np.where(np.isfinite(ends), ends - means, 0.0) * [[[-1]], [[1]]], 0.0)[:, None]
         reach = np.concatenate([reach, reach], axis=1)
@@ -196,8 +203,8 @@ class EarlyTrigger:
         """Decides about the window that ended at `end_slot`.
 
         Args:
-            modelled: the result of `window_model` for the window, if the caller has it.
-            earned: the observations suffice for an interval. If not, the window does not meet the target.
+            modelled: the result of `window_model` for the window; None to compute it.
+            earned: whether the observations suffice for an interval. If not, the window does not meet the target.
         """
         offset = self.slot - end_slot
         if offset < 0:
@@ -216,7 +223,7 @@ class EarlyTrigger:
         if self._is_silence_too_wide(stragglers, model):
             return _answer(model, sampling, SILENCE_TOO_WIDE)
         until = self.slot + max(1, int(offset * self.policy.backoff))
-        if self.triangle.is_young(self.grid.lags).any():  # what is known grows by age, not by the time waited
+        if self.triangle.is_young(self.grid.lags).any():  # knowledge grows with a source's age, not with the wait
             until = min(until, (self.slot // self.grid.substream_slots + 1) * self.grid.substream_slots)
         if self.max_wait_slots is not None:
             until = min(until, end_slot + self.max_wait_slots)
@@ -228,7 +235,7 @@ class EarlyTrigger:
         """Learns from an answered window.
 
         Args:
-            sums: count, Σv, Σv² of its sample, each [source, lag group].
+            sums: count, Σv and Σv² of the window's sample, each [source, lag group].
         """
         self.history.learn(sample)
         self.late.learn(*sums, substreams=self.window_slots / self.grid.substream_slots)
@@ -236,12 +243,14 @@ class EarlyTrigger:
             self.learn_straggler_share(float(np.max(answer.straggler / np.abs(answer.estimate))))
 
     def learn_straggler_share(self, share: float) -> None:
-        """Learns the stragglers' half-width relative to the estimate at an answer; infinity or NaN: unknown."""
+        """Learns the stragglers' half-width at an answer, relative to the estimate. Infinity or NaN means that it is
+        not known.
+        """
         share = min(share if math.isfinite(share) else 1.0, self.target.error / 2)
         self._straggler_share += 0.2 * (share - self._straggler_share)
 
     def to_state(self) -> bytes:
-        """Returns the whole state: about 17 bytes per source and lag, and at most 20 KB of calibration record."""
+        """Returns the whole state: about 17 bytes per source and lag, and at most 20 KB for the calibration record."""
         numbers = {
             "grid": astuple(self.grid), "window_slots": self.window_slots, "target": astuple(self.target),
             "measure": self.measure, "max_wait_slots": self.max_wait_slots, "policy": astuple(self.policy),
@@ -255,10 +264,10 @@ class EarlyTrigger:
 
     @classmethod
     def from_state(cls, state: bytes) -> EarlyTrigger:
-        """Returns a trigger that continues exactly like the trigger whose `to_state` returned `state`.
+        """Returns a trigger with the same state as the trigger whose `to_state` returned `state`.
 
         Raises:
-            CorruptSynopsis, UnsupportedVersion.
+            CorruptSynopsis, UnsupportedVersion: the bytes cannot be read.
         """
         numbers, arrays = named_arrays.unpack(STATE_KIND, state)
         try:
@@ -285,7 +294,9 @@ class EarlyTrigger:
         return stragglers.of(0), model
 
     def _is_too_small(self, sample: WindowSample, model: WindowModel, allowed: FloatArray) -> bool:
-        """Whether the sample will be too small even when all stragglers have arrived, sampled at the same rate."""
+        """Returns whether the sample will be too small when all stragglers have arrived and were sampled at the same
+        rate.
+        """
         if self.measure in COUNTS:
             return False
         arrived = sample.arrived.sum(axis=0)
@@ -297,11 +308,11 @@ class EarlyTrigger:
         return bool(((rate < 1) & (arrived > 0) & (width > allowed)).any())
 
     def _expects_nothing(self, offset: int, stragglers: Stragglers, earned: bool) -> bool:
-        """Whether no more events are expected: the probability of one more event is within the allowed failures, or the
-        window is older than the longest lag.
+        """Returns whether no more events are expected.
 
-        A window without an interval may get an interval while its sources are young. It then waits although no more
-        events are expected.
+        This is so if the probability of one more event is within the allowed failures, or if the window is older than
+        the longest lag. A window without an interval may get an interval while its sources are young. It then waits
+        although no more events are expected.
         """
         if offset + 1 >= self.grid.lags:
             return True
@@ -311,7 +322,9 @@ class EarlyTrigger:
         return expected < NEGLIGIBLE_FAILURES * (1 - self.target.confidence)
 
     def _is_silence_too_wide(self, stragglers: Stragglers, model: WindowModel) -> bool:
-        """Whether the interval of silent sources alone is wider than the target, so that it does not help to wait."""
+        """Returns whether the interval of the silent sources alone is wider than the target. Waiting does not help
+        then.
+        """
         silent = self.triangle.silent_slots > 0
         if not silent.any():
             return False
@@ -328,7 +341,7 @@ def _answer(model: WindowModel, sampling: FloatArray, reason: str = "") -> Answe
 
 
 class TriggerBatch:
-    """Triggers of one query over the same sources. All of them began at ends of sub-streams.
+    """Triggers of one query over the same sources. All these triggers began at ends of sub-streams.
 
     The batch shares its memory with the triggers. Each trigger may still be used alone, but only the batch advances
     time. The batch is valid until a trigger becomes a member of another batch.
@@ -340,16 +353,19 @@ class TriggerBatch:
         self.model = StragglerModel.join(self.triangle, [t.model for t in triggers])
 
     def advance(self, arrived: FloatArray, reporting: BoolArray) -> None:
-        """Does `EarlyTrigger.on_slot` for all; arguments are over the sources of all triggers, in order."""
+        """Advances all triggers by one slot, like `EarlyTrigger.on_slot`.
+
+        The arguments are over the sources of all triggers, in the order of the triggers.
+        """
         self.triangle.advance(arrived, reporting)
         advance_slot(self.triggers, self.model, arrived)
 
     def window_models(self, offset: int, sample: WindowSample) -> tuple[StragglersByTrigger, WindowModel]:
-        """Returns `EarlyTrigger.window_model` for all; a column of `sample` and of the result is one trigger."""
+        """Returns `EarlyTrigger.window_model` for all triggers. `sample` and the result have a column per trigger."""
         return window_models(self.triggers, self.model, offset, sample)
 
     def rates(self) -> FloatArray:
-        """Returns `EarlyTrigger.rates` for all, for the window that begins now, [source, trigger]."""
+        """Returns `EarlyTrigger.rates` of all triggers, for the window that begins now, [source, trigger]."""
         stragglers = self.model.predict_each(0, self.triggers[0].window_slots, lags_wanted=False)
         return np.concatenate([t.rates(stragglers.of(i)) for i, t in enumerate(self.triggers)], axis=1)
 
@@ -360,11 +376,12 @@ class TriggerBatch:
         sums: tuple[FloatArray, FloatArray, FloatArray],
         straggler_shares: FloatArray,
     ) -> None:
-        """Does `EarlyTrigger.on_answered` for the selected triggers, by index.
+        """Updates the selected triggers from an answered window, like `EarlyTrigger.on_answered`.
 
         Args:
-            sample, sums: of the selected triggers only.
-            straggler_shares: half-widths of the stragglers relative to the estimates.
+            selected: indices of the triggers.
+            sample, sums: the sample and its sums, of the selected triggers only.
+            straggler_shares: half-widths of the stragglers relative to the estimates, per selected trigger.
         """
         triggers, (count, total, squares) = [self.triggers[i] for i in selected], sums
         history = ValueHistory.join([t.history for t in triggers])
@@ -380,10 +397,10 @@ class TriggerBatch:
 def window_models(
     triggers: Sequence[EarlyTrigger], model: StragglerModel, offset: int, sample: WindowSample
 ) -> tuple[StragglersByTrigger, WindowModel]:
-    """Returns the expected stragglers of a window `offset` slots after its end, and the model of its estimate.
+    """Returns the expected stragglers of a window `offset` slots after the window's end, and the model of the estimate.
 
     Args:
-        model: over the sources of all triggers, in order.
+        model: the straggler model over the sources of all triggers, in the order of the triggers.
     """
     first, count = triggers[0], len(triggers)
     stragglers = model.predict_each(offset, first.window_slots, lags_wanted=first.measure not in COUNTS)
@@ -413,9 +430,9 @@ def window_models(
 
 
 def advance_slot(triggers: Sequence[EarlyTrigger], model: StragglerModel, arrived: FloatArray) -> None:
-    """Completes a slot after the model's triangle has advanced by it with `arrived`.
+    """Updates the triggers after the triangle of `model` has advanced by one slot with `arrived`.
 
-    All triggers began at ends of sub-streams, so their slots are in phase.
+    All triggers began at ends of sub-streams, so their sub-streams end at the same time.
     """
     model.on_slot(arrived, triggers[0].slot)
     for trigger in triggers:
@@ -432,7 +449,7 @@ def advance_slot(triggers: Sequence[EarlyTrigger], model: StragglerModel, arrive
 
 
 def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: StragglerModel, offset: int) -> None:
-    """Records a prediction as if a window had ended `offset` slots ago."""
+    """Adds a prediction to the calibration of the selected triggers, as if a window had ended `offset` slots ago."""
     if not selected:
         return
     triangle, window_slots = model.triangle, triggers[0].window_slots
@@ -445,8 +462,8 @@ def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: S
         return [float(x) for x in by_source.reshape(len(triggers), -1).sum(axis=1)]
 
     # Errors in pauses, in which nothing was expected and nothing arrived, do not show how good later predictions are.
-    # Nor do errors of sources that are younger than the longest lag, whose delays are not known yet. Errors of the next
-    # window, which had less history than any later one, count until later errors are known.
+    # Errors of sources younger than the longest lag do not show it either, because their delays are not known yet. The
+    # next window has less history than all later windows. Its errors count until later errors are known.
     has_arrivals, longest = predicted.arrived.reshape(len(triggers), -1).any(axis=1), triangle.horizon
     tested = _have_history(triggers, triangle, longest) & has_arrivals
     initial = ~_have_history(triggers, triangle, longest + window_slots)
@@ -461,7 +478,10 @@ def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: S
 
 
 def _have_history(triggers: Sequence[EarlyTrigger], triangle: ArrivalTriangle, slots: int) -> BoolArray:
-    """Whether all sources have been observed for `slots` slots, not counting the time before their first event."""
+    """Returns whether all sources of each trigger have been observed for `slots` slots, [trigger].
+
+    The time before a source's first event does not count.
+    """
     border = min(slots, triangle.grid.lags - 1)
     older = triangle.seen[:, border:].sum(axis=1) + triangle.expired
     younger = triangle.seen[:, :border].sum(axis=1)
@@ -477,7 +497,7 @@ def _track_drift(trigger: EarlyTrigger, drift: float) -> None:
 
 
 def _resolve(triggers: Sequence[EarlyTrigger], triangle: ArrivalTriangle) -> None:
-    """Compares predictions with the true number, if this is known by now."""
+    """Compares the predictions of each trigger with the true numbers of events that are known by now."""
     settled = (triangle.distributions()[LONG] >= SETTLED_SHARE).reshape(len(triggers), -1, triangle.grid.lags)
     horizons = np.argmax(settled.all(axis=1), axis=1).tolist()
     for trigger, horizon in zip(triggers, horizons, strict=True):

@@ -1,17 +1,18 @@
-"""The values of past windows: late events compared with punctual events (`LateValues`), and per window
-(`ValueHistory`).
+"""The values of past windows. `LateValues` compares late events with punctual events. `ValueHistory` has averages over
+windows.
 
-Eq. 3 of the Aion paper assumes that delay and value are independent; where they are correlated, the coverage of its
-intervals drops to 0 %. `LateValues` estimates the mean value by *lag* from the sampled events of past windows. An event
-with a long lag that was born early in its window arrives before the window ends, so no estimate waits for a window to
-be complete. Stragglers are weighted by the lags that the current delay distribution predicts, so a change of delays
-does not bias the estimate; a ratio of complete to early window means would be tied to the delays of its own time.
+Eq. 3 of the Aion paper assumes that delay and value are independent. Where they are correlated, the coverage of the
+paper's intervals drops to 0 %. `LateValues` estimates the mean value by *lag* from the sampled events of past windows.
+An event with a long lag that was born early in its window arrives before the window ends. So the estimate does not wait
+until a window is complete. Stragglers are weighted by the lags that the current delay distribution predicts. So a
+change of delays does not bias the estimate. A ratio of the means of complete windows to early means would be valid only
+for the delays of its own time.
 
-The correlation itself may change. How much the mean values of a lag vary between windows, beyond what chance explains,
-follows from how well each window was predicted (`LateValues.drift`), and widens the interval.
+The correlation may change, too. The mean values of a lag may vary between windows more than chance explains. This
+variation is measured by how well each window was predicted (`LateValues.drift`). It widens the interval.
 
-`ValueHistory` has the means and variations of past windows' samples, from which the sampling rates of the next window
-are planned.
+`ValueHistory` averages the means and variations of past windows' samples. The next window's sampling rates are planned
+from them.
 """
 
 from __future__ import annotations
@@ -27,31 +28,37 @@ from edgewater.synopses import FloatArray, IntArray
 
 MEMORY_SUBSTREAMS = 25.0
 DRIFT_SUBSTREAMS = 100.0
-"""Of the variation between windows: a change that comes every 10 or 20 windows must be remembered until the next."""
+"""Memory of the variation between windows. If a change comes every 10 or 20 windows, it must be remembered until the
+next change."""
 
 MEMORY_WINDOWS = 20.0
 UPWARD, DOWNWARD = 10.0, 40.0
-"""Multiples of the usual variance at which half of a deviation is attributed to this window, by its direction."""
+"""Multiples of the usual variance at which half of a deviation is attributed to this window: for upward and for
+downward deviations."""
 RANGE_WINDOWS = 20
 """The range covers at least this number of windows, and at most twice this number."""
 MEAN_WINDOWS = 5.0
 """Effective number of windows in an exponential average with weight 0.3, (2 - 0.3)/0.3."""
 DEPARTURE_VARIANCES = 25.0
-"""Squared standard errors at which half of a source's deviation from the other sources is attributed to itself."""
+"""Squared standard errors at which half of a source's deviation from the other sources is attributed to the source."""
 HEAVY_TAIL_NOISE = 0.2
-"""Relative variance of σ² between windows above which tails are heavy: single samples then show too little of them."""
+"""Relative variance of σ² between windows above which tails count as heavy. A single sample then shows too little of
+the tail."""
 INFLATION, INFLATION_SAMPLED = 0.2, 0.4
-"""Relative increase of σ² where tails are heavy: for a small sample, and in addition if all events are sampled. The
-average σ² is larger than what most windows need, so a small sample meets the target with little inflation. If most
-events are sampled, the few others have a sum as skewed as themselves; but a larger σ² then costs little."""
+"""Relative increase of σ² where tails are heavy: `INFLATION` for a small sample, plus `INFLATION_SAMPLED` if all events
+are sampled.
+
+The average σ² is larger than most windows need, so a small sample meets the target with little inflation. If most
+events are sampled, the sum of the few other events is as skewed as the events. But a larger σ² then costs little."""
 
 
 class LateValues(ArrayState):
-    """Decayed sums of sampled values: `count`, `total` (Σv) and `squares` (Σv²), float64 [source, lag group].
+    """Decayed sums of sampled values by source and lag group, float64 [source, lag group].
 
     Attributes:
-        excess, precision: decayed sums over windows of e²/s² - 1 and of 1/s², where e is the error of the predicted
-            mean of a lag group and s its standard error by chance alone, float64 [source, lag group].
+        count, total, squares: number, Σv and Σv² of the sampled values.
+        excess, precision: sums over windows of e²/s² - 1 and of 1/s². e is the error of a lag group's predicted mean. s
+            is the standard error of e by chance alone.
     """
 
     STATE = ("count", "total", "squares", "excess", "precision")
@@ -67,7 +74,7 @@ class LateValues(ArrayState):
 
     @classmethod
     def join(cls, members: Sequence[LateValues]) -> LateValues:
-        """Returns a copy with the sources of all members, in order."""
+        """Returns a copy with the sources of all members, in the order of `members`."""
         result = cls.__new__(cls)
         result.lag_groups = members[0].lag_groups
         for name in cls.STATE:
@@ -75,11 +82,17 @@ class LateValues(ArrayState):
         return result
 
     def restore(self, arrays: Arrays) -> None:
-        """Restores the result of `to_state`. It also accepts the older form, without the variation between windows."""
+        """Sets the state from the result of `to_state`. The older form, without the variation between windows, is also
+        accepted.
+        """
         super().restore({name: np.zeros(self.count.shape) for name in ("excess", "precision")} | arrays)
 
     def learn(self, count: FloatArray, total: FloatArray, squares: FloatArray, substreams: float = 1.0) -> None:
-        """Adds the sampled values of the last `substreams` sub-streams, [source, lag group]."""
+        """Adds the sampled values of the last `substreams` sub-streams.
+
+        Args:
+            count, total, squares: number, Σv and Σv² of the values, [source, lag group].
+        """
         if self.count.any():
             self._learn_errors(count, total, squares, substreams)
         decay = float(np.exp(-substreams / MEMORY_SUBSTREAMS))
@@ -88,7 +101,7 @@ class LateValues(ArrayState):
         self.squares = self.squares * decay + squares
 
     def _learn_errors(self, count: FloatArray, total: FloatArray, squares: FloatArray, substreams: float) -> None:
-        """Compares a window's mean values with their prediction."""
+        """Updates `excess` and `precision` by the errors of the predicted means of a window."""
         means, variances = self.means()
         own = total / np.maximum(count, 1.0)
         within = np.maximum(squares - count * own**2, 0.0).sum(axis=1) / np.maximum(count.sum(axis=1), 1.0)
@@ -102,17 +115,18 @@ class LateValues(ArrayState):
     def drift(self) -> FloatArray:
         """Returns the standard deviation of the mean values between windows, [source, lag group].
 
-        The moment estimator of a random effect whose mean is predicted (DerSimonian and Laird 1986).
+        It is the moment estimator of a random effect whose mean is predicted (DerSimonian and Laird 1986).
         """
         variance = np.maximum(self.excess, 0.0) / np.where(self.precision > 0, self.precision, 1.0)
         return np.asarray(np.sqrt(variance))
 
     def means(self) -> tuple[FloatArray, FloatArray]:
-        """Returns the mean value by [source, lag group], and its variance.
+        """Returns the mean value by [source, lag group], and the variance of this mean.
 
-        Each lag group is shrunk towards the next shorter one by as much as groups are alike, according to the
-        between-group variance of an analysis of variance. If chance alone explains the differences, shrinkage is total
-        and all groups have the same mean. Lags longer than any observed have the mean of the longest observed one.
+        The mean of each lag group is shrunk towards the mean of the next shorter lag group. How much it is shrunk
+        follows from the between-group variance of an analysis of variance. If chance alone explains the differences
+        between groups, all groups have the same mean. Lags longer than all observed lags have the mean of the longest
+        observed lag.
         """
         n = np.maximum(self.count.sum(axis=1), 1e-9)[:, None]
         overall = self.total.sum(axis=1, keepdims=True) / n
@@ -135,7 +149,7 @@ class LateValues(ArrayState):
         return result, variance
 
     def ratio(self, late: FloatArray, punctual: FloatArray) -> LateRatio:
-        """Returns the ratio of mean values of stragglers to punctual events.
+        """Returns the mean value of stragglers divided by the mean value of punctual events, per source.
 
         Args:
             late: expected stragglers, [source, lag].
@@ -146,7 +160,7 @@ class LateValues(ArrayState):
         by_group = np.add.reduceat(late, starts, axis=1)
         numerator, noise = _weighted(means, variances, by_group)
         denominator, _ = _weighted(means, variances, punctual)
-        # A change shifts all lags at once: late values up while punctual ones go down.
+        # The worst case is assumed: late values rise while punctual values fall, so the two drifts are added.
         drift = self.drift()
         late_drift, punctual_drift = (_weighted(drift, drift, w)[0] for w in (by_group, punctual))
         valid = (denominator != 0) & (by_group.sum(axis=1) > 0) & (punctual.sum(axis=1) > 0)
@@ -162,21 +176,22 @@ def _weighted(means: FloatArray, variances: FloatArray, weights: FloatArray) -> 
 
 
 class ValueHistory(ArrayState):
-    """Exponential averages of mean and squared coefficient of variation, float64 [source, 1].
+    """Exponential averages of the mean and of the squared coefficient of variation of each source, float64 [source, 1].
 
-    Sizes are planned on the *average* of σ²/μ² over windows: a single sample of a heavy-tailed distribution mostly
-    shows too little of the tail, so sizes planned on the last sample alone are too small.
+    Sizes are planned on the *average* of σ²/μ² over windows. A single sample of a heavy-tailed distribution mostly
+    shows too little of the tail, so a size planned on one sample would be too small.
 
     A joined history (`join`) has a column per trigger.
 
     Attributes:
         share: rises from 0 towards 1 over the windows in which the source has had events.
-        weight: windows with a valid sample.
-        noise: mean squared relative deviation of a window's σ² from the past.
-        pooled_noise: the same deviation over all sources together, [trigger].
-        windows: answered windows, int64 [trigger].
-        least, greatest: values of the last windows, of this stretch of `RANGE_WINDOWS`, and `least_before`,
-            `greatest_before`, of the one before it; infinity and -infinity without values, NaN if not all are known.
+        weight: number of windows with a valid sample.
+        noise: mean squared relative deviation of a window's σ² from the past σ².
+        pooled_noise: the same as `noise`, but over all sources together, [trigger].
+        windows: number of answered windows, int64 [trigger].
+        least, greatest: least and greatest value in the current period of `RANGE_WINDOWS` windows. They are infinity
+            and -infinity without values, and NaN if not all values are known.
+        least_before, greatest_before: the same in the period before the current period.
     """
 
     STATE = (
@@ -198,24 +213,24 @@ class ValueHistory(ArrayState):
 
     @property
     def range(self) -> tuple[FloatArray, FloatArray]:
-        """The least and the greatest value of the last windows, [source, trigger], NaN if they are not known."""
+        """The least and the greatest value of the last windows, [source, trigger]; NaN if they are not known."""
         return np.minimum(self.least, self.least_before), np.maximum(self.greatest, self.greatest_before)
 
     def restore(self, arrays: Arrays) -> None:
-        """Restores the result of `to_state`. It also accepts the older form, without ranges."""
+        """Sets the state from the result of `to_state`. The older form, without ranges, is also accepted."""
         names = ("least", "greatest", "least_before", "greatest_before")
         super().restore({name: getattr(self, name) for name in names} | arrays)
 
     @classmethod
     def join(cls, members: Sequence[ValueHistory]) -> ValueHistory:
-        """Returns a copy with a column per member."""
+        """Returns a copy of all members, with a column per member."""
         result = cls.__new__(cls)
         for name in cls.STATE:
             setattr(result, name, np.concatenate([getattr(m, name) for m in members], axis=-1))
         return result
 
     def copy_to(self, members: Sequence[ValueHistory]) -> None:
-        """Copies each column of a joined history back to its member."""
+        """Copies each column of a joined history to the corresponding member."""
         for i, member in enumerate(members):
             for name in self.STATE:
                 setattr(member, name, getattr(self, name)[..., i : i + 1].copy())
@@ -252,11 +267,12 @@ class ValueHistory(ArrayState):
 
     @property
     def effective_windows(self) -> FloatArray:
-        """The number of windows over which `mean` is the average."""
+        """The effective number of windows in the average `mean`, [source, trigger]."""
         return np.asarray(np.minimum(self.weight, MEAN_WINDOWS))
 
     def inflated_variation(self, sampled: FloatArray | float = 0.0) -> FloatArray:
-        """Returns σ²/μ², increased where windows differ a lot: the average has then not seen the largest values.
+        """Returns σ²/μ², increased where windows differ much. In this case, the average has not seen the largest
+        values.
 
         Args:
             sampled: share of the events that is sampled, [trigger].
@@ -265,11 +281,16 @@ class ValueHistory(ArrayState):
         return np.asarray(self.variation * (1 + inflation * np.clip(self.noise - HEAVY_TAIL_NOISE, 0.0, 1.0)))
 
     def spread(self, sample: WindowSample, means: FloatArray) -> FloatArray:
-        """Returns the σ to use for a window: the past σ, corrected by this sample where it differs significantly.
+        """Returns the σ to use for a window: the past σ, corrected by the window's sample where they differ
+        significantly.
 
-        A sample whose size depends on its own values is biased: it is small where it looks narrow, which for skewed
-        values is where its mean is low. So sizes follow the past. The sample's own means and variances count for all
-        sources together, and only beyond their usual variation, upwards sooner than downwards.
+        A sample whose size depends on its own values is biased. It is small if the sample's variation looks small; for
+        skewed values, the sample's mean is then low. So sizes follow the past. The sample's own means and variances
+        count for all sources together, and only beyond their usual variation. Upward deviations count sooner than
+        downward deviations.
+
+        Args:
+            means: mean values of the sample, [source, trigger].
         """
         own = sample.variances(means)
         sampled = sample.count.sum(axis=0) / np.maximum(sample.arrived.sum(axis=0), 1.0)
@@ -283,7 +304,9 @@ class ValueHistory(ArrayState):
         return np.asarray(np.sqrt(np.where(sample.count > 1, variance, past)))
 
     def _expected_means(self, sample: WindowSample, means: FloatArray) -> FloatArray:
-        """Returns the past means, scaled to this sample's level, or its own mean of a source that deviates a lot."""
+        """Returns the past means, scaled to the level of the sample. A source that deviates much has the mean of its
+        own sample.
+        """
         before = np.where(self.weight > 0, self.mean, means)
         total = (before * sample.arrived).sum(axis=0)
         steady = np.abs(total) > 0.1 * (np.abs(before) * sample.arrived).sum(axis=0)
@@ -295,7 +318,10 @@ class ValueHistory(ArrayState):
         return np.asarray(expected + own * (means - expected))
 
     def _pooled_ratio(self, sample: WindowSample, own: FloatArray, past: FloatArray) -> FloatArray:
-        """Returns the sample's variance over the past variance, [trigger], weighted by events; 1 without a sample."""
+        """Returns the sample's variance divided by the past variance, [trigger]; 1 without a sample.
+
+        Sources are weighted by their numbers of events.
+        """
         weight = np.where((sample.count > 1) & (past > 0), sample.arrived, 0.0)
         before = (weight * past).sum(axis=0)
         return np.asarray(np.where(before > 0, (weight * own).sum(axis=0) / np.where(before > 0, before, 1.0), 1.0))

@@ -1,10 +1,13 @@
 """The estimate of a window, from the arrived events, the sampled events, and the expected stragglers.
 
-T = Σ_e mean_e·(A_e + ρ_e·Q_e),  N = Σ_e (A_e + Q_e): for source e, A events have arrived, Q stragglers are expected,
-whose mean value is ρ times the mean value of the punctual events (`values.py`). The estimate is stratified by source,
-because differences between sources are the most frequent cause of a correlation between delay and value.
+T = Σ_e mean_e·(A_e + ρ_e·Q_e),  N = Σ_e (A_e + Q_e)
 
-A *column* of the arrays is one trigger (one group of the query); several are computed together (`TriggerBatch`).
+For each source e, A events have arrived and Q stragglers are expected. The mean value of the stragglers is ρ times the
+mean value of the punctual events (`values.py`). The estimate is stratified by source, because differences between
+sources are the most frequent cause of a correlation between delay and value.
+
+A *column* of the arrays belongs to one trigger, which is one group of the query. Several triggers are computed together
+(`TriggerBatch`).
 """
 
 from __future__ import annotations
@@ -22,20 +25,21 @@ from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 _SIZE_ROUNDS, _SIZE_TOLERANCE = 8, 0.02
 _BISECTIONS = 6
 _EPSILON, _OPERATIONS = float(np.finfo(np.float64).eps), 16
-"""Relative rounding of a number, and number of roundings of the estimate besides the roundings of its sums."""
-_SKEW = 1e-6  # below it the distribution is normal
+"""Relative rounding error of a float64, and number of roundings of the estimate in addition to the roundings of its
+sums."""
+_SKEW = 1e-6  # with a smaller skewness, the distribution counts as normal
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSample:
-    """The sample of a window now. float64 [source, trigger]; `by_lag` is [trigger · sources + source, lag group].
+    """The current sample of a window. Arrays are float64 [source, trigger], except for `by_lag`.
 
     Attributes:
-        arrived: number of events, sampled or not.
+        arrived: number of arrived events, sampled or not.
         count, total, squares: number, Σv and Σv² of the sampled events.
-        by_lag: sampled events by lag group.
-        least, greatest: values of the arrived events, sampled or not; infinity and -infinity without events, NaN if
-            they are not known.
+        by_lag: number of sampled events, [trigger · sources + source, lag group].
+        least, greatest: least and greatest value of the arrived events, sampled or not. They are infinity and -infinity
+            without events, and NaN if they are not known.
     """
 
     arrived: FloatArray
@@ -65,7 +69,10 @@ class WindowSample:
 
 @dataclass(frozen=True, slots=True)
 class LateRatio:
-    """Per source: mean value of stragglers / mean value of the sampled punctual events, and its standard error."""
+    """The mean value of stragglers divided by the mean value of the sampled punctual events, and its standard error.
+
+    Both arrays have one value per source.
+    """
 
     ratio: FloatArray
     deviation: FloatArray
@@ -73,16 +80,20 @@ class LateRatio:
 
 @dataclass(frozen=True, slots=True)
 class WindowModel:
-    """The terms of the estimate. Arrays are [source, trigger] or, for names that end in `_width`, [trigger].
+    """The terms of the estimate. Arrays are [source, trigger], or [trigger] if their name ends in `_width`.
 
     Attributes:
+        arrived: number of arrived events.
+        means: mean value of the events.
+        spread: standard deviation of values, for the interval.
         population: A + ρQ, in units of punctual events.
-        spread: standard deviation of values used for the interval.
-        straggler_width: half-width due to the stragglers' number and mean value.
-        reach: distance of `means` from the least and the greatest value of the events that have arrived, and of these
-            and of the values of past windows, [least or greatest, arrived or past, source, trigger]; infinite: unknown.
-        fallback_windows: number of past windows over which `means` is the average, for sources without values in this
-            window; None: there are no such windows.
+        events: A + Q.
+        straggler_width: half-width due to the number and the mean value of the stragglers.
+        reach: distance of `means` from the least and the greatest value, [least or greatest, arrived or past, source,
+            trigger]. For "arrived", the values are the values of the arrived events. For "past", the values of past
+            windows are included. The distance is infinite if the values are not known.
+        fallback_windows: for sources without values in this window, the number of past windows over which `means` is
+            the average; None if there are no such windows.
     """
 
     measure: MeasureKind
@@ -107,12 +118,12 @@ class WindowModel:
 
     @property
     def size(self) -> FloatArray:
-        """N, per trigger."""
+        """N, the estimated number of events, per trigger."""
         return np.asarray(self.events.sum(axis=0))
 
     @property
     def estimate(self) -> FloatArray:
-        """The measure, per trigger; NaN for a mean without events."""
+        """The estimated value of the measure, per trigger; NaN for a mean without events."""
         if self.measure in COUNTS:
             return self.size
         total = (self.means * self.population).sum(axis=0)
@@ -123,16 +134,20 @@ class WindowModel:
 
     @property
     def unit(self) -> FloatArray:
-        """The divisor from the error of the total to the error of the measure: N for a mean, 1 for a sum."""
+        """The number by which the error of the total is divided to get the error of the measure: N for a mean, 1 for a
+        sum.
+        """
         return np.maximum(self.size, 1.0) if self.measure == "mean" else np.ones(self.size.shape)
 
     def is_within(self, error: float, sampling: FloatArray) -> BoolArray:
-        """Returns per trigger whether the interval is within the relative error. False for an estimate of zero.
+        """Returns per trigger whether the interval is within the relative error. The result is false for an estimate of
+        zero.
 
-        If the records of a synopsis are estimated, all records that may be out are within the error.
+        For the measure "records", the number of expected records that have not arrived is added to the half-width.
 
         Args:
-            sampling: half-width due to sampling.
+            error: relative error.
+            sampling: half-width due to sampling, [trigger].
         """
         estimate, out = np.abs(self.estimate), 0.0
         if self.measure == "records":
@@ -140,15 +155,17 @@ class WindowModel:
         return np.asarray((estimate > 0) & (np.hypot(sampling, self.straggler_width) + out <= error * estimate))
 
     def sampling_width(self, count: FloatArray, quantile: float | FloatArray) -> FloatArray:
-        """Returns the half-width due to sampling `count` values; events that have not arrived count as not sampled.
+        """Returns the half-width due to sampling only `count` values. Events that have not arrived count as not
+        sampled.
 
-        It is infinite where the range of values that were not sampled is unknown.
+        The half-width is infinite if the range of the values that were not sampled is not known.
         """
         if self.measure in COUNTS:
             return np.zeros(self.arrived.shape[1])
         z = np.asarray(quantile, np.float64)
         below, above = (self._errors(count, side) for side in self.reach)
-        # Either side may be wrong with half of the probability; where one is much wider, with nearly all of it.
+        # Each side of the interval may fail with half of the probability. If one side is much wider than the other
+        # side, it may fail with nearly all of the probability.
         both, one = _failures(z)
         low = np.maximum(below.quantile(one), above.quantile(one))
         high = np.maximum(below.quantile(z), above.quantile(z))
@@ -160,7 +177,9 @@ class WindowModel:
         return np.asarray(np.nan_to_num(high, nan=np.inf, posinf=np.inf) / self.unit)
 
     def certain_bounds(self, sample: WindowSample) -> tuple[FloatArray, FloatArray]:
-        """Returns bounds of the measure that follow from the values of the sample and the range, per trigger."""
+        """Returns a lower and an upper bound of the measure, per trigger. They follow from the sampled values and the
+        range.
+        """
         nothing = np.full(self.arrived.shape[1], np.inf)
         if self.measure in COUNTS:
             return self.arrived.sum(axis=0), nothing
@@ -175,9 +194,9 @@ class WindowModel:
         return np.where(least >= 0, known, -np.inf), nothing
 
     def rounding(self, sample: WindowSample) -> FloatArray:
-        """Returns a bound of the rounding of the estimate per trigger: n·ε·Σ|v| of n summands, in whatever order.
+        """Returns a bound of the rounding error of the estimate, per trigger: n·ε·Σ|v| for n summands, in any order.
 
-        Σ|v| ≤ sqrt(n·Σv²). Without it, an interval of a window without stragglers would exclude the exact sum.
+        Σ|v| ≤ sqrt(n·Σv²). Without this bound, the interval of a window without stragglers would exclude the exact sum.
         """
         if self.measure in COUNTS:
             return np.zeros(self.arrived.shape[1])
@@ -185,7 +204,7 @@ class WindowModel:
         return np.asarray((count + _OPERATIONS) * _EPSILON * np.sqrt(count * squares) / self.unit)
 
     def sizes(self, half_width: FloatArray, quantile: float) -> FloatArray:
-        """Returns the fewest values of one trigger with which the sampling width is at most `half_width`.
+        """Returns the fewest values of one trigger for which the sampling width is at most `half_width`.
 
         Args:
             half_width: shape (1,).
@@ -198,7 +217,8 @@ class WindowModel:
         total, factor = float((half_width * self.unit)[0]), quantile
         sizes = self._sizes(total, factor)
         for _ in range(_SIZE_ROUNDS):
-            # Half-widths fall with the root of the sizes, or with the sizes where a few large values decide.
+            # Half-widths fall with the root of the sizes. If a few large values determine the half-width, it falls with
+            # the sizes themselves.
             ratio = float((self.sampling_width(sizes, quantile) / half_width)[0]) if total > 0 else 1.0
             if abs(ratio - 1) < _SIZE_TOLERANCE or (ratio > 1 and (sizes >= self.arrived).all()):
                 break
@@ -211,16 +231,21 @@ class WindowModel:
         return sizes[:, None]
 
     def _errors(self, count: FloatArray, reach: FloatArray) -> _Errors:
-        """The distribution of the error of the total to one side, per trigger, from `count` values per source.
+        """Returns the distribution of the error of the total on one side of the interval, per trigger.
 
-        The U events that were not sampled are like the n that were, or, if they have arrived, like one at the end of
-        the range; all compositions of U into n + 1 parts are equally likely. It is the bound of Gaffke for a finite
-        population (see `edgewater.synopses.sampling.bounds`), by its first three moments: without the values, only by
-        their variance and range. The third moment of values with variance σ² is at most σ²(reach - σ²/reach), as of
-        two values; or else the third moment of a lognormal distribution of the same variation c is taken,
-        (3c + c³)σ³. Values that no sample shows are so few that they are rarely among the stragglers.
+        The distribution is the bound of Gaffke for a finite population (see `edgewater.synopses.sampling.bounds`). U
+        events were not sampled, and n events were sampled. Each of the U events has the value of one of the n events;
+        if the U events have arrived, it may also have the value at the end of the range. All compositions of U into n +
+        1 parts are equally likely.
+
+        The bound is computed from its first three moments, because only the variance and the range of the values are
+        known. The third moment of values with variance σ² is at most σ²(reach - σ²/reach), which is the third moment of
+        a distribution on two values. The third moment of a lognormal distribution with the same variation c, (3c +
+        c³)σ³, is used if it is smaller. Values that no sample shows are so few that they are rarely among the
+        stragglers.
 
         Args:
+            count: number of sampled values, [source, trigger].
             reach: distance of the mean from the end of the range, [arrived or past, source, trigger].
         """
         population = np.maximum(self.population, count)
@@ -247,7 +272,7 @@ class WindowModel:
         none = (self.population <= 0.5) | (unseen <= 0)
         unknown = ~none & ~((self.spread > 0) | (count > 0))
         own, end = np.where(none, 0.0, own), np.where(none, 0.0, np.where(unknown, np.inf, end))
-        # One record at the end is enough for all sources with a sample, because together they are one sample.
+        # The sources with a sample are together one sample. So one record at the end of the range is enough for them.
         sampled = np.where(count > 0, end, 0.0)
         worst = np.argmax(np.nan_to_num(sampled[0], nan=np.inf), axis=0)
         moments = own.sum(axis=1) + np.where(count > 0, 0.0, end).sum(axis=1) + sampled[:, worst, np.arange(len(worst))]
@@ -260,21 +285,23 @@ class WindowModel:
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """A gamma distribution by its mean, standard deviation and skewness. Its quantile is approximated by Wilson and
-    Hilferty (1931), and is not below the normal quantile. Arrays by trigger."""
+    """A gamma distribution, by its mean, standard deviation and skewness. Arrays are by trigger.
+
+    The quantile is approximated by Wilson and Hilferty (1931). It is never below the normal quantile.
+    """
 
     mean: FloatArray
     deviation: FloatArray
     skew: FloatArray
 
     def quantile(self, z: FloatArray) -> FloatArray:
-        """Returns the quantile at the probability of the normal quantile z, above 0."""
+        """Returns the quantile whose probability is the probability of the normal quantile z. z is above 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             gamma = 2 / self.skew * (np.maximum(1 + self.skew * z / 6 - self.skew**2 / 36, 0.0) ** 3 - 1)
         return np.asarray(self.mean + np.where(self.skew > _SKEW, np.maximum(gamma, z), z) * self.deviation)
 
     def score(self, value: FloatArray) -> FloatArray:
-        """Returns the z whose quantile is `value`; infinite without deviation."""
+        """Returns the z for which `quantile` is `value`; infinite if the standard deviation is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             normal = np.where(self.deviation > 0, (value - self.mean) / self.deviation, np.inf)
             root = np.cbrt(np.maximum(1 + self.skew * normal / 2, 0.0))
@@ -283,7 +310,9 @@ class _Errors:
 
 
 def _failures(z: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Elementwise: the probability beyond z on both sides, and the normal quantile that has it on one side."""
+    """Returns, elementwise, the probability beyond z on both sides, and the normal quantile with this probability on
+    one side.
+    """
     distinct, inverse = np.unique(z, return_inverse=True)
     failures = np.array([_failure(q) for q in distinct.tolist()])[inverse.reshape(z.shape)]
     return failures[..., 0], failures[..., 1]
@@ -314,11 +343,12 @@ def model_window(
     """Computes the terms of the estimate.
 
     Args:
-        expected, deviation: number of stragglers and its half-width (after `calibration.py`), [source, trigger].
-        ratio: over the sources of all triggers, in order.
+        expected, deviation: number of stragglers and half-width of this number (after `calibration.py`), [source,
+            trigger].
+        ratio: ratios over the sources of all triggers, in the order of the triggers.
         spread: standard deviation of values, [source, trigger].
-        fallback: mean value of sources without sampled values.
-        quantile: of the other terms of the interval.
+        fallback: mean value of sources without sampled values, [source, trigger].
+        quantile: normal quantile for the other terms of the interval, [trigger] or one number.
         past_range: least and greatest value of past windows, as far as they are known.
         fallback_windows: number of windows over which `fallback` is the average.
     """
@@ -346,7 +376,7 @@ def model_window(
 
 
 def _reach(means: FloatArray, sample: WindowSample, past_range: tuple[FloatArray, FloatArray]) -> FloatArray:
-    """Returns `WindowModel.reach`. Without values, nothing is at a distance."""
+    """Returns `WindowModel.reach`. The distance is 0 if there are no values."""
     least, greatest = past_range
     past = np.fmin(sample.least, least), np.fmax(sample.greatest, greatest)
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""The prediction of a window before all of its records have arrived: the estimate, with its interval."""
+"""The prediction of a window before all of its records have arrived: an estimate with an interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NAMED_GROUPS = 3
 NO_INTERVAL = "no group has enough records for an error bound"
 TOO_WIDE = "the interval is wider than the error"
 REVISION_THRESHOLD = 0.25
-"""Share of its interval by which an estimate must change to be published again."""
+"""Share of the published half-width by which an estimate must change to be published again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,14 @@ class GroupPrediction:
     """The estimate of one group, or of all records of a query without groups.
 
     Attributes:
-        key: `edgewater.model.accuracy.group_key`; empty without groups.
-        eligible: the observations suffice for an interval. If not, the bounds are NaN. The estimate is then NaN, too,
-            unless the records were sampled: without a sample the answer's data are the estimate.
-        met: the interval is within the error. If it is not, or if there is no interval, `reason` says why.
-        sampling, straggler, missing: half-widths by cause; `missing` is due to silent edges.
-        arrived, expected, sampled: numbers of records.
+        key: `edgewater.model.accuracy.group_key`; empty for a query without groups.
+        eligible: whether the observations suffice for an interval. If not, the bounds are NaN. The estimate is then
+            NaN, too, unless the records were sampled: without a sample the answer's data are the estimate.
+        met: whether the interval is within the error. If it is not, or if there is no interval, `reason` says why.
+        sampling, straggler, missing: half-widths due to sampling, to stragglers of reporting edges, and to silent
+            edges.
+        arrived, expected, sampled: numbers of records: arrived records, estimated records of the whole window, and
+            sampled records.
     """
 
     key: str
@@ -55,20 +57,22 @@ _GROUP_VALUES = attrgetter(*(f.name for f in fields(GroupPrediction)))
 class Prediction:
     """The estimate of a window.
 
-    With groups, estimate and interval belong to the group whose interval is widest relative to its estimate. Numbers of
-    records are over all groups.
+    For a query with groups, estimate and interval are of the group whose interval is widest relative to its estimate.
+    Numbers of records are sums over all groups.
 
     Attributes:
-        lower, upper: contain the true value with the requested confidence.
-        sampling, straggler, missing: half-widths by cause; `missing` is due to silent edges.
-        met: the interval is within the error. If not, `reason` says why the window is answered even so.
-        arrived, expected, sampled: numbers of records.
+        lower, upper: bounds that contain the true value with the requested confidence.
+        sampling, straggler, missing: half-widths due to sampling, to stragglers of reporting edges, and to silent
+            edges.
+        met: whether the interval is within the error. If not, `reason` says why the window is answered.
+        arrived, expected, sampled: numbers of records: arrived records, estimated records of the whole window, and
+            sampled records.
         silent: edges that have stopped reporting.
         waited_slots: slots since the window's end.
         groups: groups with arrived or expected records; None for a query without groups.
         widening: factor by which the model's interval was widened (`ConformalRecord`).
-        bounded: whether the interval bounds the true value. False if an edge has unread input or has never reported, or
-            if the observations do not suffice for an interval.
+        bounded: whether the interval bounds the true value. It does not if an edge has unread input or has never
+            reported, or if the observations do not suffice for an interval.
     """
 
     estimate: float
@@ -98,7 +102,7 @@ class Prediction:
 
     @property
     def by_group(self) -> tuple[GroupPrediction, ...]:
-        """One prediction per group; one prediction in total for a query without groups."""
+        """One prediction per group. For a query without groups, one prediction of all records."""
         if self.groups is not None:
             return self.groups
         return (
@@ -109,7 +113,7 @@ class Prediction:
         )  # fmt: skip
 
     def differs_from(self, published: Prediction) -> bool:
-        """Whether the prediction should be published as a revision of `published`."""
+        """Returns whether the prediction should be published as a revision of `published`."""
         before = {g.key: g for g in published.by_group if g.eligible}
         changed = (_differs(g, before.get(g.key)) for g in self.by_group if g.eligible)
         stated = (self.met, self.bounded) != (published.met, published.bounded)
@@ -128,13 +132,15 @@ class Prediction:
         return replace(self, **unknown, groups=groups, bounded=False)
 
     def to_list(self) -> list[Any]:
-        """JSON for `from_list`. (`dataclasses.astuple` would copy each number of each group.)"""
+        """Returns JSON for `from_list`. (`dataclasses.astuple` would copy each number of each group.)"""
         groups = None if self.groups is None else [_GROUP_VALUES(g) for g in self.groups]
         return [groups if f.name == "groups" else getattr(self, f.name) for f in fields(self)]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Prediction:
-        """Returns the prediction from the result of `to_list`, after a round trip through JSON."""
+        """Returns the prediction from the result of `to_list`. The values may have been written to JSON and
+        read again.
+        """
         named = dict(zip((f.name for f in fields(cls)), values, strict=True))
         if named["groups"] is not None:
             named["groups"] = tuple(GroupPrediction(*group) for group in named["groups"])
@@ -159,8 +165,8 @@ def combine_groups(
     """Returns the prediction of a window from the predictions of its groups.
 
     Args:
-        never_reported: edges without any report. The accuracy is not met without them.
-        unread: edges that have not read all of their input. Their reports give no bounds.
+        never_reported: edges without any report. If there are such edges, the accuracy is not met.
+        unread: edges that have not read all of their input. If there are such edges, the interval is not bounded.
     """
     eligible = [g for g in groups if g.eligible]
     nothing = GroupPrediction("", False, False, math.nan, *(math.inf,) * 5, 0.0, 0.0, 0.0, NO_INTERVAL)

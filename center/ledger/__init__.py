@@ -1,7 +1,7 @@
-"""Decides when each window of a query is answered, from edges' reports and from time, and states the answer's quality.
+"""Decides when each window of a query is answered, and states the quality of the answer.
 
-It is a pure state machine without I/O and without a clock. `center.job` sends events to it through `center.results`,
-which stores its state.
+The ledger is a state machine without I/O and without a clock. It decides from the reports of edges and from the time.
+`center.job` sends events to it through `center.results`, which stores its state.
 """
 
 from center.ledger.accuracy_quality import ALL_RECORDS_NEEDED

@@ -1,4 +1,4 @@
-"""`AccuracyQuality`: the estimate, the sample and the coverage that an answer states if its query has an accuracy."""
+"""`AccuracyQuality` is the statement of an answer about estimate, sample and coverage, for a query with an accuracy."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ ALL_RECORDS_NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class AccuracyQuality:
-    """Accuracy details of an answer to a query with an accuracy.
+    """The statement of an answer about its accuracy, for a query with an accuracy.
 
     Attributes:
-        measure: the measure that the accuracy is about.
+        measure: the measure that the accuracy is for.
         confidence: probability that the interval of the prediction contains the true value.
-        prediction: predicted value of the window; None: the data alone determine the value.
+        prediction: predicted value of the window; None if the data alone determine the value.
         sampling: whether records were sampled, and the reason.
         waited_ms: event time from the window's end until the arrivals met the error target.
-        coverage: among the recent final windows that had an early answer, the fraction whose first interval contained
-            the true value; None: there is no such window yet.
-        covered: for a final answer, whether the first interval of this window contained the value (for all groups).
-        too_many_groups: the query has too many groups for early answers.
-        unknown_sample: edges may have left out records by sampling without counting them, so the data give no bounds.
-        exceeding: by edge, the number of records of all windows so far that came later than the declared delays; None:
-            no delays are declared.
-        of_records: the measure is a synopsis, and the prediction is about the number of records.
+        coverage: among the recent final windows with an early answer, the fraction whose first interval contained the
+            true value; None if there is no such window yet.
+        covered: for a final answer, whether the first interval of this window contained the value, for all groups.
+        too_many_groups: whether the query has too many groups for early answers.
+        unknown_sample: whether edges may have left out records by sampling without counting them. The data then give no
+            bounds.
+        exceeding: by edge, the number of records of all windows so far that came later than the declared delays; None
+            if no delays are declared.
+        of_records: whether the measure is a synopsis. The prediction is then the number of records.
     """
 
     measure: str
@@ -84,8 +85,11 @@ class AccuracyQuality:
         return result
 
     def to_prediction(self) -> dict[str, Any]:
-        """Returns, by measure, the interval that replaces the interval of the data, or the interval of the number of
-        records. Its members are None if the data have no bounds."""
+        """Returns JSON by measure: the interval that replaces the interval of the data, or the interval of the number
+        of records.
+
+        The members of the interval are None if the data have no bounds.
+        """
         p, of = self.prediction, {"of": "records"} if self.of_records else {}
         if p is None:
             return {self.measure: {"estimate": None, "lower": None, "upper": None, "confidence": None, **of}}
@@ -96,9 +100,10 @@ class AccuracyQuality:
         return {self.measure: {"groups": groups, "confidence": self.confidence, **of}}
 
     def extend(self, result: dict[str, Any], observed: int) -> None:
-        """Adds the statements about the accuracy to an answer's JSON.
+        """Adds this statement to an answer's JSON.
 
         Args:
+            result: the JSON, which is changed.
             observed: number of records in the answer.
         """
         result["accuracy"] = self.to_mapping()
@@ -123,11 +128,11 @@ class AccuracyQuality:
 def describe_sampling(
     spec: QuerySpec, because: Mapping[str, frozenset[SamplingReason]] | None, unknown_sample: bool
 ) -> str:
-    """Returns whether records of a window were sampled, and why.
+    """Returns a text that says whether records of a window were sampled, and why.
 
     Args:
-        because: by edge that sampled, its reasons; None: no edge sampled.
-        unknown_sample: edges may have left out records by sampling without counting them.
+        because: the reasons of each edge that sampled; None if no edge sampled.
+        unknown_sample: whether edges may have left out records by sampling without counting them.
     """
     if because is not None:
         return describe_reasons(because)

@@ -1,18 +1,20 @@
-"""The work of answering: limits how many answers to a query one event gives, so that other queries do not wait."""
+"""Limits how many answers to a query one event gives, so that other queries do not wait."""
 
 from __future__ import annotations
 
 MAX_WORK = 200
-"""The most work of one event for one query. The unit is an answer to a window of one small slice. An answer to a window
-of n slices counts as 1 + n / 8, and more if its slices are large. Measured: an answer takes 1 to 2 ms, each of its
-slices 0.2 ms, each KiB of the slices 5 to 23 µs. The next event gives further answers; other queries come first."""
+"""The most work of one event for one query. The unit is an answer to a window of one small slice.
+
+An answer to a window of n slices counts as 1 + n / 8, and more if its slices are large. In measurements, an answer took
+1 to 2 ms, each of its slices 0.2 ms, and each KiB of the slices 5 to 23 µs. The next event gives further answers.
+Before it, other queries are answered."""
 BYTES_PER_WORK = 64 << 10
 UNWEIGHED_SHARE = 8
-"""After a start, the sizes of a query's slices are unknown. Until its first answer, the query may use an eighth of
-`MAX_WORK`."""
+"""Divisor of `MAX_WORK` until the first answer to a query after a start, because the sizes of its slices are not known
+yet."""
 LEAST_SHARE = 16
-"""If queries have used twice `MAX_WORK` in one event, each further query may use a sixteenth of `MAX_WORK`, because all
-queries wait for the event."""
+"""Divisor of `MAX_WORK` for each further query if queries have used twice `MAX_WORK` in one event, because all queries
+wait for the event."""
 
 
 class AnswerWork:
@@ -38,21 +40,21 @@ class AnswerWork:
 
     @property
     def answer_bytes(self) -> int | None:
-        """The expected size of an answer's slices; None: it is unknown since the state was loaded."""
+        """The expected size of an answer's slices in bytes; None if it is not known since the state was loaded."""
         return None if self._slice_bytes is None else self._slices_per_answer * self._slice_bytes
 
     def weigh(self, size: int, slices: int | None = None) -> None:
-        """Updates the expected size of slices. Large sizes have an effect for longer than small ones.
+        """Updates the expected size of slices. A large size has an effect for longer than a small size.
 
         Args:
             size: size of the slices in bytes.
-            slices: number of slices; None: the number of slices of one answer.
+            slices: number of slices; None for the number of slices of one answer.
         """
         each = size // (slices or self._slices_per_answer)
         self._slice_bytes = max(each, (self._slice_bytes or 0) * 7 // 8)
 
     def forget(self) -> None:
-        """Removes what is known about the sizes of slices. Called when the state was loaded, which has no sizes."""
+        """Removes the expected size of slices. Called when the state was loaded, because the state has no sizes."""
         self._slice_bytes = None
 
     def allow(self, work: int) -> None:
@@ -62,13 +64,13 @@ class AnswerWork:
 
 
 class EventWork:
-    """The work of answering that is left in one event, which all queries share."""
+    """The work for answers that is left in one event. All queries share it."""
 
     def __init__(self) -> None:
         self._left = 2 * MAX_WORK
 
     def grant(self, query: AnswerWork) -> None:
-        """Allows a query its share of the work that is left."""
+        """Sets the work that a query may spend to the query's share of the remaining work."""
         query.allow(max(MAX_WORK // LEAST_SHARE, min(MAX_WORK, self._left)))
 
     def spend(self, query: AnswerWork, answers: int) -> None:

@@ -1,9 +1,10 @@
-"""`Deadlines`: when the next decision about each window of a query is due.
+"""`Deadlines` stores when the next decision about each window of a query must be made.
 
-A window waits until all edges have closed it, until it is final, until its staleness budget ends, or, if it has changed
-since its newest answer, until it may be refined. Windows are in heaps by start. When a frontier advances, it takes the
-windows that it has passed. So the time of a batch depends on the windows that it changes and closes, not on the number
-of open windows. An entry of a heap may be outdated: the table of windows decides, and the heaps can be rebuilt from it.
+A window waits for one of these times: until all edges have closed it, until it is final, or until its staleness budget
+ends. If it has changed since its newest answer, it waits until it may be refined. Windows are in heaps by start. When a
+frontier advances, the windows that it has passed are taken from the heap. So the time of a batch depends on the windows
+that it changes and closes, and not on the number of open windows. An entry of a heap may be outdated. The table of
+windows decides, and the heaps can be built again from it.
 
 The rules assume that the order of windows by start is also their order by end.
 """
@@ -23,11 +24,13 @@ class Deadlines:
 
     Args:
         windows: the windows that are not final, by start.
-        closes_at: by start of a window, the event time up to which all edges must have closed it.
-        due_at: by start of a window, the wall time at which it is answered at the latest; None: there is no such time.
+        closes_at: by start of a window, the event time up to which all edges must have closed the window.
+        due_at: by start of a window, the wall time at which the window is answered at the latest; None if there is no
+            such time.
 
     Attributes:
-        refine_at_ms: wall time at which the first of the changed windows may be answered; None: no window waits.
+        refine_at_ms: wall time at which the first of the changed windows may be answered; None if no changed window
+            waits.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Deadlines:
             heappush(self._awaiting_due, start_ms)
 
     def await_close(self, start_ms: int) -> None:
-        """Lets a window that was complete wait for edges again."""
+        """Makes a window that was complete wait for edges again."""
         heappush(self._awaiting_close, start_ms)
 
     def take_final(self, through_ms: int, reached_ms: int, most: int) -> tuple[set[int], int]:
@@ -68,11 +71,11 @@ class Deadlines:
 
         Args:
             through_ms: event time up to which windows are final so far.
-            reached_ms: event time up to which they may become final.
-            most: number of windows to take at most.
+            reached_ms: event time up to which windows may become final.
+            most: the most windows to take.
 
         Returns:
-            The windows, and the event time up to which windows are final after their answers.
+            The windows, and the event time up to which windows are final after the answers to these windows.
         """
         final, passed = max(through_ms, reached_ms), set[int]()
         while self._awaiting_final and (end := self._closes_at(self._awaiting_final[0])) <= final:
@@ -86,7 +89,7 @@ class Deadlines:
         return passed, final
 
     def take_closed(self, closed_ms: int, most: int) -> set[int]:
-        """Takes windows with data or an answer that all edges have closed, the earliest first."""
+        """Takes windows that all edges have closed and that have data or an answer, the earliest first."""
         passed = set[int]()
         while self._awaiting_close and self._closes_at(self._awaiting_close[0]) <= closed_ms:
             if self._awaiting_close[0] not in self._windows:
@@ -98,7 +101,7 @@ class Deadlines:
         return passed
 
     def take_due(self, now_ms: int, most: int) -> set[int]:
-        """Takes windows without an answer that are due, the earliest first."""
+        """Takes windows without an answer whose deadline has passed, the earliest first."""
         due = set[int]()
         while len(due) < most and self._awaiting_due and self._is_due(self._awaiting_due[0], now_ms):
             start = heappop(self._awaiting_due)
@@ -107,16 +110,18 @@ class Deadlines:
         return due
 
     def next_due(self) -> int | None:
-        """Returns the start of the first window without an answer that has a time at which it is due."""
+        """Returns the start of the first window that has a deadline and no answer; None if there is no such window."""
         while self._awaiting_due and not self._is_unanswered(self._awaiting_due[0]):
             heappop(self._awaiting_due)
         return self._awaiting_due[0] if self._awaiting_due else None
 
     def take_refined(self, changed: set[int], most: int, now_ms: int) -> set[int]:
-        """Takes changed windows that may be answered now, the earliest first, and marks the other windows as outdated.
+        """Takes changed windows that may be answered now, the earliest first, and marks the other changed windows as
+        outdated.
 
         Args:
-            changed: windows that have changed now. Windows that changed earlier and still wait are taken, too.
+            changed: windows that have changed in this event. Windows that changed earlier and still wait are taken,
+                too.
         """
         windows = self._windows
         waiting = {start for start in self._outdated if (w := windows.get(start)) is not None and w.outdated}
@@ -129,19 +134,21 @@ class Deadlines:
         return now
 
     def without_wait(self, starts: set[int]) -> set[int]:
-        """Lets the next event answer windows without the wait after their last answers. Returns the windows."""
+        """Removes the wait after the last answers of windows, so that the next event can answer them. Returns the
+        windows.
+        """
         for start in starts:
             if (state := self._windows.get(start)) is not None and state.refine_from_ms:
                 self._windows.put(start, replace(state, refine_from_ms=0))
         return starts
 
     def update_refinement(self) -> None:
-        """Sets `refine_at_ms`, after answers have been given."""
+        """Sets `refine_at_ms`. Called after answers have been given."""
         states = (self._windows.get(start) for start in self._outdated)
         self.refine_at_ms = min((w.refine_from_ms for w in states if w is not None and w.outdated), default=None)
 
     def has_passed(self, now_ms: int, closed_ms: int, final_ms: int) -> bool:
-        """Whether further windows could be answered now.
+        """Returns whether further windows could be answered now.
 
         Args:
             closed_ms: event time up to which windows are closed.

@@ -1,12 +1,12 @@
-"""`EarlyAnswerBook`: answers windows of a query with an accuracy as soon as their estimate meets the accuracy.
+"""`EarlyAnswerBook` answers windows of a query with an accuracy as soon as their estimate meets the accuracy.
 
-The rules of `TimeWindowBook` apply: the accuracy does not change the phases ``complete`` and ``final``, nor the
-deadline of a staleness budget. It adds early answers. At each report and each deadline the ledger advances the query's
-`EarlyAnswerEstimator` and asks it for a decision about each ended window without an answer. An early answer is revised
+The rules of `TimeWindowBook` apply. The accuracy changes neither the phases ``complete`` and ``final`` nor the deadline
+of a staleness budget. It adds early answers. At each report and each deadline, the ledger advances the query's
+`EarlyAnswerEstimator`. The estimator then decides about each ended window without an answer. An early answer is revised
 when its estimate changes by a quarter of its interval.
 
 The estimator is stored as a log. Each transaction adds its changes as one entry of the ledger's state. From time to
-time a snapshot replaces all entries. So a transaction writes only its own changes.
+time, a snapshot replaces all entries. So a transaction writes only its own changes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from edgewater.wire import SamplingReason
 SNAPSHOT = -1
 """The number of the log entry that is a snapshot."""
 COMPACT_BYTES = 1 << 18
-"""A snapshot replaces a log of this size, if the log is also four times as large as the last snapshot."""
+"""Size in bytes from which a snapshot replaces the log. The log must also be four times as large as the last
+snapshot."""
 
 
 class EarlyAnswerBook(TimeWindowBook):
@@ -58,7 +59,7 @@ class EarlyAnswerBook(TimeWindowBook):
                 others.append((kind, number, entry))
         super().__init__(state, others, margin_ms)
         self._estimator = self._restore_estimator()
-        self._withdraws = False  # all open windows with an early answer are answered again
+        self._withdraws = False  # whether all open windows with an early answer are answered again
 
     def _restore_estimator(self) -> EarlyAnswerEstimator:
         accuracy = self._spec.early_accuracy
@@ -90,9 +91,9 @@ class EarlyAnswerBook(TimeWindowBook):
         self._estimator.observed.speed = self._state.running_clock.speed
 
     def inherit_delays(self, others: Iterable[EarlyAnswerBook]) -> None:
-        """Copies the delays of the same records that other queries have observed.
+        """Copies the delays that other queries have observed for the same records.
 
-        For each edge, the delays come from the query that has observed them for the longest time.
+        The delays of an edge come from the query that has observed them for the longest time.
         """
         known: dict[str, Delays] = {}
         for other in others:
@@ -108,7 +109,7 @@ class EarlyAnswerBook(TimeWindowBook):
         return [*super()._tables(), ("estimator", self._log)]
 
     def _write_log(self) -> None:
-        """Adds the estimator's changes to the log as an entry, or replaces all entries by a snapshot if that is due."""
+        """Adds the estimator's changes to the log as an entry. If the log is large, a snapshot replaces all entries."""
         if not self._estimator.log:
             return
         text = json.dumps(self._estimator.log, separators=(",", ":"))
@@ -133,7 +134,7 @@ class EarlyAnswerBook(TimeWindowBook):
         had_declared_delays = not self._estimator.observed.exceeding
         for frame in frames:
             if frame.arrivals is not None:
-                # An edge's clock that is far ahead must not advance the query's time.
+                # If an edge's clock is far ahead, it must not advance the query's time.
                 latest_ms = self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS)
                 report, through_ms = frame.arrivals, min(frame.arrivals.through_ms, latest_ms)
                 self._estimator.add_report(frame.edge, through_ms, report.substreams, report.sampled, report.unread)
@@ -143,7 +144,7 @@ class EarlyAnswerBook(TimeWindowBook):
     def deadline(self) -> int | None:
         """Returns the deadline of `TimeWindowBook`, or an earlier time at which an edge becomes silent.
 
-        The second time matters only while an ended window has no answer.
+        The time at which an edge becomes silent counts only while an ended window has no answer.
         """
         due_ms = super().deadline()
         ends = [self._end(start) for start, state in self.windows.items() if self._is_open(start, state.is_answered)]
@@ -157,7 +158,7 @@ class EarlyAnswerBook(TimeWindowBook):
         return wall_ms if due_ms is None else min(due_ms, wall_ms)
 
     def _is_observed(self, start_ms: int) -> bool:
-        """Whether an estimate of the window is possible: it has ended, and the lags of its events are known."""
+        """Returns whether the window can be estimated: it has ended, and the lags of its events are known."""
         observed = self._estimator.observed
         return observed.has_observed(start_ms) and observed.has_ended(start_ms)
 
@@ -209,7 +210,7 @@ class EarlyAnswerBook(TimeWindowBook):
         return emission and self._with_prediction(emission, prediction, reasons)
 
     def _answer_early(self, start_ms: int, is_answered: bool, dirty: bool, due: bool, now_ms: int) -> Emission | None:
-        """Returns the early answer to a window, or its revision; None: the window gets no answer now."""
+        """Returns the early answer to a window or a revision of it; None if the window gets no answer now."""
         estimator = self._estimator
         observed = self._is_observed(start_ms)
         prediction: Prediction | None
@@ -266,11 +267,11 @@ def _with_accuracy(
     unknown_sample: bool,
     exceeding: Mapping[str, int],
 ) -> Quality:
-    """Extends the quality of an answer by what its accuracy requires.
+    """Returns the quality of an answer with the statements that an accuracy requires.
 
     Args:
-        sampled_because: reasons per edge that did not process all of the window's records.
-        unknown_sample: edges may have left out records by sampling without counting them.
+        sampled_because: the reasons of each edge that did not process all of the window's records.
+        unknown_sample: whether edges may have left out records by sampling without counting them.
         exceeding: by edge, the number of records that came later than the declared delays.
     """
     accuracy, early_accuracy = spec.accuracy, spec.early_accuracy
@@ -303,7 +304,7 @@ def _with_accuracy(
         too_many_groups, unknown_sample, None if accuracy.delays_ms is None else dict(exceeding),
         accuracy.kind == "records",
     )  # fmt: skip
-    # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
+    # The counters of an open slice arrive with its close. Until then, the arrival counts give the number of records.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
     return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=result)
 
@@ -321,8 +322,9 @@ def _without_false_bounds(prediction: Prediction, quality: Quality) -> Predictio
 def _counted(spec: QuerySpec) -> tuple[object, ...]:
     """Returns the parts of a spec that decide which records edges count, and in which slots.
 
-    Queries with equal parts see the same delays. If values may be missing, the argument of the measure is a part, too.
-    Records of another condition or group have other delays, and other windows or a shorter lateness drop other records.
+    Queries with equal parts have the same delays. If values may be missing, the argument of the measure is one of the
+    parts. Records of another condition or group have other delays. With other windows or a shorter lateness, other
+    records are dropped.
     """
     assert spec.accuracy is not None
     measure = next(m for m in spec.measures if m.name == spec.accuracy.measure)

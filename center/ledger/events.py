@@ -1,6 +1,6 @@
-"""The ledger's events and its decisions.
+"""The ledger's events, and its decisions.
 
-Windows, slices and `through_ms` are event time; `now_ms`, `answered_at_ms` and `received_at_ms` are wall time. All
+Windows, slices and `through_ms` are event times. `now_ms`, `answered_at_ms` and `received_at_ms` are wall times. All
 times are int64 ms since the epoch, UTC.
 """
 
@@ -15,7 +15,7 @@ from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import Arrivals, DroppedRecords, InputLoss, LossReason, QueryRef, SliceClose
 
 FRAMES = "frames"
-"""The source of losses that the center states: frames and partials that it cannot read or merge."""
+"""The source of losses that the center states itself: frames and partials that it cannot read or merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,15 @@ class FrameSummary:
     """A frame without its synopses.
 
     Attributes:
+        position: number of the frame in its query.
+        through_ms: event time up to which the edge has answered the query.
         touched: start times of the slices for which the frame has partials.
-        incarnation: incarnation of the edge; the counters of closes are totals per incarnation.
-        since_ms: event time from which the edge has all records of the query; None: it has all records.
-        arrivals: arrival statistics, for a query with an accuracy; None: the frame has no such statistics.
-        losses: input of the edge that is or may be lost.
-        dropped: records that the edge accepted but did not count, because they came too late.
+        incarnation: incarnation of the edge. The counters of closes are totals per incarnation.
+        since_ms: event time from which the edge has all records of the query; None if it has all records.
+        arrivals: arrival statistics, for a query with an accuracy; None if the frame has no such statistics.
+        losses: input of the edge that is lost or may be lost.
+        dropped: records that the edge accepted but did not count because they came too late, and records that sources
+            rejected.
     """
 
     query: QueryRef
@@ -46,8 +49,10 @@ class FrameSummary:
     dropped: tuple[DroppedRecords, ...] = ()
 
     def within(self, begin_ms: int, end_ms: int) -> FrameSummary:
-        """Returns the frame without slices outside of [begin_ms, end_ms). An edge may send such slices before it
-        receives a border."""
+        """Returns the frame without slices outside of [begin_ms, end_ms).
+
+        An edge may send such slices before it receives a border.
+        """
         return replace(
             self,
             touched=tuple(start for start in self.touched if begin_ms <= start < end_ms),
@@ -59,12 +64,12 @@ class FrameSummary:
 
 
 def state_refusal(frames: list[FrameSummary], query: QueryRef, slice_start_ms: int, position: int | None) -> None:
-    """States a refused partial of a slice as lost input of its edge.
+    """Adds the loss of a partial that the center refused to the edge's frames.
 
     Args:
-        frames: changed in place.
-        position: position of the frame with the partial. None: the partial was merged from several frames, so the loss
-            is stated for each frame with a partial of the slice.
+        frames: the frames, which are changed in place.
+        position: position of the frame with the partial. If None, the partial was merged from several frames, and the
+            loss is added to each frame that has a partial of the slice.
     """
     for i, frame in enumerate(frames):
         concerned = slice_start_ms in frame.touched if position is None else frame.position == position
@@ -73,21 +78,24 @@ def state_refusal(frames: list[FrameSummary], query: QueryRef, slice_start_ms: i
 
 
 def refusal(slice_start_ms: int) -> InputLoss:
-    """Returns the loss of a partial. The loss names one moment in the slice, because each window contains the whole
-    slice or no part of it."""
+    """Returns the loss of a partial of a slice.
+
+    The loss has the time of one moment in the slice. This is enough, because each window contains the whole slice or no
+    part of it.
+    """
     return InputLoss(FRAMES, LossReason.PARTIAL_REFUSED, slice_start_ms, slice_start_ms + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRegistered:
-    """A query was registered, or a border of its windows was set. Idempotent."""
+    """A query was registered, or a border of its windows was set. The event may be applied again."""
 
     query: RegisteredQuery
 
 
 @dataclass(frozen=True, slots=True)
 class QueryDeleted:
-    """A query was deleted: its state is dropped and its remaining frames are ignored."""
+    """A query was deleted. Its state is dropped, and its remaining frames are ignored."""
 
     ref: QueryRef
 
@@ -95,14 +103,15 @@ class QueryDeleted:
 @dataclass(frozen=True, slots=True)
 class EdgesChanged:
     """The catalog's full list of edges, including retired edges. If the list completes windows, the next `TimeAdvanced`
-    answers them."""
+    answers these windows.
+    """
 
     edges: tuple[EdgeRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FramesMerged:
-    """The partials of these frames were merged: one micro-batch, of any number of queries."""
+    """The partials of these frames were merged. The frames are one micro-batch, of any number of queries."""
 
     frames: tuple[FrameSummary, ...]
     now_ms: int
@@ -121,7 +130,10 @@ class SlicesRefused:
 
 
 class QueryFailed(Exception):
-    """A query's state, or an answer to the query, raised an exception, which is the cause. Other queries can go on."""
+    """Raised if a query's state, or an answer to the query, raised an exception. Other queries can continue.
+
+    That exception is the `__cause__` of this one.
+    """
 
     def __init__(self, query: QueryRef) -> None:
         super().__init__(f"query {query.name}@{query.version}")
@@ -129,7 +141,7 @@ class QueryFailed(Exception):
 
 
 class QueryTooLarge(QueryFailed):
-    """A query costs the job more than the limit, so all other queries would wait for it."""
+    """Raised if a query costs the job more than the limit. All other queries would wait for it."""
 
     def __init__(self, query: QueryRef, reason: str) -> None:
         super().__init__(query)
@@ -148,14 +160,15 @@ class TimeAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class LateSlice:
-    """Records of one or several slices that are missing in answers to windows over the slices. The windows were final
-    when the records came, or a source rejected the records.
+    """Records of one or several slices that are missing in answers to windows over the slices.
+
+    The windows were final when the records came, or a source rejected the records.
 
     Attributes:
         slice_start_ms, slice_end_ms: the slice, or a range of slices. A range means that the event time of rejected
-            records could not be read, so each window over the range may lack the records. `MIN_TIME_MS`: the slice is
-            not known.
-        through_ms: the windows over the slice that end at or before this event time lack the records.
+            records could not be read. Each window over the range may then lack the records. `slice_start_ms` is
+            `MIN_TIME_MS` if the slice is not known.
+        through_ms: the records are missing in the windows over the slice that end at or before this event time.
         reason: ``after-final`` (the center had given the final answer) or a `DropReason.label`.
     """
 

@@ -1,4 +1,4 @@
-"""Computes from the catalog's list of edges which edges a query's windows wait for, and the clock of the stream."""
+"""Computes from the catalog's list of edges the edges for which a query's windows wait, and the clock of the stream."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from edgewater.model.edge_records import EdgeRecord, expected_edges
 from edgewater.model.streams import EdgeId, StreamClock
 
 FirstDueWindow = Callable[[StreamClock | None, int], int | None]
-"""(the stream's clock, wall time at which an edge first served the stream) -> start of the first window that becomes
-due without data; None: there is no such window."""
+"""A function that returns the start of the first window that becomes due without data, or None if there is no such
+window. Its arguments are the stream's clock, and the wall time at which an edge first served the stream."""
 
 
 def with_edges(state: QueryState, edges: Sequence[EdgeRecord], first_due_window: FirstDueWindow) -> QueryState:
-    """Returns a query's state after a change of the catalog's list of edges; the same object if nothing changes.
+    """Returns a query's state after a change of the catalog's list of edges. If nothing changes, returns the same
+    object.
 
     Args:
         edges: all edges, including retired edges.
@@ -51,8 +52,9 @@ def with_edges(state: QueryState, edges: Sequence[EdgeRecord], first_due_window:
 
 
 def _choose_clock(state: QueryState, serving: Sequence[EdgeRecord]) -> StreamClock | None:
-    """Returns the stream's clock. It stays the same as long as an edge has it, so a new edge does not move
-    deadlines."""
+    """Returns the stream's clock. The clock does not change while an edge has it, so a new edge does not move
+    deadlines.
+    """
     clocks = [s.clock for e in serving if (s := e.stream(state.query.spec.stream)) is not None]
     if not clocks or state.clock in clocks:
         return state.clock

@@ -1,7 +1,8 @@
-"""`Ledger`: a deterministic state machine, without I/O, that decides which windows are answered and when.
+"""`Ledger` is a deterministic state machine, without I/O, that decides which windows are answered and when.
 
-Events carry the time. `ResultStore` drives the ledger inside `Ledger.transaction` and writes what changed in the
-database transaction of the answers. If either fails, the ledger is loaded again from the store.
+Events carry the time. `ResultStore` calls the ledger inside `Ledger.transaction`. It writes the changes of the ledger
+and the answers in one database transaction. If the ledger or the database transaction fails, the ledger is loaded again
+from the store.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from edgewater.model.windows import SessionWindow
 from edgewater.wire import QueryRef
 
 AT_ONCE_MS = 0
-"""A deadline that has passed on any clock."""
+"""A deadline that is in the past on any clock."""
 
 
 class Ledger:
     """The windows of all queries.
 
     Args:
-        margin_ms: time that it takes to write an answer. An early answer is emitted this time before the staleness
-            budget ends, but never before half of the budget.
+        margin_ms: time that it takes to write an answer. An early answer is emitted so much earlier than the end of its
+            staleness budget, but never before half of the budget.
 
     Attributes:
         on_query: called before a query is advanced.
@@ -60,19 +61,19 @@ class Ledger:
         self._listed: frozenset[EdgeId] = frozenset()
         # Queries whose windows may be due without a new frame. The next TimeAdvanced examines these queries.
         self._pending: set[QueryRef] = set()
-        # Wall time, ms, until which time alone does not advance them. Not part of the state that is stored.
+        # By query, the wall time in ms until which `TimeAdvanced` does not advance the query. It is not stored.
         self._paused_until_ms: dict[QueryRef, int] = {}
         self._transaction: LedgerTransaction | None = None
         self._is_stale = False
         self._revisions_after = 0
 
     def handle(self, event: LedgerEvent) -> list[Emission]:
-        """Applies an event and returns the answers to write now, ordered by query and window.
+        """Applies an event, and returns the answers to write now, ordered by query and window.
 
         Raises:
-            NotFound: a frame's query was never registered. No frame is applied, because the frame of that query would
+            NotFound: a frame's query was never registered. No frame is applied, because the frames of this query would
                 be lost. Frames of a deleted query are ignored.
-            QueryFailed: the state of a query cannot take the event `TimeAdvanced`: see `pause`.
+            QueryFailed: a query failed while `TimeAdvanced` was applied (see `pause`).
         """
         assert not self._is_stale, "a transaction has failed: load the ledger first"
         match event:
@@ -92,7 +93,10 @@ class Ledger:
         return []
 
     def next_deadline(self) -> int | None:
-        """Wall time, ms, of the next `TimeAdvanced` that is needed (`AT_ONCE_MS`: now), or None."""
+        """Returns the wall time in ms of the next `TimeAdvanced` that is needed; None if none is needed.
+
+        `AT_ONCE_MS` means that it is needed now.
+        """
         if self._is_stale or not self._pending <= self._paused_until_ms.keys():
             return AT_ONCE_MS
         until = [due_ms for ref, due_ms in self._paused_until_ms.items() if ref in self._books]
@@ -100,7 +104,7 @@ class Ledger:
         return min((due_ms for due_ms in (*until, *deadlines) if due_ms is not None), default=None)
 
     def pause(self, ref: QueryRef, until_ms: int) -> None:
-        """Pauses answers by time alone to a query until a wall time, because its state has failed to apply the time."""
+        """Stops `TimeAdvanced` for a query until a wall time, because the query has failed in this event."""
         self._paused_until_ms[ref] = until_ms
 
     def weigh(self, ref: QueryRef, size: int, slices: int | None = None) -> None:
@@ -109,15 +113,21 @@ class Ledger:
             self._books[ref].work.weigh(size, slices)
 
     def open_windows(self, ref: QueryRef) -> int:
-        """Number of windows of a query that are not final."""
+        """Returns the number of windows of a query that are not final."""
         return len(self.book(ref).windows)
 
     def has_waiting_changes(self, ref: QueryRef) -> bool:
-        """Whether windows of a query have changed since their newest answers, and wait to be answered again."""
+        """Returns whether a query has windows that have changed since their newest answers and wait for
+        another answer.
+        """
         return self.book(ref).deadlines.refine_at_ms is not None
 
     def book(self, ref: QueryRef) -> WindowBook:
-        """Returns the windows of a query, for reading only. Raises NotFound."""
+        """Returns the windows of a query, for reading only.
+
+        Raises:
+            NotFound: the query is not in the ledger.
+        """
         if ref not in self._books:
             raise NotFound(f"query {query_key(ref)} is not in the ledger")
         return self._books[ref]
@@ -129,32 +139,41 @@ class Ledger:
         return ref.version <= self._deleted.get(ref.name, 0)
 
     def wall_ms(self, ref: QueryRef, event_ms: int) -> int:
-        """Converts an event time of the query's stream to wall time. Raises NotFound."""
+        """Converts an event time of the query's stream to wall time.
+
+        Raises:
+            NotFound: the query is not in the ledger.
+        """
         return self.book(ref).state.running_clock.to_wall_ms(event_ms)
 
     def sealed_before(self, ref: QueryRef) -> int:
-        """Returns an event time, ms: slices that start before it belong to final windows only and accept no more
-        data."""
+        """Returns an event time in ms. Slices that start before it belong only to final windows, and accept no more
+        data.
+        """
         book = self._books.get(ref)
         return book.sealed_before() if book else MIN_TIME_MS
 
     def takes(self, ref: QueryRef, slice_start_ms: int) -> bool:
-        """Whether a slice belongs to a window of this version of a query that is not final. False for a deleted
-        query."""
+        """Returns whether a slice belongs to a window of this version of a query that is not final.
+
+        The result is false for a deleted query.
+        """
         book = self._books.get(ref)
         return book is not None and book.takes(slice_start_ms) and slice_start_ms >= book.sealed_before()
 
     def ended(self, now_ms: int) -> list[QueryRef]:
-        """The queries that have an end, and whose windows all have their final answers."""
+        """Returns the queries that have an end and whose windows all have their final answers."""
         return [ref for ref, book in self._books.items() if book.has_ended or book.is_abandoned(now_ms)]
 
     def states_late(self, ref: QueryRef) -> bool:
-        """Whether answers of a query may have to state records that came too late, or that sources rejected."""
+        """Returns whether records of a query came too late or were rejected, so that its answers may have to state
+        this.
+        """
         state = self.book(ref).state
         return state.after_final > 0 or state.rejected > 0
 
     def after_final(self, ref: QueryRef) -> int:
-        """Number of records so far that came for a window of the query when the window was final."""
+        """Returns the number of records so far that came for a window of the query when the window was final."""
         return self.book(ref).state.after_final
 
     def exceeding_delays(self) -> dict[QueryRef, Mapping[str, int]]:
@@ -163,11 +182,11 @@ class Ledger:
         return {ref: estimator.observed.exceeding for ref, estimator in early.items() if estimator.observed.exceeding}
 
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
-        """Per query with an accuracy and per edge, the sampling rate that the contract needs."""
+        """Returns, per query with an accuracy and per edge, the sampling rate that the contract needs."""
         return {ref: q.needed_rates() for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
 
     def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
-        """Returns the queries whose accuracy is about a function of a sample, with the edges that each expects."""
+        """Returns the queries whose accuracy is for a function of a sample, with the expected edges of each query."""
         states = {ref: q.state for ref, q in self._books.items()}
         return {
             ref: (state.query.spec, tuple(state.expected))
@@ -176,14 +195,18 @@ class Ledger:
         }
 
     def snapshot(self, ref: QueryRef) -> bytes:
-        """Returns the whole state of a query. Raises NotFound."""
+        """Returns the whole state of a query.
+
+        Raises:
+            NotFound: the query is not in the ledger.
+        """
         return self.book(ref).snapshot()
 
     def restore(self, ref: QueryRef, snapshot: bytes) -> None:
-        """Sets a query, known or not, to the state of a snapshot.
+        """Sets the state of a query from a snapshot. The query may be new.
 
         Raises:
-            StorageError: not a snapshot, or one of another query.
+            StorageError: the bytes are not a snapshot, or are a snapshot of another query.
             UnsupportedVersion: the snapshot has a newer format.
         """
         assert self._transaction is None, "restore is not part of a transaction"
@@ -204,10 +227,10 @@ class Ledger:
         return book
 
     def load(self, snapshots: Mapping[QueryRef, bytes | None], revisions_after: int = 0) -> None:
-        """Replaces the state of all queries, as after a failed transaction, except for the list of edges.
+        """Replaces the state of all queries, for example after a failed transaction. The list of edges stays.
 
         Args:
-            snapshots: by query; None: the query is deleted.
+            snapshots: by query; None if the query is deleted.
             revisions_after: new answers get higher revisions than this one, because readers may have answers that the
                 store lacks.
 
@@ -225,7 +248,9 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[LedgerTransaction]:
-        """Records what events change. After an exception the ledger takes no event until it is loaded again."""
+        """Records the changes of events. After an exception, the ledger must be loaded before it accepts
+        another event.
+        """
         assert self._transaction is None, "transactions do not nest"
         edges = self._edges, self._listed
         self._transaction = transaction = LedgerTransaction(self._books, self._deleted)
@@ -239,7 +264,7 @@ class Ledger:
             self._transaction = None
 
     def _touch(self, ref: QueryRef) -> WindowBook:
-        """Returns the query's book, which is about to change."""
+        """Returns the query's book. Called before the book changes."""
         book = self.book(ref)
         if self._transaction is not None and ref not in self._transaction.touched:
             self._transaction.touched[ref] = book
@@ -320,7 +345,7 @@ class Ledger:
         return emissions
 
     def _note_backlog(self, ref: QueryRef, book: WindowBook) -> None:
-        """Makes a query due at once if the event could not give all answers to it (`MAX_WORK`)."""
+        """Makes the next `TimeAdvanced` examine a query if the event could not give all answers to it (`MAX_WORK`)."""
         if book.has_backlog:
             self._pending.add(ref)
         else:
@@ -328,7 +353,7 @@ class Ledger:
 
 
 class LedgerTransaction:
-    """The changes since `Ledger.transaction` was entered."""
+    """The changes since `Ledger.transaction` began."""
 
     def __init__(self, queries: dict[QueryRef, WindowBook], deleted: dict[str, int]) -> None:
         self._books = queries

@@ -1,7 +1,9 @@
-"""`Losses`: the records that a query's windows are known to lack, and how the ledger learns it.
+"""`Losses` finds the records that are known to be missing in a query's windows. The other functions compute losses for
+the state.
 
-A window lacks records of an edge that has not closed it, has a gap in it, has lost input or its state, or has left.
-A span is the event time [from, to), ms, that an edge must have closed for a window to have all its records.
+A window lacks records of an edge if the edge has not closed the window, has a gap in it, has lost input or its state,
+or has left. A span is the event time [from, to), in ms, that an edge must have closed for a window to have all its
+records.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from edgewater.model.windows import SlicedWindow
 from edgewater.wire import DroppedRecords, InputLoss, LossReason
 
 LEAVING_MS = 10_000
-"""Wall time after the last heartbeat of a retired edge. After it, the edge knows of its retirement and accepts no more
-records."""
+"""Wall time after the last heartbeat of a retired edge. After this time, the edge has received its retirement and
+accepts no more records."""
 MAX_AHEAD_MS = 60_000
-"""Wall time by which an edge's clock may be ahead of the center's."""
+"""The longest wall time by which an edge's clock may be ahead of the center's clock."""
 MAX_LOSS_TEXT = 500
-"""The most characters of a loss's source and reason, because the answer to every window that may lack records repeats
-them."""
+"""The most characters of a loss's source and reason. The texts are limited because the answer to every window that may
+lack records repeats them."""
 
 Span = tuple[int, int]
 
@@ -35,8 +37,10 @@ class Losses:
     state: QueryState
 
     def missing_edges(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the expected edges whose records are missing in a window. The edge has not closed the window, or it
-        lacks the records itself."""
+        """Returns the expected edges whose records are missing in a window.
+
+        Such an edge has not closed the window, or does not have the records itself.
+        """
         through, end = self.state.through_ms, span[1]
         return tuple(
             edge
@@ -45,7 +49,7 @@ class Losses:
         )
 
     def concern(self, span: Span) -> bool:
-        """Whether an expected edge does not have all records of a window, so that the window cannot become complete."""
+        """Returns whether a window cannot become complete because an expected edge does not have all its records."""
         state = self.state
         if not state.gaps and not state.losses and not state.lost_states:
             return False
@@ -63,12 +67,12 @@ class Losses:
         return tuple(EdgeId(e) for e in left if state.through_ms.get(e, MIN_TIME_MS) < end)
 
     def inputs(self, span: Span) -> tuple[tuple[EdgeId, InputLoss], ...]:
-        """Returns the stated losses of expected edges whose records may belong to a window."""
+        """Returns the losses that expected edges have stated and whose records may belong to a window."""
         by_edge = ((e, loss) for e in self.state.expected for loss in self.state.losses.get(e, ()))
         return tuple((edge, loss) for edge, loss in by_edge if loss.overlaps(*span))
 
     def _edge_lacks_records(self, edge: EdgeId, span: Span) -> bool:
-        """Whether the edge has a gap in the span, may have lost input of the span, or has lost its state."""
+        """Returns whether the edge has a gap in the span, may have lost input of the span, or has lost its state."""
         begin, end = span
         gap_from, gap_to = self.state.gaps.get(edge, (MIN_TIME_MS, MIN_TIME_MS))
         has_lost_input = any(loss.overlaps(begin, end) for loss in self.state.losses.get(edge, ()))
@@ -80,7 +84,7 @@ class Losses:
 
 
 def bounded_loss(loss: InputLoss, frame: FrameSummary, clock: StreamClock) -> InputLoss:
-    """Returns a loss that a frame states, with shortened texts, and with an end if the frame is damaged.
+    """Returns a loss of a frame with shortened texts. If the frame is damaged, the loss also gets an end.
 
     A damaged frame has no records that are newer than the frame, except for records ahead of the clock.
     """
@@ -91,7 +95,7 @@ def bounded_loss(loss: InputLoss, frame: FrameSummary, clock: StreamClock) -> In
 
 
 def loss_of_rejected(rejected: DroppedRecords, window: SlicedWindow) -> InputLoss:
-    """Returns rejected records as a loss of input, to select the windows that lack the records."""
+    """Returns rejected records in the form of a loss of input. It is used to find the windows that lack the records."""
     start_ms = rejected.slice_start_ms
     until_ms = window.slice_end(start_ms) if rejected.until_ms is None else rejected.until_ms
     from_ms = None if start_ms == MIN_TIME_MS else start_ms
@@ -99,7 +103,8 @@ def loss_of_rejected(rejected: DroppedRecords, window: SlicedWindow) -> InputLos
 
 
 def edges_leaving(state: QueryState, edges: Sequence[EdgeRecord], expected: Collection[EdgeId]) -> dict[str, int]:
-    """Returns the edges that are no longer expected, each with an event time up to which it may have accepted records.
+    """Returns the edges that are no longer expected. The value is an event time up to which the edge may have accepted
+    records.
 
     Args:
         expected: the edges that are expected from now on.
@@ -113,10 +118,10 @@ def edges_leaving(state: QueryState, edges: Sequence[EdgeRecord], expected: Coll
 def lost_states(
     state: QueryState, edges: Sequence[EdgeRecord], clock: StreamClock | None
 ) -> Mapping[str, tuple[int, int]]:
-    """Returns `QueryState.lost_states` with the losses that the list of edges states.
+    """Returns `QueryState.lost_states` with the losses in the list of edges added.
 
     Args:
-        clock: the stream's clock from now on. A replay starts again with a new state, so the event time by the previous
+        clock: the stream's clock from now on. A replay starts again with a new state, so the event time on the previous
             clock counts, too.
     """
     lost = dict(state.lost_states)

@@ -1,4 +1,4 @@
-"""`Quality`: an answer's phase, completeness, error by cause, and contract."""
+"""`Quality` is an answer's phase, completeness, error by cause, and contract."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgewater.wire import REJECTIONS, InputLoss, Rest
 
 
 class Phase(StrEnum):
-    """Progress of a window's answers. A window's phase never moves back."""
+    """Progress of a window's answers. The phase of a window never goes back."""
 
     EARLY = "early"
     COMPLETE = "complete"
@@ -47,10 +47,10 @@ _NO_DELIVERIES: Mapping[str, tuple[Delivery, ...]] = {}
 
 
 MAX_LISTED_EDGES = 1_000
-"""The most edges that a statement of an answer lists."""
+"""The most edges in a list of an answer."""
 
 Constants = Mapping[str, Constant]
-"""By column of `group_by`, the one value that it has in all records of an edge."""
+"""By column of `group_by`, the value of the column if all records of an edge have the same value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class EdgeStatements:
 
     Attributes:
         closed: expected edges, sorted, that had closed the window with all their records.
-        closed_until_ms: for each missing edge that has closed a slice, the event time before which it had closed all
-            slices.
+        closed_until_ms: for each missing edge that has closed a slice, the event time before which the edge had closed
+            all slices.
         totals: totals by edge, sorted, of the edges whose closes state late or withheld records.
         constants: constants of the edges in `totals`.
     """
@@ -92,12 +92,13 @@ NO_STATEMENTS = EdgeStatements()
 
 @dataclass(frozen=True, slots=True)
 class SessionQuality:
-    """Session details of an answer.
+    """The part of an answer's quality about its session.
 
     Attributes:
-        cut: the session reached its maximum length and continues in the next one.
+        cut: whether the session reached its maximum length and continues in the next session.
         cuts: number of final sessions of the query so far that were cut.
-        merged_into_ms: start of the session into which this session was merged. This session then has no data.
+        merged_into_ms: start of the session into which this session was merged. This session then has no data. None if
+            it was not merged.
     """
 
     cut: bool
@@ -111,27 +112,29 @@ class Quality:
 
     Attributes:
         expected: number of expected edges.
-        missing: expected edges, sorted, that have not closed the window, or closed it without all its records: they
-            joined too late, lost their state or have lost input.
-        lost_state: edges of `missing` that lost their state while the window was open.
+        missing: expected edges, sorted, that have not closed the window, or closed it without all its records because
+            they joined too late, lost their state or have lost input.
+        lost_state: the edges of `missing` that lost their state while the window was open.
         observed: number of records in the answer.
         late: number of records in the answer that arrived after their slice's close.
         staleness_ms: time from the window's end to this answer.
-        first_staleness_ms: time from the window's end to the answer that a staleness budget applies to, as in `assess`.
+        first_staleness_ms: time from the window's end to the answer to which a staleness budget applies, as in
+            `assess`.
         withheld: by measure, the withheld amounts, if an edge withholds anything.
-        requested: the budget as requested. Without a budget: ``{"exact": true}`` if all measures are exact, otherwise
-            for each measure whether it is exact. Such a contract asks for all records. A measure that is not exact has
-            the error of its synopsis.
-        session: set for session windows.
-        accuracy: set for a query with an accuracy.
+        requested: the budget as requested. Without a budget, ``{"exact": true}`` if all measures are exact, otherwise
+            whether each measure is exact. Such a contract requests all records. A measure that is not exact has the
+            error of its synopsis.
+        session: statement about the session, for session windows.
+        accuracy: statement about the accuracy, for a query with an accuracy.
         losses: by edge, the stated losses of input that the window may lack.
-        deliveries: by expected edge that does not count each record exactly once, its deliveries.
-        left: edges, sorted, that left after the window had begun and before they had closed it: they were retired, or
+        deliveries: by expected edge that does not count each record exactly once, the edge's deliveries.
+        left: edges, sorted, that left after the window had begun and before they had closed it. They were retired, or
             no longer serve the stream.
         edges: the statements of each edge.
-        constants: by edge of `missing` and `left`, its constants. The edge has records only in groups with these
-            values. Edges without a constant are absent.
-        rests: by measure whose values edges withhold, the amount that all groups together lack; None: unknown.
+        constants: constants by edge of `missing` and `left`. The edge has records only in groups with these values.
+            Edges without a constant are absent.
+        rests: by measure whose values edges withhold, the amount that is missing in all groups together; None if it is
+            unknown.
     """
 
     expected: int
@@ -163,15 +166,19 @@ class Quality:
 
     @property
     def keeps_error(self) -> bool:
-        """Whether the contract has no violation except the staleness. It is also False if a maximum is unsent, because
-        its error depends on the values of the answer (`center.serving.withheld`)."""
+        """Whether the contract has no violation except the staleness.
+
+        It is also false if a maximum is unsent, because the error of the maximum depends on the values of the answer
+        (`center.serving.withheld`).
+        """
         unsent = any(bound.unsent is not None for bound in self.withheld.values())
         return not unsent and all(v.code == STALENESS for v in self.violations)
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns the members of an answer's JSON: completeness, records, staleness_ms, error, contract.
 
-        Two more members are not shown in answers: explanations show `edges`, and totals are computed from `rests`.
+        It also has two members that answers do not show: explanations show `edges`, and totals are computed from
+        `rests`.
         """
         result: dict[str, Any] = {
             "completeness": self._completeness(),
@@ -246,9 +253,9 @@ def assess(
 
     Args:
         constants: the constants of each edge.
-        has_data: some edge has reported records of the window.
-        first_staleness_ms: staleness of the window's first answer. Under a combined budget: staleness of the first
-            answer that kept the error budget. A staleness budget applies to this answer only.
+        has_data: whether an edge has reported records of the window.
+        first_staleness_ms: staleness of the window's first answer. Under a combined budget, staleness of the first
+            answer that kept the error budget. A staleness budget applies only to this answer.
     """
     withheld = dict(sorted((totals.withheld or {}).items()))
     violations: list[Violation] = []
@@ -283,13 +290,14 @@ def assess(
 
 
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Extends `Quality.to_mapping()` by records that are in no answer to the window. The window was final when the
-    records came, or sources rejected the records.
+    """Adds records that are in no answer to the window to the result of `Quality.to_mapping()`.
 
-    Nobody knows the values of a rejected record, or whether the query's condition would accept it. So with rejected
-    records, the number of expected records is unknown.
+    The window was final when the records came, or sources rejected the records. The values of a rejected record are not
+    known. It is also not known whether the query's condition would accept it. So with rejected records, the number of
+    expected records is unknown.
 
     Args:
+        quality: the result of `Quality.to_mapping()`.
         counts: number of records by reason (`LateSlice.reason`).
     """
     rejected = {reason: n for reason, n in counts.items() if reason in REJECTIONS and n}
@@ -336,6 +344,6 @@ def _requested(spec: QuerySpec) -> dict[str, Any]:
 
 
 def _exactness(spec: QuerySpec) -> bool | dict[str, bool]:
-    """True if all measures are exact; otherwise, whether each is."""
+    """Returns True if all measures are exact; otherwise, by measure, whether it is exact."""
     each = {m.name: m.function.exact for m in spec.measures}
     return True if all(each.values()) else each

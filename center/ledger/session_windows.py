@@ -1,14 +1,15 @@
 """Session windows: the reports of all edges about their slices decide which sessions exist.
 
-Closes report the extent of each slice's records, from which `center/ledger/sessionize.py` computes the sessions. The
-first record identifies a session. If an earlier record arrives, or if the session is joined to the session before it,
-the session becomes part of another session. If the session had an answer, it gets one more revision. This revision has
-no data, and names the session that has the records now. If a session begins at the same record again, its revision
+Closes report the extent of each slice's records. `center/ledger/sessionize.py` computes the sessions from the extents.
+The first record identifies a session. If an earlier record arrives, or if the session is joined to the session before
+it, the session becomes part of another session. If the session had an answer, it gets one more revision. This revision
+has no data, and names the session that has the records now. If a session begins at the same record again, its revision
 numbers continue.
 
-A session is *closed* up to one gap later than other windows. A record less than a gap after the last one may be in the
-next slice, and an edge reports it when it closes that slice. When a session is final, it is sealed with all slices
-before it. A record between a final session and a session that is not final belongs to the session that is not final.
+A session is *closed* one gap later than other windows with the same end. A record less than a gap after the last record
+may be in the next slice, and an edge reports it when it closes that slice. When a session is final, it is sealed with
+all slices before it. A record between a final session and a session that is not final belongs to the session that is
+not final.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from edgewater.model.windows import Extent, SessionWindow
 
 
 class SessionWindowBook(WindowBook):
-    """The windows of a query of session windows."""
+    """The windows of a query with session windows."""
 
     def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
         super().__init__(state, entries, margin_ms)
@@ -100,7 +101,7 @@ class SessionWindowBook(WindowBook):
         before = self.windows.get(start_ms)
         state = replace(before or WindowState(has_data=True), session=session, merged_into=None)
         if state.first_staleness_ms is None and inherited_staleness_ms is not None:
-            # Its records were answered in time, under the start of another session.
+            # The records of this session were answered in time, under the start of another session.
             state = replace(state, first_staleness_ms=inherited_staleness_ms)
         if inherited_staleness_ms is not None:
             state = replace(state, refine_from_ms=0)  # answers of the merged session refer readers to this session
@@ -122,7 +123,7 @@ class SessionWindowBook(WindowBook):
         session = self._session(start_ms)
         if session is None:
             return MIN_TIME_MS, MIN_TIME_MS
-        # A record less than a gap before the first would belong to the session too, unless a border cuts it off.
+        # A record less than a gap before the first record belongs to the session, too, unless a border separates it.
         begin, end = self._own.slices(self._window)
         return max(begin, start_ms - self._window.gap_ms + 1), min(end, self._window.closes_at(session.end_ms))
 
@@ -137,7 +138,7 @@ class SessionWindowBook(WindowBook):
     def _update_extent(self, start_ms: int) -> None:
         state = self.slices.open.get(start_ms)
         if state is not None and state.has_data:
-            # Edges report extents with each frame. Without one, records may lie anywhere in the slice.
+            # Edges report extents with each frame. Without an extent, records may be anywhere in the slice.
             self._extents[start_ms] = state.extent or (start_ms, start_ms + self._window.gap_ms - 1)
 
     # Answers
@@ -148,12 +149,12 @@ class SessionWindowBook(WindowBook):
             return None
         if state.session is None:
             return self._redirect(start_ms, state, now_ms) if dirty else None
-        # Answers of a session that was merged into this session refer readers to it, so it needs an answer.
+        # Answers of a session that was merged into this session refer readers to this session, so it needs an answer.
         has_inherited = not state.is_answered and state.first_staleness_ms is not None
         return super()._answer_window(start_ms, dirty, due or has_inherited, now_ms)
 
     def _redirect(self, start_ms: int, state: WindowState, now_ms: int) -> Emission:
-        """Returns the last answer of a session that was merged into another: an empty window without data."""
+        """Returns the last answer of a session that was merged into another session: an empty window without data."""
         quality = assess(
             self._spec,
             Totals(),
@@ -194,7 +195,7 @@ class SessionWindowBook(WindowBook):
             del self._sessions_by_slice[at]
 
     def _seal_slices(self) -> None:
-        """Seals the slices that cannot belong to an open session any more."""
+        """Seals the slices that can no longer belong to an open session."""
         gap, final = self._window.gap_ms, self._state.final_through_ms
         if final > MIN_TIME_MS:
             # A record at the end of a slice ends its session a gap later. The close of the next slice closes it.

@@ -1,7 +1,7 @@
-"""Session windows from the extents of slices. Pure.
+"""Computes session windows from the extents of slices. No I/O.
 
 Slices are as wide as the gap (`edgewater.model.windows`). So all records of one slice belong to one session, and only
-neighbouring slices can share a session. Sessions are therefore a function of the slices' extents. They do not depend on
+adjacent slices can share a session. Sessions are therefore a function of the slices' extents. They do not depend on
 which edge reported an extent, in which order and how often.
 """
 
@@ -15,13 +15,13 @@ from edgewater.model.windows import Extent, SessionWindow, sessions_of
 
 @dataclass(frozen=True, slots=True)
 class ObservedSession:
-    """A session, which consists of whole neighbouring slices.
+    """A session. It consists of whole adjacent slices.
 
     Attributes:
-        start_ms: event time of the first record; identifies the session within the query.
+        start_ms: event time of the first record. It identifies the session within the query.
         end_ms: a gap after the last record, or the cut.
-        from_ms, to_ms: start of the first slice and end of the last one.
-        cut: the session reached its maximum length and continues in the next one.
+        from_ms, to_ms: start of the first slice, and end of the last slice.
+        cut: whether the session reached its maximum length and continues in the next session.
     """
 
     start_ms: int
@@ -35,9 +35,10 @@ class ObservedSession:
 
 
 def connected_slices(slice_start_ms: int, extents: Mapping[int, Extent], window: SessionWindow) -> range:
-    """Starts of the slices that are connected to a slice with records by gaps shorter than the session gap.
+    """Returns the starts of the slices that are connected to a slice by gaps between records shorter than the session
+    gap.
 
-    Takes one step per slice of the result.
+    The function takes one step per slice of the result.
     """
     gap = window.gap_ms
     first = last = slice_start_ms
@@ -51,9 +52,9 @@ def connected_slices(slice_start_ms: int, extents: Mapping[int, Extent], window:
 def session_windows(
     connected: range, extents: Mapping[int, Extent], window: SessionWindow
 ) -> Iterator[ObservedSession]:
-    """Yields the sessions of connected slices: one session, or several if the maximum length cuts it.
+    """Yields the sessions of connected slices: one session, or several sessions if the maximum length cuts it.
 
-    It cuts from the beginning on, so a final session that was cut does not change.
+    The cuts are counted from the beginning, so a final session that was cut does not change.
     """
     for slices, cut in sessions_of(connected, window, extents.__getitem__):
         border = slices[-1] + window.gap_ms

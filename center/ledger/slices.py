@@ -1,7 +1,7 @@
-"""`ReportedSlices`: the reports of edges about the slices of one query, also reports that came too late.
+"""`ReportedSlices` stores the reports of edges about the slices of one query, including reports that came too late.
 
-A slice has the edges' closes until all windows over it are final. Then it is *sealed*: only the numbers of its records
-remain, to detect records that arrive after the final answer.
+The closes of a slice are stored until all windows over the slice are final. Then the slice is *sealed*: only the
+numbers of its records remain, to detect records that arrive after the final answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgewater.wire import REJECTIONS, SliceClose
 AFTER_FINAL = "after-final"
 """The reason of records that are in no answer to a window because they came after the final answer."""
 MAX_SEALED_STATEMENTS = 4096
-"""The most counts by slice and edge that remain of final windows, to detect records that arrive later."""
+"""The most counts of sealed slices, by slice and edge. They are stored to detect records that arrive later."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class FrameReports:
     """The reports of frames of one query.
 
     Attributes:
-        through_ms, gaps, reach, lost_states: as in `QueryState`, after the frames.
+        through_ms, gaps, reach, lost_states: the members of `QueryState` after the frames.
         touched: slices for which the frames have partials.
         closes: by slice and edge incarnation, the close with the most records.
         outdated: pairs of slice and edge incarnation for which values came after the close.
@@ -43,7 +43,7 @@ class FrameReports:
 
     @classmethod
     def of(cls, frames: Iterable[FrameSummary], state: QueryState) -> FrameReports:
-        """Returns a state with the reports of frames, which ascend by position."""
+        """Returns the members of a state after the reports of frames. The frames must ascend by position."""
         result = cls(dict(state.through_ms), dict(state.gaps), dict(state.reach), dict(state.lost_states))
         for frame in frames:
             result._add_progress(frame, state.final_through_ms)
@@ -53,14 +53,14 @@ class FrameReports:
     def _add_progress(self, frame: FrameSummary, final_through_ms: int) -> None:
         closed = self.through_ms.get(frame.edge, MIN_TIME_MS)
         if frame.since_ms is not None and frame.since_ms != self.gaps.get(frame.edge, (0, None))[1]:
-            # The edge joined, or lost its state. It does not have the records from its last close until that time.
+            # The edge joined, or lost its state. It does not have the records between its last close and `since_ms`.
             gap_from, gap_to = self.gaps.get(frame.edge, (closed, MIN_TIME_MS))
             is_open = gap_to > final_through_ms  # windows that are not final lack the earlier records
             self.gaps[frame.edge] = min(gap_from, closed) if is_open else closed, frame.since_ms
         self.through_ms[frame.edge] = max(closed, frame.through_ms)
         incarnation, furthest = self.reach.get(frame.edge, (frame.incarnation, MIN_TIME_MS))
         if frame.incarnation != incarnation:
-            # Records ahead of the clock that the lost incarnation has sent may be counted again.
+            # The lost incarnation may have sent records ahead of the clock. These records may be counted again.
             at_ms, until = self.lost_states.get(frame.edge, (0, MIN_TIME_MS))
             self.lost_states[frame.edge] = at_ms, max(until, furthest)
         added = (*frame.touched, *(c.slice_start_ms for c in frame.closes if c.observed))
@@ -95,7 +95,7 @@ class ReportedSlices:
         self._sealed_statements = 0
 
     def rebuild(self) -> None:
-        """Recomputes the derived values. Called when the tables have been filled."""
+        """Computes the derived values again. Called when the tables have been filled."""
         self._open_starts = list(self.open)
         heapify(self._open_starts)
         self._sealed_statements = sum(len(s.observed) for _, s in self.sealed.items())
@@ -107,11 +107,11 @@ class ReportedSlices:
         self.sealed.begin()
 
     def states(self, starts: Iterable[int]) -> list[SliceState]:
-        """Returns the states of the slices that have one."""
+        """Returns the states of these slices. A slice without a state is left out."""
         return [state for start in starts if (state := self.open.get(start)) is not None]
 
     def has_data(self, start_ms: int) -> bool:
-        """Whether an edge has reported records of a slice that is not sealed."""
+        """Returns whether an edge has reported records of a slice that is not sealed."""
         state = self.open.get(start_ms)
         return state is not None and state.has_data
 
@@ -137,8 +137,8 @@ class ReportedSlices:
         """Applies closes and partials.
 
         Args:
-            sealed_before_ms: slices that start before it belong to final windows only.
-            lost_through: by slice, the event time up to which the windows over it are final.
+            sealed_before_ms: slices that start before this event time belong only to final windows.
+            lost_through: by slice, the event time up to which the windows over the slice are final.
 
         Returns:
             The slices that changed and are not sealed, ascending.
@@ -195,9 +195,9 @@ class ReportedSlices:
     def _update_open(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
         before = self.open.get(start_ms)
         known = before.closes if before else {}
-        # A close without records that withholds nothing changes nothing, so it needs no new answer.
+        # A close that has no records and withholds nothing changes nothing, so it needs no new answer.
         nothing = SliceClose(start_ms, 0, 0)
-        # Counters never decrease: a frame that is applied again, after quarantine, may have an older close.
+        # Counters never decrease. A frame that is applied after a quarantine may have an older close.
         news = {o: c for o, c in closes.items() if c != (last := known.get(o, nothing)) and c.observed >= last.observed}
         if not news and not touched:
             return False
@@ -215,7 +215,7 @@ class ReportedSlices:
         if not news:
             return
         if before is not None:
-            self.sealed.drop(start_ms)  # it becomes the slice that changed last
+            self.sealed.drop(start_ms)  # `put` then makes it the slice that changed last
         self.sealed.put(start_ms, SealedSlice({**known, **news}))
         self._sealed_statements += len(news.keys() - known.keys())
         # An edge that joins late closes old slices again within its lateness. So the slices that have not changed for

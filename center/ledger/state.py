@@ -1,7 +1,7 @@
 """The ledger's state of a query, as immutable values with their JSON.
 
 The state is one `QueryState` and many small entries, one per slice or window. A change replaces a value and never
-mutates it. So a transaction can list its changes, and the store writes only these.
+mutates it. So a transaction can list its changes, and the store writes only these changes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from edgewater.model.windows import Extent
 from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld
 
 STATE_VERSION = 1
-"""The version of the format, for states in one row and in several rows (`center.ledger.stored_state`)."""
+"""The version of the format of a state. It applies to states in one row and in several rows
+(`center.ledger.stored_state`)."""
 REFINE_AFTER_MS, REFINE_AFTER_MS_MAX = 1000, 30_000
-"""For this wall time after the first answer to a window, changed data cause no new answer. The time doubles with each
-answer, up to the maximum.
+"""Wall time after the first answer to a window during which changed data cause no new answer. The time doubles with
+each answer, up to `REFINE_AFTER_MS_MAX`.
 
-Late records change a window with nearly every batch, and a revision for each batch helps nobody. Only revisions of the
-same phase wait. These do not wait: a deadline, `complete`, `final`, a stated loss, and the first answer that keeps an
-error budget.
-"""
+Late records change a window with nearly every batch, and a revision per batch would be useless. Only revisions of the
+same phase wait. These answers do not wait: an answer at a deadline, the first `complete` or `final` answer, an answer
+that states a new loss, and the first answer that keeps an error budget."""
 MAX_LOSSES = 32
-"""The most losses of one edge in the state. Further losses are united with the oldest loss."""
+"""The most losses of one edge in the state. If there are more losses, the oldest losses are united."""
 
 EdgeIncarnation = tuple[str, str]
-"""(edge, incarnation): counters of a close are totals per incarnation."""
+"""(edge, incarnation). Counters of a close are totals per incarnation."""
 
 T = TypeVar("T")
 
@@ -49,24 +49,25 @@ class QueryState:
     Attributes:
         expected: edges whose closes the windows need, sorted.
         retired: retired edges of the stream.
-        clock: the stream's clock; None: no known edge serves the stream.
-        through_ms: per edge, event time before which all its slices are closed.
+        clock: the stream's clock; None if no known edge serves the stream.
+        through_ms: per edge, the event time before which the edge has closed all its slices.
         gaps: per edge, the latest range [from, to) of event time for which the edge does not have all records.
-        losses: per edge, the input that is or may be lost, if it concerns windows that are not final.
-        deliveries: by expected edge that does not count each record of the stream exactly once, its deliveries.
-        final_through_ms: windows that end at or before it are final. Never decreases.
-        due_from_ms: start of the next window that may become due without data; None: there is no such window.
+        losses: per edge, the input that is lost or may be lost, if it concerns windows that are not final.
+        deliveries: by expected edge that does not count each record of the stream exactly once, the edge's deliveries.
+        final_through_ms: windows that end at or before this event time are final. It never decreases.
+        due_from_ms: start of the next window that may become due without data; None if there is no such window.
         after_final: number of records so far that came for a window when the window was final.
         rejected: number of records so far that sources rejected.
-        sealed_before_ms: session windows: slices that start before it belong to final sessions only. Never decreases.
+        sealed_before_ms: for session windows, slices that start before this event time belong only to final sessions.
+            It never decreases.
         sessions_cut: number of final sessions so far that were cut at their maximum length.
-        lost_states: per edge that has lost its state, the wall time at which the center noticed it, and the stream's
-            event time at that moment. Windows that began up to this event time, and were not final, may lack records of
-            the edge. If the edge has read its sources again, they may count its records twice.
-        reach: per edge, the incarnation of its last frame, and the start of the last slice for which that incarnation
+        lost_states: per edge that has lost its state, two times: the wall time at which the center noticed the loss,
+            and the stream's event time at that moment. Windows that began up to this event time, and were not final,
+            may lack records of the edge. If the edge has read its sources again, the windows may count records twice.
+        reach: per edge, the incarnation of its last frame, and the start of the last slice for which this incarnation
             has sent records.
-        left: per edge that is no longer expected, an event time up to which it may have accepted records.
-        constants: per edge, the columns of `group_by` that have one value in all its records.
+        left: per edge that is no longer expected, an event time up to which the edge may have accepted records.
+        constants: per edge, the columns of `group_by` that have one value in all records of the edge.
     """
 
     query: RegisteredQuery
@@ -153,25 +154,25 @@ class QueryState:
         return replace(self, losses={**self.losses, edge: at_most([*self.losses.get(edge, ()), *losses])})
 
     def without_losses_before(self, event_ms: int) -> QueryState:
-        """Returns the state without losses that only concern windows before an event time."""
+        """Returns the state without losses that concern only windows before an event time."""
         later = {e: tuple(x for x in losses if x.overlaps(event_ms, MAX_TIME_MS)) for e, losses in self.losses.items()}
         later = {edge: losses for edge, losses in later.items() if losses}
         return self if later == self.losses else replace(self, losses=later)
 
 
 def at_most(losses: Sequence[InputLoss]) -> tuple[InputLoss, ...]:
-    """Returns at most `MAX_LOSSES` losses: if there are more, the oldest losses are united."""
+    """Returns at most `MAX_LOSSES` losses. If there are more losses, the oldest losses are united."""
     extra = len(losses) - MAX_LOSSES + 1
     return tuple(losses) if extra <= 1 else (reduce(InputLoss.union, losses[:extra]), *losses[extra:])
 
 
 @dataclass(frozen=True, slots=True)
 class SliceState:
-    """The edges' closes of a slice that belongs to a window that is not final.
+    """The closes of a slice, by edge incarnation. The slice belongs to a window that is not final.
 
     Attributes:
-        has_data: a close or a partial has reported records.
-        totals: union of all closes, cached because every window over the slice needs it.
+        has_data: whether a close or a partial has reported records.
+        totals: union of all closes. It is cached, because every window over the slice needs it.
         by_edge: totals by edge, of the edges whose closes state late or withheld records.
     """
 
@@ -182,7 +183,7 @@ class SliceState:
 
     @property
     def extent(self) -> Extent | None:
-        """Event times of the first and the last record over all edges; None: no edge has reported them."""
+        """Event times of the first and the last record over all edges; None if no edge has reported them."""
         firsts = [c.first_ms for c in self.closes.values() if c.first_ms is not None]
         lasts = [c.last_ms for c in self.closes.values() if c.last_ms is not None]
         return (min(firsts), max(lasts)) if firsts and lasts else None
@@ -217,19 +218,19 @@ class WindowState:
     """A window that has data or an answer and is not final.
 
     Attributes:
-        revision: revision of the newest answer; 0: there is no answer.
+        revision: revision of the newest answer; 0 if there is no answer.
         phase: phase of the newest answer.
         first_staleness_ms: staleness of the first answer. If a session has no answer, it inherits the smallest
             staleness of the answered sessions that were merged into it.
-        session: extent of a session window; None: it was merged into another session.
+        session: extent of a session window; None if it was merged into another session.
         merged_into: start of that other session.
-        lacks_edges: the newest answer keeps the phase ``complete`` of an earlier answer, although an edge has not
-            closed the window as it is now. The window is answered again when all edges have closed it.
-        outdated: the window has changed since its newest answer. A later transaction gives the next answer
+        lacks_edges: whether the newest answer keeps the phase ``complete`` of an earlier answer, although an edge has
+            not closed the window since the window changed. The window is answered again when all edges have closed it.
+        outdated: whether the window has changed since its newest answer. A later transaction gives the next answer
             (`answer_work.MAX_WORK`).
         kept_staleness_ms: under a combined budget, staleness of the first answer that kept the error budget.
         refine_from_ms: wall time before which changed data alone cause no new answer (`REFINE_AFTER_MS`).
-        answers: number of answers to the window. After a restoration, revisions begin far above this number.
+        answers: number of answers to the window. After the restore of a backup, revisions are far above this number.
     """
 
     has_data: bool
@@ -254,8 +255,10 @@ class WindowState:
         return min(REFINE_AFTER_MS << min(self.answers, 16), REFINE_AFTER_MS_MAX)
 
     def may_be_refined(self, now_ms: int) -> bool:
-        """Whether changed data may cause a new answer. If the clock was set back, the wait does not exceed
-        `REFINE_AFTER_MS_MAX`."""
+        """Returns whether changed data may cause a new answer now.
+
+        If the clock was set back, the wait does not exceed `REFINE_AFTER_MS_MAX`.
+        """
         return not self.refine_from_ms - REFINE_AFTER_MS_MAX <= now_ms < self.refine_from_ms
 
     def to_json(self) -> str:
@@ -272,8 +275,9 @@ class WindowState:
 
 @dataclass(frozen=True, slots=True)
 class SealedSlice:
-    """Per edge incarnation, the number of records of a slice whose windows are all final. Further records are too
-    late."""
+    """Per edge incarnation, the number of records of a slice whose windows are all final. Further records
+    are too late.
+    """
 
     observed: Mapping[EdgeIncarnation, int]
 
@@ -287,7 +291,7 @@ class SealedSlice:
 
 @dataclass(frozen=True, slots=True)
 class EstimatorLogEntry:
-    """One transaction's changes of the estimator, or a snapshot of the estimator, as JSON."""
+    """The changes of the estimator in one transaction, or a snapshot of the estimator, as JSON."""
 
     text: str
 
@@ -299,7 +303,7 @@ StateEntry = SliceState | WindowState | SealedSlice | EstimatorLogEntry
 
 
 class StateTable(Generic[T]):
-    """Immutable values by start time. The table lists the values that have changed since `begin`."""
+    """Immutable values by start time. The table records which values have changed since `begin`."""
 
     def __init__(self) -> None:
         self._values: dict[int, T] = {}
@@ -332,14 +336,14 @@ class StateTable(Generic[T]):
         self._before.clear()
 
     def changes(self) -> dict[int, T | None]:
-        """Returns the values changed since `begin`, by start; None: removed."""
+        """Returns the values that have changed since `begin`, by start; None if the value was removed."""
         return {start: self._values.get(start) for start in self._before}
 
     def before(self, start_ms: int) -> T | None:
-        """Returns the value that a changed value had at `begin`, by start; None: there was no value."""
+        """Returns the value that a changed value had at `begin`; None if there was no value."""
         return self._before[start_ms]
 
 
 def dump(value: Any) -> str:
-    """Compact JSON."""
+    """Returns compact JSON."""
     return json.dumps(value, separators=(",", ":"))

@@ -1,10 +1,9 @@
-"""The stored form of a query's state, in parts: a transaction writes the parts of the edges that it changed.
+"""The stored form of a query's state, in parts. A transaction writes only the parts of the edges that it changed.
 
 Edges are numbered in the order in which the ledger first sees them. A part has `EDGES_PER_PART` consecutive edges. The
-first part is inside the row of the query's state and the rows of its slices, so a query of few edges has no other rows.
-Further parts
-are rows of the kinds ``edges`` (by number of the part) and ``slice/n`` (by slice). Values of the ledger are immutable:
-a comparison with the stored values shows what has changed.
+first part is inside the row of the query's state and the rows of the query's slices, so a query with few edges has no
+other rows. Further parts are rows of the kinds ``edges`` (by number of the part) and ``slice/n`` (by slice). Values of
+the ledger are immutable, so a comparison with the stored values shows the changes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _MAPS = ("through_ms", "gaps", "lost_states", "losses", "deliveries", "left", "r
 _CLOSE_COLUMNS = 7
 
 EntryRow = tuple[str, int, str | None]
-"""Kind, start and JSON of a row; None: the row is removed."""
+"""Kind, start and JSON of a row. The JSON is None if the row is removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,12 @@ class QueryChanges:
     """The changes of one query's state in a transaction, for the store to write.
 
     Attributes:
-        state: `QueryState` as JSON, with the first part of its edges; None: the query is deleted, with all its entries.
-        entries: rows of kind, start and JSON; None instead of JSON: the entry is removed.
-        late: numbers of records that came for a window when the window was final.
-        open_from_ms: event time. Slices that start at or after it belonged, before the transaction, to windows that
-            were not final.
+        state: `QueryState` as JSON, with the first part of its edges. If None, the query is deleted with all its
+            entries.
+        entries: rows of kind, start and JSON. The JSON is None if the entry is removed.
+        late: numbers of records that came for a window when the window was final, or that sources rejected.
+        open_from_ms: event time. Before the transaction, slices that start at or after it belonged to windows that were
+            not final.
     """
 
     ref: QueryRef
@@ -59,11 +59,11 @@ class QueryChanges:
 
 
 class StoredEdges:
-    """The numbers of a query's edges, which never change, and the state that the store has.
+    """The numbers of a query's edges, which never change, and the state in the store.
 
     Args:
         members: the edges by number.
-        stored: the state that the store has; None: the store has no state.
+        stored: the state in the store; None if the store has no state.
     """
 
     def __init__(self, members: Iterable[str] = (), stored: QueryState | None = None) -> None:
@@ -72,15 +72,16 @@ class StoredEdges:
         self._stored, self._stored_count = stored, len(self._members)
 
     def add(self, edges: Iterable[str]) -> None:
-        """Numbers the edges that have no number yet, in this order. The order must depend on the ledger's events
-        only."""
+        """Numbers the edges that have no number yet, in this order. The order must depend only on the
+        ledger's events.
+        """
         for edge in edges:
             if edge not in self._number:
                 self._number[edge] = len(self._members)
                 self._members.append(edge)
 
     def set_stored(self, state: QueryState) -> None:
-        """Called when the last transaction has stored a state."""
+        """Sets the state in the store. Called when the last transaction has stored a state."""
         self._stored, self._stored_count = state, len(self._members)
 
     def _parts(self) -> int:
@@ -90,12 +91,14 @@ class StoredEdges:
         return self._number[edge] // EDGES_PER_PART
 
     def state_json(self, state: QueryState) -> str:
-        """Returns the state as JSON, with the first part of its edges only."""
+        """Returns the state as JSON, with only the first part of its edges."""
         mapping = state.to_mapping()
         return dump({**mapping, **next(iter(self._split(mapping, [0])))})
 
     def rows(self, state: QueryState, *, all_parts: bool = False) -> list[EntryRow]:
-        """Returns the rows of all parts after the first one, or only of the parts that differ from the stored state."""
+        """Returns the rows of all parts after the first part, or only of the parts that differ from the
+        stored state.
+        """
         parts = (
             range(self._parts()) if all_parts or self._stored is None else sorted(self._changed(self._stored, state))
         )
@@ -129,7 +132,7 @@ class StoredEdges:
             yield {"members": members, **lists, **maps}
 
     def slice_rows(self, start_ms: int, before: SliceState | None, after: SliceState | None) -> list[EntryRow]:
-        """Returns the rows of a slice that differ from the stored ones."""
+        """Returns the rows of a slice that differ from the stored rows."""
         if after is None:
             stored = {self._part_of(edge) for edge, _ in before.closes} if before is not None else set()
             return [(_kind(part), start_ms, None) for part in sorted({0, *stored})]
@@ -162,7 +165,12 @@ def pack_state(state: str, entries: Iterable[tuple[str, int, str]]) -> bytes:
 
 
 def unpack_state(snapshot: bytes) -> tuple[QueryState, list[tuple[str, int, StateEntry]], StoredEdges]:
-    """Raises StorageError for anything that `pack_state` did not make, UnsupportedVersion for another format."""
+    """Returns a query's state, its entries and its edges from the result of `pack_state`.
+
+    Raises:
+        StorageError: the bytes are not the result of `pack_state`.
+        UnsupportedVersion: the bytes have another format.
+    """
     try:
         value = json.loads(snapshot)
         parts: dict[int, Mapping[str, Any]] = {}

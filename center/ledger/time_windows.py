@@ -11,9 +11,10 @@ from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.model.windows import TimeWindow
 
 MAX_LACKING = 1000
-"""The most windows without data that one statement of a loss opens."""
+"""The most windows without data that are opened because of one loss."""
 MAX_UNANSWERED = 16 * MAX_LACKING
-"""The most windows without data and without an answer. With more, no statement of a loss opens a window."""
+"""The most windows without data and without an answer. If there are more, no further window is opened because of a
+loss."""
 
 
 class TimeWindowBook(WindowBook):
@@ -74,7 +75,7 @@ class TimeWindowBook(WindowBook):
             is_running = state.final_through_ms > MIN_TIME_MS
             from_ms = MIN_TIME_MS if is_running else state.running_clock.to_event_ms(state.query.registered_at_ms)
         start = max(window.first_ending_after(max(from_ms, state.final_through_ms)), self._first_start)
-        if to_ms is None or next(window.starts(start, to_ms, MAX_LACKING), start) > start:  # more than it may open
+        if to_ms is None or next(window.starts(start, to_ms, MAX_LACKING), start) > start:  # more than may be opened
             to_ms = today_ms if to_ms is None else min(to_ms, today_ms)
         for lacking in window.starts(start, to_ms, MAX_LACKING):
             if lacking not in self.windows:
@@ -89,15 +90,15 @@ class TimeWindowBook(WindowBook):
         return [start] if start < self._own.until_ms else []
 
     def _take_overdue(self, now_ms: int, most: int) -> list[int]:
-        """Takes windows without data that are overdue because an edge has not closed them. If more windows are overdue,
-        the deadline stays in the past.
+        """Takes windows without data whose deadline has passed and that an edge has not closed.
 
-        If all edges have closed a window without a record, the window is empty and gets no answer.
+        If more than `most` windows are overdue, the deadline stays in the past. If all edges have closed a window
+        without a record, the window is empty and gets no answer.
         """
         if self._state.due_from_ms is None:
             return []
         closed = max(self._closed_ms, self._state.final_through_ms)
-        # An ended stream is closed for all time, but an edge may still join. So never step past the current time.
+        # An ended stream is closed for all time, but an edge may still join. So windows after the current time stay.
         today = self._state.running_clock.to_event_ms(now_ms - (self._due_after_ms or 0))
         first = start = max(self._state.due_from_ms, self._window.first_ending_after(min(closed, today)))
         overdue: list[int] = []
@@ -110,8 +111,11 @@ class TimeWindowBook(WindowBook):
         return overdue
 
     def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
-        """Returns the first window that becomes due with or without data. Earlier windows began before the query was
-        registered, before an edge served the stream, or before a replay began."""
+        """Returns the first window that becomes due with or without data.
+
+        Earlier windows began before the query was registered, before an edge served the stream, or before a replay
+        began.
+        """
         if self._due_after_ms is None or clock is None:
             return None
         begins = clock.to_event_ms(max(self._state.query.registered_at_ms, first_seen_ms))

@@ -1,4 +1,4 @@
-"""`Violation`: a part of the contract that an answer does not keep, with its code and its message."""
+"""`Violation` is a part of the contract that an answer does not keep, with a code and a message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MISSING_EDGES = "missing-edges"
 """Violation code: an expected edge has not closed the window, or closed it without all its records."""
 
 LOST_STATE = "lost-state"
-"""Violation code: an edge lost its state while the window was open, so it may lack records or count some twice."""
+"""Violation code: an edge lost its state while the window was open. So the edge may lack records or count records
+twice."""
 
 INPUT_LOST = "input-lost"
 """Violation code: an edge has lost, or may have lost, input of the window."""
@@ -34,8 +35,8 @@ AFTER_FINAL = "after-final"
 """Violation code: records of the window are not in the answer, because they came when the window was final."""
 
 REJECTED = "rejected"
-"""Violation code: sources have rejected records of the window. Or they have rejected records whose event time cannot be
-read, and that may belong to the window."""
+"""Violation code: sources have rejected records of the window, or records that may belong to the window because their
+event time cannot be read."""
 
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""
@@ -47,10 +48,10 @@ bound."""
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A part of the contract that the answer does not keep. `code` is stable.
+    """A part of the contract that the answer does not keep. `code` never changes between releases.
 
     Attributes:
-        measure: the measure whose withheld values exceed the budget; None: it is about something else.
+        measure: the measure whose withheld values exceed the budget; None for other violations.
     """
 
     code: str
@@ -59,7 +60,7 @@ class Violation:
 
 
 def with_violations(contract: Mapping[str, Any], added: Iterable[Violation]) -> dict[str, Any]:
-    """Extends the contract of `Quality.to_mapping()` by violations. A contract with a violation is not met."""
+    """Adds violations to the contract of `Quality.to_mapping()`. A contract with a violation is not met."""
     violations = [*contract["violations"], *({"code": v.code, "message": v.message} for v in added)]
     return {**contract, "met": not violations, "violations": violations}
 
@@ -126,7 +127,7 @@ def input_lost(losses: Iterable[tuple[EdgeId, InputLoss]]) -> list[Violation]:
 
 
 def nothing_arrived(expected: int, missing: tuple[str, ...]) -> list[Violation]:
-    """Returns a violation if no record has arrived and not all edges have closed the window, so it may have records."""
+    """Returns a violation if no record has arrived and an edge that may have records has not closed the window."""
     if expected > 0 and not missing:
         return []
     silent = ", ".join(missing[:MAX_NAMED_EDGES]) + (", …" if len(missing) > MAX_NAMED_EDGES else "")

@@ -1,15 +1,16 @@
-"""`WindowBook`: the windows of one query, the answers that each has, and the answers to give now.
+"""`WindowBook` has the windows of one query, the answers to them, and the rules for the answers to give now.
 
 Three frontiers in event time decide:
 
-- *Closed*: every expected edge has closed the slices before it. Windows that end before it are ``complete``, unless an
-  edge has stated that it lacks records of the window. It moves back when an edge joins.
-- *Final*: the closed frontier less the lateness. It never moves back.
-- *Due*: the stream's clock less the staleness budget. If it passes a window that is not closed, the window is answered
+- *Closed*: every expected edge has closed the slices before this time. Windows that end before it are ``complete``,
+  unless an edge has stated that it lacks records of the window. This frontier goes back when an edge joins.
+- *Final*: the closed frontier minus the lateness. It never goes back.
+- *Due*: the stream's clock minus the staleness budget. If it passes a window that is not closed, the window is answered
   ``early`` with the data that the center has.
 
-Four parts have one task each. `Deadlines` says when the next decision is due. `Losses` says which records are known to
-be missing. `ReportedSlices` has the reports of edges. `AnswerWork` limits how many answers one event gives.
+Four parts have one task each. `Deadlines` stores when the next decision must be made. `Losses` finds the records that
+are known to be missing. `ReportedSlices` stores the reports of edges. `AnswerWork` limits how many answers one event
+gives.
 
 Subclasses define which windows exist: `TimeWindowBook` and `SessionWindowBook`. The rules here assume only that the
 order of windows by start is also their order by end.
@@ -42,7 +43,7 @@ from edgewater.wire import InputLoss
 
 
 class WindowBook(ABC):
-    """The windows of one query. `Ledger` drives it and provides its transactions.
+    """The windows of one query. `Ledger` calls its methods and provides its transactions.
 
     Args:
         margin_ms: see `Ledger`.
@@ -50,13 +51,13 @@ class WindowBook(ABC):
     Attributes:
         windows: windows that have data or an answer and are not final, by start.
         revisions_after: new answers get higher revisions than this one.
-        has_backlog: further windows could be answered at once.
+        has_backlog: whether further windows could be answered at once.
     """
 
     def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
         self._spec = state.query.spec
         budget = self._spec.staleness_budget
-        # How long after its end a window is due; None: it is due when all edges have closed it.
+        # Wall time from a window's end until the window is due; None if it is due when all edges have closed it.
         self._due_after_ms: int | None = None
         if budget is not None:
             self._due_after_ms = budget.staleness_ms - min(margin_ms, budget.staleness_ms // 2)
@@ -98,8 +99,10 @@ class WindowBook(ABC):
         return self._state.query.windows
 
     def set_windows(self, windows: WindowRange) -> None:
-        """Sets the border from which windows belong to the next version of the query. Windows after it are dropped.
-        Readers have not seen an answer to them."""
+        """Sets the range of the windows of this version. The later windows belong to the next version of the query.
+
+        Windows outside of the range are dropped. Readers have not seen an answer to them.
+        """
         self._set_state(replace(self._state, query=replace(self._state.query, windows=windows)))
         for start in [start for start in self.windows if start not in windows]:
             self._drop_window(start)
@@ -107,7 +110,7 @@ class WindowBook(ABC):
             self.slices.open.drop(start)
 
     def takes(self, slice_start_ms: int) -> bool:
-        """Whether a slice belongs to a window of this version."""
+        """Returns whether a slice belongs to a window of this version."""
         if self._own == ALL_WINDOWS:
             return True
         begin, end = self._own.slices(self._spec.window)
@@ -120,7 +123,7 @@ class WindowBook(ABC):
         return end < MAX_TIME_MS and (self._own.is_empty or self._is_final(end))
 
     def is_abandoned(self, now_ms: int) -> bool:
-        """Whether all windows of this version are in the past, no edge is expected, and no window waits for an edge."""
+        """Returns whether all windows of this version are in the past, no edge is expected, and no window is open."""
         _, end = self._own.slices(self._spec.window)
         if end == MAX_TIME_MS or self._state.expected or len(self.windows):
             return False
@@ -129,7 +132,7 @@ class WindowBook(ABC):
     # Events
 
     def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:
-        """Updates the expected edges and the stream's clock. It gives no answers; `emit_due` gives them."""
+        """Updates the expected edges and the stream's clock. It gives no answers. The next `emit_due` gives them."""
         before, changed = self._state, with_edges(self._state, edges, self._first_due_window)
         if changed is not before:
             self._set_state(changed)
@@ -163,21 +166,23 @@ class WindowBook(ABC):
         return self._emit_due(dirty, now_ms)
 
     def refuse(self, slice_starts: Iterable[int]) -> None:
-        """States that slices lack partials of the edges that have reported records of the slices. If no edge has, it
-        states the loss for all edges.
+        """States that slices lack partials of the edges that have reported records of the slices.
 
-        The next answers to the windows over the slices state the loss. Earlier answers had the partials.
+        If no edge has reported records of a slice, the loss is stated for all expected edges. The next answers to the
+        windows over the slices state the loss. Earlier answers had the partials.
         """
         for start in slice_starts:
             for edge in self.slices.edges_with_records(start) or self._state.expected:
                 self._set_state(self._state.with_losses(EdgeId(edge), [refusal(start)]))
 
     def emit_due(self, now_ms: int) -> list[Emission]:
-        """Returns the answers to windows that became due by time or by `edges_changed`."""
+        """Returns the answers to windows that became due by time or because of `edges_changed`."""
         return self._emit_due(set(), now_ms)
 
     def deadline(self) -> int | None:
-        """Wall time, ms, at which the next window is due, or may be refined; None: no window waits for a time."""
+        """Returns the wall time in ms at which the next window is due or may be refined; None if no window waits for a
+        time.
+        """
         refined = [] if self.deadlines.refine_at_ms is None else [self.deadlines.refine_at_ms]
         if self._due_after_ms is None:
             return min(refined, default=None)
@@ -188,17 +193,20 @@ class WindowBook(ABC):
 
     @abstractmethod
     def sealed_before(self) -> int:
-        """Event time, ms: slices that start before it belong to final windows only and accept no more data."""
+        """Returns an event time in ms. Slices that start before it belong only to final windows, and accept no more
+        data.
+        """
 
     # Transactions
 
     def restored(self, edges: StoredEdges) -> None:
-        """Called after the state was loaded. `edges` has the state that the store has."""
+        """Sets the numbers of edges and the state in the store. Called after the state was loaded."""
         self._stored = edges
 
     def begin(self) -> None:
-        """Begins a transaction. The last transaction did not fail, otherwise the ledger would have been loaded
-        again."""
+        """Begins a transaction. The last transaction has succeeded, because the ledger is loaded again
+        after a failure.
+        """
         if self._writing is not None:
             self._stored.set_stored(self._writing)
             self._writing = None
@@ -209,7 +217,7 @@ class WindowBook(ABC):
             table.begin()
 
     def changes(self) -> QueryChanges | None:
-        """Returns what the transaction writes; None: nothing has changed."""
+        """Returns the changes that the transaction writes; None if nothing has changed."""
         rows = self._changed_rows()
         if not rows and self._state_before is self._state:
             return None
@@ -262,21 +270,21 @@ class WindowBook(ABC):
 
     @abstractmethod
     def _lost_through(self, slice_start_ms: int) -> int:
-        """Returns an event time: windows over the slice that end at or before it are final, and lack later records.
+        """Returns an event time. Windows over the slice that end at or before it are final, and lack later records.
 
-        `MAX_TIME_MS`: all windows over the slice are final; `MIN_TIME_MS`: no window is final.
+        `MAX_TIME_MS` means that all windows over the slice are final. `MIN_TIME_MS` means that no such window is final.
         """
 
     @abstractmethod
     def _open_lacking(self, from_ms: int | None, to_ms: int | None, today_ms: int) -> None:
         """Opens the windows that are not final and may lack records between two event times.
 
-        If such a window got no answer, readers would take it for an empty window. Of very many windows, it opens only
-        the last ones up to `today_ms`.
+        If such a window got no answer, readers would believe that the window is empty. If there are very many such
+        windows, only the last windows up to `today_ms` are opened.
 
         Args:
-            from_ms: None: unknown, so all windows that are not final.
-            to_ms: None: unknown, so up to `today_ms`.
+            from_ms: start of the range; None if it is unknown. Then all windows that are not final may lack records.
+            to_ms: end of the range; None if it is unknown. Then the range ends at `today_ms`.
             today_ms: the event time that the stream has reached.
         """
 
@@ -285,7 +293,7 @@ class WindowBook(ABC):
         return []
 
     def _take_overdue(self, now_ms: int, most: int) -> Sequence[int]:
-        """Takes at most `most` windows without data that are due."""
+        """Takes at most `most` windows without data whose deadline has passed."""
         return ()
 
     def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
@@ -295,7 +303,7 @@ class WindowBook(ABC):
     # Frames
 
     def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Collection[EdgeId]) -> list[int]:
-        """Applies frames. Returns the slices that they changed and that are not final."""
+        """Applies frames. Returns the slices that the frames changed and that are not final."""
         frames = sorted(frames, key=lambda f: f.position)
         if self._own != ALL_WINDOWS:
             begin, end = self._own.slices(self._spec.window)
@@ -341,8 +349,8 @@ class WindowBook(ABC):
         passed = closed | due
         changed = {s for s in dirty - passed if (w := self.windows.get(s)) is not None and self._gets_answer(s, w)}
         dirty = deadlines.take_refined(changed, most - len(passed), now_ms) | (dirty & passed)
-        # No edge will send more records of these windows before they are final. So they are answered now, although they
-        # are not complete.
+        # All edges have closed these windows, but an edge lacks records of them. The windows cannot become complete, so
+        # they are answered now.
         losses = Losses(self._state)
         lacking = {
             s for s in closed if losses.concern(self._required_span(s)) and not self._answer_states_missing_edge(s)
@@ -360,7 +368,7 @@ class WindowBook(ABC):
         return emissions
 
     def _answer_states_missing_edge(self, start_ms: int) -> bool:
-        """Whether the newest answer of a window that was complete states that an edge is missing."""
+        """Returns whether the newest answer of a window that was complete states that an edge is missing."""
         state = self.windows.get(start_ms)
         return state is not None and state.lacks_edges
 
@@ -373,23 +381,23 @@ class WindowBook(ABC):
         return passed
 
     def _take_due(self, now_ms: int, most: int) -> set[int]:
-        """Takes windows without an answer that are due, with data or without."""
+        """Takes windows without an answer whose deadline has passed, with data or without."""
         if self._due_after_ms is None:
             return set()
         due = self.deadlines.take_due(now_ms, most)
         return due.union(self._take_overdue(now_ms, most - len(due)))
 
     def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
-        """Whether a changed window may get an answer now, because it does not wait for its close or its deadline."""
+        """Returns whether a changed window may get an answer now, and need not wait for its close or its deadline."""
         waits = not state.is_answered and state.first_staleness_ms is None
         return not waits or self._required_span(start_ms)[1] <= self._closed_ms
 
     def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
-        """Returns the answer to a window; None: the window gets no answer now.
+        """Returns the answer to a window; None if the window gets no answer now.
 
         Args:
-            dirty: the window has changed, and may be answered again.
-            due: the window is answered with the data that the center has.
+            dirty: whether the window has changed and may be answered again.
+            due: whether the window is answered with the data that the center has.
         """
         state = self.windows.get(start_ms)
         if state is None:
@@ -482,8 +490,8 @@ class WindowBook(ABC):
 
     def _set_state(self, state: QueryState) -> None:
         frontier = state.expected, state.through_ms, state.retired
-        # With many edges, to compute the minimum is most of an event's work. Members that a change does not concern are
-        # the same objects.
+        # With many edges, computing the minimum is most of an event's work. So it is skipped if these members have not
+        # changed; unchanged members are the same objects.
         unchanged = self._frontier is not None and all(map(operator.is_, frontier, self._frontier))
         self._state, self._frontier = state, frontier
         if unchanged:

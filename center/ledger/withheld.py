@@ -20,7 +20,7 @@ from edgewater.synopses.rests import union_of_rests
 from edgewater.wire import Rest, Signs, SliceClose, Withheld
 
 _ROUNDING = 1e-9
-"""Relative tolerance, because n shares of E/n do not always add up to E in floating point."""
+"""Relative tolerance of comparisons, because in floating point n shares of E/n do not always add up to E."""
 _SIGNS = {
     Signs.NOT_NEGATIVE: frozenset({1}),
     Signs.NEGATIVE: frozenset({-1}),
@@ -30,15 +30,16 @@ _SIGNS = {
 
 @dataclass(frozen=True, slots=True)
 class WithheldBound:
-    """How far, at most, any group's true value lies above and below its estimate. No member is negative.
+    """Bounds of how far any group's true value is above and below the group's estimate. No member is negative.
 
-    Both the amounts and the shares hold, so for each group the tighter bound counts. Infinite means unknown.
+    The amounts and the shares are both valid bounds, so for each group the tighter bound counts. Infinite means
+    unknown.
 
     Attributes:
-        above, below: amounts in the unit of the measure, or in records for a measure without an error function.
-        unsent: the largest maximum of a group for which an edge sent nothing. Any group's true maximum is at most
-            `unsent`, or its estimate plus `above` if that is larger. None: every edge sent a value for each of its
-            groups.
+        above, below: amounts in the unit of the measure. For a measure without an error function, numbers of records.
+        unsent: the largest maximum of a group for which an edge sent nothing. Any group's true maximum is at most the
+            larger one of `unsent` and the group's estimate plus `above`. None if every edge sent a value for each of
+            its groups.
         above_share, below_share: the same bounds as fractions of the group's own true value.
     """
 
@@ -57,7 +58,7 @@ class WithheldBound:
         return cls(above, below, math.inf if unsent is not None and math.isnan(unsent) else unsent, *shares)
 
     def to_mapping(self) -> dict[str, float | None]:
-        """Returns JSON. Null is an unknown amount; an unknown share is absent."""
+        """Returns JSON. An unknown amount is null, and an unknown share is absent."""
         result = {"above": finite(self.above), "below": finite(self.below)}
         if self.unsent is not None:
             result["unsent"] = finite(self.unsent)
@@ -66,19 +67,19 @@ class WithheldBound:
 
     @classmethod
     def from_mapping(cls, value: Mapping[str, float | None]) -> Self:
-        """Reads `to_mapping`."""
+        """Returns the bound from the result of `to_mapping`."""
         read = {name: math.inf if amount is None else amount for name, amount in value.items()}
         return cls(read.get("above", 0.0), read.get("below", 0.0), read.get("unsent"),
                    read.get("above_share", math.inf), read.get("below_share", math.inf))  # fmt: skip
 
     @classmethod
     def union(cls, bounds: Iterable[WithheldBound], *, of_extremum: bool = False) -> Self:
-        """Returns the bound over edges and slices whose values are merged.
+        """Returns the bound for a value that is merged over edges and slices.
 
-        The amounts of sums and counts add up, since the worst group may be the same at every edge and in every slice.
-        The error of an extremum is at most the largest single amount, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ). The
-        largest share is a bound for the merged value. For sums it is a bound only if all values have one sign. The
-        caller checks this.
+        The amounts of sums and counts add up, because the same group may have the largest amount at every edge and in
+        every slice. The error of an extremum is at most the largest single amount, because max(aᵢ + wᵢ) ≤ max(aᵢ) +
+        max(wᵢ). The largest share is a bound for the merged value. For sums, this is true only if all values have one
+        sign, and the caller must check this.
         """
         above = below = above_share = below_share = 0.0
         unsent = None
@@ -94,7 +95,7 @@ class WithheldBound:
         return cls(above, below, unsent, above_share, below_share)
 
     def without_shares(self) -> WithheldBound:
-        """Returns the bound for sums whose values have both signs."""
+        """Returns the bound without its shares, for sums whose values have both signs."""
         return WithheldBound(self.above, self.below, self.unsent)
 
 
@@ -103,10 +104,12 @@ class Totals:
     """Union of all edges' closes of a slice, or of all slices of a window.
 
     Attributes:
+        observed: number of records.
+        late: number of records that arrived after their slice's close.
         withheld: by measure, the withheld amounts, if an edge withholds anything.
-        signs: for each sum of a query with a relative limit, the signs of the values over all edges and slices: a set
-            of +1 and -1.
-        rests: per measure with a rest, the rests of all closes; None: unknown.
+        signs: for each sum of a query with a relative limit, the signs of the values over all edges and slices, as a
+            set of +1 and -1.
+        rests: per measure with a rest, the rests of all closes; None for an unknown rest.
     """
 
     observed: int = 0
@@ -159,7 +162,7 @@ class Totals:
         return cls(observed, late, withheld, signs, listed)
 
     def united_rests(self, spec: QuerySpec) -> dict[str, Rest | None]:
-        """Returns the rest of each measure that has one; None: unknown."""
+        """Returns, for each measure with a rest, the union of the rests; None if it is unknown."""
         functions, rests = {m.name: m.function.name for m in spec.measures}, self.rests or {}
         return {name: union_of_rests(functions[name], each) for name, each in sorted(rests.items())}
 
@@ -169,12 +172,12 @@ def over_budget(
 ) -> list[Violation]:
     """Returns a violation for each measure whose withheld amount exceeds its limit.
 
-    A relative limit is compared with the largest withheld share of any group. If there is no error budget, all measures
-    must be exact. If there is one, a measure that it does not name has no limit.
+    A relative limit is compared with the largest withheld share of any group. Without an error budget, all measures
+    must be exact. With an error budget, a measure that the budget does not name has no limit.
 
     Args:
-        signs: as in `Totals`. Values of both signs may cancel. A sum may then be smaller than its values, so a share of
-            the values is not a share of the sum.
+        signs: the signs in `Totals`. Values of both signs may cancel. A sum may then be smaller than its values, so a
+            share of the values is not a share of the sum.
     """
     limits, relative = dict(budget.limits), dict(budget.relative)
     violations = []
@@ -200,10 +203,10 @@ def over_budget(
 
 
 def without_bounds(spec: QuerySpec, withheld: Mapping[str, WithheldBound]) -> list[Violation]:
-    """Returns a violation for each measure whose records are withheld, if nothing bounds their effect on its value.
+    """Returns a violation for each measure with withheld records whose effect on the measure's value has no bound.
 
-    A measure for which the budget limits the number of withheld records keeps the contract even so. Whether the bounds
-    of other measures hold depends on the values of the answer (`center.serving.withheld`).
+    If the budget limits the number of withheld records of a measure, there is no violation for this measure. The
+    validity of other bounds depends on the values of the answer (`center.serving.withheld`).
     """
     budget = spec.error_budget
     if budget is None:
@@ -217,5 +220,5 @@ def without_bounds(spec: QuerySpec, withheld: Mapping[str, WithheldBound]) -> li
 
 
 def finite(value: float) -> float | None:
-    """Returns None (JSON null, "unknown") for a value that is not finite: JSON has no infinity."""
+    """Returns the value, or None (JSON null, "unknown") if it is not finite, because JSON has no infinity."""
     return value if math.isfinite(value) else None

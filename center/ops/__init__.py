@@ -1,4 +1,5 @@
-"""The center's processes: their start, supervision and preflight checks.
+"""The center's processes: their start, their supervision, and preflight checks.
 
-Called by `center.cli` only. Nothing is imported here: each command loads only what its component needs.
+Called only by `center.cli`. This file imports nothing, because each command loads only the modules that its component
+needs.
 """

@@ -1,8 +1,8 @@
-"""Backups of a center: both stores and the frame log at one moment, while the center runs or not.
+"""Backups of a center: both stores and the frame log at one moment. The center may run during a backup.
 
-`take_backup` locks the writers of the stores for some milliseconds. Within that time it begins a read transaction on
-each, and links the segments that the catalog's index names. Then it copies what these transactions see. So no frame is
-in the results without a place in the catalog, and each frame that is not applied yet is in the log.
+`take_backup` locks the writers of the stores for some milliseconds. During this time it begins a read transaction on
+each store, and links the segments that the catalog's index names. Then it copies the data that the transactions see. So
+each frame in the results has a place in the catalog, and each frame that is not applied yet is in the log.
 
 A backup is a directory: ``catalog.db``, ``results.db``, ``log/``, and ``backup.json``, which is written last. Stores in
 PostgreSQL become the same files (`database_backup`).
@@ -41,24 +41,24 @@ from edgewater.model.timestamps import rfc3339
 
 MANIFEST, CATALOG, RESULTS, LOG = "backup.json", "catalog.db", "results.db", "log"
 LINKED = ".backup"
-"""Directory in the frame log with the segments of a backup that is being taken."""
+"""Directory in the frame log that has the segments of a backup while the backup is being taken."""
 FORMAT = 1
 PAGES_AT_ONCE = 4096
-"""Pages of SQLite that are copied between two reports of progress: 16 MiB."""
+"""Number of SQLite's pages (16 MiB) that are copied between two reports of progress."""
 SEGMENTS_AT_ONCE = 1000
-"""Segments that are copied between two reports of progress."""
+"""Number of segments that are copied between two reports of progress."""
 
 Report = Callable[[str], None]
-"""Receives a line about the progress."""
+"""A function that receives a line of text about the progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupInfo:
-    """What a backup holds.
+    """The manifest of a backup.
 
     Attributes:
-        taken_at: when, in UTC.
-        sizes: of its files in bytes, by their paths in the backup.
+        taken_at: time of the backup, UTC.
+        sizes: by path in the backup, the size of the file in bytes.
     """
 
     format: int
@@ -76,7 +76,7 @@ class BackupInfo:
 
 
 def take_backup(config: CenterConfig, target: Path, now_ms: Callable[[], int], report: Report) -> BackupInfo:
-    """Writes a backup to a new or an empty directory; the center may run.
+    """Writes a backup to a new or an empty directory. The center may run.
 
     Raises:
         InvalidInput: the target is not empty, the stores are in two databases, or there is no center.
@@ -117,9 +117,13 @@ def take_backup(config: CenterConfig, target: Path, now_ms: Callable[[], int], r
 
 
 def read_backup(directory: Path) -> BackupInfo:
-    """Reads a backup's manifest and compares it with the files. Raises InvalidInput: it is not a whole backup."""
+    """Reads a backup's manifest and compares it with the files.
+
+    Raises:
+        InvalidInput: the directory is not a complete backup.
+    """
     path = directory / MANIFEST
-    whole = f"a directory with a backup of format {FORMAT} that `edgewater center backup` has written to its end"
+    whole = f"a directory with a complete backup of format {FORMAT} by `edgewater center backup`"
 
     def refused(reason: str) -> InvalidInput:
         return InvalidInput("DIRECTORY", str(directory), whole, reason)
@@ -141,13 +145,14 @@ def read_backup(directory: Path) -> BackupInfo:
 
 
 def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int], report: Report) -> BackupInfo:
-    """Writes a backup's stores and log to the places of a configuration, where there are none.
+    """Writes a backup's stores and log to the places of a configuration. The places must be empty.
 
-    Answers that the restored center gives get revisions that were never given before. If it fails, the places are as
-    empty as before, but for files that a second attempt replaces.
+    All answers of the restored center have revisions that were never given before. If the restore fails, the places are
+    empty, except for files that a second attempt replaces.
 
     Raises:
-        InvalidInput: it is not a whole backup, the stores are in two databases, or its places are not empty.
+        InvalidInput: the directory is not a complete backup, the stores are in two databases, or the places are not
+            empty.
         StorageError: the center runs, or a file cannot be read, written or used.
     """
     info = read_backup(source)
@@ -161,7 +166,7 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
                 free = "a directory without stores: move them away first"
                 raise InvalidConfig("data_dir", str(config.data_dir), free, f"{path} exists already")
         _require_empty(config.log_dir, "log_dir")
-        # The stores have other names until they are marked and the log is there, so that nobody uses them before.
+        # The stores get their names after they are marked and the log is restored, so that no process uses them before.
         new = {name: path.with_name(f"{path.name}.restored") for name, path in stores.items()}
         for name, path in new.items():
             report(f"{name}: {info.sizes[name] >> 20} MiB")
@@ -192,15 +197,20 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
 
 
 def reconcile_stores(config: CenterConfig, now_ms: Callable[[], int]) -> None:
-    """Makes a pair of a catalog and a result store of different moments. Raises StorageError: the center runs."""
+    """Makes a pair of a catalog and a result store of different moments.
+
+    Raises:
+        StorageError: the center runs.
+    """
     with exclusive_lock(config.data_dir), _stores(config.catalog_url, config.results_url) as (catalog, results):
         reconcile(catalog, results, _random(), now_ms())
 
 
 def store_files(config: CenterConfig) -> tuple[Path, Path] | None:
-    """The files of the catalog and of the results; None: both are in one database of PostgreSQL.
+    """Returns the files of the catalog and of the results, or None if both are in one database of PostgreSQL.
 
-    Raises InvalidConfig: they are in two databases, or in one file.
+    Raises:
+        InvalidConfig: the stores are in two databases, or in one file.
     """
     catalog, results = (make_url(url) for url in (config.catalog_url, config.results_url))
     if catalog.get_backend_name() == "postgresql" and catalog == results:
@@ -216,7 +226,11 @@ def store_files(config: CenterConfig) -> tuple[Path, Path] | None:
 
 @contextlib.contextmanager
 def _only_one(data_dir: Path) -> Iterator[None]:
-    """Holds the lock of backups. Raises StorageError if another one is being taken."""
+    """Holds the lock of backups during the `with` block.
+
+    Raises:
+        StorageError: another backup is being taken.
+    """
     with (data_dir / "backup.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,7 +247,9 @@ def _stores(catalog_url: str, results_url: str) -> Iterator[tuple[Catalog, Resul
 
 @contextlib.contextmanager
 def _links(log: Path) -> Iterator[Path]:
-    """A directory for links to the segments of a backup, and empty before and after."""
+    """Yields a directory for links to the segments of a backup. The directory is removed before and after the `with`
+    block.
+    """
     linked = log / LINKED / COMMITS
     shutil.rmtree(linked.parent, ignore_errors=True)  # left by a backup that was killed
     try:
@@ -244,7 +260,7 @@ def _links(log: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection]]:
-    """Connections that see both stores as they were at one moment. Links the segments of that moment."""
+    """Yields connections that see both stores at one moment, and links the segments of this moment."""
     with contextlib.ExitStack() as stack:
         readers = [_connect(stack, path) for path in (catalog, results)]
         with contextlib.ExitStack() as locks:
@@ -253,7 +269,7 @@ def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3
             for reader in readers:
                 reader.execute("BEGIN")
                 reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the snapshot begins with a read
-            # While the catalog is locked, retention removes no segment.
+            # Retention removes no segment while the catalog is locked.
             _link_all(log, _segments_of(readers[0]))
         yield readers[0], readers[1]
 
@@ -286,7 +302,9 @@ def _check_store(path: Path) -> None:
 
 
 def _close_wal(path: Path) -> None:
-    """Moves what the store's log has into its file, so that the file alone is the store, durably."""
+    """Moves the contents of the store's write-ahead log into the store's file, durably. The file alone is then the
+    store.
+    """
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.execute("PRAGMA journal_mode=DELETE")
@@ -316,7 +334,7 @@ def _link_all(log: Path, segments: list[str]) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Links a segment. A missing one stays missing: the center states its frames as lost when it reads them."""
+    """Links a segment. A missing segment stays missing. The center reports its frames as lost when it reads them."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         try:

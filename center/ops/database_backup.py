@@ -1,6 +1,7 @@
-"""A backup of stores in PostgreSQL, as the files that a backup of SQLite has: the rows of one moment, in SQLite.
+"""Backups of stores in PostgreSQL. The rows of one moment are written to the same SQLite files as in a backup of
+SQLite.
 
-So `edgewater center restore` can bring each backup to either database.
+So `edgewater center restore` can restore each backup to SQLite and to PostgreSQL.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ RESULTS: tuple[MetaData, ...] = (results_schema.metadata, sinks_metadata)
 
 @contextlib.contextmanager
 def moment(url: str, link: Callable[[list[str]], None]) -> Iterator[Connection]:
-    """Yields a connection that sees both stores as they were at one moment.
+    """Yields a connection that sees both stores at one moment.
 
     Args:
-        link: called with the segments of the frame log that the catalog names at this moment. Until it returns, no
-            gateway indexes frames, and retention removes none.
+        link: called with the segments of the frame log that the catalog names at this moment. Until `link` returns, no
+            gateway indexes frames, and retention removes no frames.
 
     Raises:
         StorageError: the database cannot be used, or it is locked for too long.
@@ -49,7 +50,7 @@ def moment(url: str, link: Callable[[list[str]], None]) -> Iterator[Connection]:
 
 
 def save(reader: Connection, stores: tuple[MetaData, ...], target: Path) -> None:
-    """Copies the rows of a store to SQLite's file, whose tables exist."""
+    """Copies the rows of a store to a SQLite file. The tables must exist in the file."""
     engine = open_engine(f"sqlite:///{target}")
     try:
         if sinks_metadata in stores:
@@ -61,7 +62,9 @@ def save(reader: Connection, stores: tuple[MetaData, ...], target: Path) -> None
 
 
 def load(files: dict[tuple[MetaData, ...], Path], url: str) -> None:
-    """Copies the rows of both stores' files to PostgreSQL, in one transaction. The tables exist and are new."""
+    """Copies the rows of both stores' files to PostgreSQL, in one transaction. The tables must exist and
+    must be new.
+    """
     engine = open_engine(url)
     try:
         with write_transaction(engine) as writer:
@@ -78,14 +81,22 @@ def load(files: dict[tuple[MetaData, ...], Path], url: str) -> None:
 
 
 def require_new(url: str) -> None:
-    """Raises InvalidConfig: the database has tables of a center."""
+    """Checks that the database has no tables of a center.
+
+    Raises:
+        InvalidConfig: the database has such a table.
+    """
     shown, used = _used(url)
     if used:
         raise InvalidConfig("catalog_url", shown, "an empty database", f"it has the table {used[0]}")
 
 
 def require_used(url: str) -> None:
-    """Raises InvalidConfig: the database has no tables of a center."""
+    """Checks that the database has tables of a center.
+
+    Raises:
+        InvalidConfig: the database has no such tables.
+    """
     shown, used = _used(url)
     if not used:
         raise InvalidConfig(
@@ -94,7 +105,7 @@ def require_used(url: str) -> None:
 
 
 def _used(url: str) -> tuple[str, list[str]]:
-    """The URL without the password, and the tables of a center that the database has."""
+    """Returns the URL without the password, and the tables of a center that the database has."""
     engine = open_engine(url)
     own = {table.name for store in (*CATALOG, *RESULTS) for table in store.sorted_tables}
     try:
@@ -115,7 +126,7 @@ def _copy(reader: Connection, writer: Connection, stores: tuple[MetaData, ...]) 
 
 
 def _continue_numbers(writer: Connection) -> None:
-    """Lets PostgreSQL number new alarms after those that were copied."""
+    """Makes PostgreSQL number new alarms after the copied alarms."""
     alarms = catalog_schema.alarms
     last = select(func.coalesce(func.max(alarms.c.id), 0) + 1).scalar_subquery()
     writer.execute(select(func.setval(func.pg_get_serial_sequence(alarms.name, "id"), last, False)))

@@ -1,8 +1,8 @@
 """The first start of a center's components, by fork from the supervisor.
 
-Each component would load the same modules for itself, 0.9 s of CPU, before the job launches its JVM. The supervisor
-loads them once, those of the job first, and forks. A component that is restarted is an interpreter of its own: the
-supervisor has threads by then, and a process with threads must not fork.
+If each component loaded the same modules itself, this would cost 0.9 s of CPU before the job launches its JVM. So the
+supervisor loads the modules once, the job's modules first, and forks. A component that is restarted is an interpreter
+of its own. The supervisor has threads by then, and a process with threads must not fork.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ MODULES = {
     "sink": ("center.sinks.process",),
     "gateway": ("center.ingest.gateway", "center.storage.frame_log"),
 }
-"""What the components load, in the order in which they start: first the one that others wait for, and last the one
-that loads gRPC, so that no other has it. More drivers (``job-2``) start with the first."""
+"""The modules that each component loads, in the order in which the components start. The first component is the one
+that other components wait for. The last component loads gRPC, so no other component has gRPC. Further drivers
+(``job-2``) start with the first driver."""
 _ARG_START, _ARG_END = 45, 46
-"""Fields of /proc/self/stat behind the command's name (proc(5): fields 48 and 49)."""
+"""Indices of fields of /proc/self/stat after the command's name (proc(5): fields 48 and 49)."""
 
 log = logging.getLogger(__name__)
 
 
 class ForkedProcess:
-    """A component that was forked, with the methods of an `asyncio.subprocess.Process` that the supervisor uses."""
+    """A forked component, with the methods of `asyncio.subprocess.Process` that the supervisor uses."""
 
     def __init__(self, pid: int, stdin: BinaryIO) -> None:
         self.pid = pid
@@ -45,7 +46,9 @@ class ForkedProcess:
         self._ended = os.pidfd_open(pid)
 
     async def wait(self) -> int:
-        """Waits until it has ended, and returns its exit code, or the negative number of a signal. Call once."""
+        """Waits until the process has ended, and returns its exit code. The code of a signal is negative. Call it only
+        once.
+        """
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.add_reader(self._ended, ended.set)
@@ -66,14 +69,14 @@ class ForkedProcess:
 
 
 def fork_components(commands: Sequence[ComponentCommand], lock: BinaryIO) -> dict[str, ForkedProcess]:
-    """Starts the components that this process can fork safely: the supervisor starts interpreters of the others.
+    """Starts the components that this process can fork safely. The supervisor starts the others as new interpreters.
 
     Args:
-        commands: of `python -m edgewater`.
-        lock: closed in the components.
+        commands: commands of the form `python -m edgewater …`.
+        lock: a file that is closed in the components.
 
     Returns:
-        By name of the command. In a component it does not return.
+        The processes by name of the command. In a component, the function does not return.
     """
     forked: dict[str, ForkedProcess] = {}
     if sys.platform != "linux":
@@ -104,20 +107,22 @@ def _fork(argv: Sequence[str], not_inherited: Sequence[BinaryIO]) -> ForkedProce
 
 
 def _become(argv: Sequence[str], stdin: int) -> NoReturn:
-    """Runs ``python -m edgewater …`` as a new interpreter would, and ends with its exit code."""
+    """Runs ``python -m edgewater …`` like a new interpreter, and ends with its exit code."""
     from edgewater.__main__ import main
 
     os.setsid()
     os.dup2(stdin, 0)
     os.close(stdin)
     _show_as(argv)
-    sys.argv = list(argv[argv.index("edgewater") :])  # what follows the interpreter and its options
+    sys.argv = list(argv[argv.index("edgewater") :])  # without the interpreter and its options
     main(args=sys.argv[1:], prog_name="edgewater")
     sys.exit()
 
 
 def _show_as(argv: Sequence[str]) -> None:
-    """Makes `ps` and the like show this command line, cut to the length of the supervisor's, instead of that one."""
+    """Makes tools like `ps` show this command line instead of the supervisor's. It is cut to the
+    supervisor's length.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         begin, end = int(fields[_ARG_START]), int(fields[_ARG_END])

@@ -1,4 +1,4 @@
-"""`edgewater center check`: checks that this machine meets a configuration's needs, before anything is started."""
+"""`edgewater center check` checks whether this machine fits a configuration, before any process is started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from edgewater.runtime.health import bound_address, listen
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What was checked, and the finding; if not `ok`, the message says what to do."""
+    """The result of one check.
+
+    Attributes:
+        name: what was checked.
+        ok: whether the check passed.
+        message: the finding. If the check failed, it also says what to do.
+    """
 
     name: str
     ok: bool
@@ -25,7 +31,7 @@ class CheckResult:
 
 
 def check(config: CenterConfig, environment: Mapping[str, str]) -> list[CheckResult]:
-    """Checks Java, addresses, directories, secrets and databases. Changes nothing that a start would not change."""
+    """Checks Java, addresses, directories, secrets and databases. It changes nothing that a start would not change."""
     checks: list[tuple[str, Callable[[], str]]] = [
         ("java", lambda: _java(environment)),
         ("gateway.listen", lambda: _free(config.gateway.listen, "gateway.listen")),

@@ -1,4 +1,4 @@
-"""`edgewater center prepare`: writes the archive of Spark's classes, with which a center starts in less time."""
+"""`edgewater center prepare` writes the archive of Spark's classes. With this archive, a center starts in less time."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from center.spark.spark_session import SessionConfig, class_archive
 from edgewater.model.errors import StorageError
 
 STATED_LINES = 3
-"""Last lines of the job's standard error that a failure states."""
+"""Number of last lines of the job's standard error that an error message has."""
 POLL_S = 0.2
 
 
 def prepare(timeout_s: float) -> Path:
-    """Runs a job of its own until it is ready, has its JVM write the classes that it has loaded, and returns the file.
+    """Runs a job of its own until it is ready, makes its JVM write the loaded classes, and returns the written file.
 
-    In a process of its own, because the JVM writes the file when it ends.
+    The job runs in a process of its own, because the JVM writes the file when it ends.
 
     Args:
-        timeout_s: the limit for the whole run. A quiet machine takes 20 s, and a busy machine takes minutes.
+        timeout_s: the limit for the whole run. It takes 20 s on an idle machine, and minutes on a busy machine.
 
     Raises:
         InvalidConfig: Java is missing or too old.
-        StorageError: the file cannot be written, or the limit is over. The last lines that the job wrote are stated.
+        StorageError: the file cannot be written, or the run exceeds the limit. The message has the last lines of the
+            job.
     """
     require_java(os.environ)
     archive = class_archive()

@@ -1,6 +1,6 @@
-"""The components of a center as processes: each opens the stores, sends heartbeats and works until told to stop.
+"""The components of a center as processes. Each opens the stores, sends heartbeats and works until a signal stops it.
 
-The only module of the center's components that uses the real clock and signals.
+Among the modules of the center's components, only this module uses the real clock and signals.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ log = logging.getLogger(__name__)
 SWITCH_S = 0.0005
 GATEWAY_SWITCH_S = 0.001
 OPENING_S = 60.0
-"""How long a component tries to open a database that it cannot reach when it starts."""
+"""The longest time in seconds for which a starting component tries to open a database that it cannot reach."""
 
 
 def instance_name() -> str:
-    """This process' name in the component registry: ``host:pid``."""
+    """Returns this process' name in the component registry: ``host:pid``."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -58,13 +58,14 @@ Store = TypeVar("Store")
 
 
 def opened(open_store: Callable[[], Store], stop: threading.Event | None = None) -> Store:
-    """Opens what needs a database, again and again while the database cannot be reached.
+    """Opens a store that needs a database. Tries again while the database cannot be reached.
 
     Args:
-        stop: ends the attempts.
+        open_store: opens the store.
+        stop: ends the attempts when it is set.
 
     Raises:
-        StorageError: it could not be reached for `OPENING_S`, or cannot be used for another reason.
+        StorageError: the database could not be reached for `OPENING_S`, or cannot be used for another reason.
     """
 
     def failed(attempt: RetryCallState) -> None:
@@ -83,7 +84,7 @@ def opened(open_store: Callable[[], Store], stop: threading.Event | None = None)
 
 
 def _is_unreachable(exc: BaseException) -> bool:
-    # PEP 249 names the class; SQLAlchemy wraps most errors of drivers, not all.
+    # PEP 249 defines the name of the class. SQLAlchemy wraps most errors of drivers, but not all.
     return isinstance(exc, StorageError) and any(c.__name__ == "OperationalError" for c in type(exc.__cause__).__mro__)
 
 
@@ -109,10 +110,11 @@ def run_api(config: CenterConfig) -> None:
 
     config.api.require_credentials()
     return_large_blocks()
-    # uvicorn stops at a signal and then raises it once more, for handlers installed before it: these.
+    # uvicorn stops at a signal, and then raises the signal again for the handlers that were installed before: these.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    # Workers take the interpreter's lock ten times per request: each time they would wait 5 ms for a busy event loop.
+    # Workers take the interpreter's lock ten times per request. With Python's default they would wait 5 ms each time
+    # while the event loop is busy.
     sys.setswitchinterval(SWITCH_S)
     listener = listen(config.api.listen, "api.listen")
     app = create_app(
@@ -125,7 +127,7 @@ def run_api(config: CenterConfig) -> None:
     services, api = app.state.services, config.api
     server = ApiServer(server_config(app, api, services.metrics.on_refused), api, services.feed.changes.end)
     if api.authenticates and api.tls is None and not is_loopback(api.listen):
-        log.warning("tokens cross the network as they are: set api.tls, or let a proxy end TLS before the API")
+        log.warning("tokens are sent over the network without encryption: set api.tls, or use a proxy with TLS")
     with contextlib.ExitStack() as stack:
         if api.metrics is not None:
             ready = functools.partial(missing_components, services)
@@ -141,16 +143,20 @@ def run_gateway(config: CenterConfig) -> None:
     from center.catalog import Catalog
 
     return_large_blocks()
-    # The event loop waits for the threads that check frames: beside an edge that sends 100 frames/s of 4,000 partials,
-    # another edge's ack took 41 ms at the 99th percentile, and 258 ms with Python's 5 ms; frames/s were the same.
+    # The event loop waits for the threads that check frames. While one edge sent 100 frames/s of 4,000 partials,
+    # another edge's ack took 41 ms at the 99th percentile. With Python's default of 5 ms, it took 258 ms. The frames/s
+    # were the same.
     sys.setswitchinterval(GATEWAY_SWITCH_S)
-    # Before the loop: until then a signal ends the process.
+    # The catalog is opened before the event loop runs. Until then, a signal ends the process.
     asyncio.run(_gateway(config, opened(lambda: Catalog(config.catalog_url, config.columns))))
 
 
 def _relax_collection() -> None:
-    """Makes garbage collection rare. A session is 200 objects that live as long as it: with Python's thresholds a
-    quarter of the event loop's time went to scanning those of 2,200 sessions, again and again."""
+    """Makes garbage collection rare.
+
+    A session consists of 200 objects that live as long as the session. With Python's thresholds and 2,200 sessions, a
+    quarter of the event loop's time was spent on scanning these objects repeatedly.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -220,7 +226,7 @@ def run_job(config: CenterConfig) -> None:
 
 
 def run_sinks(config: CenterConfig) -> None:
-    """Brings answers to the sinks until SIGTERM or SIGINT."""
+    """Writes answers to the sinks until SIGTERM or SIGINT."""
     from center.catalog import Catalog
     from center.results import ResultStore
     from center.sinks import SinkStore
@@ -249,7 +255,7 @@ def run_sinks(config: CenterConfig) -> None:
 
 
 def gateway_config(config: CenterConfig) -> GatewayConfig:
-    """The gateway's configuration."""
+    """Returns the gateway's configuration."""
     from center.ingest.gateway import GatewayConfig
 
     section = config.gateway
@@ -268,7 +274,7 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
 
 
 def job_config(config: CenterConfig) -> JobConfig:
-    """The job's configuration."""
+    """Returns the job's configuration."""
     from center.job.job import JobConfig
     from center.spark.spark_session import SessionConfig
 

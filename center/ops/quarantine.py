@@ -1,4 +1,4 @@
-"""An operator's access to frames and queries that the job has set aside."""
+"""An operator's access to the frames and queries in quarantine: the job does not process them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from edgewater.runtime.clock import now_ms
 
 
 class Quarantine:
-    """The quarantine of a center, whose processes may run. A context manager; methods raise StorageError.
+    """The quarantine of a center, whose processes may run. Use it as a context manager. All methods may raise
+    StorageError.
 
-    Changes are in the API's audit log.
+    Changes are recorded in the API's audit log.
 
     Raises:
-        InvalidConfig: there is no catalog, which opening it would create.
+        InvalidConfig: there is no catalog. Opening the catalog would create it.
     """
 
     def __init__(self, config: CenterConfig) -> None:
@@ -52,11 +53,11 @@ class Quarantine:
         self._catalog.close()
 
     def frames(self) -> list[dict[str, Any]]:
-        """The frames that could not be applied, the latest first."""
+        """Returns the frames that could not be applied, the latest first."""
         return [_mapping(frame) for frame in self._catalog.quarantine.frames()]
 
     def queries(self) -> list[dict[str, Any]]:
-        """The queries that are set aside."""
+        """Returns the queries that the job does not process."""
         return [
             {
                 "query": query_key(s.query),
@@ -69,12 +70,20 @@ class Quarantine:
         ]
 
     def retry_query(self, name: str) -> None:
-        """Lets the job try a query again that is set aside. Raises NotFound."""
+        """Makes the job try a query again that it does not process.
+
+        Raises:
+            NotFound: the query is not in quarantine.
+        """
         with self._audited("retry_query", f"/v1/queries/{name}"):
             self._catalog.quarantine.retry_query(name)
 
     def show(self, key: str, position: int) -> dict[str, Any]:
-        """A frame and its contents, as far as they can be read. Raises NotFound."""
+        """Returns a frame and its contents, as far as they can be read.
+
+        Raises:
+            NotFound: the frame is not in quarantine.
+        """
         frame = self._catalog.quarantine.frame(key, position)
         contents: dict[str, Any]
         try:
@@ -86,7 +95,11 @@ class Quarantine:
 
     @contextlib.contextmanager
     def _audited(self, action: str, target: str) -> Iterator[None]:
-        """Records a change by the user of this process, and its outcome. Raises StorageError as `AuditLog.begin`."""
+        """Records a change by the user of this process, and the outcome of the change.
+
+        Raises:
+            StorageError: `AuditLog.begin` raised it.
+        """
         entry = {"principal": f"cli:{_user()}", "remote": None, "action": action, "target": target[:200]}
         self._audit.begin({**entry, "status": None, "request": None})
         outcome = "failed"
@@ -97,11 +110,11 @@ class Quarantine:
             self._audit.write({**entry, "outcome": outcome, "status": None, "request": None}, is_refusal=False)
 
     def retry_frame(self, key: str, position: int) -> int:
-        """Lets the job apply a frame as new data; returns its new position.
+        """Makes the job apply a frame as new data, and returns the frame's new position.
 
         Raises:
-            NotFound: it is not in quarantine.
-            Conflict: its query is deleted, or the job has not yet stated it as lost.
+            NotFound: the frame is not in quarantine.
+            Conflict: the frame's query is deleted, or the job has not passed the frame yet.
         """
         with self._audited("retry_frame", f"/v1/quarantine/{key}/{position}"):
             self._catalog.quarantine.frame(key, position)
@@ -111,7 +124,11 @@ class Quarantine:
             return self._catalog.quarantine.retry_frame(key, position)
 
     def drop_frame(self, key: str, position: int) -> None:
-        """Gives up a frame and its bytes. Raises NotFound."""
+        """Deletes a frame and its bytes.
+
+        Raises:
+            NotFound: the frame is not in quarantine.
+        """
         with self._audited("drop_frame", f"/v1/quarantine/{key}/{position}"):
             segment = self._catalog.quarantine.drop_frame(key, position)
             if segment is not None:
@@ -120,7 +137,7 @@ class Quarantine:
 
 
 def _header(facts: FrameFacts) -> dict[str, int | None]:
-    """What a frame states beside its partials."""
+    """Returns the contents of a frame except for its partials, as numbers."""
     body = facts.body()
     return {
         "through_ms": body.through_ms,

@@ -1,4 +1,6 @@
-"""`edgewater center run` around the supervisor: the commands that start components, and the report of readiness."""
+"""The part of `edgewater center run` outside of the supervisor: the commands that start components, and the report of
+readiness.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ from edgewater.runtime.configuration import split_address
 
 POLL_S = 0.2
 STANDBY = "standby"
-"""The standby's name in the log and in the directory of process ids. Any of the drivers may lead."""
+"""The standby's name in the log and in the directory of process ids. Each driver, including the standby, may lead."""
 MISSING_LOG_INTERVAL_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
 class Startup:
-    """Starts the components of a center and reports when all are ready.
+    """Starts the components of a center, and reports when all components are ready.
 
     Args:
-        flags: the configuration's flags as `run` received them, passed on to the components. Not the configuration
-            itself: secrets of the environment would end up on a command line or on disk.
+        flags: the configuration's flags that `run` received. They are passed on to the components. The configuration
+            itself is not passed on, because secrets of the environment would be on a command line or on disk.
         as_json: whether readiness is printed as a line of JSON.
     """
 
@@ -57,7 +59,7 @@ class Startup:
         return commands
 
     def _more_drivers(self) -> list[str]:
-        """The names of all drivers but the first, which is the component `job`."""
+        """Returns the names of all drivers except the first driver, which is the component `job`."""
         spark = self._config.spark
         return [f"job-{number}" for number in range(2, spark.drivers + 1)] + [STANDBY] * spark.standby
 
@@ -76,7 +78,7 @@ class Startup:
         argv = [sys.executable, "-P", "-m", "edgewater", "center", component, "--supervised", *self._flags]
         configured = {"gateway": self._config.gateway.listen, "api": self._config.api.listen}.get(component)
         if configured is not None and split_address(configured)[1] == 0 and component in self._addresses:
-            # The first start takes any free port; a restart must take the same one, or clients would not find it.
+            # The first start takes any free port. A restart must take the same port, or clients would not find it.
             argv += ["--set", f"{component}.listen={self._addresses[component]}"]
         return argv
 

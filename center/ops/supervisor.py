@@ -1,14 +1,15 @@
-"""Supervisor of `edgewater center run`: the components of a center as child processes, restarted when they die.
+"""Supervisor of `edgewater center run`. The components of a center are child processes, and are restarted when they
+die.
 
-A component may be killed at any moment without losing acknowledged data: the frame log, the catalog and the result
-store guarantee that. Three details matter here:
+A component may be killed at any moment without loss of acknowledged data. The frame log, the catalog and the result
+store guarantee this. Three details matter here:
 
-- A child leads its own process group. Ctrl-C reaches only the supervisor, which then stops the children. Processes that
-  a dead child leaves behind (the JVM of the job) are killed before it is restarted.
-- A child's standard input is a pipe that only the supervisor holds. If the supervisor is killed, the pipe ends and the
-  children stop (`stop_with_supervisor`), so none is orphaned.
-- A child whose first start ends with code 2 cannot use its configuration. A restart cannot help: the supervisor stops
-  the others and fails. A component that has run once is always restarted.
+- A child leads its own process group. Ctrl-C reaches only the supervisor, which then stops the children. If a dead
+  child leaves processes (the JVM of the job), they are killed before the child is restarted.
+- A child's standard input is a pipe that only the supervisor holds open. If the supervisor is killed, the pipe ends and
+  the children stop (`stop_with_supervisor`). So no child runs without a supervisor.
+- If the first start of a child ends with code 2, the child cannot use its configuration. A restart cannot help, so the
+  supervisor stops the other children and fails. A component that has run once is always restarted.
 """
 
 from __future__ import annotations
@@ -35,16 +36,18 @@ log = logging.getLogger(__name__)
 EXIT_BAD_INPUT = 2
 WATCH_S = 1.0
 GRACE_S = 25.0
-"""How long components may take to stop before they are killed. Spark ends its batch within a few seconds."""
+"""Time in seconds after which components that have not stopped are killed. Spark ends its batch within a few
+seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentCommand:
-    """A component and how to start it.
+    """A component and the command that starts it.
 
     Attributes:
-        argv: called before every start.
-        hangs: called every `WATCH_S` with the process id; why the process has to be killed; empty: it need not be.
+        argv: returns the command line. Called before every start.
+        hangs: returns why the process must be killed, or an empty string if it need not be killed. Called every
+            `WATCH_S` with the process id. None if the component is not watched.
     """
 
     name: str
@@ -53,7 +56,7 @@ class ComponentCommand:
 
 
 class ComponentProcess(Protocol):
-    """A running component: what the supervisor uses of an `asyncio.subprocess.Process`."""
+    """A running component: the part of `asyncio.subprocess.Process` that the supervisor uses."""
 
     @property
     def pid(self) -> int: ...
@@ -64,19 +67,19 @@ class ComponentProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delay before a component is restarted: it doubles until the component has run for `settled_s`."""
+    """Delay before a component is restarted. The delay doubles until the component has run for `settled_s`."""
 
     first_s: float = 0.2
     most_s: float = 10.0
     settled_s: float = 30.0
 
     def delay_s(self, failures: int) -> float:
-        """The delay after so many consecutive failures, each before `settled_s`."""
+        """Returns the delay after a number of consecutive failures, each within `settled_s` after a start."""
         return float(min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30)))
 
 
 def describe_exit(code: int) -> str:
-    """Describes a child's return code as a phrase."""
+    """Returns a phrase that describes a child's return code."""
     if code >= 0:
         return f"ended with code {code}"
     try:
@@ -86,12 +89,12 @@ def describe_exit(code: int) -> str:
 
 
 class Supervisor:
-    """Starts components, restarts those that die, and stops all together.
+    """Starts components, restarts components that die, and stops all components together.
 
     Args:
-        pids_dir: directory of a ``<name>.pid`` file per running component.
+        pids_dir: directory that has a ``<name>.pid`` file per running component.
         monotonic: a clock in seconds.
-        started: components that run already, each the leader of a process group.
+        started: components that run already. Each is the leader of a process group.
     """
 
     def __init__(
@@ -124,10 +127,10 @@ class Supervisor:
         return dict(self._restarts)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until `stop` is set; returns when the last child has ended.
+        """Runs until `stop` is set. Returns when the last child has ended.
 
         Raises:
-            InvalidConfig: a component cannot use its configuration; all have been stopped.
+            InvalidConfig: a component cannot use its configuration. All components have been stopped.
         """
         self._pids_dir.mkdir(parents=True, exist_ok=True)
         stopping = asyncio.create_task(stop.wait())
@@ -174,7 +177,7 @@ class Supervisor:
         pid_file = self._pids_dir / f"{command.name}.pid"
         write_whole(pid_file, f"{process.pid}\n")
         log.info("%s runs as process %d", command.name, process.pid)
-        if stop.is_set():  # set while the child was being created, so it has not been signalled
+        if stop.is_set():  # it was set while the child was being created, so no signal was sent to the child
             process.terminate()
         watching = asyncio.create_task(self._watch(command, process.pid, stop))
         try:
@@ -187,7 +190,7 @@ class Supervisor:
                 os.killpg(process.pid, signal.SIGKILL)
 
     async def _watch(self, command: ComponentCommand, pid: int, stop: asyncio.Event) -> None:
-        """Kills a process that hangs."""
+        """Kills the process of a component if it hangs."""
         while command.hangs is not None and not stop.is_set():
             await asyncio.sleep(WATCH_S)
             reason = await asyncio.to_thread(command.hangs, pid)
@@ -208,10 +211,13 @@ class Supervisor:
 
 @contextlib.contextmanager
 def exclusive_lock(data_dir: Path) -> Iterator[BinaryIO]:
-    """Holds the directory's lock, so that two supervisors never share it. Raises StorageError if it is taken.
+    """Holds the directory's lock, so that two supervisors never share the directory.
 
     Yields:
-        The locked file: a process that is forked must close it, or the directory stays locked while it runs.
+        The locked file. A forked process must close it; otherwise the directory stays locked while the process runs.
+
+    Raises:
+        StorageError: another supervisor holds the lock.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     with (data_dir / "supervisor.lock").open("ab") as lock:
@@ -223,10 +229,10 @@ def exclusive_lock(data_dir: Path) -> Iterator[BinaryIO]:
 
 
 def stop_with_supervisor() -> None:
-    """Called in a child: sends this process SIGTERM when the supervisor ends, for whatever reason."""
+    """Sends SIGTERM to this process when the supervisor ends, for whatever reason. Called in a child."""
 
     def wait_for_end() -> None:
-        # Not sys.stdin: its lock, held by a waiting thread, is fatal when the interpreter exits.
+        # sys.stdin is not read itself: a waiting thread would hold its lock, which is fatal when the interpreter exits.
         while os.read(sys.stdin.fileno(), 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)

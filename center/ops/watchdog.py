@@ -1,7 +1,7 @@
-"""Finds a process that lives and makes no steps.
+"""Finds a process that lives but makes no steps.
 
-A process that waits for a core makes no steps either. The time for which its threads have waited is not counted, so
-that a starved machine raises no false alarm.
+A process that waits for a core makes no steps either. So the time for which its threads have waited for a core is not
+counted, and an overloaded machine raises no false alarm.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from pathlib import Path
 from center.storage.progress import Track, progress_path, read_progress
 
 MAX_CHECK_S = 5.0
-"""The most that the time between two checks counts: this process, or the machine, may have slept."""
+"""The longest time in seconds that counts between two checks, because this process or the machine may have been
+suspended."""
 
 
 def waited_s(group: int) -> dict[int, float]:
-    """By thread of a process group, how long it has waited for a core; empty where the kernel does not say."""
+    """Returns, by thread of a process group, the time in seconds that the thread has waited for a core.
+
+    The result is empty if the kernel does not report this time.
+    """
     waits = {}
     for process in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
@@ -33,8 +37,9 @@ class HangWatch:
     """Watches the progress of a component.
 
     Args:
-        directory: of the component's `Progress`.
-        most_s: time without a step from which on the process hangs.
+        directory: directory of the component's progress file (`DriverProgress`).
+        most_s: time in seconds without a step after which the process hangs.
+        waits: returns the times that threads of a process group have waited for a core.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class HangWatch:
         self._waited: dict[int, float] = {}
 
     def check(self, pid: int) -> str:
-        """Returns why a process hangs; empty: it does not, as far as is known. Called every second or so."""
+        """Returns why a process hangs, or an empty string if no hang is known. Called about every second."""
         now_s, found = self._monotonic(), read_progress(progress_path(self._directory, pid))
         passed_s = min(now_s - self._checked_s, MAX_CHECK_S)
         self._checked_s = now_s

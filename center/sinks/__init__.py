@@ -1,7 +1,7 @@
-"""Sinks: they write answers to other systems, such as a PostgreSQL database.
+"""Sinks write answers to other systems, such as a PostgreSQL database.
 
-The process `edgewater center sink` runs them. Each sink reads answers in the order in which they become visible, and
-stores its position together with what it writes. Packages provide kinds of sinks (`center.sinks.base`).
+The process `edgewater center sink` runs the sinks. Each sink reads answers in the order in which they become visible,
+and stores its position together with the answers that it writes. Packages provide kinds of sinks (`center.sinks.base`).
 """
 
 from center.sinks.base import (

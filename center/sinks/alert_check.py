@@ -18,11 +18,11 @@ MAX_TRANSITIONS = 100
 
 @dataclass(slots=True)
 class RuleReport:
-    """What a rule would have done.
+    """The alerts that a rule would have raised.
 
     Attributes:
-        problem: why the rule could not be evaluated; empty: it was evaluated.
-        fired: how often an alert would have begun to fire.
+        problem: why the rule could not be evaluated; empty if it was evaluated.
+        fired: number of times that an alert would have begun to fire.
         transitions: the first `MAX_TRANSITIONS` transitions.
     """
 
@@ -34,11 +34,11 @@ class RuleReport:
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a set of rules would have done.
+    """The alerts that a set of rules would have raised.
 
     Attributes:
         answers: number of evaluated answers. Only the newest stored revision of a window is evaluated.
-        is_whole: whether all answers were evaluated; otherwise the last answers were left out.
+        is_whole: whether all answers were evaluated. If false, the last answers were not evaluated.
     """
 
     rules: list[RuleReport]
@@ -58,9 +58,9 @@ def check_rules(
     """Evaluates rules on stored answers, as if each answer had just been given.
 
     Args:
-        start_ms: begins with the first answer to a window that starts at this time or later; None: with the first
-            stored answer.
-        timeout_ms: no further page is evaluated after this time.
+        start_ms: the evaluation begins with the first answer to a window that starts at this time or later. If None, it
+            begins with the first stored answer.
+        timeout_ms: ms after which no further page of answers is evaluated.
 
     Raises:
         StorageError: a store cannot be read.

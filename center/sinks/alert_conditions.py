@@ -1,8 +1,8 @@
-"""Conditions of alert rules: whether the intervals of an answer support them. Pure.
+"""Conditions of alert rules: decides whether the intervals of an answer support a condition. No I/O.
 
 ``certainly: errors > 100`` holds if every value within the interval of `errors` is over 100. ``possibly: errors > 100``
-holds if at least one value within the interval is over 100. If a bound is unknown, the condition is not certain, but
-possible.
+holds if at least one value within the interval is over 100. If a bound is unknown, a condition on it is not certain,
+but possible.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _ACCEPTED = "comparisons of measures (=, <>, <, <=, >, >=, BETWEEN, IN), with AN
 
 
 class Verdicts(NamedTuple):
-    """What the rows of an answer say about a condition. A row without a value is in neither array.
+    """The result of a condition for each row of an answer. In a row without a value, `holds` and `fails` are both
+    false.
 
     Attributes:
-        holds: the condition holds, as certain as the rule asks.
-        fails: it certainly does not hold.
-        intervals: all numbers of the rows that have bounds, by name; also the values of `compute`.
+        holds: the rows for which the condition holds, with the certainty that the rule requires.
+        fails: the rows for which the condition certainly does not hold.
+        intervals: by column name, the numbers of the rows that have bounds; also the values of `compute`.
     """
 
     holds: BoolArray
@@ -52,7 +53,7 @@ class Condition:
     Attributes:
         text: SQL over the columns of the answer's table and of `compute`.
         certainty: whether all values within the intervals must satisfy the condition, or at least one value.
-        compute: further values: name -> expression.
+        compute: further values: expression by name.
     """
 
     text: str
@@ -60,15 +61,19 @@ class Condition:
     compute: Mapping[str, str]
 
     def parsed(self) -> exp.Expression:
-        """Returns the tree of `text`. Raises InvalidQuery."""
+        """Returns the syntax tree of `text`.
+
+        Raises:
+            InvalidQuery: `text` is not valid SQL.
+        """
         return parse_sql(self.text, self.certainty)
 
     def verdicts(self, rows: pa.Table, measures: Sequence[Measure]) -> Verdicts:
         """Evaluates the condition for each row.
 
         Raises:
-            InvalidRequest, InvalidQuery: the condition names an unknown column, has no type that fits, or reads a
-                measure outside a comparison.
+            InvalidRequest, InvalidQuery: the condition names an unknown column, does not fit the types of the columns,
+                or reads a measure outside a comparison.
         """
         intervals = _intervals(rows)
         for name, text in self.compute.items():
@@ -84,7 +89,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of an answer. `field` names the condition in errors."""
+    """The rows of an answer, for a condition. Errors name the condition by `field`."""
 
     rows: pa.Table
     intervals: Mapping[str, Estimates]
@@ -92,10 +97,11 @@ class _Rows:
     field: str
 
     def where(self, tree: exp.Expression, truth: bool, *, certainly: bool) -> BoolArray:
-        """Returns the rows in which a condition is `truth` for all values within the intervals, or for at least one.
+        """Returns the rows in which a condition is `truth`, for all values within the intervals or for at least one
+        value.
 
-        NOT is pushed down to the comparisons, so that a row without a value satisfies neither a condition nor its
-        negation, as in SQL.
+        NOT is moved into the comparisons. So a row without a value satisfies neither a condition nor its negation, as
+        in SQL.
         """
         tree = tree.unnest()
         if isinstance(tree, exp.Not):
@@ -136,7 +142,9 @@ class _Rows:
         return _compared(comparison, direct, certainly)
 
     def _minus_number(self, tree: exp.Expression) -> Estimates | None:
-        """Returns the difference of a column and a number, with an exact sign; None: it is another comparison."""
+        """Returns the difference of a column and a number, with an exact sign; None if the comparison has other
+        operands.
+        """
         column, number = tree.left.unnest(), tree.right.unnest()
         literal = number.this if isinstance(number, exp.Neg) else number
         if not (isinstance(column, exp.Column) and isinstance(literal, exp.Literal) and not literal.is_string):
@@ -170,7 +178,7 @@ def _floats(column: pa.ChunkedArray) -> FloatArray:
 
 
 def _rounded(bound: FloatArray, towards: float) -> FloatArray:
-    """Widens bounds by one step where a whole number may have been rounded to a float64."""
+    """Widens bounds by one float64 step where a whole number may have been rounded to a float64."""
     return np.where(np.abs(bound) >= _LARGEST_EXACT, np.nextafter(bound, towards), bound)
 
 

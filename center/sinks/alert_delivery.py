@@ -1,7 +1,7 @@
-"""`Outbox`: the notices that wait for one target.
+"""`Outbox` stores and delivers the notices that wait for one target.
 
-Each attempt runs in a thread, so a target that hangs delays no other. A notice leaves the outbox when the target has
-accepted it, or has refused it for good. So it is delivered at least once.
+Each attempt runs in a thread, so a target that does not reply delays no other target. A notice leaves the outbox when
+the target has accepted the notice or refused it permanently. So a notice is delivered at least once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from center.sinks.alert_targets import DeliveryFailed, Target
 RESEND_MS = 60_000
 MAX_WAITING = 1_000
 MAX_WAITING_ALERTS = 20_000
-"""The most notices, and alerts in notices, that wait for one target. Beyond that the oldest notice is dropped and
-counted."""
+"""The most notices, and the most alerts in notices, that wait for one target. If there are more, the oldest notice is
+dropped and counted."""
 AT_ONCE = 4
 GRACE_S = 0.05
-"""How many notices a call of `step` delivers at most, and how long it waits for each."""
+"""`AT_ONCE` is the most notices that a call of `step` delivers. `GRACE_S` is the longest wait for each notice, in
+seconds."""
 HANGS_MS = 15_000
-"""An attempt that takes longer is stated as a problem."""
+"""The longest duration of an attempt in ms that is not reported as a problem."""
 PAUSE = wait_random_exponential(multiplier=1, max=60)
-"""Pauses between attempts (tenacity)."""
+"""Pauses between attempts, computed by tenacity."""
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +43,15 @@ class _Attempts:
 
 @dataclass(slots=True)
 class Outbox:
-    """The notices that wait for one target, and its counters.
+    """The notices that wait for one target, with counters.
 
     Attributes:
-        name: of the sink and the target, for the log.
+        name: name of the sink and of the target, for the log.
         waiting: notices, the oldest first.
-        delivered, refused: numbers of notices that the target has accepted, and has refused for good.
+        delivered, refused: numbers of notices that the target has accepted, and of notices that it has refused
+            permanently.
         dropped: number of notices that were dropped because too many waited.
-        problem: why the last attempt failed; empty: it did not fail.
+        problem: why the last attempt failed; empty if it did not fail.
     """
 
     name: str
@@ -68,7 +70,7 @@ class Outbox:
 
     @classmethod
     def restored(cls, name: str, target: Target, state: Mapping[str, Any]) -> Outbox:
-        """Returns the outbox whose `to_json` returned `state`; a new outbox for an empty mapping."""
+        """Returns the outbox whose `to_json` returned `state`. For an empty mapping, returns a new outbox."""
         return cls(name, target, **{**state, "waiting": list(state.get("waiting", ()))})
 
     def to_json(self) -> dict[str, Any]:
@@ -82,7 +84,7 @@ class Outbox:
         }
 
     def add(self, notice: Mapping[str, Any]) -> None:
-        """Adds a notice behind all others."""
+        """Adds a notice after all other notices."""
         self.waiting.append(notice)
         while len(self.waiting) > MAX_WAITING or (
             len(self.waiting) > 1 and sum(len(n["alerts"]) for n in self.waiting) > MAX_WAITING_ALERTS
@@ -91,13 +93,13 @@ class Outbox:
             log.warning("%s: notice %s is dropped, because too many notices wait", self.name, self.waiting.pop(0)["id"])
 
     def step(self, now_ms: int, firing: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
-        """Delivers waiting notices, for a fraction of a second. An attempt that takes longer continues in its thread.
+        """Delivers waiting notices, for a fraction of a second. If an attempt takes longer, it continues in its thread.
 
         Args:
-            firing: returns the alerts that fire, for targets to which firing alerts are sent repeatedly.
+            firing: returns the alerts that fire. It is called for targets to which firing alerts are sent repeatedly.
 
         Returns:
-            Whether `to_json` has changed.
+            Whether the result of `to_json` has changed.
         """
         before = self.delivered, self.refused, self.dropped, self.problem
         for _ in range(AT_ONCE):
@@ -113,7 +115,9 @@ class Outbox:
         return before != (self.delivered, self.refused, self.dropped, self.problem)
 
     def finish(self, now_ms: int, timeout_s: float) -> bool:
-        """Waits for the current attempt, and begins no other. Returns whether `to_json` may have changed."""
+        """Waits for the current attempt and begins no other attempt. Returns whether the result of `to_json` may have
+        changed.
+        """
         if self._attempt is None:
             return False
         wait([self._attempt], timeout_s)
@@ -122,7 +126,7 @@ class Outbox:
         return is_done
 
     def _begin(self, now_ms: int, firing: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
-        """Begins an attempt. Returns whether there was something to deliver."""
+        """Begins an attempt. Returns whether there was a notice, or firing alerts, to deliver."""
         if now_ms < self._next_ms:
             return False
         self._notice = notice = self.waiting[0] if self.waiting else None
@@ -148,21 +152,21 @@ class Outbox:
             self.problem, self._tries = "", 0
             self.delivered += self._notice is not None
             return
-        # Other exceptions may quote a secret, such as a header that is no ASCII.
+        # Other exceptions may quote a secret, such as a header that is not ASCII.
         reason = failure.message if isinstance(failure, DeliveryFailed) else type(failure).__name__
         if reason != self.problem:
             log.warning("%s: %s", self.name, reason)
         self.problem = reason
         if is_final and self._notice is not None:
             self.refused, self._tries = self.refused + 1, 0
-            log.warning("%s: notice %s is refused for good", self.name, self._notice["id"])
+            log.warning("%s: the target refuses notice %s permanently", self.name, self._notice["id"])
             return
         self._tries += 1
         self._next_ms = now_ms + int(1000 * PAUSE(_Attempts(self._tries)))  # type: ignore[arg-type]
 
 
 def _in_thread(name: str, call: Callable[[], None]) -> Future[None]:
-    """Runs a call in a daemon thread: the process may end before the call has ended."""
+    """Runs a call in a daemon thread, because the process may end before the call ends."""
     result: Future[None] = Future()
 
     def run() -> None:

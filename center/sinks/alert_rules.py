@@ -1,7 +1,7 @@
-"""Decides which alerts fire, from answers and the time. Pure: no I/O, no clock.
+"""Decides which alerts fire, from answers and the time. No I/O, no clock.
 
-The newest window of a query decides whether an alert fires or is resolved. A window may neither support the condition
-nor exclude it, for example because an edge is missing. Such a window does not change the alert.
+The newest window of a query decides whether an alert fires or is resolved. A window may neither support nor exclude the
+condition, for example because an edge is missing. Such a window does not change the alert.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from edgewater.synopses import BoolArray, Estimates
 Labels = tuple[tuple[str, str], ...]
 """Names and values that distinguish the alerts of one rule: the groups, or the edge."""
 MAX_ALERTS = 10_000
-"""The most alerts of one rule at a time. The problem of the rule states the number of further groups."""
+"""The most alerts of one rule at a time. If there are more groups, the problem of the rule states their number."""
 
 
 class Outcome(StrEnum):
-    """What an answer says about an alert. It is ``condition`` in the `details` of an alert and of a notice."""
+    """The result of evaluating an answer for an alert. The `details` of an alert and of a notice have it as
+    ``condition``.
+    """
 
     HOLDS = "holds"
     FAILS = "fails"
     NO_VALUE = "no-value"
-    """The group has no value in an answer that no edge is missing from."""
+    """No edge is missing from the answer, and the group has no value in it."""
     UNKNOWN = "unknown"
     """The interval contains values that satisfy the condition and values that do not, or an edge is missing."""
     RULE_CHANGED = "rule-changed"
@@ -48,10 +50,10 @@ class AlertRule:
     """A rule. Exactly one of `condition`, `is_contract`, `completeness_below`, `is_edge` and `no_answer_ms` is set.
 
     Attributes:
-        for_ms: event time that the condition must hold without interruption.
+        for_ms: event time in ms for which the condition must hold without interruption.
         min_phase: answers of earlier phases are not evaluated.
-        labels: added to the labels of each alert.
-        targets: names of targets; empty: all.
+        labels: labels that are added to the labels of each alert.
+        targets: names of targets; empty if the rule has all targets.
     """
 
     name: str
@@ -69,7 +71,7 @@ class AlertRule:
 
     @property
     def text(self) -> str:
-        """Returns the condition as text for people."""
+        """The condition as text for people."""
         if self.condition is not None:
             return f"{self.condition.certainty}: {self.condition.text}"
         if self.completeness_below is not None:
@@ -95,11 +97,11 @@ class Alert:
     """An alert that is pending or fires.
 
     Attributes:
-        since_ms: start of the first window since which the condition has held without interruption. For
+        since_ms: start of the first window of the time in which the condition has held without interruption. For
             `no_answer_for`, the wall time of the last answer.
         through_ms: end of the last window in which the condition held.
-        fired_at_ms: wall time at which the alert began to fire; None: it is pending.
-        details: what the last answer says: ``condition``, values with bounds, ``window``, ``revision``, …
+        fired_at_ms: wall time at which the alert began to fire; None if the alert is pending.
+        details: details of the last answer: ``condition``, values with bounds, ``window``, ``revision``, …
     """
 
     rule: str
@@ -123,7 +125,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """An alert that begins to fire, or no longer fires.
+    """The event that an alert begins to fire or stops firing.
 
     Attributes:
         rule: the rule as it was when the alert began to fire.
@@ -136,7 +138,7 @@ class Transition:
 
 
 class Window(NamedTuple):
-    """The newest window of a rule. Windows of a rule are ordered by version and start."""
+    """The newest window of a rule. Windows are ordered by version and start."""
 
     version: int
     start_ms: int
@@ -147,13 +149,13 @@ class AlertBook:
     """The alerts of a set of rules.
 
     Args:
-        rules: their names are unique.
+        rules: rules with unique names.
         state: the result of an earlier `to_json`.
         now_ms: wall time.
 
     Attributes:
-        problems: by name of a rule, why the rule is not evaluated, or is evaluated only in part.
-        dropped: alerts of `state` that fired, but whose rules have changed or were removed.
+        problems: by name of a rule, why the rule is not evaluated or is only partly evaluated.
+        dropped: transitions of alerts in `state` that fired, but whose rules have changed or were removed.
     """
 
     def __init__(self, rules: Sequence[AlertRule], state: Mapping[str, Any] | None = None, now_ms: int = 0) -> None:
@@ -189,7 +191,9 @@ class AlertBook:
 
     @property
     def windows(self) -> Mapping[str, Window]:
-        """By rule, the newest window that it was evaluated on; no entry: it was not evaluated yet."""
+        """By rule, the newest window on which the rule was evaluated. A rule that was not evaluated yet
+        has no entry.
+        """
         return self._windows
 
     def to_json(self) -> dict[str, Any]:
@@ -216,9 +220,9 @@ class AlertBook:
                     self.problems[rule.name] = exc.message
 
     def answer(self, answer: SinkAnswer, measures: Sequence[Measure], now_ms: int) -> list[Transition]:
-        """Evaluates the newest revision of a window.
+        """Evaluates the newest revision of a window, and returns the transitions.
 
-        A window that is not the newest one raises no alert. It may prolong or interrupt the time for which the
+        A window that is not the newest window raises no new alert. It may prolong or interrupt the time for which the
         condition of an alert holds.
         """
         if answer.window_end_ms <= answer.window_start_ms:
@@ -241,12 +245,15 @@ class AlertBook:
             try:
                 for labels, outcome, details in self._outcomes(rule, answer, measures, raises=is_newest):
                     transitions += self._apply(rule, labels, outcome, details, answer, now_ms)
-            except (InvalidQuery, InvalidRequest) as exc:  # the other rules go on
+            except (InvalidQuery, InvalidRequest) as exc:  # the other rules are evaluated
                 self.problems[rule.name] = exc.message
         return transitions
 
     def tick(self, now_ms: int) -> list[Transition]:
-        """Evaluates the rules `no_answer_for`. Called only after `answer` was called for all stored answers."""
+        """Evaluates the rules with `no_answer_for`, and returns the transitions.
+
+        Called only after `answer` was called for all stored answers.
+        """
         transitions: list[Transition] = []
         for rule in self._rules.values():
             if rule.no_answer_ms is None:
@@ -266,7 +273,9 @@ class AlertBook:
     def _outcomes(
         self, rule: AlertRule, answer: SinkAnswer, measures: Sequence[Measure], *, raises: bool
     ) -> Iterator[tuple[Labels, Outcome, Mapping[str, Any]]]:
-        """Yields what an answer says about each alert of a rule and, with `raises`, about new alerts."""
+        """Yields the outcome of an answer for each alert of a rule. With `raises`, also yields the outcomes for new
+        alerts.
+        """
         known = list(self._alerts[rule.name])
         if rule.condition is None:
             active = _stated(rule, answer)
@@ -309,7 +318,7 @@ class AlertBook:
         answer: SinkAnswer,
         now_ms: int,
     ) -> list[Transition]:
-        """Changes one alert. Returns the transitions to notify about."""
+        """Changes one alert, and returns the transitions to notify about."""
         alerts, newest = self._alerts[rule.name], self._windows[rule.name]
         start_ms, end_ms = answer.window_start_ms, answer.window_end_ms
         is_newest = (answer.query.version, start_ms) == newest[:2]
@@ -344,7 +353,7 @@ class AlertBook:
 
 
 def _held(alert: Alert, outcome: Outcome, start_ms: int, end_ms: int) -> Alert:
-    """Returns the alert after an answer to the newest window, with the new time for which its condition holds."""
+    """Returns the alert after an answer to the newest window. The time for which its condition holds is updated."""
     if outcome is Outcome.HOLDS:
         since_ms = alert.since_ms if alert.since_ms <= start_ms <= alert.through_ms else start_ms
         return replace(alert, since_ms=since_ms, through_ms=end_ms)
@@ -354,7 +363,7 @@ def _held(alert: Alert, outcome: Outcome, start_ms: int, end_ms: int) -> Alert:
 
 
 def _mended(alert: Alert, outcome: Outcome, answer: SinkAnswer, newest: Window) -> Alert:
-    """Returns the alert after an answer to an earlier window, with the new time for which its condition holds."""
+    """Returns the alert after an answer to an earlier window. The time for which its condition holds is updated."""
     start_ms, end_ms = answer.window_start_ms, answer.window_end_ms
     if outcome is Outcome.HOLDS:
         return replace(alert, since_ms=start_ms) if start_ms < alert.since_ms <= end_ms else alert
@@ -375,14 +384,14 @@ def _outcome(verdicts: Verdicts, read: Mapping[str, Estimates], row: int | None,
 
 
 def _lacks_records(answer: SinkAnswer) -> bool:
-    """Returns whether records may exist of a group that is not in the answer."""
+    """Returns whether a group may have records although the answer has no row for the group."""
     completeness, violations = answer.statement["quality"]["completeness"], answer.statement["contract"]["violations"]
     is_doubtful = is_incomplete(completeness) or may_count_twice(completeness)
     return is_doubtful or any(violation["code"] == "unreadable-data" for violation in violations)
 
 
 def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, dict[str, Any]]:
-    """Returns the alerts of a rule about the whole answer, if its condition holds, with details."""
+    """Returns the alerts of a rule about the whole answer, with details, if the rule's condition holds."""
     completeness, contract = answer.statement["quality"]["completeness"], answer.statement["contract"]
     if rule.is_contract:
         codes = sorted({violation["code"] for violation in contract["violations"]})
@@ -395,7 +404,7 @@ def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, dict[str, Any]]
 
 
 def _rows_of(known: Collection[Labels], answer: SinkAnswer) -> dict[Labels, int]:
-    """Returns the row of each existing alert that has a row in the answer."""
+    """Returns, for each existing alert with a row in the answer, the index of this row."""
     if not known:
         return {}
     is_candidate: BoolArray = np.ones(answer.rows.num_rows, bool)
@@ -411,7 +420,7 @@ def _rows_of(known: Collection[Labels], answer: SinkAnswer) -> dict[Labels, int]
 
 
 def _labels(answer: SinkAnswer, rows: Any) -> list[Labels]:
-    """Returns the labels of the groups of rows."""
+    """Returns the labels of the groups of these rows."""
     names = _groups(answer)
     columns = [map(_label, answer.rows.column(name).take(pa.array(rows, pa.int64())).to_pylist()) for name in names]
     return [tuple(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] or [()] * len(rows)

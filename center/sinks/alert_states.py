@@ -1,4 +1,4 @@
-"""Reads the states that sinks of the kind `alerts` have saved, for the API and metrics of any process of the center."""
+"""Reads the states that sinks of the kind `alerts` have saved. The API and metrics of every center process use them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from center.sinks.store import SinkStore
 from edgewater.model.errors import EdgewaterError
 
 SHOWN, RULES, TARGETS = "alerts", "rules", "targets"
-"""Keys of a state: alerts and rules as the API states them; outboxes by target."""
+"""Keys of a state: `SHOWN` has alerts and `RULES` has rules, both in the form of the API. `TARGETS` has outboxes by
+target."""
 
 log = logging.getLogger(__name__)
 
 
 def saved_states(store: SinkStore) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the name and the state of each sink of the kind `alerts` that has run. Raises StorageError."""
+    """Yields the name and the state of each sink of the kind `alerts` that has run.
+
+    Raises:
+        StorageError: the states cannot be read.
+    """
     for name, text in sorted(store.memories().items()):
         state = json.loads(text) if text.startswith("{") else {}
         if isinstance(state, dict) and RULES in state and TARGETS in state:
@@ -28,13 +33,13 @@ def saved_states(store: SinkStore) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class AlertCollector(Collector):
-    """Metrics of all rules and targets, from their stored states, whichever process runs the sinks."""
+    """Metrics of all rules and targets. They come from the stored states, so any process can run the sinks."""
 
     def __init__(self, store: SinkStore) -> None:
         self._store = store
 
     def collect(self) -> Iterable[Metric]:
-        """Returns the metrics; called by Prometheus' client for each scrape."""
+        """Returns the metrics. Prometheus' client calls it for each scrape."""
         rule, target = ["sink", "rule"], ["sink", "target"]
         number = GaugeMetricFamily("edgewater_alerts", "Alerts, by `firing` and `pending`.", labels=[*rule, "state"])
         is_read = GaugeMetricFamily("edgewater_alerts_rule_up", "1 if the rule can be evaluated.", labels=rule)
@@ -44,7 +49,7 @@ class AlertCollector(Collector):
         waiting = GaugeMetricFamily("edgewater_alerts_notices_waiting", "Notices that wait.", labels=target)
         notices = CounterMetricFamily(
             "edgewater_alerts_notices",
-            "Notices that the target has accepted (`delivered`) or refused for good (`refused`), or that did not fit"
+            "Notices that the target has accepted (`delivered`) or refused permanently (`refused`), or that did not fit"
             " (`dropped`).",
             labels=[*target, "result"],
         )

@@ -1,4 +1,6 @@
-"""Targets of alerts: webhooks, Alertmanager, email. A delivery may be repeated, always with the same key."""
+"""Targets of alerts: webhooks, Alertmanager, email. A delivery may be repeated, and each repetition has the same
+key.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ ENDS_AFTER_MS = 300_000
 
 
 REFUSING = frozenset({400, 413, 415, 422})
-"""Status codes of a server that will not accept the same request later."""
+"""HTTP status codes of a server that will not accept the same request later."""
 ADDRESS = r"^[^\s@,<>]+@[^\s@,<>]+$"
 
 
@@ -37,7 +39,7 @@ class DeliveryFailed(EdgewaterError):
     """A target has not accepted a notice. The message says why.
 
     Attributes:
-        is_final: the target will not accept the notice later.
+        is_final: whether the target will never accept the notice.
     """
 
     code = "delivery-failed"
@@ -51,24 +53,25 @@ class WebhookSection(Section):
     """A URL that takes alerts as JSON by POST."""
 
     url: Secret = Field()
-    """``https://…``. It may contain a token, so it is treated as a secret."""
+    """``https://…``. The URL may contain a token, so it is treated as a secret."""
     key: Secret | None = None
-    """Key of the signature in ``Edgewater-Signature: t=…,sha256=…``: HMAC-SHA256 of time, dot and body."""
+    """Key of the signature in ``Edgewater-Signature: t=…,sha256=…``. The signature is the HMAC-SHA256 of the time, a
+    dot and the body."""
     headers: dict[str, Secret] = {}
     """Further headers, such as ``Authorization``."""
     ca: Path | None = None
-    """Certificates (PEM) that sign the server's. Unset: those of the system."""
+    """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
 
 
 class AlertmanagerSection(Section):
     """An Alertmanager of Prometheus, by its API version 2."""
 
     url: str = Field(pattern=r"^https?://\S+$")
-    """``http://127.0.0.1:9093``, with the prefix of its routes if it has one."""
+    """Such as ``http://127.0.0.1:9093``. If the Alertmanager's routes have a prefix, the URL contains the prefix."""
     token: Secret | None = None
     """A bearer token."""
     ca: Path | None = None
-    """Certificates (PEM) that sign the server's. Unset: those of the system."""
+    """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
 
 
 class EmailSection(Section):
@@ -81,13 +84,13 @@ class EmailSection(Section):
     to: list[Annotated[str, Field(pattern=ADDRESS)]] = Field(min_length=1)
     """The addresses of the receivers."""
     tls: Literal["starttls", "tls", "none"] = "starttls"
-    """How the connection is encrypted. `none` sends a password as it is."""
+    """Encryption of the connection. With `none`, a password is sent without encryption."""
     username: str | None = None
     """Name of the login. Unset: no login."""
     password: Secret | None = None
     """Password of the login."""
     ca: Path | None = None
-    """Certificates (PEM) that sign the server's. Unset: those of the system."""
+    """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
 
     @model_validator(mode="after")
     def _login(self) -> Self:
@@ -100,11 +103,11 @@ class TargetSection(Section):
     """A target: one of `webhook`, `alertmanager` and `email`."""
 
     webhook: WebhookSection | None = None
-    """A URL of your own."""
+    """A URL that takes alerts as JSON by POST."""
     alertmanager: AlertmanagerSection | None = None
-    """Groups, silences and routes alerts."""
+    """An Alertmanager, which groups, silences and routes alerts."""
     email: EmailSection | None = None
-    """One mail per change of a rule."""
+    """A mail server. There is one mail per change of a rule."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -113,7 +116,7 @@ class TargetSection(Section):
         return self
 
     def make(self) -> Target:
-        """Builds the target; connects to nothing."""
+        """Builds the target. Does not connect to it."""
         if self.webhook is not None:
             return Webhook(self.webhook)
         if self.alertmanager is not None:
@@ -123,13 +126,14 @@ class TargetSection(Section):
 
 
 class Target(Protocol):
-    """Delivers notices. Each method blocks until the system has replied. Raises DeliveryFailed.
+    """Delivers notices. Each method blocks until the system has replied, and raises DeliveryFailed if the delivery
+    failed.
 
     Any other exception of a method is treated like a DeliveryFailed that is not final.
     """
 
     repeats: bool
-    """Whether firing alerts are sent again and again (`resend`)."""
+    """Whether firing alerts are sent repeatedly (`resend`)."""
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
         """Delivers a notice of `AlertSink`."""
@@ -139,7 +143,7 @@ class Target(Protocol):
 
 
 class Webhook:
-    """See `WebhookSection`."""
+    """Delivers notices to a URL; see `WebhookSection`."""
 
     repeats = False
 
@@ -147,7 +151,7 @@ class Webhook:
         self._section, self._server = section, _Server(section.ca)
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
-        """See `Target`."""
+        """Implements `Target.deliver`."""
         body = json.dumps(notice, separators=(",", ":")).encode()
         headers = {name: value.get_secret_value() for name, value in self._section.headers.items()}
         headers |= {"Content-Type": "application/json", "Idempotency-Key": str(notice["id"])}
@@ -156,17 +160,17 @@ class Webhook:
         self._server.post(self._section.url.get_secret_value(), body, headers)
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """See `Target`."""
+        """Implements `Target.resend`."""
 
 
 def signature(key: SecretStr, time_s: int, body: bytes) -> str:
-    """Returns the value of ``Edgewater-Signature``, which a receiver computes from the same parts."""
+    """Returns the value of ``Edgewater-Signature``. A receiver can compute it from the key, the time and the body."""
     digest = hmac.new(key.get_secret_value().encode(), f"{time_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={time_s},sha256={digest}"
 
 
 class Alertmanager:
-    """See `AlertmanagerSection`."""
+    """Delivers alerts to an Alertmanager; see `AlertmanagerSection`."""
 
     repeats = True
 
@@ -174,11 +178,13 @@ class Alertmanager:
         self._section, self._server = section, _Server(section.ca)
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
-        """See `Target`."""
+        """Implements `Target.deliver`."""
         self.resend(notice["alerts"], now_ms)
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """See `Target`. An Alertmanager resolves alerts that it has not received again for `ENDS_AFTER_MS`."""
+        """Implements `Target.resend`. An Alertmanager resolves alerts that it has not received again within
+        `ENDS_AFTER_MS`.
+        """
         body = [
             {
                 "labels": {label_name(name): value for name, value in alert["labels"].items()},
@@ -202,7 +208,7 @@ def label_name(name: str) -> str:
 
 
 class Email:
-    """See `EmailSection`."""
+    """Sends notices as mails; see `EmailSection`."""
 
     repeats = False
 
@@ -210,7 +216,7 @@ class Email:
         self._section = section
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
-        """See `Target`."""
+        """Implements `Target.deliver`."""
         section, message = self._section, EmailMessage()
         message["Subject"] = _one_line(notice["title"])
         message["From"], message["To"] = section.sender, ", ".join(section.to)
@@ -240,7 +246,7 @@ class Email:
         return smtplib.SMTP(host, port, timeout=TIMEOUT_S)
 
     def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """See `Target`."""
+        """Implements `Target.resend`."""
 
 
 def _paragraph(alert: Mapping[str, Any]) -> str:
@@ -254,14 +260,18 @@ def _one_line(text: str) -> str:
 
 
 class _Server:
-    """Posts requests. It keeps the trusted certificates in memory, because reading them takes 30 ms."""
+    """Posts requests. The trusted certificates stay in memory, because reading them takes 30 ms."""
 
     def __init__(self, ca: Path | None) -> None:
         self._ca = ca
         self._context: ssl.SSLContext | None = None
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """Posts one request. Raises DeliveryFailed, whose message names the host but not the rest of the URL."""
+        """Posts one request.
+
+        Raises:
+            DeliveryFailed: the request failed. The message names the host but not the rest of the URL.
+        """
         if self._context is None:
             self._context = _trusted(self._ca)
         host = "the URL"
@@ -276,7 +286,11 @@ class _Server:
 
 
 def _trusted(ca: Path | None) -> ssl.SSLContext:
-    """Returns a context that verifies servers. Raises DeliveryFailed: the file cannot be read."""
+    """Returns a context that verifies servers.
+
+    Raises:
+        DeliveryFailed: the file of certificates cannot be read.
+    """
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as exc:  # also ssl.SSLError

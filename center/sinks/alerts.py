@@ -1,7 +1,7 @@
-"""The sink `alerts`: rules about answers, and notices to webhooks, an Alertmanager or by email.
+"""The sink `alerts` evaluates rules on answers, and sends notices to webhooks, an Alertmanager or by email.
 
-The state of all alerts, the notices that are not delivered yet and the position are stored together. So a restart
-forgets no alert. A notice is delivered at least once; a repetition has the same id.
+The state of all alerts, the notices that are not delivered yet, and the position are stored together. So no alert is
+lost in a restart. A notice is delivered at least once. If it is delivered again, it has the same id.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,99}$"
 
 LABEL = r"^[a-zA-Z_][a-zA-Z0-9_]{0,99}$"
 ALERTNAME, QUERY = "alertname", "query"
-"""Labels of each alert. A group of such a name is ``group_query``."""
+"""Labels of each alert. If a group column has such a name, the label of the group begins with ``group_``."""
 
 
 class RuleSection(Section):
@@ -51,26 +51,26 @@ class RuleSection(Section):
     possibly: str | None = None
     """SQL condition that must hold for one value within the intervals."""
     compute: dict[str, str] = {}
-    """Further values for the condition: name and expression, such as `error_rate: errors / requests`."""
+    """Further values for the condition: expressions by name, such as `error_rate: errors / requests`."""
     contract: Literal["broken"] | None = None
-    """Fires if an answer has not met its contract."""
+    """The alert fires if an answer has not met its contract."""
     completeness_below: float | None = Field(default=None, gt=0, le=1)
-    """Fires if the completeness of an answer is lower."""
+    """The alert fires if the completeness of an answer is below this number."""
     edge: Literal["missing"] | None = None
-    """Fires for each edge that an answer lacks."""
+    """An alert fires for each edge that is missing from an answer."""
     no_answer_for: Duration | None = Field(default=None, ge=1_000)
-    """Fires if no answer to the query has come for this time."""
+    """The alert fires if no answer to the query has arrived for this time."""
     for_: Duration = Field(default=0, alias="for")
     """Event time for which the condition must hold in all windows."""
     phase: Phase | None = None
-    """The earliest phase of answers that are evaluated. Unset: `early` for `completeness_below`, `edge` and
-    `no_answer_for`, otherwise `complete`."""
+    """Answers of earlier phases are not evaluated. Unset: `early` for `completeness_below`, `edge` and `no_answer_for`,
+    otherwise `complete`."""
     labels: dict[Annotated[str, Field(pattern=LABEL)], str] = {}
     """Labels of each alert, such as `severity: page`."""
     summary: str = ""
-    """A text for people."""
+    """A text about the alert, for people."""
     targets: list[str] = []
-    """Names of targets; none: all."""
+    """Names of targets. If empty, all targets."""
 
     @model_validator(mode="after")
     def _one_condition(self) -> Self:
@@ -84,7 +84,11 @@ class RuleSection(Section):
         return self
 
     def rule(self) -> AlertRule:
-        """Returns the rule. Raises InvalidQuery: the condition is no SQL."""
+        """Returns the rule.
+
+        Raises:
+            InvalidQuery: the condition is not valid SQL.
+        """
         text, condition = self.certainly or self.possibly, None
         if text is not None:
             certainty: Literal["certainly", "possibly"] = "certainly" if self.certainly is not None else "possibly"
@@ -107,7 +111,7 @@ class AlertsConfig(Section):
     rules: list[RuleSection] = Field(min_length=1)
     """The rules."""
     targets: dict[str, TargetSection] = Field(min_length=1)
-    """Where alerts go, by name."""
+    """The targets to which alerts are sent, by name."""
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -121,12 +125,12 @@ class AlertsConfig(Section):
 
     @property
     def reads(self) -> frozenset[str]:
-        """The queries whose answers the rules are about."""
+        """The names of the queries whose answers the rules evaluate."""
         return frozenset(rule.query for rule in self.rules)
 
 
 class AlertSink:
-    """Evaluates rules and delivers notices. See `center.sinks.base.Sink`."""
+    """Evaluates rules and delivers notices. Implements `center.sinks.base.Sink`."""
 
     def __init__(self, rules: Sequence[AlertRule], targets: Mapping[str, Target], context: SinkContext) -> None:
         self._rules, self._targets, self._context = rules, targets, context
@@ -137,14 +141,16 @@ class AlertSink:
 
     @property
     def problem(self) -> str:
-        """Which rules cannot be evaluated, and which targets accept nothing."""
+        """Which rules cannot be evaluated, and which targets do not accept notices. Empty if there is no
+        such problem.
+        """
         rules = [f"rule {name}: {reason}" for name, reason in sorted(self._opened.problems.items())]
         failing = [(n, box) for n, box in sorted(self._outboxes.items()) if box.problem]
         targets = [f"target {n}: {box.problem}; notices that wait: {len(box.waiting)}" for n, box in failing]
         return "; ".join([*rules, *targets])
 
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
-        """See `Sink`."""
+        """Implements `Sink.open`."""
         self._measures = {query.ref: query.spec.measures for query in queries}
         if self._book is not None:  # the queries have changed
             self._book.check(queries)
@@ -165,7 +171,7 @@ class AlertSink:
         return self._position
 
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """See `Sink`."""
+        """Implements `Sink.write`."""
         now_ms, transitions = self._context.now_ms(), list[Transition]()
         # A later revision of a window comes after the next windows, and a book takes windows in their order.
         for answer in sorted(answers, key=lambda each: (each.query.version, each.window_start_ms)):
@@ -175,7 +181,7 @@ class AlertSink:
         self._save()
 
     def tick(self, is_current: bool) -> None:
-        """Evaluates the rules `no_answer_for` if all answers were written, and delivers waiting notices."""
+        """Delivers waiting notices. If all answers were written, also evaluates the rules with `no_answer_for`."""
         now_ms = self._context.now_ms()
         transitions = self._opened.tick(now_ms) if is_current else []
         self._notify(transitions, now_ms)
@@ -186,11 +192,12 @@ class AlertSink:
             self._save()
 
     def close(self) -> None:
-        """See `Sink`. Waits a moment for deliveries, because an unconfirmed delivery is repeated."""
+        """Implements `Sink.close`. Waits shortly for deliveries, because an unconfirmed delivery is repeated."""
         now_ms = self._context.now_ms()
         finished = [box.finish(now_ms, CLOSE_S / len(self._outboxes)) for box in self._outboxes.values()]
         if any(finished):
-            with suppress(EdgewaterError):  # another process runs the sink, or the database is gone: they are repeated
+            # If the state cannot be stored, the deliveries are repeated later.
+            with suppress(EdgewaterError):
                 self._save()
 
     @property
@@ -220,11 +227,15 @@ class AlertSink:
         return [stated(rules[a.rule], a, "firing") for a in firing if self._goes_to(rules[a.rule], target)]
 
     def _goes_to(self, rule: AlertRule, target: str) -> bool:
-        """Whether a target gets the notices of a rule. If the targets of the rule no longer exist, all targets do."""
+        """Returns whether a target gets the notices of a rule. If none of the rule's targets exists, all targets get
+        them.
+        """
         return target in rule.targets or not any(name in self._outboxes for name in rule.targets)
 
     def _notify(self, transitions: Sequence[Transition], now_ms: int) -> None:
-        """Adds one notice per rule to the outboxes of its targets."""
+        """Adds notices to the outboxes of the targets: per rule, one notice for at most
+        `MAX_ALERTS_IN_NOTICE` alerts.
+        """
         by_rule: dict[str, list[Transition]] = {}
         for transition in transitions:
             by_rule.setdefault(transition.rule.name, []).append(transition)
@@ -290,14 +301,14 @@ def _stated_rule(rule: AlertRule, book: AlertBook) -> dict[str, Any]:
 
 
 class AlertsKind:
-    """The kind `alerts`."""
+    """The sink kind `alerts`."""
 
     name = "alerts"
     config = AlertsConfig
     begin = "now"
 
     def sink(self, options: AlertsConfig, context: SinkContext) -> AlertSink:
-        """See `center.sinks.base.SinkKind`."""
+        """Implements `SinkKind.sink`."""
         rules = [section.rule() for section in options.rules]
         return AlertSink(rules, {name: t.make() for name, t in options.targets.items()}, context)
 

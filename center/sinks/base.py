@@ -1,6 +1,7 @@
-"""The interface of sinks, and the kinds of sinks that packages provide through the entry-point group `edgewater.sinks`.
+"""The interface of sinks, and the kinds of sinks that packages provide.
 
-An entry point names a `SinkKind`. A center loads the packages only if a sink is defined.
+A package provides a `SinkKind` through the entry-point group `edgewater.sinks`. A center loads the packages only if a
+sink is defined.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ GROUP = "edgewater.sinks"
 
 
 class Position(NamedTuple):
-    """How far a sink has read.
+    """The position up to which a sink has read the answers.
 
     Attributes:
-        answer_id: id of the last answer that the sink has, of any query; 0: the sink has no answer.
-        late: the number of changes of final answers that the sink has (`AnswerReader.newest`).
+        answer_id: id of the last answer, of any query, that the sink has; 0 if the sink has no answer.
+        late: number of changes of final answers that the sink has (`AnswerReader.newest`).
     """
 
     answer_id: int = 0
@@ -38,10 +39,11 @@ class SinkQuery:
     """A query whose answers a sink gets.
 
     Attributes:
-        schema: the columns of its rows. First come ``window_start``, ``window_end``, ``phase``, ``revision``,
-            ``completeness``, ``given_at``, ``contract`` and ``withheld``, then the groups, then the measures.
-        is_typed: whether `schema` has the types of answers. Before an edge has connected, no column of the stream is
-            known. `open` is called again before the first answer.
+        schema: the columns of the rows of answers. First come ``window_start``, ``window_end``, ``phase``,
+            ``revision``, ``completeness``, ``given_at``, ``contract`` and ``withheld``, then the groups, then the
+            measures.
+        is_typed: whether `schema` has the types of answers. Before an edge has connected, the columns of the stream are
+            not known. `open` is then called again before the first answer.
     """
 
     ref: QueryRef
@@ -52,15 +54,15 @@ class SinkQuery:
 
 @dataclass(frozen=True, slots=True)
 class SinkAnswer:
-    """The newest revision of a window. It replaces all rows of the window that the sink has.
+    """The newest revision of a window. It replaces all rows of the window in the sink's system.
 
     Attributes:
-        window_start_ms, window_end_ms: both are equal, and `rows` is empty, if the session of the window was merged
-            into another session. The window then has no answer any more.
+        window_start_ms, window_end_ms: event times. If they are equal, the window's session was merged into another
+            session. The window then has no answer, and `rows` is empty.
         rows: a row per group, with the columns of `SinkQuery.schema`.
         group_columns: names of the columns of groups.
-        removed: returns the groups that earlier revisions of the window had and `rows` lack, each as a mapping of
-            names to values. A sink that stores each group separately deletes these groups.
+        removed: returns the groups that earlier revisions of the window had and `rows` lacks. Each group is a mapping
+            of names to values. A sink that stores each group separately deletes these groups.
         statement: the JSON of the answer without its rows: ``quality``, ``contract``, ``total``, ``rest``, …
     """
 
@@ -78,14 +80,14 @@ class SinkAnswer:
 
 
 class Sink(Protocol):
-    """One system that answers are written to. One thread calls it.
+    """A system that answers are written to. One thread calls all methods.
 
     A sink may have a method ``tick(is_current)``. It is called about ten times a second while the sink is open and not
-    paused; ``is_current`` says that the sink has all answers. A sink may have a property ``problem``. It returns a text
-    while a part of the sink does not work, otherwise an empty text.
+    paused. ``is_current`` says whether the sink has all answers. A sink may also have a property ``problem``. While a
+    part of the sink does not work, the property returns a text that says why. Otherwise it returns an empty text.
 
-    Any exception means that nothing was written. The sink is then closed, and opened again after a pause. The message
-    of the exception is shown to readers of the sink's status, so it must not contain secrets.
+    If a method raises an exception, nothing was written. The sink is then closed, and opened again after a pause. The
+    message of the exception is shown to readers of the sink's status, so it must not contain secrets.
     """
 
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
@@ -94,44 +96,50 @@ class Sink(Protocol):
         Called before the first `write`, and again when the queries change.
 
         Returns:
-            The position that the last `write` stored; None: the system has none.
+            The position that the last `write` stored; None if the system has no position.
         """
 
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """Writes answers and the position. Both are durable when it returns, or neither is ever visible.
+        """Writes answers and the position. When it returns, both are durable. If it fails, neither is ever visible.
 
-        Called with the same answers again if the process was killed before it received the success. An answer is
-        written if its revision is not lower than the revision that the system has of the window. The same revision
-        comes again when its quality has changed.
+        If the process was killed before it received the success, `write` is called again with the same answers. An
+        answer is written if its revision is not lower than the window's revision in the system. If only the quality has
+        changed, the same revision is written again.
 
         Args:
             answers: at most one per window, by ascending `answer_id`; may be empty.
         """
 
     def close(self) -> None:
-        """Releases what `open` has taken. Called once after each `open`, also after a failure."""
+        """Releases the resources that `open` has taken. Called once after each `open`, also after a failure."""
 
 
 class SinkMemory(Protocol):
-    """Keeps a state at the center, for sinks whose system cannot store a position. The epoch fences it: a process that
-    no longer runs the sink cannot write."""
+    """Stores a state at the center, for sinks whose system cannot store a position.
+
+    The epoch fences the state: a process that no longer runs the sink cannot write it.
+    """
 
     def load(self) -> tuple[Position, str] | None:
-        """Returns what `save` has stored; None: nothing."""
+        """Returns the position and the state that `save` has stored, or None if nothing was stored."""
 
     def save(self, position: Position, state: str) -> None:
-        """Stores a position and a text durably, together. Raises LeaseLost: another process runs the sink."""
+        """Stores a position and a state text durably, together.
+
+        Raises:
+            LeaseLost: another process runs the sink.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a center gives a sink.
+    """The arguments that a center passes to a sink.
 
     Attributes:
-        name: name of the sink. Two sinks may write to one system: the name distinguishes their positions.
-        epoch: grows whenever another process takes the sink over. A system that can compare numbers refuses writes of
-            an earlier epoch.
-        memory: stores a state at the center; None: there is none, for example while a definition is only checked.
+        name: name of the sink. Two sinks may write to one system; the name distinguishes their positions.
+        epoch: increases whenever another process takes over the sink. A system that can compare numbers refuses writes
+            of an earlier epoch.
+        memory: stores a state at the center; None if there is no state, for example while a definition is only checked.
         now_ms: returns the wall time.
     """
 
@@ -146,18 +154,19 @@ class SinkKind(Protocol):
 
     Attributes:
         name: the value of ``kind`` in the definition of a sink.
-        config: the model of its options.
+        config: the model of the options.
 
-    A kind may have the attributes ``begin``, ``min_phase`` and ``batch_ms``: the defaults of these keys of its sinks.
-    No sink of the kind gets answers of an earlier phase than ``min_phase``. Its options may have an attribute
-    ``reads``: the names of the queries that the sink needs, which are the default of the key ``queries``.
+    A kind may have the attributes ``begin``, ``min_phase`` and ``batch_ms``. They are the defaults for the keys of the
+    same names in the definition of a sink. No sink of the kind gets answers of a phase before ``min_phase``. The
+    options may have an attribute ``reads``: the names of the queries that the sink needs. They are the default of the
+    key ``queries``.
     """
 
     name: str
     config: type[BaseModel]
 
     def sink(self, options: Any, context: SinkContext) -> Sink:
-        """Builds a sink; connects to nothing.
+        """Builds a sink. Does not connect to its system.
 
         Args:
             options: an instance of `config`.
@@ -172,7 +181,7 @@ class SinkPluginWarning(UserWarning):
 
 
 class SinkKinds(PluginLoader):
-    """The kinds of sinks that are installed."""
+    """The kinds of sinks of installed packages."""
 
     group = GROUP
     provides = "sinks"
@@ -183,7 +192,7 @@ class SinkKinds(PluginLoader):
         self._kinds: dict[str, SinkKind] = {}
 
     def get(self, name: str) -> SinkKind | None:
-        """Returns the kind of this name; None: no package provides it. Loads all packages at the first call."""
+        """Returns the kind of this name, or None if no package provides it. The first call loads all packages."""
         self.load()
         return self._kinds.get(name)
 

@@ -1,4 +1,4 @@
-"""`SinkDefinition`: a sink as a user writes it, in ``center.yaml`` or to the API."""
+"""`SinkDefinition` is a sink as a user defines it, in ``center.yaml`` or by the API."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class CommonOptions(Section):
     """Names of the queries whose answers are written. `all`: every query, also a query that is registered later. For a
     sink of the kind `alerts`, `all` means every query of its rules."""
     min_phase: Phase | None = None
-    """Only windows whose newest answer has reached this phase. Unset: `final` for `parquet`, `delta` and `iceberg`,
-    otherwise `early`."""
+    """The least phase of a window's newest answer. Windows before this phase are not written. Unset: `final` for
+    `parquet`, `delta` and `iceberg`, otherwise `early`."""
     batch: Duration | None = None
-    """How long answers may wait for others, so that they are written together. Unset: 5m for `parquet`, `delta` and
-    `iceberg`, otherwise 0s."""
+    """Time for which an answer may wait for other answers, so that they are written together. Unset: 5m for `parquet`,
+    `delta` and `iceberg`, otherwise 0s."""
     begin: Literal["beginning", "now"] | None = None
-    """Where a new sink begins: with the oldest stored answer, or with the next one. Unset: `now` for the kind `alerts`,
-    otherwise `beginning`."""
+    """Where a new sink begins: `beginning` is the oldest stored answer, `now` is the next answer. Unset: `now` for the
+    kind `alerts`, otherwise `beginning`."""
 
 
 COMMON_KEYS = tuple(CommonOptions.model_fields)
@@ -39,11 +39,11 @@ COMMON_KEYS = tuple(CommonOptions.model_fields)
 
 @dataclass(frozen=True, slots=True)
 class SinkDefinition:
-    """A valid definition.
+    """A valid definition of a sink.
 
     Attributes:
-        queries: names; None: all queries.
-        document: the definition as written. Secrets are the references that a user wrote.
+        queries: names of queries; None for all queries.
+        document: the definition as the user wrote it. Secrets are only references.
     """
 
     name: str
@@ -59,7 +59,11 @@ class SinkDefinition:
         return self.queries is None or query in self.queries
 
     def make(self, context: SinkContext) -> Sink:
-        """Builds the sink. Raises InvalidConfig."""
+        """Builds the sink.
+
+        Raises:
+            InvalidConfig: an option cannot be used.
+        """
         try:
             return self.kind.sink(self.options, context)
         except InvalidConfig as exc:
@@ -67,7 +71,7 @@ class SinkDefinition:
 
     @property
     def key(self) -> str:
-        """Returns a text that differs if definitions differ."""
+        """A text that is different for different definitions."""
         return json.dumps(self.document, sort_keys=True)
 
 
@@ -79,15 +83,16 @@ def read_definition(
     only_references: bool = False,
     field: str = "sinks",
 ) -> SinkDefinition:
-    """Reads ``{kind: postgres, queries: […], …}``.
+    """Reads the definition of a sink, such as ``{kind: postgres, queries: […], …}``.
 
     Args:
-        environ: where ``{env: NAME}`` is looked up.
-        only_references: a secret must be ``{env: NAME}`` or ``{file: PATH}``, since the definition is stored. The
-            secret is not read here, because another process will run the sink.
+        environ: the variables for ``{env: NAME}``.
+        only_references: whether a secret must be ``{env: NAME}`` or ``{file: PATH}``, because the definition is stored.
+            The secret is not read here, because another process will run the sink.
 
     Raises:
-        InvalidConfig: the field is the path of the key, such as ``sinks.warehouse.url``.
+        InvalidConfig: the definition is not valid. The error's field is the path of the key, such as
+            ``sinks.warehouse.url``.
     """
     at = f"{field}.{name}" if field else name
     if not NAME.fullmatch(name):
@@ -122,7 +127,11 @@ def read_definition(
 
 
 def read_definitions(documents: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[SinkDefinition]:
-    """Reads the mapping ``sinks`` of ``center.yaml``, and tries to build the sinks. Raises InvalidConfig."""
+    """Reads the mapping ``sinks`` of ``center.yaml``, and builds each sink once to check its options.
+
+    Raises:
+        InvalidConfig: a definition is not valid.
+    """
     definitions = [read_definition(name, document, environ=environ) for name, document in documents.items()]
     for definition in definitions:
         definition.make(SinkContext(definition.name))
@@ -139,7 +148,7 @@ def _validated(model: Any, document: Mapping[str, Any], at: str, context: Mappin
 
 
 def secrets_of(model: type[BaseModel]) -> set[str]:
-    """Returns the names of keys that hold secrets, in a model and in all models within it."""
+    """Returns the names of keys that have secrets, in a model and in all models within it."""
     names: set[str] = set()
     for name, field in model.model_fields.items():
         for kind in _types(field.annotation):
@@ -155,7 +164,11 @@ def _types(annotation: Any) -> list[Any]:
 
 
 def _checked_references(value: object, at: str, name: str, secrets: set[str]) -> object:
-    """Returns an option with a placeholder instead of each reference to a secret. Raises InvalidConfig for a secret."""
+    """Returns an option in which a placeholder replaces each reference to a secret.
+
+    Raises:
+        InvalidConfig: the option has a secret itself instead of a reference.
+    """
     path = f"{at}.{name}"
     if name in secrets and isinstance(value, Mapping) and list(value) in (["env"], ["file"]):
         return "referenced"

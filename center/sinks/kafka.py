@@ -1,8 +1,8 @@
-"""The sink `kafka`: a message per window and group in a compacted topic, written in transactions.
+"""The sink `kafka` writes a message per window and group to a compacted topic, in transactions.
 
-The key names query, version, window and group, and the value has the revision. So a compacted topic has the newest
-revision of each group. A group that a revision lacks gets a tombstone. The position is a message of another topic in
-the same transaction.
+The key has query, version, window and group, and the value has the revision. So a compacted topic has the newest
+revision of each group. If a revision lacks a group of an earlier revision, a tombstone is written for the group. The
+position is a message in another topic, written in the same transaction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CONNECT = {"int64": "int64", "double": "double", "bool": "boolean"}
 
 
 class KafkaSink:
-    """Writes answers to topics. See `center.sinks.base.Sink`."""
+    """Writes answers to topics. Implements `center.sinks.base.Sink`."""
 
     def __init__(self, options: KafkaSinkConfig, context: SinkContext) -> None:
         self._options, self._context = options, context
@@ -44,7 +44,7 @@ class KafkaSink:
         self._position = Position()
 
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
-        """See `Sink`. Raises StorageError."""
+        """Implements `Sink.open`. Raises StorageError."""
         try:
             self._create({self._positions, *(self._topic(query.ref) for query in queries)})
             if self._producer is None:
@@ -61,7 +61,7 @@ class KafkaSink:
             raise self._failure(exc) from exc
 
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """See `Sink`. Raises StorageError."""
+        """Implements `Sink.write`. Raises StorageError."""
         assert self._producer is not None, "open comes first"
         try:
             self._producer.begin_transaction()
@@ -76,7 +76,7 @@ class KafkaSink:
             raise self._failure(exc) from exc
 
     def close(self) -> None:
-        """See `Sink`. A transaction that is open is aborted by the next `init_transactions`."""
+        """Implements `Sink.close`. A transaction that is open is aborted by the next `init_transactions`."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
@@ -127,14 +127,14 @@ class KafkaSink:
         self._topics |= topics
 
     def _stored(self) -> Position | None:
-        """Reads the position that the last transaction of this sink has written."""
+        """Returns the position that the last transaction of this sink has written, or None."""
         groups = {"group.id": "edgewater sink", "enable.auto.commit": False, "isolation.level": "read_committed"}
         ends = {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
         consumer = confluent_kafka.Consumer({**self._connection(), **groups, **ends})
         try:
             place = confluent_kafka.TopicPartition(self._positions, 0)
             low, high = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)
-            # Brokers compact the topic now and then. So the position is usually among the last messages.
+            # Brokers compact the topic regularly. So the position is usually among the last messages.
             distance = NEWEST_POSITIONS
             while (found := self._last_position(consumer, max(low, high - distance))) is None and high - distance > low:
                 distance *= 16
@@ -143,7 +143,7 @@ class KafkaSink:
             consumer.close()
 
     def _last_position(self, consumer: confluent_kafka.Consumer, offset: int) -> Position | None:
-        """Returns the last position of this sink from an offset on; None: there is none."""
+        """Returns the last position of this sink at or after an offset, or None."""
         found: Position | None = None
         consumer.assign([confluent_kafka.TopicPartition(self._positions, 0, offset)])
         while True:
@@ -169,7 +169,7 @@ class KafkaSink:
                 self._producer.poll(0.1)
 
     def _messages(self, answer: SinkAnswer) -> Iterator[tuple[str, str | None]]:
-        """Yields key and value of each group of a window, tombstones of removed groups, and the statement."""
+        """Yields key and value of messages: tombstones of removed groups, the groups of a window, and the statement."""
         window = {"query": answer.query.name, "version": answer.query.version,
                   "window_start": rfc3339(answer.window_start_ms)}  # fmt: skip
         types = {field.name: _connect_type(field.type) for field in answer.rows.schema}

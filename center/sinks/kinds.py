@@ -1,4 +1,6 @@
-"""The kinds of sinks of this package, and the keys of each. A kind imports its library at the first use."""
+"""The kinds of sinks in this package, and the configuration keys of each kind. A kind imports its library at the first
+use.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FILES_WAIT_MS = 300_000
-"""How long sinks that write files collect answers."""
+"""The time in ms for which sinks that write files collect answers."""
 
 
 def _missing(kind: str, extra: str, exc: ImportError) -> InvalidConfig:
@@ -33,13 +35,13 @@ class PostgresConfig(Section):
 
 
 class PostgresKind:
-    """The kind `postgres`."""
+    """The sink kind `postgres`."""
 
     name = "postgres"
     config = PostgresConfig
 
     def sink(self, options: PostgresConfig, context: SinkContext) -> Sink:
-        """See `center.sinks.base.SinkKind`."""
+        """Implements `SinkKind.sink`."""
         try:
             import psycopg
 
@@ -47,7 +49,7 @@ class PostgresKind:
         except ImportError as exc:
             raise _missing(self.name, "postgres", exc) from exc
         url, accepted = options.url.get_secret_value(), "postgresql://user:password@host/database"
-        # libpq's messages quote the text that libpq cannot read. The text may be a part of the password.
+        # libpq's messages quote the text that libpq cannot read. This text may be a part of the password.
         try:
             parts = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError:
@@ -66,11 +68,11 @@ class KafkaSinkConfig(Section):
     brokers: list[str] = Field(min_length=1)
     """host:port of one or more brokers."""
     topic: str = Field(default="edgewater.answers", pattern=r"^[A-Za-z0-9._{}-]{1,249}$")
-    """The topic. `{query}` stands for the name of the query. Topics are created, compacted, if they are missing."""
+    """The topic. `{query}` is replaced with the name of the query. Missing topics are created as compacted topics."""
     partitions: int = Field(default=1, ge=1, le=1_000)
     """Partitions of topics that the sink creates."""
     replication: int = Field(default=-1, ge=-1)
-    """Replicas of topics that the sink creates; -1: the default of the brokers."""
+    """Replicas of topics that the sink creates. With -1, the default of the brokers."""
     format: Literal["json", "connect"] = "json"
     """`connect` wraps each value as `{"schema": …, "payload": …}`, with types, for Kafka Connect's JSON converter."""
     username: str | None = None
@@ -92,13 +94,13 @@ class KafkaSinkConfig(Section):
 
 
 class KafkaKind:
-    """The kind `kafka`."""
+    """The sink kind `kafka`."""
 
     name = "kafka"
     config = KafkaSinkConfig
 
     def sink(self, options: KafkaSinkConfig, context: SinkContext) -> Sink:
-        """See `center.sinks.base.SinkKind`."""
+        """Implements `SinkKind.sink`."""
         try:
             from center.sinks.kafka import KafkaSink
         except ImportError as exc:
@@ -118,7 +120,7 @@ class RemoteWriteConfig(Section):
 
 
 class RemoteWriteKind:
-    """The kind `remote_write`."""
+    """The sink kind `remote_write`."""
 
     name = "remote_write"
     config = RemoteWriteConfig
@@ -126,7 +128,7 @@ class RemoteWriteKind:
     begin = "now"
 
     def sink(self, options: RemoteWriteConfig, context: SinkContext) -> Sink:
-        """See `center.sinks.base.SinkKind`."""
+        """Implements `SinkKind.sink`."""
         try:
             from center.sinks.remote_write import RemoteWriteSink
         except ImportError as exc:
@@ -138,11 +140,12 @@ class ParquetConfig(Section):
     """The keys of a sink of the kind `parquet`."""
 
     path: Path
-    """Directory: ``{query}_v{version}/day={day}/answers-{first}-{last}.parquet`` with ids of answers."""
+    """Directory of the files. A file is ``{query}_v{version}/day={day}/answers-{first}-{last}.parquet``, with the ids
+    of its first and last answer."""
 
 
 class ParquetKind:
-    """The kind `parquet`."""
+    """The sink kind `parquet`."""
 
     name = "parquet"
     config = ParquetConfig
@@ -150,7 +153,7 @@ class ParquetKind:
     batch_ms = FILES_WAIT_MS
 
     def sink(self, options: ParquetConfig, context: SinkContext) -> Sink:
-        """See `center.sinks.base.SinkKind`."""
+        """Implements `SinkKind.sink`."""
         from center.sinks.lake import LakeSink, ParquetFiles, table_name
 
         return LakeSink(lambda query, _: ParquetFiles(options.path / table_name(query.ref)), context)
@@ -160,13 +163,13 @@ class DeltaConfig(Section):
     """The keys of a sink of the kind `delta`."""
 
     path: str = Field(min_length=1)
-    """Directory or URL, such as ``s3://bucket/answers``; a table per query and version is below it."""
+    """Directory or URL, such as ``s3://bucket/answers``, that contains a table per query and version."""
     options: dict[str, Secret] = {}
     """Options of the storage, such as ``AWS_ACCESS_KEY_ID``."""
 
 
 class DeltaKind:
-    """The kind `delta`."""
+    """The sink kind `delta`."""
 
     name = "delta"
     config = DeltaConfig
@@ -174,7 +177,7 @@ class DeltaKind:
     batch_ms = FILES_WAIT_MS
 
     def sink(self, options: DeltaConfig, context: SinkContext) -> Sink:
-        """See `center.sinks.base.SinkKind`."""
+        """Implements `SinkKind.sink`."""
         try:
             import deltalake  # noqa: F401
         except ImportError as exc:
@@ -202,7 +205,7 @@ class IcebergConfig(Section):
 
 
 class IcebergKind:
-    """The kind `iceberg`."""
+    """The sink kind `iceberg`."""
 
     name = "iceberg"
     config = IcebergConfig
@@ -210,7 +213,7 @@ class IcebergKind:
     batch_ms = FILES_WAIT_MS
 
     def sink(self, options: IcebergConfig, context: SinkContext) -> Sink:
-        """See `center.sinks.base.SinkKind`."""
+        """Implements `SinkKind.sink`."""
         try:
             from pyiceberg.catalog import load_catalog
         except ImportError as exc:

@@ -1,7 +1,7 @@
-"""The sinks `parquet`, `delta` and `iceberg`: final answers, appended to a table per query and version.
+"""The sinks `parquet`, `delta` and `iceberg` append final answers to a table per query and version.
 
-A final answer has no later revision, so a table only grows. Each append states the id of its last answer, in the name
-of the file or in the commit. So a repeated append after a kill changes nothing.
+A final answer has no later revision, so rows are only added. Each append stores the id of its last answer, in the name
+of the file or in the commit. So if an append is repeated after a kill, it changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgewater.model.errors import StorageError
 from edgewater.wire import QueryRef
 
 DAY = "day"
-"""The column of the UTC day in which a window begins; tables are partitioned by it."""
+"""The column with the UTC day on which a window begins. Tables are partitioned by this column."""
 _FILE = re.compile(r"answers-(\d+)-(\d+)\.parquet")
 
 
@@ -32,17 +32,17 @@ class LakeTable(Protocol):
     """One table of a sink."""
 
     def last_answer(self) -> int:
-        """Returns the id of the last answer that the table has; 0: it has none."""
+        """Returns the id of the last answer in the table, or 0 if the table has no answer."""
 
     def append(self, rows: pa.Table, first: int, last: int) -> None:
         """Appends rows atomically, with the ids of their first and last answers."""
 
 
 class LakeSink:
-    """Appends final answers. See `center.sinks.base.Sink`.
+    """Appends final answers. Implements `center.sinks.base.Sink`.
 
     Args:
-        table: opens, or creates, the table of a query.
+        table: a function that opens or creates the table of a query.
     """
 
     def __init__(self, table: Any, context: SinkContext) -> None:
@@ -51,14 +51,14 @@ class LakeSink:
         self._tables: dict[QueryRef, LakeTable] = {}
 
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
-        """See `Sink`."""
+        """Implements `Sink.open`."""
         self._queries = {query.ref: query for query in queries}
         self._tables = {}
         stored = self._memory.load()
         return None if stored is None else stored[0]
 
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """See `Sink`. An answer that is not final is left out, because its window comes again."""
+        """Implements `Sink.write`. An answer that is already in the table is ignored."""
         by_query: dict[QueryRef, list[SinkAnswer]] = {}
         for answer in answers:
             if answer.rows.num_rows:
@@ -75,7 +75,7 @@ class LakeSink:
         self._memory.save(position, "{}")
 
     def close(self) -> None:
-        """See `Sink`."""
+        """Implements `Sink.close`."""
         self._tables = {}
 
     @property
@@ -85,7 +85,9 @@ class LakeSink:
 
 
 def _typed(schema: pa.Schema) -> pa.Schema:
-    """Returns the columns of a table: `DAY`, and the columns of the answers. Times are UTC in µs; lists are JSON."""
+    """Returns the columns of a table: `DAY`, `answer_id` and the columns of the answers. Times are UTC in µs; lists are
+    JSON.
+    """
     fields = [pa.field(DAY, pa.string()), pa.field("answer_id", pa.int64())]
     return pa.schema([*fields, *(pa.field(f.name, _kind(f.type)) for f in schema)])
 
@@ -115,20 +117,21 @@ def _rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
 
 
 class ParquetFiles:
-    """The files of one query. A file is complete as soon as it has its name."""
+    """The Parquet files of one query. A file gets its name when it is complete."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def last_answer(self) -> int:
-        """See `LakeTable`."""
+        """Implements `LakeTable.last_answer`."""
         names = (_FILE.fullmatch(path.name) for path in self._directory.glob(f"{DAY}=*/*.parquet"))
         return max((int(name[2]) for name in names if name is not None), default=0)
 
     def append(self, rows: pa.Table, first: int, last: int) -> None:
-        """See `LakeTable`. Rows of one day that follow each other make a file, and files are written in order.
+        """Implements `LakeTable.append`. Adjacent rows of one day make a file, and files are written in order.
 
-        So the greatest id in the names of files says which answers are written, also if a page was written in part.
+        So the greatest id in the names of files shows which answers are written, even if only a part of a page was
+        written.
         """
         days = rows.column(DAY).to_numpy(zero_copy_only=False)
         borders = [0, *(np.flatnonzero(days[1:] != days[:-1]) + 1).tolist(), len(days)]
@@ -157,7 +160,7 @@ class ParquetFiles:
 
 
 class DeltaAnswers:
-    """A table of Delta Lake. The transaction of the sink's name has the id of the last answer."""
+    """A table of Delta Lake. A transaction with the sink's name has the id of the last answer."""
 
     def __init__(self, uri: str, schema: pa.Schema, app: str, options: Mapping[str, str]) -> None:
         from deltalake import DeltaTable
@@ -168,12 +171,12 @@ class DeltaAnswers:
         )
 
     def last_answer(self) -> int:
-        """See `LakeTable`."""
+        """Implements `LakeTable.last_answer`."""
         self._table.update_incremental()
         return int(self._table.transaction_version(self._app) or 0)
 
     def append(self, rows: pa.Table, first: int, last: int) -> None:
-        """See `LakeTable`."""
+        """Implements `LakeTable.append`."""
         from deltalake import CommitProperties, Transaction, write_deltalake
 
         commit = CommitProperties(app_transactions=[Transaction(self._app, last)])
@@ -181,7 +184,7 @@ class DeltaAnswers:
 
 
 class IcebergAnswers:
-    """A table of Iceberg. The summary of a snapshot has the id of its last answer."""
+    """A table of Iceberg. The summary of a snapshot has the id of the snapshot's last answer."""
 
     def __init__(self, catalog: Any, name: tuple[str, str], schema: pa.Schema, app: str) -> None:
         self._property = f"edgewater.{app}"
@@ -193,7 +196,9 @@ class IcebergAnswers:
                 spec.add_identity(DAY)
 
     def last_answer(self) -> int:
-        """See `LakeTable`. Other writers, such as a compaction, may have written the newest snapshots."""
+        """Implements `LakeTable.last_answer`. Other writers, such as a compaction, may have written the newest
+        snapshots.
+        """
         self._table.refresh()
         snapshot = self._table.current_snapshot()
         while snapshot is not None:
@@ -205,7 +210,7 @@ class IcebergAnswers:
         return 0
 
     def append(self, rows: pa.Table, first: int, last: int) -> None:
-        """See `LakeTable`."""
+        """Implements `LakeTable.append`."""
         self._table.append(rows, snapshot_properties={self._property: str(last)})
 
 

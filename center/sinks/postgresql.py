@@ -1,4 +1,4 @@
-"""The sink `postgres`: a typed table per query and version, with intervals and quality, in a PostgreSQL database.
+"""The sink `postgres` writes a typed table per query and version, with intervals and quality, to a PostgreSQL database.
 
 - ``edgewater_windows`` has a row per window of each query, with the newest answer's statement as JSON.
 - ``flights_v3`` has a row per window and group of version 3 of the query `flights`.
@@ -30,15 +30,15 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
 MAX_NAME_BYTES = 63
-"""PostgreSQL cuts longer names."""
+"""The longest name in bytes. PostgreSQL truncates longer names."""
 TAKEN_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid", "version")
-"""PostgreSQL's own columns, and the column that views add."""
+"""Names that columns cannot have: PostgreSQL's own columns, and the column that views add."""
 CONNECTION: dict[str, Any] = {
     "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 30_000, "application_name": "edgewater sink",
 }  # fmt: skip
-"""Defaults for parameters of libpq that the URL lacks. With libpq's own defaults, a call to a server that is cut off
-blocks for hours."""
+"""Parameters of libpq, if the URL does not set them. With libpq's own defaults, a call blocks for hours if the server
+cannot be reached."""
 SETTINGS = "-c statement_timeout=60000 -c timezone=UTC -c synchronous_commit=on"
 OWN = "edgewater_"
 """Prefix of the sink's own tables."""
@@ -51,19 +51,19 @@ _WINDOW_COLUMNS = {
 _WIDER = {
     ("bigint", "numeric"), ("bigint", "double precision"), ("numeric", "double precision"),
 }  # fmt: skip
-"""Pairs of types. Values of the first type fit into the second type."""
+"""Pairs of types. All values of the first type fit into the second type."""
 _LIKE_OWN = re.compile(rf"(q_)*{OWN}")
 _LIKE_VERSION = re.compile(r"_v\d+_*$")
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
 class PostgresSink:
-    """Writes answers to one schema of a database. See `center.sinks.base.Sink`.
+    """Writes answers to one schema of a database. Implements `center.sinks.base.Sink`.
 
     Args:
         url: a URL that libpq accepts.
         schema: the name of the schema.
-        context: the name that the position is stored under, and the epoch.
+        context: has the name under which the position is stored, and the epoch.
     """
 
     def __init__(self, url: str, schema: str, context: SinkContext) -> None:
@@ -72,7 +72,7 @@ class PostgresSink:
         self._tables: dict[QueryRef, _Table] = {}
 
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
-        """See `Sink`. Raises StorageError."""
+        """Implements `Sink.open`. Raises StorageError."""
         with _stated():
             if self._connection is None or self._connection.closed:
                 given = psycopg.conninfo.conninfo_to_dict(self._url)
@@ -95,7 +95,7 @@ class PostgresSink:
         return None if row is None else Position(*row)
 
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """See `Sink`. Raises StorageError."""
+        """Implements `Sink.write`. Raises StorageError."""
         assert self._connection is not None, "open comes first"
         with _stated(), self._connection.transaction(), self._connection.cursor() as cursor:
             self._store_position(cursor, position)
@@ -108,7 +108,7 @@ class PostgresSink:
                     by_query.setdefault(answer.query, []).append(answer)
             for ref, group in by_query.items():
                 self._tables[ref].replace_windows(cursor, group)
-            # A session that was merged into another one has no answer any more.
+            # A session that was merged into another session no longer has an answer.
             gone = [
                 (a.query.name, a.query.version, rfc3339(a.window_start_ms))
                 for a in answers
@@ -122,7 +122,7 @@ class PostgresSink:
                 )
 
     def close(self) -> None:
-        """See `Sink`."""
+        """Implements `Sink.close`."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -144,7 +144,11 @@ class PostgresSink:
         )
 
     def _store_position(self, cursor: psycopg.Cursor[Any], position: Position) -> None:
-        """Stores the position, and locks it until the transaction ends. Raises StorageError: another process writes."""
+        """Stores the position. The position is locked until the transaction ends.
+
+        Raises:
+            StorageError: another process writes the sink.
+        """
         row = (self._context.name, *position, self._context.epoch)
         cursor.execute(
             f"INSERT INTO {POSITIONS} AS p VALUES (%s, %s, %s, %s, now()) ON CONFLICT (sink) DO UPDATE SET"
@@ -188,7 +192,7 @@ class PostgresSink:
 
 
 class _View:
-    """The view of all versions of a query, also of versions that are no longer registered."""
+    """The view of all versions of a query, including versions that are no longer registered."""
 
     def __init__(self, query: str, schema: str) -> None:
         self._query, self._schema, self._name = query, schema, _table_name(query)
@@ -196,9 +200,12 @@ class _View:
         self._grants: list[tuple[str, str, bool]] = []
 
     def create(self, cursor: psycopg.Cursor[Any]) -> None:
-        """Creates the view, or replaces it if tables have changed. Raises StorageError: a table has its name.
+        """Creates the view, or replaces it if the tables have changed.
 
-        New columns come last, so PostgreSQL can replace a view that other views read, and its grants stay.
+        New columns come last, so PostgreSQL can replace a view that other views read. The view's grants stay.
+
+        Raises:
+            StorageError: a table has the name of the view.
         """
         union = self._union(self._columns(cursor))
         cursor.execute(
@@ -240,7 +247,7 @@ class _View:
         cursor.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(sql.Identifier(self._name)))
 
     def _columns(self, cursor: psycopg.Cursor[Any]) -> dict[str, dict[str, str]]:
-        """Returns the types of the columns per table, by ascending version."""
+        """Returns by table the types of its columns. Tables are sorted by version."""
         cursor.execute(
             "SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_class c JOIN pg_namespace n"
             " ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid"
@@ -286,9 +293,12 @@ class _Table:
         self._looked_at: set[str] = set()
 
     def create(self, cursor: psycopg.Cursor[Any], schema: str) -> None:
-        """Creates the table, or adds columns that it lacks. Raises StorageError: a view has its name.
+        """Creates the table, or adds columns that the table lacks.
 
-        It does not change the type of a column, because before an edge is known, the types of the query are guesses.
+        It does not change the type of a column, because the types of a query are guesses before an edge is known.
+
+        Raises:
+            StorageError: a view has the name of the table.
         """
         place = f"{_quoted(schema)}.{_quoted(self.name)}"
         cursor.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", [place])
@@ -328,7 +338,7 @@ class _Table:
 
     @property
     def _start(self) -> sql.Identifier:
-        # By its place: a group or a measure of the user may have the name.
+        # The column is found by its index, because a group or a measure of the user may have the same name.
         return sql.Identifier(self._name(self._schema.field(0).name))
 
     def _name(self, field: str) -> str:
@@ -340,7 +350,7 @@ class _Table:
         """Adds and changes columns, so that the table accepts rows of the schema.
 
         Args:
-            only_add: adds columns, and leaves columns of other types as they are.
+            only_add: whether to only add columns. Columns of other types then do not change.
 
         Raises:
             StorageError: a column of another type has values, so its type cannot change.
@@ -377,7 +387,9 @@ class _Table:
         self._kinds[name] = kind
 
     def _is_unused(self, cursor: psycopg.Cursor[Any], name: str) -> bool:
-        """Whether a column that existed before `create` has no value yet. The database is asked once per column."""
+        """Returns whether a column that existed before `create` has no value yet. The database is asked once per
+        column.
+        """
         if name in self._looked_at:
             return False
         self._looked_at.add(name)
@@ -390,7 +402,7 @@ def _copy(cursor: psycopg.Cursor[Any], table: sql.Composable, rows: pa.Table) ->
     columns = sql.SQL(", ").join(map(sql.Identifier, rows.column_names))
     buffer = io.BytesIO()
     options = pyarrow.csv.WriteOptions(include_header=False)
-    # One chunk: pyarrow writes garbage for a table whose first chunk is empty.
+    # The table must have one chunk, because pyarrow writes garbage if the first chunk of a table is empty.
     table_of_texts = pa.table([_text(column) for column in rows.columns], rows.column_names).combine_chunks()
     pyarrow.csv.write_csv(table_of_texts, buffer, options)
     with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, columns)) as copy:
@@ -398,7 +410,7 @@ def _copy(cursor: psycopg.Cursor[Any], table: sql.Composable, rows: pa.Table) ->
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column as CSV can hold it. Texts lose NUL, which PostgreSQL does not store."""
+    """Returns a column as it is written to CSV. NUL is replaced in texts, because PostgreSQL does not store it."""
     if pa.types.is_list(column.type):
         texts = list_texts(column)
         if pc.any(pc.match_substring(texts, "\\u0000")).as_py():  # rare, so a loop over the rows is fast enough
@@ -416,7 +428,7 @@ def _jsonb(statement: Mapping[str, Any]) -> str:
 
 
 def _without_nul(text: str) -> str:
-    """Returns JSON without NUL, which PostgreSQL does not store. An escaped backslash before ``u0000`` is no NUL."""
+    """Replaces NUL in JSON, because PostgreSQL does not store it. ``u0000`` after an escaped backslash is not NUL."""
     return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
 
 
@@ -440,9 +452,10 @@ def _sql_type(kind: pa.DataType) -> str:
 
 
 def _table_name(query: str, suffix: str = "") -> str:
-    """Returns the name of a query's view, or, with a suffix, of one of its tables. It is unique among all queries.
+    """Returns the name of a query's view. With a suffix, returns the name of one of the query's tables.
 
-    If the name of a query looks like a table of the sink, or like a table of another query's version, it is changed.
+    The name is unique among all queries. If the name of a query looks like a table of the sink, or like a table of
+    another query's version, it is changed.
     """
     stem = f"q_{query}" if _LIKE_OWN.match(query) else query
     stem = f"{stem}_" if _LIKE_VERSION.search(stem) else stem
@@ -465,7 +478,7 @@ def _common(one: str, other: str) -> str:
 
 
 def _column_name(name: str, taken: Iterable[str]) -> str:
-    """Returns a name that PostgreSQL accepts and that no other column has."""
+    """Returns a name that PostgreSQL accepts and that is not in `taken`."""
     name = name.replace("\0", "\ufffd") or "_"
     while name.rstrip("_") in TAKEN_COLUMNS and (name in TAKEN_COLUMNS or name in taken):
         name = f"{name}_"
@@ -474,7 +487,7 @@ def _column_name(name: str, taken: Iterable[str]) -> str:
 
 
 def _shortened(name: str, most: int) -> str:
-    """Returns a name of at most `most` bytes; a longer one ends with its checksum instead of its last characters."""
+    """Returns a name of at most `most` bytes. If the name is longer, a checksum replaces its last characters."""
     encoded = name.encode()
     if len(encoded) <= most:
         return name
@@ -492,7 +505,7 @@ def _quoted(name: str) -> str:
 
 @contextlib.contextmanager
 def _stated() -> Iterator[None]:
-    """Turns errors of the database into StorageError. Their messages do not contain the password of a valid URL."""
+    """Turns errors of the database into StorageError. The messages do not contain the password of a valid URL."""
     try:
         yield
     except psycopg.Error as exc:

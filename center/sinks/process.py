@@ -1,4 +1,4 @@
-"""`SinkProcess`: all sinks of a center, one thread for each."""
+"""`SinkProcess` runs all sinks of a center, with one thread for each sink."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from center.sinks.store import SinkStore
 from edgewater.model.errors import EdgewaterError, InvalidConfig
 
 END_S = 0.2
-"""How long the end of a changed sink may delay other sinks. A sink that takes longer is started again when it has
-ended."""
+"""The longest time in seconds for which the end of a changed sink may delay other sinks. If a sink takes longer to end,
+it is started again after its end."""
 log = logging.getLogger(__name__)
 
 
 class SinkProcess:
-    """Starts a thread for each sink that is defined, and stops it when the sink is no longer defined.
+    """Starts a thread for each sink that is defined. Stops the thread when the sink is no longer defined.
 
     Args:
         configured: sinks of ``center.yaml``. They replace sinks of the same name that the API has defined.
-        owner: names this process in the leases of sinks.
+        owner: name of this process in the leases of sinks.
         now_ms: returns the wall time.
 
     Attributes:
@@ -56,7 +56,7 @@ class SinkProcess:
         self.registry.register(AlertCollector(store))
 
     def run(self, stop: threading.Event) -> None:
-        """Runs until `stop` is set; returns when all threads have ended."""
+        """Runs until `stop` is set. Returns when all threads have ended."""
         try:
             while True:
                 try:
@@ -72,7 +72,7 @@ class SinkProcess:
                 thread.join()
 
     def problems(self) -> list[str]:
-        """Returns why sinks do not work, each with its name."""
+        """Returns why sinks do not work. Each text begins with the name of the sink."""
         failing = [(name, thread.runner.problem) for name, thread in sorted(self._threads.items())]
         return [f"{name}: {problem}" for name, problem in [*failing, *sorted(self._refused.items())] if problem]
 
@@ -131,13 +131,13 @@ class _SinkThread(threading.Thread):
 
 
 class SinkCollector(Collector):
-    """Metrics of all sinks, from their stored states, whichever process runs them."""
+    """Metrics of all sinks. They come from the stored states, so any process can run the sinks."""
 
     def __init__(self, store: SinkStore, results: AnswerReader, now_ms: Callable[[], int]) -> None:
         self._store, self._results, self._now_ms = store, results, now_ms
 
     def collect(self) -> Iterable[Metric]:
-        """Returns the metrics; called by Prometheus' client for each scrape."""
+        """Returns the metrics. Prometheus' client calls it for each scrape."""
         up = GaugeMetricFamily("edgewater_sink_up", "1 if the last attempt of the sink succeeded.", labels=["sink"])
         paused = GaugeMetricFamily("edgewater_sink_paused", "1 if an operator has paused the sink.", labels=["sink"])
         lag = GaugeMetricFamily(
@@ -164,6 +164,8 @@ class SinkCollector(Collector):
 
 
 def lag_ms(results: AnswerReader, answer_id: int, now_ms: int) -> int:
-    """Returns the age of the oldest stored answer with a greater id; 0: there is none."""
+    """Returns the age in ms of the oldest stored answer whose id is greater than `answer_id`; 0 if there is no such
+    answer.
+    """
     given_at_ms = results.answered_at_after(answer_id)
     return 0 if given_at_ms is None else max(0, now_ms - given_at_ms)

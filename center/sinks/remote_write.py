@@ -1,7 +1,8 @@
-"""The sink `remote_write`: final answers as series of Prometheus, by its remote write protocol 1.0.
+"""The sink `remote_write` writes final answers as series of Prometheus, by the remote write protocol 1.0.
 
-A measure `m` of the query `q` is the series ``q_m``, ``q_m_lower`` and ``q_m_upper``, with the groups as labels. The
-time of a sample is the end of the window. Samples of a series come in order, since windows become final in order.
+A measure `m` of the query `q` has the series ``q_m``, ``q_m_lower`` and ``q_m_upper``, with the groups as labels. The
+time of a sample is the end of the window. Samples of a series are written in the order of time, because windows become
+final in this order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edgewater.wire import remote_write_pb2 as pb
 
 TIMEOUT_S = 30.0
 KNOWN = ("out of order", "duplicate sample", "too old", "out of bounds")
-"""Messages of a receiver that already has the samples, or has newer samples."""
+"""Messages of a receiver that already has the samples or has newer samples."""
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 _OWN = ("window_start", "window_end", "phase", "revision", "given_at", "contract", "withheld")
 HEADERS = {
@@ -31,7 +32,7 @@ HEADERS = {
 
 
 class RemoteWriteSink:
-    """Sends final answers, one request per window. See `center.sinks.base.Sink`."""
+    """Sends final answers, one request per window. Implements `center.sinks.base.Sink`."""
 
     def __init__(self, options: RemoteWriteConfig, context: SinkContext) -> None:
         self._options, self._context = options, context
@@ -39,7 +40,7 @@ class RemoteWriteSink:
         self.refused = 0
 
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
-        """See `Sink`."""
+        """Implements `Sink.open`."""
         if self._client is None:
             token = self._options.token
             headers = HEADERS if token is None else {**HEADERS, "Authorization": f"Bearer {token.get_secret_value()}"}
@@ -48,7 +49,7 @@ class RemoteWriteSink:
         return None if stored is None else stored[0]
 
     def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """See `Sink`. Raises StorageError."""
+        """Implements `Sink.write`. Raises StorageError."""
         for answer in sorted(answers, key=lambda a: a.window_end_ms):
             request = pb.WriteRequest(timeseries=list(self._series(answer)))
             if request.timeseries:
@@ -56,7 +57,7 @@ class RemoteWriteSink:
         self._memory.save(position, "{}")
 
     def close(self) -> None:
-        """See `Sink`."""
+        """Implements `Sink.close`."""
         client, self._client = self._client, None
         if client is not None:
             client.close()

@@ -1,7 +1,7 @@
-"""`SinkRunner`: brings the answers of the result store to one sink.
+"""`SinkRunner` writes the answers of the result store to one sink.
 
-A sink stores its position itself, together with what it writes. The copy of the position in `SinkStore` only serves
-operators and the retention of answers.
+A sink stores its position itself, together with the answers that it writes. `SinkStore` has a copy of the position,
+only for operators and for the retention of answers.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ POLL_S = 0.1
 STANDBY_S = 1.0
 RENEW_MS = 1_000
 LOOK_MS = 1_000
-"""How often the queries are read, and how often a sink that does not run is checked again."""
+"""The time in ms between two reads of the queries, and between two checks of a sink that does not run."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 MAX_ANSWERS = 500
-"""Answers of one page."""
+"""The most answers in a page."""
 PAGE_BYTES = 16 << 20
-"""Bytes of merged data that end a page."""
+"""A page ends when its answers have this number of bytes of merged data."""
 LATE_ANSWERS = 50
-"""Final answers with late records that are read at once."""
+"""The most final answers with late records that are read at once."""
 ALARM_FAILURES = 2
-"""Number of failures in a row that raises an alarm. One lost connection raises no alarm."""
+"""Number of consecutive failures that raises an alarm. One lost connection raises no alarm."""
 PARTIAL_MS = 60_000
-"""How long a part of a sink may fail, such as one target of alerts, before an alarm is raised."""
+"""The time in ms for which a part of a sink, such as one target of alerts, may fail before an alarm is raised."""
 MAX_REMEMBERED = 100_000
 MAX_REVISIONS = 20
-"""Earlier revisions whose groups are compared with the newest one."""
+"""The most earlier revisions whose groups are compared with the groups of the newest revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ReadQuery:
     of_sink: SinkQuery
 
     def typed(self, catalog: Catalog) -> ReadQuery:
-        """Returns the query with the types of its answers, now that it has answers."""
+        """Returns the query with the types of its answers. Called when the query has answers."""
         return self if self.of_sink.is_typed else read_query(self.registered, catalog, has_answers=True)
 
 
@@ -63,7 +63,7 @@ def read_query(query: RegisteredQuery, catalog: Catalog, *, has_answers: bool = 
     """Returns a query in the form that sinks get.
 
     Args:
-        has_answers: the query has answers, so the catalog will not get more types of its columns.
+        has_answers: whether the query has answers. The catalog then has all the types of its columns that it will get.
     """
     is_typed = has_answers or has_types(catalog, query.spec)
     schema = empty_table(catalog, query.spec).schema
@@ -71,12 +71,12 @@ def read_query(query: RegisteredQuery, catalog: Catalog, *, has_answers: bool = 
 
 
 class SinkRunner:
-    """Runs one sink. One thread calls `step` again and again.
+    """Runs one sink. One thread calls `step` repeatedly.
 
     Args:
-        owner: names this process in the lease of the sink.
+        owner: name of this process in the lease of the sink.
         now_ms: returns the wall time.
-        is_stored: the API has defined the sink. If the API deletes the sink, the runner stops working.
+        is_stored: whether the API has defined the sink. If the API deletes the sink, the runner stops.
     """
 
     def __init__(
@@ -107,23 +107,23 @@ class SinkRunner:
         self._gap: tuple[int, int] | None = None
         self._alarmed_since_ms = 0
         self._failures = 0
-        # Per window, the late records of a final answer as the sink has them.
+        # Per window, `late_of` of the final answer that the sink has.
         self._late: dict[tuple[QueryRef, int], tuple[int, int]] = {}
 
     @property
     def problem(self) -> str:
-        """Why the last attempt failed; empty: it did not fail."""
+        """Why the last attempt failed; empty if it did not fail."""
         return self._status.problem if self._status is not None else ""
 
     def step(self) -> float:
-        """Writes at most one page. Returns the time until the next call, in seconds; raises nothing."""
+        """Writes at most one page. Returns the time until the next call, in seconds. Never raises."""
         try:
             pause_s = self._step()
         except LeaseLost as exc:
             log.warning("%s", exc.message)
             self._give_up()
             return STANDBY_S
-        except Exception as exc:  # a sink of a package may raise anything; other sinks go on
+        except Exception as exc:  # a sink of a package may raise any exception, which must not stop other sinks
             return self._failed(exc)
         self._failures = 0
         return pause_s
@@ -163,7 +163,7 @@ class SinkRunner:
         return pause_s
 
     def _open(self, now_ms: int) -> None:
-        """Opens the sink, or opens it again if its queries have changed."""
+        """Opens the sink. If it is open, opens it again only if its queries have changed."""
         self._looked_ms = now_ms
         queries = self._catalog.queries.all()
         self._seen = {query.ref for query in queries}
@@ -188,7 +188,7 @@ class SinkRunner:
             self._sink.write([], self._position)
 
     def _open_typed(self, refs: Iterable[QueryRef]) -> None:
-        """Opens the sink again if it does not know the types of these queries, which have answers."""
+        """Opens the sink again if it was opened without the types of these queries, which have answers now."""
         assert self._sink is not None
         untyped = [ref for ref in refs if not self._queries[ref].of_sink.is_typed]
         if untyped:
@@ -205,7 +205,7 @@ class SinkRunner:
         if self._position.answer_id > newest.answer_id:
             raise StorageError(
                 f"the sink has answers up to {self._position.answer_id}, the center only up to {newest.answer_id}:"
-                " it was written by another center, or by this one before an older backup was restored"
+                " another center wrote to the sink, or this center wrote to it before an older backup was restored"
             )
         if self._position.answer_id < newest.answer_id:
             if self._waits(newest):
@@ -219,7 +219,7 @@ class SinkRunner:
         return POLL_S
 
     def _waits(self, newest: Position) -> bool:
-        """Whether the new answers may wait for further answers."""
+        """Returns whether the new answers wait for further answers of the same batch."""
         batch_ms = self.definition.batch_ms
         if not batch_ms or newest.answer_id - self._position.answer_id >= MAX_ANSWERS:
             return False
@@ -229,18 +229,18 @@ class SinkRunner:
     def _write_new(self, newest: Position) -> None:
         changes = self._results.changes_after(self._position.answer_id, MAX_ANSWERS, max_bytes=PAGE_BYTES)
         if self._results.trimmed() != self._trimmed:
-            self._report()  # before the write: answers that were deleted before the page was read are a gap
+            self._report()  # before the write, because answers that were deleted before the read are a gap
         answered = {record.query for record in changes.records}
         if not answered <= self._seen:
             self._open(self._now_ms())  # a query was registered since
             self._seen |= answered  # a query that is deleted does not come again
         records = [r for r in changes.records if self._wants(r)]
-        # No record: the answers in between have been deleted.
+        # If there are no records, the answers after the position have been deleted.
         last = changes.records[-1].answer_id if changes.records else newest.answer_id
         self._write(records, Position(last, self._position.late))
 
     def _write_late(self, newest: Position) -> None:
-        """Writes final answers again whose late records have changed."""
+        """Writes a final answer again if the numbers of its late records have changed."""
         for ref in list(self._queries):
             for records in self._final_with_late(ref):
                 self._write(records, self._position)
@@ -274,7 +274,7 @@ class SinkRunner:
         return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
 
     def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: ReadQuery) -> list[dict[str, Any]]:
-        """Returns the groups of earlier revisions that the newest one lacks."""
+        """Returns the groups of earlier revisions that the newest revision lacks."""
         earlier = [r for r in self._results.revisions(record.query, record.window_start_ms) if r < record.revision]
         now, gone = set(_groups(answer)), dict[tuple[Any, ...], None]()
         for revision in earlier[-MAX_REVISIONS:]:
@@ -351,8 +351,9 @@ def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:
 
 
 def late_of(record: AnswerRecord) -> tuple[int, int]:
-    """Returns the part of a final answer that may change: the numbers of records that came after it, and that were
-    rejected after it."""
+    """Returns the part of a final answer that may change: the number of records that arrived after the answer was
+    final, and the number of records that were rejected.
+    """
     records: Mapping[str, int] = record.quality["records"]
     return records["after_final"], records["rejected"]
 

@@ -1,4 +1,4 @@
-"""`SinkStore`: sinks that the API has defined, and the state of all sinks, in the result store's database."""
+"""`SinkStore` stores the sinks that the API has defined, and the state of all sinks, in the result store's database."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ sinks = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("until_ms", BigInteger, nullable=False),
 )
-"""A row per sink. ``definition``: JSON of a sink that the API has defined; null: the sink is in ``center.yaml``.
-``replay_after``: the position that an operator has asked for. ``trimmed``: answers up to this id were deleted when the
-row was last written."""
+"""A table with a row per sink. ``definition``: JSON of a sink that the API has defined; null if the sink is in
+``center.yaml``. ``replay_after``: the position that an operator has requested. ``trimmed``: answers up to this id were
+deleted when the row was last written."""
 
 memories = Table(
     "sink_memories",
@@ -69,7 +69,7 @@ memories = Table(
     Column("late", BigInteger, nullable=False),
     Column("state", FreeText, nullable=False),
 )
-"""The states of sinks whose systems keep no position (`SinkMemory`)."""
+"""The states of sinks whose systems do not store a position (`SinkMemory`)."""
 
 MAX_PROBLEM = 2_000
 _NEW = {
@@ -83,16 +83,16 @@ class SinkStatus:
     """The state of a sink.
 
     Attributes:
-        definition: the definition, if the API has defined the sink; None: the sink is in ``center.yaml``.
-        position: up to where the sink has written; the ids are 0 if the sink was never open.
-        replay_after: the answer after which the sink begins again as soon as it can; None: no replay is asked for.
+        definition: the definition, if the API has defined the sink; None if the sink is in ``center.yaml``.
+        position: the position up to which the sink has written; 0 if the sink was never open.
+        replay_after: id of an answer. The sink will begin again after this answer; None if no replay is requested.
         answers, rows: numbers of answers and rows that the sink has written since it was defined.
-        problem: why the last attempt failed; empty: it did not fail.
-        problem_since_ms: wall time of the first failure since the last success; 0: the last attempt did not fail.
-        gap: first and last id of answers that were deleted before the sink had them; None: there is no gap.
-        owner: the process that runs the sink; empty: no process runs it.
-        epoch: how often a process has taken the sink.
-        until_ms: end of the owner's lease, on its clock.
+        problem: why the last attempt failed; empty if it did not fail.
+        problem_since_ms: wall time of the first failure since the last success; 0 if the last attempt did not fail.
+        gap: first and last id of answers that were deleted before the sink had them; None if there are no such answers.
+        owner: name of the process that runs the sink; empty if no process runs it.
+        epoch: number of times that a process has taken the sink.
+        until_ms: end of the owner's lease, on the owner's clock.
     """
 
     name: str
@@ -110,11 +110,11 @@ class SinkStatus:
     until_ms: int
 
     def is_run(self, now_ms: int) -> bool:
-        """Whether a process runs it."""
+        """Returns whether a process runs the sink."""
         return bool(self.owner) and self.until_ms > now_ms
 
     def trouble(self, now_ms: int) -> str:
-        """Returns why nothing is written; empty: answers are written, or an operator has paused the sink."""
+        """Returns why no answers are written. Empty if answers are written, or if an operator has paused the sink."""
         if self.paused:
             return ""
         nobody = "" if self.is_run(now_ms) else "no process `edgewater center sink` runs it"
@@ -128,7 +128,7 @@ class SinkStore:
         engine: the engine of the result store.
 
     Raises:
-        StorageError: by every method, if the database cannot be used.
+        StorageError: raised by every method if the database cannot be used.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -137,7 +137,9 @@ class SinkStore:
 
     @property
     def _engine(self) -> Engine:
-        """The database with the tables. The first use creates them, because an API starts before its database."""
+        """The database, with the sinks' tables. The first use creates the tables, because an API may start before its
+        database.
+        """
         if not self._is_prepared:
             with schema_transaction(self._database, metadata):
                 pass
@@ -145,26 +147,32 @@ class SinkStore:
         return self._database
 
     def statuses(self) -> list[SinkStatus]:
-        """All sinks that are defined by the API, or that a process has run, by name."""
+        """Returns the states of all sinks that the API has defined or that a process has run, sorted by name."""
         with read_transaction(self._engine) as connection:
             return [_status(row) for row in connection.execute(select(sinks).order_by(sinks.c.name))]
 
     def status(self, name: str) -> SinkStatus:
-        """Raises NotFound."""
+        """Returns the state of a sink.
+
+        Raises:
+            NotFound: there is no sink of this name.
+        """
         with read_transaction(self._engine) as connection:
             return _status(_row(connection, name))
 
     def lowest_answer(self) -> int | None:
-        """The id of the newest answer that all sinks have; None: there is no sink."""
+        """Returns the id of the newest answer that all sinks have, or None if there is no sink."""
         with read_transaction(self._engine) as connection:
             lowest = func.min(case((sinks.c.replay_after.is_(None), sinks.c.answer_id), else_=sinks.c.replay_after))
             value = connection.execute(select(lowest)).scalar_one()
         return None if value is None else int(value)
 
-    # What operators do
+    # Methods for operators
 
     def define(self, name: str, document: Mapping[str, Any]) -> bool:
-        """Stores a definition. Returns whether the sink is new. A sink whose definition changes keeps its position."""
+        """Stores a definition, and returns whether the sink is new. If an existing definition changes, the sink keeps
+        its position.
+        """
         with write_transaction(self._engine) as connection:
             changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
             if connection.execute(changed).rowcount:
@@ -173,28 +181,41 @@ class SinkStore:
             return True
 
     def remove(self, name: str) -> None:
-        """Deletes a sink and its state, but not the answers that it has written. Raises NotFound."""
+        """Deletes a sink and its state, but not the answers that it has written.
+
+        Raises:
+            NotFound: there is no sink of this name.
+        """
         with write_transaction(self._engine) as connection:
             if connection.execute(delete(sinks).where(sinks.c.name == name)).rowcount == 0:
                 raise _unknown(name)
             connection.execute(delete(memories).where(memories.c.name == name))
 
     def pause(self, name: str, paused: bool) -> None:
-        """Raises NotFound."""
+        """Pauses a sink, or ends the pause.
+
+        Raises:
+            NotFound: there is no sink of this name.
+        """
         self._change(name, paused=paused)
 
     def replay(self, name: str, after_answer_id: int) -> None:
-        """Lets a sink begin again after an answer. Raises NotFound."""
+        """Requests that a sink begins again after an answer.
+
+        Raises:
+            NotFound: there is no sink of this name.
+        """
         self._change(name, replay_after=after_answer_id)
 
-    # What the process of a sink does
+    # Methods for the process that runs a sink
 
     def take(self, name: str, owner: str, now_ms: int, lease_ms: int, *, adds: bool = True) -> int | None:
-        """Takes the lease of a sink if it is free or has ended, and returns its new epoch; None: another process runs
-        the sink, or the sink does not exist.
+        """Takes the lease of a sink if it is free or has ended, and returns the sink's new epoch.
+
+        Returns None if another process runs the sink, or if the sink does not exist and `adds` is false.
 
         Args:
-            adds: a sink that does not exist is added.
+            adds: whether a sink that does not exist is added.
         """
         with write_transaction(self._engine) as connection:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
@@ -210,7 +231,7 @@ class SinkStore:
             return int(row.epoch) + 1
 
     def state_problem(self, name: str, problem: str, now_ms: int) -> None:
-        """Stores why a process cannot build a sink. Stores nothing if another process runs the sink."""
+        """Stores why a process cannot build a sink. If another process runs the sink, nothing is stored."""
         c = sinks.c
         changed = case((c.problem == problem, c.problem_since_ms), else_=now_ms)
         with write_transaction(self._engine) as connection:
@@ -232,17 +253,17 @@ class SinkStore:
         problem: str | None = None,
         now_ms: int = 0,
     ) -> SinkStatus:
-        """Renews the lease, stores what the sink has done since the last report, and returns what operators want.
+        """Renews the lease, stores the sink's progress since the last report, and returns the sink's state.
 
         Args:
-            position: the position of the sink.
-            replayed: the `replay_after` from which the sink has begun again; None: it has not begun again.
+            position: the position of the sink; None if it has not changed.
+            replayed: the `replay_after` after which the sink has begun again; None if it has not begun again.
             answers, rows: numbers of answers and rows that were written since the last report.
-            trimmed: answers up to this id are deleted. If the sink lacks some of them, its status states the gap.
-            problem: why the last attempt failed; empty: it did not fail; None: the stored problem stays.
+            trimmed: answers up to this id are deleted. If the sink lacks some of them, the state has a gap.
+            problem: why the last attempt failed; empty if it did not fail. If None, the stored problem stays.
 
         Raises:
-            LeaseLost: another process has taken the sink, or it is no longer defined.
+            LeaseLost: another process has taken the sink, or the sink is no longer defined.
         """
         with write_transaction(self._engine) as connection:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
@@ -261,7 +282,7 @@ class SinkStore:
                 values["replay_after"] = None
             if trimmed is not None and trimmed > row.trimmed:
                 values["trimmed"] = trimmed
-                # A new sink begins with the stored answers: answers that were deleted before are no gap.
+                # A new sink begins with the stored answers, so answers that were deleted before are not a gap.
                 if row.epoch > 1 or row.answer_id:
                     values |= _gap(row, has, trimmed)
             if problem is not None:
@@ -273,17 +294,17 @@ class SinkStore:
             return _status(_row(connection, name))
 
     def memory(self, name: str, epoch: int) -> SinkMemory:
-        """Returns the memory of a sink for the process that has taken it under an epoch."""
+        """Returns the memory of a sink, for the process that has taken the sink with an epoch."""
         return _Memory(self._engine, name, epoch)
 
     def memories(self) -> dict[str, str]:
-        """The states that sinks have saved, by name."""
+        """Returns the states that sinks have saved, by name of the sink."""
         with read_transaction(self._engine) as connection:
             states: dict[str, str] = dict(connection.execute(select(memories.c.name, memories.c.state)).all())
         return states
 
     def release(self, name: str, epoch: int) -> None:
-        """Frees the lease, if `epoch` is still its epoch."""
+        """Frees the lease of a sink if `epoch` is still the sink's epoch."""
         with write_transaction(self._engine) as connection:
             mine = (sinks.c.name == name) & (sinks.c.epoch == epoch)
             connection.execute(update(sinks).where(mine).values(owner=""))

@@ -1,4 +1,4 @@
-"""The contract of sinks, as a kit for kinds of packages: each case of `CASES` is a test.
+"""Tests of the contract of sinks, for packages that provide kinds of sinks. Each case of `CASES` is a test.
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_the_sink_keeps_the_contract(case):
@@ -24,7 +24,7 @@ from edgewater.wire import QueryRef
 HOUR = 3_600_000
 DAY = 24 * HOUR
 MAX_ENDS = 30
-"""About how many writes one case interrupts."""
+"""The approximate number of writes that one case interrupts."""
 QUERY = QuerySpec.from_mapping(
     {"name": "kit", "from": "s", "group_by": ["k"], "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 )
@@ -38,14 +38,14 @@ SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 Contents = Mapping[int, Mapping[str | None, int]]
-"""Per start of a window, in ms, the value of `n` per group."""
+"""The value of `n` per group, per start of a window in ms."""
 
 
 class Subject(Protocol):
-    """One system and the kind of sinks that writes to it. Each case gets a new one.
+    """One system, and the kind of sinks that writes to it. Each case gets a new subject.
 
     Attributes:
-        only_final: whether the kind takes final answers only, which never change.
+        only_final: whether the kind takes only final answers, which never change.
     """
 
     only_final: bool
@@ -54,21 +54,21 @@ class Subject(Protocol):
         """Returns a sink that writes to the system."""
 
     def contents(self) -> Contents:
-        """Returns what a reader of the system sees of the query `REF`."""
+        """Returns the answers of the query `REF` that a reader of the system sees."""
 
 
 class Memory:
-    """The memory of a center, for sinks whose system keeps no position."""
+    """The memory of a center, for sinks whose system does not store a position."""
 
     def __init__(self) -> None:
         self._stored: tuple[Position, str] | None = None
 
     def load(self) -> tuple[Position, str] | None:
-        """See `center.sinks.base.SinkMemory`."""
+        """Implements `SinkMemory.load`."""
         return self._stored
 
     def save(self, position: Position, state: str) -> None:
-        """See `center.sinks.base.SinkMemory`."""
+        """Implements `SinkMemory.save`."""
         self._stored = position, state
 
 
@@ -96,7 +96,7 @@ def answer(
 
 
 class _Center:
-    """A center that runs the sink, and that a test may kill."""
+    """A center that runs the sink. A test may kill it."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.memory, self.epoch = subject, Memory(), 0
@@ -118,11 +118,13 @@ class _Center:
 
 
 class _Ended(BaseException):
-    """Ends a write like a kill: no handler of errors catches it."""
+    """Ends a write like a kill. No handler of errors catches it."""
 
 
 def _write_ended_at(center: _Center, last: float, page: SinkAnswer) -> int:
-    """Writes a page, and ends the write after `last` lines of the sink's module. Returns the lines that have run."""
+    """Writes a page, and ends the write after `last` lines of the sink's module. Returns the number of lines that have
+    run.
+    """
     module, lines = inspect.getsourcefile(type(center.sink)), 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -146,7 +148,7 @@ def _write_ended_at(center: _Center, last: float, page: SinkAnswer) -> int:
 
 
 def each_answer_arrives_with_all_groups(subject: Subject) -> None:
-    """Groups are also null, an empty text, and texts with quotes, line breaks and NUL."""
+    """Writes groups that are null, an empty text, and texts with quotes, line breaks and NUL, and reads them back."""
     center = _Center(subject)
     groups = {"a": 1, None: 2, "": 3, 'it\'s "x",\ny': 4}
     center.write(answer(1, 0, groups), answer(2, DAY, {"b": 1 << 53}))
@@ -159,7 +161,7 @@ def each_answer_arrives_with_all_groups(subject: Subject) -> None:
 
 
 def a_new_system_has_no_position_and_a_written_one_is_found_again(subject: Subject) -> None:
-    """The sink returns the position of the last page, with both numbers."""
+    """Checks that the sink returns the position of the last page, with both numbers."""
     center = _Center(subject)
     assert [center.position] == [None]
     center.sink.write([answer(4, 0, {"a": 1})], Position(4, 7))
@@ -172,7 +174,7 @@ def a_new_system_has_no_position_and_a_written_one_is_found_again(subject: Subje
 
 
 def a_page_that_comes_again_changes_nothing(subject: Subject) -> None:
-    """A page comes again after a kill between the write and its confirmation, also divided into other pages."""
+    """Writes pages again, as after a kill between the write and its confirmation, also divided into other pages."""
     center = _Center(subject)
     pages = [
         answer(1, 0, {"a": 1}),
@@ -192,7 +194,7 @@ def a_page_that_comes_again_changes_nothing(subject: Subject) -> None:
 
 
 def the_newest_revision_replaces_a_window_and_an_older_one_does_not(subject: Subject) -> None:
-    """Groups that the newest revision lacks are removed."""
+    """Checks that groups that the newest revision lacks are removed."""
     if subject.only_final:
         return
     center = _Center(subject)
@@ -206,7 +208,7 @@ def the_newest_revision_replaces_a_window_and_an_older_one_does_not(subject: Sub
 
 
 def an_answer_without_rows_is_no_row(subject: Subject) -> None:
-    """It removes the rows of the earlier revision."""
+    """Checks that an answer without rows removes the rows of the earlier revision."""
     center = _Center(subject)
     center.write(answer(1, 0, {}), answer(2, HOUR, {"a": 1}))
     assert subject.contents() == {HOUR: {"a": 1}}
@@ -217,7 +219,9 @@ def an_answer_without_rows_is_no_row(subject: Subject) -> None:
 
 
 def a_write_that_ends_anywhere_loses_and_doubles_nothing(subject: Subject) -> None:
-    """The write ends after 0, 1, 2, … lines of the sink's module. A new sink goes on at the position of the system."""
+    """Ends a write after 0, 1, 2, … lines of the sink's module. A new sink must continue at the position of
+    the system.
+    """
     center = _Center(subject)
     lines = _write_ended_at(center, math.inf, answer(1, 0, {"a": 0}))
     contents = {0: {"a": 0}}
@@ -233,7 +237,7 @@ def a_write_that_ends_anywhere_loses_and_doubles_nothing(subject: Subject) -> No
 
 
 def many_answers_fit_into_a_page(subject: Subject) -> None:
-    """A page has up to 500 answers."""
+    """Writes a page of 500 answers, which is the maximum."""
     center = _Center(subject)
     answers = [answer(n + 1, n * HOUR, {f"g{n % 7}": n, "x": 1}) for n in range(500)]
     center.write(*answers)

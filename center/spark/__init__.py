@@ -1,4 +1,5 @@
-"""The Spark session and what its Python workers need, for `center.job` and `center.batch`.
+"""The Spark session and the support for its Python workers, for `center.job` and `center.batch`.
 
-Nothing is imported here: workers load `center.spark.workers` without a session. It knows nothing about queries.
+This file imports nothing, because workers load `center.spark.workers` without a session. This package contains nothing
+about queries.
 """

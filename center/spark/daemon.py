@@ -1,9 +1,9 @@
-"""Spark's daemon of Python workers, which acknowledge what they read at once: `spark.python.daemon.module`.
+"""Spark's daemon of Python workers (`spark.python.daemon.module`). Its workers acknowledge received data at once.
 
-Spark's JVM writes a task's input in small pieces without TCP_NODELAY, so each waits until the one before is
-acknowledged. On a connection that a worker keeps, Linux delays acknowledgements by 40 ms, so each task waited as long.
-(With `spark.python.unix.domain.socket.enabled` none does, but the JVM then keeps the path of each result's socket until
-it ends. A job runs for months, with several results a second.)
+Spark's JVM writes a task's input in small pieces without TCP_NODELAY. So each piece waits until the previous piece is
+acknowledged. On a connection that a worker keeps, Linux delays acknowledgements by 40 ms, so each task would wait for
+40 ms. (With `spark.python.unix.domain.socket.enabled` no task waits. But the JVM then stores the path of each result's
+socket until the JVM ends. A job runs for months, with several results a second.)
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import pyspark.daemon
 
-BUFFER_BYTES = 1 << 16  # as Spark's own
+BUFFER_BYTES = 1 << 16  # the same as in Spark's daemon
 _spark_worker = pyspark.daemon.worker
 
 
 class Acknowledged(io.RawIOBase):
-    """What a worker reads from a TCP socket; what has been read is acknowledged before more is waited for."""
+    """The input that a worker reads from a TCP socket. Data is acknowledged before the worker waits for more data."""
 
     def __init__(self, file: io.BufferedReader, connection: socket.socket) -> None:
         self._file, self._connection = file, connection
@@ -29,14 +29,14 @@ class Acknowledged(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         read = self._file.readinto1(buffer)
-        # Linux forgets the option, so it is set each time.
+        # Linux resets this option, so it is set after each read.
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return read
 
 
 def worker(connection: socket.socket, authenticated: bool) -> int:
-    """Runs one task, as Spark's own `worker`; called in a process that Spark's daemon has forked."""
-    import pyspark.worker  # after the fork, as Spark does: pyarrow starts threads
+    """Runs one task, like Spark's own `worker`. Called in a process that Spark's daemon has forked."""
+    import pyspark.worker  # after the fork, as in Spark's daemon, because pyarrow starts threads
 
     main = pyspark.worker.main
 

@@ -1,8 +1,9 @@
-"""The interpreter that Spark starts: ``fork_client.py SOCKET PYTHON [argument…]``; it has the server fork the process.
+"""The interpreter that Spark starts: ``fork_client.py SOCKET PYTHON [argument…]``. It asks the fork server to fork the
+process.
 
-The process gets the standard files and the environment of this one, which waits and ends as it does. Without a server
-this process becomes the interpreter PYTHON. It is run as a file, without `site`, and imports nothing of the center: all
-of Spark's processes wait for it.
+The forked process gets the standard files and the environment of this process. This process waits, and ends with the
+same exit code. Without a server, this process becomes the interpreter PYTHON. It is run as a file, without `site`, and
+imports nothing of the center, because all of Spark's processes wait for it.
 """
 
 from __future__ import annotations

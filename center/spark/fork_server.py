@@ -1,11 +1,12 @@
-"""Starts Spark's Python processes by fork, from one process that has loaded what they need.
+"""Starts Spark's Python processes by fork, from one process that has loaded the modules that they need.
 
 Before a stream runs, Spark starts five Python processes one after the other: to look for data sources, to create one,
-to plan, to read, and for its workers. Each would load PySpark, Arrow and the center's modules for itself.
-`center.spark.spark_session` starts this server beside the JVM; the interpreter that Spark starts is `fork_client.py`.
+to plan, to read, and for its workers. Without this server, each process would load PySpark, Arrow and the center's
+modules itself. `center.spark.spark_session` starts this server beside the JVM. The interpreter that Spark starts is
+`fork_client.py`.
 
-A process with threads must not fork. NumPy and Arrow start one each unless `SINGLE_THREADED` is in the environment. If
-there is a thread for another reason, the server ends, and the clients start interpreters of their own.
+A process with threads must not fork. NumPy and Arrow each start a thread unless `SINGLE_THREADED` is in the
+environment. If there is a thread for another reason, the server ends, and the clients start interpreters of their own.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ _LENGTH, _CODE = struct.Struct("!I"), struct.Struct("!i")
 
 
 def serve(path: str, modules: Iterable[str] = ()) -> None:
-    """Serves clients at the Unix socket `path` until standard input ends; returns early if it cannot fork safely.
+    """Serves clients at the Unix socket `path` until standard input ends. Returns early if the process cannot fork
+    safely.
 
     Args:
-        modules: loaded first, with those that Spark's own processes need.
+        modules: modules that are loaded first, together with the modules that Spark's own processes need.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends this process
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
@@ -78,7 +80,7 @@ def _accept(listener: socket.socket, selector: selectors.BaseSelector) -> None:
 
 
 def _start(connection: socket.socket, selector: selectors.BaseSelector) -> int:
-    """Forks the process that a client asks for, and returns its id."""
+    """Forks the process that a client requests, and returns the id of the process."""
     head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, STANDARD_FILES)
     try:
         with connection.makefile("rb") as request:
@@ -107,10 +109,11 @@ def _become(arguments: list[str], environment: dict[str, str], files: list[int])
         os.environ.clear()
         os.environ.update(environment)
         path = environment.get("PYTHONPATH", "").split(os.pathsep)
-        first = 0 if sys.flags.safe_path else 1  # else the working directory is first
+        first = 0 if sys.flags.safe_path else 1  # without safe_path, the working directory is the first entry
         sys.path[first:first] = [directory for directory in path if directory and directory not in sys.path]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # it has loaded the module
+        # runpy warns that the module is loaded already.
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         code = 0
@@ -128,7 +131,7 @@ def _become(arguments: list[str], environment: dict[str, str], files: list[int])
 
 
 def _report(process: int, ended: int, connection: socket.socket, selector: selectors.BaseSelector) -> None:
-    """Tells the client how its process has ended."""
+    """Tells the client the exit code of its process."""
     _, status = os.waitpid(process, 0)
     selector.unregister(ended)
     os.close(ended)
@@ -140,7 +143,7 @@ def _report(process: int, ended: int, connection: socket.socket, selector: selec
 
 def _end(process: int, connection: socket.socket, selector: selectors.BaseSelector) -> None:
     """Ends the process of a client that has ended."""
-    if connection.fileno() >= 0:  # else the process has ended in the same moment
+    if connection.fileno() >= 0:  # closed if the process has ended at the same moment
         os.kill(process, signal.SIGTERM)
         _close(connection, selector)
 

@@ -1,4 +1,4 @@
-"""The Java that Spark needs. Read by checks that must not take the time to load PySpark."""
+"""Finds the Java that Spark needs. This module does not load PySpark, because checks must be fast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JAVA_TIMEOUT_S = 30
 
 
 def java_version(env: Mapping[str, str]) -> int | None:
-    """The major version of the Java that Spark would use, or None if none can be run."""
+    """Returns the major version of the Java that Spark would use, or None if no Java can be run."""
     home = env.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=env.get("PATH", os.defpath))
     if java is None:
@@ -38,8 +38,10 @@ def java_version(env: Mapping[str, str]) -> int | None:
 
 
 def _release(java: Path) -> int | None:
-    """The version in the file `release` of the installation of `java`. To ask Java itself takes 0.1 s, and a start of
-    a center wants to know three times."""
+    """Returns the version in the file `release` of the installation of `java`, or None.
+
+    Running Java takes 0.1 s, and a start of a center needs the version three times.
+    """
     if not os.access(java, os.X_OK):
         return None
     try:
@@ -51,7 +53,11 @@ def _release(java: Path) -> int | None:
 
 
 def require_java(env: Mapping[str, str]) -> int:
-    """Returns the version of Spark's Java; raises InvalidConfig, with what to install, if it is missing or too old."""
+    """Returns the version of Spark's Java.
+
+    Raises:
+        InvalidConfig: Java is missing or too old. The error says what to install.
+    """
     version = java_version(env)
     if version is None:
         raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, "Spark needs Java, and none can be run")

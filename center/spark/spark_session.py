@@ -1,7 +1,7 @@
-"""The Spark session of the center: embedded by default, on a cluster if the master says so.
+"""The Spark session of the center. Spark is embedded by default. It runs on a cluster if the master is a cluster.
 
-Spark only computes; it holds no state: no state store, no tables, no catalog. So the settings aim at short
-micro-batches and a small footprint or, for `center.batch` over millions of rows, at throughput.
+Spark only computes. It has no state store, no tables and no catalog. So the settings are for short micro-batches and
+little memory. For `center.batch` over millions of rows, the settings are for throughput.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from center.spark.fork_server import SINGLE_THREADED
 from center.spark.java import require_java
 
 WORKER_TIMEOUT_S = 60
-"""How long a Python worker may take for its part of a micro-batch, and to connect: a second is usual, and Spark's 15 s
-for connecting are not enough on a starved machine."""
+"""Timeout in seconds for a Python worker's part of a micro-batch, and for the connection of a worker. Usually both take
+a second. Spark's 15 s for connections are not enough on an overloaded machine."""
 CLUSTER_CORES = 8
-"""Tasks of a large micro-batch, on a cluster whose settings do not say how many cores it has."""
+"""Tasks of a large micro-batch, on a cluster whose settings do not give the number of cores."""
 SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
-"""Names of Spark properties whose values are secret: Spark's own rule (`spark.redaction.regex`)."""
+"""Matches names of Spark properties whose values are secret. It is Spark's own rule (`spark.redaction.regex`)."""
 _INTERPRETER = """#!/bin/sh
 export PYTHONPATH="${{PYTHONPATH#*/pyspark.zip:}}"
 exec {python} -IS {client} {socket} {python} "$@"
@@ -54,27 +54,28 @@ _HISTORIES = (
     "spark.sql.ui.retainedExecutions",
 )
 MAX_SOCKET_DIRECTORY = 60
-"""Bytes of the path of the directory of Spark's sockets: the names in it have 43, and a socket's path at most 107."""
+"""The most bytes of the path of the directory of Spark's sockets. The names of sockets have 43 bytes, and a socket's
+path has at most 107 bytes."""
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-"""Java would otherwise print a line for each class that an archive lacks."""
+"""Turns off the line that Java would print for each class that an archive lacks."""
 _ESCAPED = "\\u%04x"
-"""A UTF-16 code unit in a file of Java properties."""
+"""The form of a UTF-16 code unit in a file of Java properties."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """How Spark runs.
+    """The configuration of a Spark session.
 
     Attributes:
-        master: ``local[2]`` runs inside the center's process tree; ``spark://…`` and ``k8s://…`` on a
-            cluster, with the driver here.
-        driver_memory: heap of the driver's JVM, as Spark writes sizes.
-        scratch_dir: directory for spilling; nothing in it outlives a run. None: the system's.
-        work: "micro_batches", for the job; or "bulk", for `center.batch` over millions of rows, which is several
-            times faster once it is warm and starts more slowly.
-        conf: Spark properties that override the ones below.
-        write_classes: file to which a local JVM writes the classes that it has loaded when it ends; it then does not
-            read `class_archive`.
+        master: ``local[2]`` runs Spark inside the center's process tree. ``spark://…`` and ``k8s://…`` run it on a
+            cluster; the driver runs here.
+        driver_memory: heap of the driver's JVM, in Spark's notation of sizes.
+        scratch_dir: directory for spilling. No file in it is needed after a run. None for the system's directory.
+        work: "micro_batches" for the job, or "bulk" for `center.batch` over millions of rows. "bulk" starts more
+            slowly, and is several times faster once it is warm.
+        conf: Spark properties that override the properties in this module.
+        write_classes: file to which a local JVM writes its loaded classes when it ends. The JVM then does not read
+            `class_archive`.
     """
 
     master: str = "local[2]"
@@ -91,8 +92,11 @@ class SessionConfig:
 
     @property
     def cores(self) -> int:
-        """The cores that tasks may use: those of a local master, or those that the settings request of a cluster;
-        `CLUSTER_CORES` where they do not say."""
+        """The number of cores that tasks may use.
+
+        With a local master, the number in the master. On a cluster, the number that the settings request;
+        `CLUSTER_CORES` if the settings do not request a number.
+        """
         match = re.fullmatch(r"local\[(\d+)(,\d+)?\]", self.master)
         if match:
             return int(match[1])
@@ -105,15 +109,18 @@ class SessionConfig:
         return self._count("spark.executor.instances") * (self._count("spark.executor.cores") or 1) or CLUSTER_CORES
 
     def _count(self, name: str) -> int:
-        """A setting that is a number; 0 where it is none, or not set. Spark refuses those that are wrong."""
+        """Returns a setting that is a number; 0 if it is not set or is not a number. Spark refuses settings that are
+        wrong.
+        """
         text = self.conf.get(name, "")
         return int(text) if text.isdecimal() else 0
 
 
 def class_archive() -> Path:
-    """The file of Spark's loaded classes (Java's application class data sharing) beside this installation.
+    """Returns the file of Spark's loaded classes (Java's application class data sharing) beside this installation.
 
-    Java ignores a file of another Java or of other jars. `edgewater center prepare` writes it.
+    Java ignores the file if it was written by another Java or for other jars. `edgewater center prepare` writes the
+    file.
     """
     return Path(sys.prefix, "share", "edgewater", f"spark-{pyspark.__version__}.jsa")
 
@@ -138,7 +145,7 @@ def _common_settings(config: SessionConfig) -> dict[str, str]:
         "spark.log.level": "WARN",
         "spark.python.worker.reuse": "true",
         "spark.sql.shuffle.partitions": str(config.cores),
-        # A micro-batch has a few small stages: re-planning from statistics costs more than a better plan saves.
+        # A micro-batch has a few small stages, for which re-planning from statistics costs more time than it saves.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000" if config.work == "bulk" else "10000",
@@ -149,14 +156,14 @@ def _common_settings(config: SessionConfig) -> dict[str, str]:
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.minBatchesToRetain": "2",
         "spark.sql.streaming.numRecentProgressUpdates": "10",
-        # The checkpoint decides nothing (`center.job.job`), so it needs no checksums. Without Hadoop's native library
-        # each local file, and each checksum file, costs a fork of `chmod`: with this setting, and checksums off below,
-        # a batch writes its two files in 25 ms instead of 110.
+        # Nothing depends on the checkpoint (`center.job.job`), so it needs no checksums. Without Hadoop's native
+        # library, each local file and each checksum file costs a fork of `chmod`. With this setting, and without
+        # checksums of files, a batch writes its two files in 25 ms instead of 110 ms.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
         ),
-        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop does not heed the process's own
+        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop ignores the umask of the process
         # Capturing the call site of each DataFrame operation is a round trip to the JVM.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
     }
@@ -164,7 +171,7 @@ def _common_settings(config: SessionConfig) -> dict[str, str]:
 
 def _local_settings(config: SessionConfig) -> dict[str, str]:
     settings = {
-        # Spark makes up the secret. Other users of the machine could otherwise use the driver's ports.
+        # Spark generates the secret. Without a secret, other users of the machine could use the driver's ports.
         "spark.authenticate": "true",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -179,17 +186,18 @@ def _local_settings(config: SessionConfig) -> dict[str, str]:
 
 
 def _set_for_small_batches(settings: dict[str, str], config: SessionConfig) -> None:
-    # Small batches never repay the optimising compiler: without it the first batch costs 10 s of CPU instead of
-    # 17, and the first hundred 22 instead of 41. Bulk work over millions of rows is five times faster with it.
+    # For small batches, the optimising compiler costs more time than it saves. Without it, the first batch costs 10 s
+    # of CPU instead of 17 s, and the first hundred batches cost 22 s instead of 41 s. Bulk work over millions of rows
+    # is five times faster with this compiler.
     for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
         settings[name] = f"{settings.get(name, '')} -XX:TieredStopAtLevel=1".lstrip()
-    # A worker that hangs on the bytes of a frame ends its batch as one that dies does.
+    # If a worker hangs because of the bytes of a frame, its batch fails in the same way as if the worker had died.
     settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
     settings["spark.python.worker.killOnIdleTimeout"] = "true"
     settings["spark.python.authenticate.socketTimeout"] = f"{WORKER_TIMEOUT_S}s"
     if config.is_local and sys.platform == "linux":
         settings["spark.python.daemon.module"] = "center.spark.daemon"
-    # What Spark keeps of past jobs, also without its UI, is a tenth of the live heap by default.
+    # By default, Spark stores data of past jobs even without its UI, which is a tenth of the live heap.
     settings |= dict.fromkeys(_HISTORIES, str(KEPT_JOBS))
     # Between two full collections the old generation grows, and its memory stays with the process.
     settings["spark.cleaner.periodicGC.interval"] = "10min"
@@ -197,9 +205,9 @@ def _set_for_small_batches(settings: dict[str, str], config: SessionConfig) -> N
 
 @contextlib.contextmanager
 def off_the_command_line(settings: Mapping[str, str]) -> Iterator[None]:
-    """Passes settings to the JVM that starts meanwhile in a file that only this user can read.
+    """Passes settings to the JVM that starts during the `with` block, in a file that only this user can read.
 
-    PySpark passes all others as arguments of a process, which every user of the machine can see.
+    PySpark passes other settings as arguments of a process, which every user of the machine can see.
     """
     if not settings:
         yield
@@ -224,17 +232,19 @@ def off_the_command_line(settings: Mapping[str, str]) -> Iterator[None]:
 
 @functools.cache
 def _private_directory() -> Path:
-    """Returns a directory that only this user can read, until this process ends."""
+    """Returns a directory that only this user can read. It is removed when this process ends."""
     directory = tempfile.mkdtemp(prefix="edgewater-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return Path(directory)
 
 
 def socket_settings(directory: Path) -> dict[str, str]:
-    """Returns the Spark properties by which a local JVM reaches its Python workers over sockets in this directory.
+    """Returns the Spark properties with which a local JVM and its Python workers communicate over sockets in this
+    directory.
 
-    Over TCP each task waits 40 ms: Spark writes its input in small pieces without TCP_NODELAY, so a piece waits for the
-    delayed acknowledgement of the one before. Sockets in a directory have no secret: the directory must be private.
+    Over TCP, each task waits for 40 ms: Spark writes its input in small pieces without TCP_NODELAY, so each piece waits
+    for the delayed acknowledgement of the previous piece. Sockets in a directory have no secret, so the directory must
+    be private.
     """
     if len(os.fsencode(directory)) > MAX_SOCKET_DIRECTORY:
         return {}
@@ -246,14 +256,14 @@ def socket_settings(directory: Path) -> dict[str, str]:
 
 @functools.cache
 def local_interpreter() -> str:
-    """Returns a command that runs this interpreter with the installed PySpark, by fork if there is a server.
+    """Returns a command that runs this interpreter with the installed PySpark, by fork if there is a fork server.
 
-    Spark puts a zipped copy first on the path of its Python processes, and each of them compiles it anew: 0.4 s of CPU
-    in each of the six that a start of the job waits for.
+    By default, Spark puts a zipped copy of PySpark first on the path of its Python processes. Each process then
+    compiles this copy again, which takes 0.4 s of CPU. A start of the job waits for six such processes.
     """
     installed = Path(pyspark.__file__).parent
     if Path(os.environ.get("SPARK_HOME", installed)) != installed:
-        return sys.executable  # it may have another PySpark
+        return sys.executable  # SPARK_HOME may have another PySpark
     command = _private_directory() / "python"
     words = {"python": sys.executable, "client": str(_FORK_CLIENT), "socket": str(_fork_socket())}
     command.write_text(_INTERPRETER.format(**{name: shlex.quote(word) for name, word in words.items()}))
@@ -267,10 +277,12 @@ def _fork_socket() -> Path:
 
 @functools.cache
 def _start_fork_server(modules: tuple[str, ...]) -> None:
-    """Starts `center.spark.fork_server`, which ends with this process; without it each process loads the modules."""
+    """Starts `center.spark.fork_server`, which ends with this process. Without this server, each process loads the
+    modules itself.
+    """
     if sys.platform != "linux" or len(os.fsencode(_fork_socket().parent)) > MAX_SOCKET_DIRECTORY:
         return
-    # Spark gives its workers this seed, so that the same text has the same hash in all of them.
+    # Spark gives its workers this seed, so that a text has the same hash in all workers.
     environment = {"PYTHONHASHSEED": "0"} | os.environ | SINGLE_THREADED
     command = [sys.executable, "-u", "-m", "center.spark.fork_server", str(_fork_socket()), *modules]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
@@ -280,18 +292,18 @@ def _start_fork_server(modules: tuple[str, ...]) -> None:
 class AccumulatorServer(socketserver.ThreadingMixIn, pyspark.accumulators.AccumulatorTCPServer):  # type: ignore[misc]
     """Receives the accumulators of Python tasks from the JVM, with one thread per connection.
 
-    PySpark's own server has one thread. A silent connection, from any user of the machine, blocks this thread, and then
-    no Python task ends.
+    PySpark's own server has only one thread. Any user of the machine could block this thread with a silent connection.
+    Then no Python task would end.
     """
 
     daemon_threads = True
 
 
 def secure_callbacks(gateway: Any) -> None:
-    """Starts the server by which the JVM calls Python functions, such as the function of `foreachBatch`.
+    """Starts the server through which the JVM calls Python functions, such as the function of `foreachBatch`.
 
-    PySpark starts this server without a token, so every user of the machine could send commands to it. Here the server
-    requires a token. Called once per gateway, before the first stream starts.
+    PySpark starts this server without a token, so every user of the machine could send commands to it. The server that
+    this function starts requires a token. Called once per gateway, before the first stream starts.
     """
     parameters = gateway.callback_server_parameters
     if parameters.auth_token is not None:
@@ -320,12 +332,13 @@ def secure_callbacks(gateway: Any) -> None:
 
 
 def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> SparkSession:
-    """Starts the JVM and returns its session. Takes seconds; call `session.stop()` when done.
+    """Starts the JVM and returns its session. This takes seconds. Call `session.stop()` at the end.
 
-    The JVM ends with this process, however it ends: it reads a pipe that only this process holds open.
+    The JVM ends with this process, however this process ends, because the JVM reads a pipe that only this process holds
+    open.
 
     Args:
-        modules: what the Python processes of a local session load. It is loaded once, while the JVM starts.
+        modules: modules that the Python processes of a local session load. They are loaded once, while the JVM starts.
 
     Raises:
         InvalidConfig: Java is missing or too old.
@@ -336,13 +349,13 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
     if config.is_local and modules:
         _start_fork_server(modules)
     require_java(os.environ)
-    # Executors must run this interpreter, where nobody says otherwise: another has other packages. These settings have
-    # an effect only here: `spark-submit` reads them, and not a session that Python starts.
+    # If nothing else is configured, executors must run this interpreter, because another one has other packages. These
+    # settings are read here because only `spark-submit` reads them, and not a session that Python starts.
     interpreter = local_interpreter() if config.is_local else sys.executable
     for name, setting in _INTERPRETERS.items():
         os.environ.setdefault(name, config.conf.get(setting, interpreter))
     if config.is_local:
-        # Set before the JVM starts: otherwise it resolves the host's name, which may fail.
+        # This is set before the JVM starts. Otherwise the JVM resolves the host's name, which may fail.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(config.master).appName(config.app_name)
     secrets: dict[str, str] = {}
@@ -356,8 +369,8 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
     with off_the_command_line(secrets):
         spark = builder.getOrCreate()
     secure_callbacks(spark.sparkContext._gateway)
-    # PySpark imports whole packages: at each use of a name, the JVM looks for such a class in all of those before its
-    # own, through all jars.
+    # PySpark imports whole packages. So at each use of a name, the JVM looks through all jars for a class of this name
+    # in all imported packages. Importing the two classes by name avoids this.
     for name in ("PythonUtils", "SimplePythonFunction"):
         java_import(spark._jvm, f"org.apache.spark.api.python.{name}")
     hadoop = spark._jsc.hadoopConfiguration()

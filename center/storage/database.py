@@ -1,14 +1,15 @@
-"""Opens databases: SQLite by default, PostgreSQL by its URL. No other module depends on which one it is.
+"""Opens databases: SQLite by default, PostgreSQL by its URL. No other module depends on which database it is.
 
-What the stores rely on:
+The stores rely on these properties:
 
-- A read transaction sees one state of the database (`read_transaction`). On SQLite that is a WAL snapshot, on
-  PostgreSQL REPEATABLE READ, because under its default each statement sees another state.
-- A write transaction reads what was committed before it took its locks (`write_transaction`). On SQLite the transaction
-  is the lock, from its start. On PostgreSQL the locks are rows (``FOR UPDATE``), and under READ COMMITTED the following
-  statements see what the former owner of the lock committed; under REPEATABLE READ they would fail.
+- A read transaction sees one state of the database (`read_transaction`). On SQLite this state is a WAL snapshot. On
+  PostgreSQL the isolation level is REPEATABLE READ, because with the default level each statement sees another state.
+- A write transaction reads everything that was committed before it took its locks (`write_transaction`). On SQLite the
+  transaction is the lock, from the start of the transaction. On PostgreSQL the locks are rows (``FOR UPDATE``). With
+  READ COMMITTED, statements after the lock see the commits of its former owner. With REPEATABLE READ, these statements
+  would fail.
 - A commit that returned survives a power cut, because acknowledgements depend on it.
-- An unreachable server, or a lock that is never released, raises `StorageError` within half a minute.
+- If a server cannot be reached or a lock is never released, `StorageError` is raised within half a minute.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.runtime.state_release import RELEASE, require_format
 
 BUSY_TIMEOUT_MS = 30_000
-"""How long a transaction waits for a lock."""
+"""Milliseconds that a transaction waits for a lock."""
 _ACCEPTED = "sqlite:////path/to/file.db or postgresql+psycopg://user:password@host/database"
 _UTF8_DATABASE = "a database in UTF8, such as CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
 _DDL_LOCK = 0x45574341
@@ -66,7 +67,8 @@ _CONNECT_ARGS: dict[str, str | int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": BUSY_TIMEOUT_MS,
 }
-"""libpq's parameters, unless the URL sets them. With libpq's defaults a client waits two hours for a lost machine."""
+"""libpq's parameters, for which the URL has no values. With libpq's defaults, a client waits two hours for a lost
+machine."""
 
 _SESSION_SETTINGS = f"""
     SELECT set_config(name, required, false)
@@ -77,15 +79,15 @@ _SESSION_SETTINGS = f"""
     ) AS settings (name, unsafe, required)
     WHERE current_setting(name) = unsafe
 """  # nosec B608: of constants only
-"""Replaces session settings under which the guarantees above do not hold; any other value of the operator stays.
-The last one releases the row locks of a client whose machine was lost in mid-transaction."""
+"""Replaces session settings that would break the properties in the module's docstring. All other values of the operator
+stay. The last setting releases the row locks of a client whose machine was lost during a transaction."""
 
 
 class Identifier(TypeDecorator[str]):
-    """Column type of an identifier, at most `length` characters.
+    """Column type of an identifier with at most `length` characters.
 
-    Compared and ordered by code point, as in Python and SQLite. PostgreSQL's default is its database's collation, under
-    which an index also breaks when the operating system's collation rules change.
+    Identifiers are compared and ordered by code point, as in Python and SQLite. PostgreSQL's default is the collation
+    of the database. With such a collation, an index also breaks when the operating system's collation rules change.
     """
 
     impl = String
@@ -124,15 +126,15 @@ _releases = Table(
 
 
 def _without_nul(value: str | None) -> str | None:
-    # PostgreSQL's text holds no NUL. A query by a name with a NUL must find nothing, not fail.
+    # PostgreSQL's text cannot contain NUL. A lookup of a name with NUL must return nothing, and must not fail.
     return None if value is None else value.replace("\0", "\ufffd")
 
 
 def open_engine(url: str) -> Engine:
-    """Creates an engine for `read_transaction` and `write_transaction`. Does not connect yet.
+    """Creates an engine for `read_transaction` and `write_transaction`. The function does not connect to the database.
 
     Raises:
-        InvalidConfig: not a URL of a supported database.
+        InvalidConfig: the URL is not the URL of a supported database.
         StorageError: the directory of SQLite's file cannot be created, or PostgreSQL's driver is missing.
     """
     try:
@@ -151,9 +153,10 @@ def open_engine(url: str) -> Engine:
 def _sqlite(url: URL) -> Engine:
     """Opens SQLite with WAL, ``synchronous=FULL`` and BEGIN IMMEDIATE.
 
-    WAL: readers never wait. FULL: acknowledgements depend on commits, and NORMAL may lose the last ones in a power cut.
-    BEGIN IMMEDIATE for every transaction that may write: one that begins as a reader and then writes fails at once if
-    another has written in between, whatever the busy timeout.
+    With WAL, readers never wait. FULL is needed because acknowledgements depend on commits; with NORMAL, a power cut
+    may undo the last commits. BEGIN IMMEDIATE is used for every transaction that may write. A transaction that begins
+    as a reader and then writes fails at once if another transaction has written since its beginning, whatever the busy
+    timeout.
     """
     engine = create_engine(url)
     if url.database:
@@ -164,7 +167,7 @@ def _sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # BEGIN is emitted below, not by the driver.
+        connection.isolation_level = None  # `on_begin` emits BEGIN, not the driver.
         connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
         # Enabling WAL ignores the busy timeout when several processes open a new file at once.
         locked = retry_if_exception_type(connection.OperationalError)
@@ -182,15 +185,15 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    """Opens PostgreSQL with READ COMMITTED, whatever the server's default is (see the module).
+    """Opens PostgreSQL with READ COMMITTED, whatever the server's default is (see the docstring of the module).
 
-    The first use raises InvalidConfig if the database is not in UTF8. In SQL_ASCII the driver returns bytes for text;
-    other encodings lack characters.
+    If the encoding of the database is not UTF8, the first use raises InvalidConfig. With SQL_ASCII, the driver returns
+    bytes for text. Other encodings lack characters.
 
     A connection is tested before it is used (`pool_pre_ping`), so that a restarted server does not count as
     unreachable.
     """
-    # A role or a database may have another encoding for its clients, in which not all text can be sent.
+    # A role or a database may set another client encoding, which may not have all characters.
     connect_args = {"client_encoding": "utf8"} | {k: v for k, v in _CONNECT_ARGS.items() if k not in url.query}
     try:
         engine = create_engine(
@@ -229,14 +232,22 @@ _READ_OPTIONS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def write_transaction(engine: Engine) -> Iterator[Connection]:
-    """Begins a transaction that may write. Raises StorageError for any error of the database."""
+    """Begins a transaction that may write.
+
+    Raises:
+        StorageError: the database raised an error.
+    """
     with _as_storage_error(engine), engine.begin() as connection:
         yield connection
 
 
 @contextmanager
 def read_transaction(engine: Engine) -> Iterator[Connection]:
-    """Begins a transaction that only reads, from one state of the database. Raises StorageError."""
+    """Begins a transaction that only reads. All its statements see the same state of the database.
+
+    Raises:
+        StorageError: the database raised an error.
+    """
     options = _READ_OPTIONS[engine.dialect.name]
     with _as_storage_error(engine), engine.connect() as connection, connection.execution_options(**options).begin():
         yield connection
@@ -244,9 +255,10 @@ def read_transaction(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]:
-    """Begins a store's first transaction and creates its missing tables and columns with a default, under a lock.
+    """Begins the first transaction of a store.
 
-    If it fails, the engine's connections are closed.
+    It takes a lock, and creates the store's missing tables and the missing columns that have a default. If it fails,
+    the engine's connections are closed.
     """
     try:
         with write_transaction(engine) as connection:
@@ -261,16 +273,17 @@ def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]
 
 
 MAX_ADDED = 1 << 53
-"""Counts in the stores stay at it once they reach it: an edge may state any count, and counts add up over edges."""
+"""The largest value of a count in the stores. A larger count is stored as this value. An edge may report any count, and
+counts add up over edges."""
 
 
 def require_store_format(connection: Connection, store: str, reads: int, *, is_new: bool) -> None:
     """Records this release in a store, or refuses the store. Called in the store's `schema_transaction`.
 
     Args:
-        store: names the store, such as ``catalog``; two stores may share a database.
-        reads: the format of the store that this release reads and writes.
-        is_new: the store has no contents yet.
+        store: name of the store, such as ``catalog``. Two stores may share a database.
+        reads: the store format that this release reads and writes.
+        is_new: whether the store has no contents yet.
 
     Raises:
         IncompatibleState: another release wrote the store in another format.
@@ -290,12 +303,13 @@ def require_store_format(connection: Connection, store: str, reads: int, *, is_n
 def upsert(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, added: Collection[str] = ()
 ) -> None:
-    """Inserts rows, or updates those with the same primary key, by one statement that the driver repeats.
+    """Inserts rows, or updates the existing rows with the same primary key. The driver repeats one statement for each
+    row.
 
     Args:
-        rows: of equal columns. They are written in the order of their keys, so that two writers do not deadlock.
-        added: columns whose values, from 0 to `MAX_ADDED`, are added to those of an existing row, up to `MAX_ADDED`;
-            others replace them.
+        rows: rows with equal columns. They are written in the order of their keys, so that two writers do not deadlock.
+        added: columns whose values, from 0 to `MAX_ADDED`, are added to the values of an existing row, up to
+            `MAX_ADDED`. The values of other columns replace the values of the row.
     """
     if not rows:
         return
@@ -314,17 +328,19 @@ def upsert(
 
 
 MAX_GIVEN = 128
-"""Rows of one `given`."""
+"""The most rows of one `given` table."""
 
 
 def given(columns: Mapping[str, Any], count: int) -> CTE:
-    """A table of rows that come as parameters (`given_rows`), to join with: one statement instead of one per row.
+    """Returns a table of rows that are parameters of the statement (`given_rows`). A statement joins with it instead of
+    running once per row.
 
-    SQLAlchemy's own VALUES has the rows in the statement, which is compiled each time: 0.4 ms per row.
+    SQLAlchemy's own VALUES puts the rows into the statement. Such a statement is compiled each time, which takes 0.4 ms
+    per row.
 
     Args:
-        columns: types by name.
-        count: as `given_count` has it.
+        columns: column types by name.
+        count: the result of `given_count`.
     """
     rows = (", ".join(f":{name}_{i} AS {name}" for name in columns) for i in range(count))
     typed = [sqlalchemy.column(name, kind) for name, kind in columns.items()]
@@ -332,21 +348,27 @@ def given(columns: Mapping[str, Any], count: int) -> CTE:
 
 
 def given_count(rows: int) -> int:
-    """The number of rows of the statement for so many rows, at most `MAX_GIVEN`: powers of 2, so that few are made."""
+    """Returns the number of rows of the `given` table for `rows` rows: the next power of 2, so that there are few
+    statements.
+    """
     return 1 << (rows - 1).bit_length()
 
 
 def given_rows(
     columns: Iterable[str], rows: Sequence[Sequence[str | int]], padding: Sequence[str | int]
 ) -> dict[str, str | int]:
-    """The parameters of `given`, padded with a row that joins with nothing."""
+    """Returns the parameters of the `given` table. Missing rows are replaced with `padding`, a row that joins with no
+    other row.
+    """
     padded = [*rows, *[padding] * (given_count(len(rows)) - len(rows))]
     names = list(columns)
     return {f"{name}_{i}": value for i, row in enumerate(padded) for name, value in zip(names, row, strict=True)}
 
 
 def _add_columns(connection: Connection, tables: MetaData) -> None:
-    """Adds the columns with a default that a newer release has added to existing tables."""
+    """Adds the columns that existing tables lack, if the columns have a default. A newer release may have added such
+    columns.
+    """
     found = inspect(connection)
     for table in tables.sorted_tables:
         known = {column["name"] for column in found.get_columns(table.name)}
@@ -362,6 +384,6 @@ def _as_storage_error(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as exc:
-        # Without the statement and its parameters, which must not reach logs and clients.
+        # The message has neither the statement nor its parameters, because they must not reach logs and clients.
         reason = " ".join(str(getattr(exc, "orig", None) or exc).split())
         raise StorageError(f"database {engine.url.render_as_string()}: {reason}") from exc

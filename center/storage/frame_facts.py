@@ -1,7 +1,7 @@
-"""What a frame states beside its partials, as the gateway has checked it: closes, losses, arrival counts.
+"""The facts of a frame: all its contents except for the synopses, such as closes, losses and arrival counts.
 
-The gateway splits the body of a checked frame once. Partials go to the frame log, facts into the frame index. A task
-reads the partials, and the driver reads the facts by position.
+The gateway splits the body of a checked frame once. Partials go to the frame log, and facts go to the frame index. A
+task reads the partials. The driver reads the facts by position.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgewater.wire import uplink_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class FrameFacts:
-    """The facts of an indexed frame, and what the index knows of it.
+    """The facts of an indexed frame, with its columns in the index.
 
     Attributes:
         encoded: the body without synopses (`split_message`).
@@ -30,14 +30,18 @@ class FrameFacts:
     encoded: bytes = field(repr=False)
 
     def body(self) -> FrameBody:
-        """Returns the body; its partials have slices and no synopses. Raises DecodeError: the index is damaged."""
+        """Returns the body. Its partials have slices and no synopses.
+
+        Raises:
+            DecodeError: the index is damaged.
+        """
         return body_from_wire(pb.FrameBody.FromString(self.encoded))
 
 
 def split_message(body: pb.FrameBody) -> tuple[tuple[Partial, ...], bytes]:
-    """Returns the partials of a body, and its facts: the body, whose partials have slices and no synopses.
+    """Removes the synopses from `body`. Returns the partials of the body, and the serialised body without synopses.
 
-    Removes the synopses from `body`.
+    In the serialised body, partials have only their slices.
     """
     partials = tuple(Partial(p.slice_start_ms, p.synopsis) for p in body.partials)
     starts_ms = sorted({p.slice_start_ms for p in partials})
@@ -47,7 +51,7 @@ def split_message(body: pb.FrameBody) -> tuple[tuple[Partial, ...], bytes]:
 
 
 def split_body(body: FrameBody) -> tuple[tuple[Partial, ...], bytes]:
-    """As `split_message`, of a body that is not encoded."""
+    """Returns the result of `split_message` for a body that is not encoded."""
     return split_message(body_to_wire(body))
 
 

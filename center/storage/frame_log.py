@@ -1,13 +1,13 @@
-"""The frame log: every frame that the center has acknowledged, in segments of one group commit each.
+"""The frame log: every frame that the center has acknowledged, in segments. Each group commit writes one segment.
 
-A segment is ``magic · version (u8) · length (u32) · CRC32C (u32) · table · records``, little endian. The table is JSON:
-per record its query's key, edge, incarnation, seq, offset behind the table, and length. It tells whose frames a segment
-holds that the catalog does not know; readers find records by the catalog's index.
+A segment is ``magic · version (u8) · length (u32) · CRC32C (u32) · table · records``, little endian. The table is JSON.
+Per record it has the query's key, edge, incarnation, seq, offset after the table, and length. If the catalog does not
+know a segment, the table tells whose frames the segment has. Readers find records by the catalog's index.
 
 A record is ``length (u32) · CRC32C (u32) · version (u8) · payload``. The checksum covers the version and the payload.
-The payload is ``query's key · edge · incarnation`` as texts, ``seq (u64) · codec (u8) · data's bytes (u32) ·
-partials (u32)``, ``slice (i64) · bytes (u32)`` per partial, and the data: the synopses one after another, compressed if
-that saves bytes. What a frame states beside its partials is in the index (`center.storage.frame_facts`).
+The payload is ``query's key · edge · incarnation`` as texts, ``seq (u64) · codec (u8) · data's bytes (u32) · partials
+(u32)``, ``slice (i64) · bytes (u32)`` per partial, and the data. The data are the synopses one after another,
+compressed if this saves bytes. The other contents of a frame are in the index (`center.storage.frame_facts`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgewater.model.streams import EdgeId
 from edgewater.wire import Partial, QueryRef
 
 VERSION = 1
-"""Of a record."""
+"""The version of the record format."""
 SEGMENT_VERSION = 1
 _MAGIC = b"EWLG"
 _SEGMENT_HEADER = struct.Struct("<4sBII")
@@ -41,7 +41,7 @@ _PLAIN, _LZ4 = 0, 1
 """Codecs of the data. LZ4 takes a third of the CPU time of zstd, and a fifth more bytes."""
 _CODEC = "lz4_raw"
 _LEAST_COMPRESSED_BYTES = 256
-"""Smaller data hardly become smaller."""
+"""The fewest bytes of data that are compressed. Compression hardly reduces smaller data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,12 @@ class StoredFrame:
 
 @dataclass(frozen=True, slots=True)
 class FrameLocation:
-    """Location of a record: its segment (relative path in the log, with ``/``), offset and length in bytes."""
+    """The location of a record in the log.
+
+    Attributes:
+        segment: relative path of the record's segment, with ``/``.
+        offset, length: in bytes.
+    """
 
     segment: str
     offset: int
@@ -66,13 +71,14 @@ class FrameLocation:
 
 @dataclass(frozen=True, slots=True)
 class FrameEntry:
-    """An indexed frame: its identity and its location. `position` counts a query's frames from 1, without gaps.
+    """An indexed frame: its identity and its location.
 
     Attributes:
-        crc32c: of the frame's body as it was delivered.
-        plain_bytes: of its body before compression, or of the frame on the wire if that is longer.
-        work: the job's work with it, as a number of slices that it has partials or closes of.
-        through_ms: event time up to which its edge has answered the query with it.
+        position: number of the frame in its query, from 1, without gaps.
+        crc32c: CRC32C of the frame's body as the body was delivered.
+        plain_bytes: bytes of the body before compression, or of the frame on the wire if that is more.
+        work: the job's work for the frame: the number of slices for which it has partials or closes.
+        through_ms: event time up to which the frame's edge has answered the query, this frame included.
     """
 
     query: QueryRef
@@ -92,23 +98,26 @@ class FrameEntry:
 
 
 class FrameLog:
-    """Frames on disk, appended by one thread at a time and read by any number of processes.
+    """Frames on disk. One thread at a time appends frames, and any number of processes read.
 
     Args:
-        segments: the store of its segments, or the path of a `SegmentDirectory`.
+        segments: the store of the log's segments, or the path of a `SegmentDirectory`.
     """
 
     def __init__(self, segments: SegmentStore | str | Path) -> None:
         self._segments = SegmentDirectory(segments) if isinstance(segments, str | Path) else segments
 
     def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:
-        """Writes frames, of any queries, as one segment; returns their locations in the order of `frames`, durable.
+        """Writes frames, of any queries, as one segment. The frames are durable when the method returns.
+
+        Returns:
+            The locations of the frames, in the order of `frames`.
 
         Raises:
-            OSError: of the disk; nothing is kept.
+            OSError: the disk failed; no frame is stored.
         """
         keys = [query_key(f.query) for f in frames]
-        # The records of a query follow each other: a task reads them at once.
+        # The records of a query are adjacent, because a task reads them together.
         order = sorted(range(len(frames)), key=keys.__getitem__)
         records = [encode_record(frames[i]) for i in order]
         offsets, offset = list[int](), 0
@@ -128,7 +137,12 @@ class FrameLog:
         return [located[i] for i in range(len(frames))]
 
     def copy(self, entry: FrameEntry) -> FrameLocation:
-        """Copies a record, whatever its bytes are, to a segment of its own. Raises StorageError, OSError."""
+        """Copies the bytes of a record to a segment of its own. The bytes are not checked.
+
+        Raises:
+            StorageError: the record cannot be read.
+            OSError: the segment cannot be written.
+        """
         (record,) = self.fetch([FrameLocation(entry.segment, entry.offset, entry.length)])
         if isinstance(record, OSError):
             raise StorageError(f"frame log {entry.segment}: cannot be read: {record}") from record
@@ -136,7 +150,11 @@ class FrameLog:
         return FrameLocation(self._segments.append([head, record]), len(head), len(record))
 
     def fetch(self, locations: Sequence[FrameLocation]) -> list[bytes | OSError]:
-        """The bytes of records, or why they cannot be read; each segment is opened once. Raises StorageError."""
+        """Returns the bytes of each record, or the error if they cannot be read. Each segment is opened once.
+
+        Raises:
+            StorageError: a location names no segment of this log.
+        """
         by_segment: defaultdict[str, list[int]] = defaultdict(list)
         for i, location in enumerate(locations):
             by_segment[location.segment].append(i)
@@ -150,19 +168,31 @@ class FrameLog:
         return [found[i] for i in range(len(locations))]
 
     def read(self, segment: str, offset: int, length: int) -> StoredFrame:
-        """Reads the frame at a location. Raises StorageError for a missing, torn or damaged record."""
+        """Reads the frame at a location.
+
+        Raises:
+            StorageError: the record is missing, incomplete or damaged.
+        """
         location = FrameLocation(segment, offset, length)
         return decode_fetched(location, self.fetch([location])[0])
 
     def segments(self) -> list[str]:
-        """All segments, of all writers, sorted. Raises StorageError."""
+        """Returns the names of all segments, of all writers, sorted.
+
+        Raises:
+            StorageError: the segments cannot be listed.
+        """
         try:
             return self._segments.names()
         except OSError as exc:
             raise StorageError(f"frame log: cannot be listed: {exc}") from exc
 
     def queries(self, segment: str) -> set[str]:
-        """The keys of the queries that a segment holds frames of. Raises StorageError: it cannot be read."""
+        """Returns the keys of the queries whose frames are in a segment.
+
+        Raises:
+            StorageError: the segment cannot be read.
+        """
         try:
             (header,) = self._segments.read_ranges(segment, [(0, _SEGMENT_HEADER.size)])
             magic, version, length, checksum = _SEGMENT_HEADER.unpack(header)
@@ -179,14 +209,22 @@ class FrameLog:
             raise StorageError(f"frame log {segment}: its table cannot be read: {exc}") from exc
 
     def remove(self, segment: str) -> None:
-        """Deletes a segment that the catalog has dropped; a missing one is ignored. Raises StorageError."""
+        """Deletes a segment that the catalog has dropped. A missing segment is ignored.
+
+        Raises:
+            StorageError: the segment cannot be deleted.
+        """
         try:
             self._segments.delete(segment)
         except OSError as exc:
             raise StorageError(f"frame log {segment}: cannot be removed: {exc}") from exc
 
     def remove_partial(self) -> None:
-        """Deletes what commits that a crash has cut have left. Raises StorageError."""
+        """Deletes the incomplete segments of commits that a crash interrupted.
+
+        Raises:
+            StorageError: an incomplete segment cannot be deleted.
+        """
         try:
             self._segments.delete_partial()
         except OSError as exc:
@@ -194,7 +232,11 @@ class FrameLog:
 
 
 def decode_fetched(location: FrameLocation, record: bytes | OSError) -> StoredFrame:
-    """The frame of fetched bytes. Raises StorageError for a missing, torn or damaged record."""
+    """Decodes a record that `FrameLog.fetch` returned.
+
+    Raises:
+        StorageError: the record is missing, incomplete or damaged.
+    """
     where = f"{location.segment} at {location.offset}"
     if isinstance(record, OSError):
         raise StorageError(f"frame log {where}: cannot be read: {record}") from record
@@ -209,7 +251,7 @@ def _head(sections: Sequence[tuple[str, str, str, int, int, int]]) -> bytes:
 
 
 def encode_record(stored: StoredFrame) -> bytes:
-    """Encodes a frame as a record, header included."""
+    """Encodes a frame as a record, with the record's header."""
     data = b"".join([p.synopsis for p in stored.partials])
     codec, kept = _compressed(data)
     payload = b"".join(
@@ -224,7 +266,7 @@ def encode_record(stored: StoredFrame) -> bytes:
 
 
 def _compressed(data: bytes) -> tuple[int, bytes]:
-    """Returns the codec, and the data in it."""
+    """Returns the codec, and the data encoded with it."""
     if len(data) >= _LEAST_COMPRESSED_BYTES:
         compressed: bytes = pa.compress(data, codec=_CODEC, asbytes=True)
         if len(compressed) < len(data):
@@ -233,7 +275,14 @@ def _compressed(data: bytes) -> tuple[int, bytes]:
 
 
 def decode_record(record: bytes, where: str) -> StoredFrame:
-    """Decodes one whole record. Raises StorageError, naming `where`."""
+    """Decodes one whole record.
+
+    Args:
+        where: location of the record, for error messages.
+
+    Raises:
+        StorageError: the record is incomplete or damaged.
+    """
     if len(record) < _HEADER.size:
         raise StorageError(f"frame log {where}: {len(record)} bytes are not a record")
     length, checksum, version = _HEADER.unpack_from(record)
@@ -262,7 +311,7 @@ def _decode_payload(payload: bytes) -> StoredFrame:
     if codec == _LZ4:
         try:
             data = pa.decompress(data, decompressed_size=size, codec=_CODEC, asbytes=True)
-        except OSError as exc:  # of the bytes, and not of a disk
+        except OSError as exc:  # Arrow raises OSError for damaged bytes
             raise ValueError(str(exc)) from exc
     elif codec != _PLAIN:
         raise ValueError(f"codec {codec}; expected {_PLAIN} or {_LZ4}")
@@ -281,7 +330,7 @@ def _encoded_text(text: str) -> bytes:
 
 
 def _text(payload: bytes, at: int) -> tuple[str, int]:
-    """Returns the text at a position, and the position behind it."""
+    """Returns the text at a position, and the position after the text."""
     (length,) = _TEXT.unpack_from(payload, at)
     begin = at + _TEXT.size
     return payload[begin : begin + length].decode(), begin + length

@@ -1,8 +1,8 @@
-"""Whether a catalog and a result store are of one center and of one moment.
+"""Checks whether a catalog and a result store belong to the same center and the same moment.
 
-Both hold the same random number of their center, and a mark that the job increments in the catalog first, then in the
-result store, each time before it drops frames that it has applied. If one of the two is replaced by an older copy, the
-marks differ.
+Both stores have the same random number of their center, and a mark. The job increments the mark each time before it
+drops frames that it has applied: first in the catalog, then in the result store. If one of the two stores is replaced
+by an older copy, the marks differ.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ PAIR, MARK = "pair", "mark"
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What one store says of the pair.
+    """The lineage that one store has.
 
     Attributes:
-        pair: the random number of the center; 0: the store is new.
-        mark: how often the job has marked the stores.
+        pair: the random number of the center; 0 if the store is new.
+        mark: the number of times that the job has marked the stores.
     """
 
     pair: int = 0

@@ -1,7 +1,9 @@
-"""The progress of processes, in files that outlive them: the query that each works on, and its number of steps.
+"""The progress of processes, in files that outlive the processes: the query that each thread works on, and its number
+of steps.
 
-A file is mapped into memory: to write it costs a microsecond, and a process that is killed leaves it as it was. The
-next process that leads reads on which queries dead ones worked; the supervisor reads whether steps are made.
+A file is mapped into memory. A write takes a microsecond, and the file stays when its process is killed. The next
+leading process reads which queries dead processes worked on. The supervisor reads whether the number of steps
+increases.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _TRACK = struct.Struct("<QB119s")
 
 
 class Track(IntEnum):
-    """A thread's work."""
+    """The work of one thread."""
 
     MAIN = 0
     LEDGER = 1
@@ -34,9 +36,9 @@ class TrackState:
     """The state of a track.
 
     Attributes:
-        steps: increases while it goes on.
-        is_live: it makes steps all the time.
-        query: key of the query that it works on; empty: of none.
+        steps: number of steps. It increases while the track works.
+        is_live: whether the track must make steps all the time.
+        query: key of the query that the track works on; empty if there is none.
     """
 
     steps: int
@@ -52,7 +54,7 @@ def progress_path(directory: Path, pid: int) -> Path:
 
 
 def read_progress(path: Path) -> dict[Track, TrackState]:
-    """Returns the tracks of a file; none if there is no file, or it is not whole."""
+    """Returns the tracks of a file. Returns no tracks if the file is missing or incomplete."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -67,23 +69,23 @@ def read_progress(path: Path) -> dict[Track, TrackState]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a small file atomically: who reads it finds the text before or this one."""
+    """Writes a small file atomically. A reader sees either the old text or the new text."""
     partial = path.with_suffix(".new")
     partial.write_text(text, encoding="ascii")
     partial.replace(path)
 
 
 class DriverProgress:
-    """The file of this process. Each track has one thread at a time.
+    """Writes the progress file of this process. Each track has one thread at a time.
 
     Args:
-        directory: of the files of all drivers of this machine.
+        directory: directory with the files of all drivers of this machine.
     """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._path = directory, progress_path(directory, os.getpid())
-        # A process of this id may have died before, as in a container each time.
+        # A process with the same id may have died before. In a container, each process has the same id.
         self._left = _queries(read_progress(self._path))
         self._path.unlink(missing_ok=True)
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -94,7 +96,7 @@ class DriverProgress:
         self._steps = dict.fromkeys(Track, 0)
 
     def take_left(self, partition: QueryPartition = ALL_QUERIES) -> list[str]:
-        """Returns, once, on which queries the processes that led a partition worked when they died."""
+        """Returns the queries that dead processes of a partition worked on. Each query is returned only once."""
         left: list[str] = []
         if any(query in partition for query in self._left):
             left, self._left = self._left, []
@@ -102,7 +104,7 @@ class DriverProgress:
             if path == self._path:
                 continue
             with contextlib.suppress(OSError), path.open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a living process holds it
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails while the file's process lives
                 queries = _queries(read_progress(path))
                 if not queries or any(query in partition for query in queries):
                     left += queries
@@ -110,19 +112,19 @@ class DriverProgress:
         return list(dict.fromkeys(left))
 
     def enter(self, track: Track, query: str) -> None:
-        """Notes that a track begins to work on a query. A function may take as long as it likes."""
+        """Records that a track begins to work on a query. `Track.FUNCTIONS` may take any time without a step."""
         self._write(track, query, is_live=track is not Track.FUNCTIONS)
 
     def step(self, track: Track) -> None:
-        """Notes that a track goes on, with no query."""
+        """Records that a track makes a step and works on no query."""
         self._write(track, "", is_live=track is not Track.FUNCTIONS)
 
     def rest(self, track: Track) -> None:
-        """Notes that a track has nothing to do, and makes no steps."""
+        """Records that a track has no work and makes no steps."""
         self._write(track, "", is_live=False)
 
     def close(self) -> None:
-        """Removes the file: the process ends as it should."""
+        """Removes the file. Called when the process ends without an error."""
         if self._release.alive:
             self._path.unlink(missing_ok=True)
             self._release()
@@ -134,7 +136,7 @@ class DriverProgress:
 
 
 class NoProgress(DriverProgress):
-    """Writes nothing."""
+    """A `DriverProgress` without a file."""
 
     def __init__(self) -> None:
         pass

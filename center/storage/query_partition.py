@@ -1,4 +1,4 @@
-"""The division of queries among the drivers that lead at the same time."""
+"""Divides the queries among the drivers that lead at the same time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class QueryPartition:
-    """The queries of one driver: those of which the CRC-32 of the name, modulo `of`, is `number`.
+    """The queries of one driver. A query is in the partition if the CRC-32 of its name, modulo `of`, is `number`.
 
     Attributes:
-        number: from 0.
-        of: number of partitions; each query is in exactly one.
+        number: number of the partition, from 0.
+        of: number of partitions. Each query is in exactly one partition.
     """
 
     number: int = 0
     of: int = 1
 
     def __contains__(self, key: str) -> bool:
-        """Whether a query belongs to it, given its key ``name@version``. All versions of a query are in one partition,
-        since a deletion has to precede the next registration."""
+        """Returns whether a query is in the partition.
+
+        All versions of a query are in one partition, because a deletion must come before the next registration.
+
+        Args:
+            key: the query's key, ``name@version``.
+        """
         return self.of == 1 or zlib.crc32(key.rpartition("@")[0].encode()) % self.of == self.number
 
     def __str__(self) -> str:
@@ -29,13 +34,14 @@ class QueryPartition:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Reads what `str` returns; None for anything else."""
+        """Returns the partition from the result of `str`, or None for any other text."""
         number, _, of = text.partition(" of ")
         return cls(int(number) - 1, int(of)) if number.isdecimal() and of.isdecimal() else None
 
     def name(self, thing: str) -> str:
-        """Returns the name of this partition's own thing, such as its lease; the plain name if there is one
-        partition."""
+        """Returns the name of an object that each partition has, such as its lease. With one partition, this is the
+        plain name.
+        """
         return thing if self.of == 1 else f"{thing} {self}"
 
     @classmethod

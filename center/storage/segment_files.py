@@ -1,6 +1,6 @@
-"""Stores of the frame log's segments: files that are written once, as a whole, and deleted as a whole.
+"""Stores of the frame log's segments. A segment is a file that is written once, as a whole, and deleted as a whole.
 
-An object store needs another `SegmentStore` and no other change.
+To use an object store, write another `SegmentStore`. No other code must change.
 """
 
 from __future__ import annotations
@@ -16,41 +16,60 @@ from typing import Protocol
 from edgewater.model.errors import StorageError
 
 COMMITS = "commits"
-"""The directory of segments."""
+"""The name of the directory of segments."""
 SUFFIX = ".frames"
 _PARTIAL = ".part"
 
 
 class SegmentStore(Protocol):
-    """Segments by name, relative paths with ``/``. Any number of processes read, and append segments of their own."""
+    """Segments by name. A name is a relative path with ``/``. Any number of processes read segments and append
+    segments.
+    """
 
     def append(self, batch: Sequence[bytes]) -> str:
-        """Writes the pieces of a batch as a new segment; returns its name once it is durable.
+        """Writes the pieces of a batch as a new segment, and returns the name of the segment. The segment is then
+        durable.
 
         A segment exists as a whole or not at all, also after a crash.
 
         Raises:
-            OSError: there is no new segment.
+            OSError: the segment was not written.
         """
 
     def read_ranges(self, segment: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes at each (offset, length), fewer at the segment's end. Raises OSError, StorageError for a name."""
+        """Returns the bytes at each (offset, length). There are fewer bytes at the end of the segment.
+
+        Raises:
+            OSError: the segment cannot be read.
+            StorageError: the name is not the name of a segment.
+        """
 
     def names(self) -> list[str]:
-        """All segments, sorted. Raises OSError."""
+        """Returns the names of all segments, sorted.
+
+        Raises:
+            OSError: the segments cannot be listed.
+        """
 
     def delete(self, segment: str) -> None:
-        """Deletes a segment; a missing one is ignored. Raises OSError, StorageError for a name."""
+        """Deletes a segment. A missing segment is ignored.
+
+        Raises:
+            OSError: the segment cannot be deleted.
+            StorageError: the name is not the name of a segment.
+        """
 
     def delete_partial(self) -> None:
-        """Deletes what crashed writers have left. A writer that lives, and loses a segment by it, gets an OSError."""
+        """Deletes the incomplete segments of crashed writers. If a living writer loses a segment in this way, it gets
+        an OSError.
+        """
 
 
 class SegmentDirectory:
     """Segments in a directory of a local or a shared file system.
 
     Args:
-        path: created when the first segment is written.
+        path: path of the directory, which is created when the first segment is written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -69,10 +88,11 @@ class SegmentDirectory:
         try:
             _write(partial, b"".join(batch))
             os.rename(partial, path)  # noqa: PTH104  (the simulation replaces `os`)
-            # The name is durable only with its directory.
+            # The name of the file is durable only after a sync of its directory.
             _sync(path.parent)
         except OSError:
-            # A full disk gets the space back. After a failed fsync its pages are not trusted: a second one may lie.
+            # Deleting the file frees space on a full disk. After a failed fsync the file is not reliable, because a
+            # second fsync may succeed without having written the pages.
             for left in (partial, path):
                 with contextlib.suppress(OSError):
                     left.unlink(missing_ok=True)
@@ -105,7 +125,7 @@ class SegmentDirectory:
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """Ranges that follow each other as one: its begin and end, and the ranges in it."""
+    """Joins adjacent ranges. Returns begin and end of each joined range, and the ranges in it."""
     joined: list[tuple[int, int, list[tuple[int, int]]]] = []
     for offset, length in sorted(set(ranges)):
         if joined and joined[-1][1] == offset:

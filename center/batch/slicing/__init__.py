@@ -1,6 +1,6 @@
-"""Windows over streams of records, as merges of shared slices (`Slicer`) or computed one by one (`Bucketing`).
+"""Windows over streams of records, merged from shared slices (`Slicer`) or computed one by one (`Bucketing`).
 
-A pure library for users, benchmarks and `center.batch` (its count windows); the center's services do not call it.
+This library is for users, benchmarks and the count windows of `center.batch`. The center's services do not call it.
 
     windows = [TumblingWindow("60s"), SlidingWindow("20s", "5s"), SessionWindow("30s")]
     slicer = Slicer(lambda: CountMin(), windows, lateness_ms=10_000)

@@ -1,9 +1,9 @@
-"""Count windows: slices by rank, whose borders a late record moves.
+"""Count windows. Their slices are ranges of ranks, and a late record moves the borders of these slices.
 
-Ranks follow the order of (event time, arrival) and are assigned when the watermark has passed a record. A late record
-is inserted in order; the last record of every later slice then moves into the next one. Slices are repaired by
-removing and adding values if the synopsis can remove values, and rebuilt from their records otherwise. Records are
-kept until all windows over them are final.
+Ranks follow the order of (event time, arrival). A record gets its rank when the watermark has passed the record. A late
+record is inserted in order. The last record of every later slice then moves into the next slice. If the synopsis can
+remove values, a slice is repaired by removing and adding values. If not, the slice is built again from its records.
+Records stay in memory until all windows over them are final.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from center.batch.slicing.watermarks import NO_WATERMARK
 
 @dataclass(slots=True, eq=False)
 class CountSlice:
-    """The records of ranks [start, start + len(rows)), which never reach `end`; no state if no window needs it."""
+    """The records of ranks [start, start + len(rows)).
+
+    Attributes:
+        end: bound of the ranks. The slice has no rank from `end` on.
+        state: the synopsis of the records; None if no window needs the slice.
+    """
 
     start: int
     end: int
@@ -40,7 +45,7 @@ class CountSlices:
     """The slices by rank of one stream, and the count windows over them.
 
     Args:
-        grids: (index of the family, grid of ranks).
+        grids: pairs of the index of a family and its grid of ranks.
     """
 
     def __init__(self, kernel: Kernel, grids: Sequence[tuple[int, WindowGrid]], lateness_ms: int) -> None:
@@ -50,13 +55,13 @@ class CountSlices:
         self.waiting = PendingRecords()
         self.slices: list[CountSlice] = []
         self.settled = 0  # records that have a rank
-        self.repaired = 0  # slices whose borders moved without being built again
+        self.repaired = 0  # slices that were repaired, and not built again, when their borders moved
 
     def add(self, rows: TimedRows, watermark: int) -> int:
-        """Adds rows, in any order; they get ranks once the watermark has passed them.
+        """Adds rows, in any order. Rows get ranks when the watermark has passed them.
 
         Returns:
-            The number of rows that are too late: all windows after them are final.
+            The number of rows that are too late. All windows that such a row would change are final.
         """
         late = rows.times < watermark - self._lateness
         if not late.any():
@@ -104,7 +109,7 @@ class CountSlices:
                 windows.touch(range(starts[0], starts[-1] + 1, grid.every), start, new=new)
 
     def _insert(self, late: TimedRows) -> None:
-        """Inserts rows among those that have ranks, and moves the borders after them."""
+        """Inserts late rows between the rows that have ranks, and moves the borders of all later slices."""
         firsts = np.array([item.rows.times[0] for item in self.slices])
         from_slice = max(int(np.searchsorted(firsts, late.times[0], side="right")) - 1, 0)
         moved = self.slices[from_slice:]
@@ -145,13 +150,13 @@ class CountSlices:
         return self.kernel.built(rows)
 
     def between(self, start: int, end: int) -> list[MergedSlices]:
-        """Slices whose ranks begin in [start, end)."""
+        """Returns the slices that start at ranks in [start, end)."""
         starts = np.array([item.start for item in self.slices], np.int64)
         low, high = np.searchsorted(starts, [start, end])
         return [item.partial() for item in self.slices[low:high]]
 
     def close(self) -> Iterator[WindowResult]:
-        """Answers the windows that are full and pending."""
+        """Answers the windows that are full and need an answer."""
         for windows in self.windows:
             due = sorted(start for start in windows.pending if start + windows.size <= self.settled)
             for start, revision, whole in windows.answer(due, self.between):
@@ -167,7 +172,9 @@ class CountSlices:
                 )
 
     def purge(self, watermark: int) -> None:
-        """Drops final windows and slices: records with later times than the lateness allows cannot arrive any more."""
+        """Drops final windows and slices. Records with event times before the watermark by more than the lateness
+        cannot arrive.
+        """
         fixed = 0
         for item in self.slices:
             fixed = item.start + int(np.searchsorted(item.rows.times, watermark - self._lateness))

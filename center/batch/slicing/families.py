@@ -1,7 +1,7 @@
-"""Window families, and the edges at which they cut a stream into slices.
+"""Families of windows, and the edges at which windows cut a stream into slices.
 
-Time windows and sessions are measured in ms of event time, count windows in ranks: the number of preceding records in
-the order of (event time, arrival).
+Time windows and sessions are measured in ms of event time. Count windows are measured in ranks. The rank of a record is
+the number of records before it, in the order of (event time, arrival).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from edgewater.model.windows import MAX_COUNT, CountWindow, SessionWindow, Slidi
 from edgewater.synopses import IntArray
 
 MAX_TIME_MS = 1 << 60
-"""Bound of event times and watermarks, so that sums of a few of them do not overflow."""
+"""The largest absolute value of event times and watermarks, so that sums of a few of them do not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlidingCount(Window):
-    """Records ``[k·every, k·every + count)`` by rank, k = 0, 1, …"""
+    """Windows of the records with ranks ``[k·every, k·every + count)``, k = 0, 1, …"""
 
     count: int
     every: int
@@ -39,39 +39,41 @@ class SlidingCount(Window):
 
 
 WindowFamily = SlidingWindow | SessionWindow | CountWindow | SlidingCount
-"""The families that a slicer accepts; `TumblingWindow` is a `SlidingWindow`."""
+"""The families that a slicer accepts. `TumblingWindow` is a `SlidingWindow`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowGrid:
-    """Windows ``[offset + k·every, offset + k·every + size)`` on any axis; gaps between them are allowed."""
+    """Windows ``[offset + k·every, offset + k·every + size)`` in event time or in ranks. Gaps between windows are
+    allowed.
+    """
 
     size: int
     every: int
     offset: int = 0
 
     def last_start(self, at: int) -> int:
-        """Start of the last window that begins at or before `at`."""
+        """Returns the start of the last window that begins at or before `at`."""
         return (at - self.offset) // self.every * self.every + self.offset
 
     def starts_over(self, at: int) -> range:
-        """Starts of the windows over `at`, ascending; empty in a gap."""
+        """Returns the starts of the windows that contain `at`, ascending. The range is empty in a gap."""
         last = self.last_start(at)
         count = (last + self.size - at - 1) // self.every + 1
         return range(last - (count - 1) * self.every, last + 1, self.every)
 
     def last_ends(self, at: IntArray) -> IntArray:
-        """Ends of the last windows that begin at or before these."""
+        """Returns, for each element of `at`, the end of the last window that begins at or before the element."""
         return (at - self.offset) // self.every * self.every + self.offset + self.size
 
     def buckets(self) -> list[WindowGrid]:
-        """The same windows as several grids without overlap."""
+        """Returns several grids that have the same windows together. The windows of one grid do not overlap."""
         apart = -(-self.size // self.every)
         return [WindowGrid(self.size, apart * self.every, self.offset + k * self.every) for k in range(apart)]
 
 
 def grid_of(family: SlidingWindow | CountWindow | SlidingCount) -> WindowGrid:
-    """The grid of a family of windows: of event time in ms, or of ranks."""
+    """Returns the grid of a family of windows, in ms of event time or in ranks."""
     if isinstance(family, CountWindow):
         return WindowGrid(family.count, family.count)
     if isinstance(family, SlidingCount):
@@ -80,10 +82,11 @@ def grid_of(family: SlidingWindow | CountWindow | SlidingCount) -> WindowGrid:
 
 
 class SliceEdges:
-    """The cells between all starts and ends of several grids: no window begins or ends inside a cell.
+    """The cells between all starts and ends of several grids. No window begins or ends inside a cell.
 
     Args:
-        gaps: session gaps. Their multiples are edges too, so no session begins or ends between two records of a cell.
+        gaps: gaps of session families. Their multiples are edges, too. So no session begins or ends between two records
+            of a cell.
     """
 
     def __init__(self, grids: Sequence[WindowGrid], gaps: Sequence[int] = ()) -> None:
@@ -94,7 +97,7 @@ class SliceEdges:
         self._offset = np.array([s[1] for s in sorted(sequences)], np.int64)
 
     def cell(self, at: int) -> tuple[int, int]:
-        """[start, end) of the cell around `at`."""
+        """Returns [start, end) of the cell that contains `at`."""
         if len(self._every) == 1:
             every, offset = int(self._every[0]), int(self._offset[0])
             start = (at - offset) // every * every + offset
@@ -103,6 +106,6 @@ class SliceEdges:
         return int(starts.max()), int((starts + self._every).min())
 
     def needed_until(self, at: int) -> int | None:
-        """End of the last window over the cell around `at`; None: no window covers it."""
+        """Returns the end of the last window that contains the cell around `at`, or None if no window contains it."""
         ends = [g.last_start(at) + g.size for g in self.grids]
         return max((end for end in ends if end > at), default=None)

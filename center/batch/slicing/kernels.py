@@ -1,4 +1,4 @@
-"""`Kernel`: operations on the states of slices, which are single synopses or grouped aggregates."""
+"""`Kernel` has operations on the states of slices. A state is a single synopsis or a grouped aggregate."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ class Decrementable(Protocol):
 
 
 class Kernel:
-    """Operations on states that `make` creates: any synopsis.
+    """Operations on states that `make` creates.
+
+    Args:
+        make: creates an empty synopsis.
 
     Attributes:
         kind: kind of the synopses.
-        in_order: records must be added in event-time order, so they wait for the watermark, and late ones are refused;
-            a window is a manager of its slices.
-        invertible: values can be removed.
+        in_order: whether records must be added in event-time order. Records then wait for the watermark, and late
+            records are refused. The state of a window is a manager of slices.
+        invertible: whether values can be removed.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -43,7 +46,11 @@ class Kernel:
         self._seen: Any = None
 
     def check(self, values: Any) -> None:
-        """Raises InvalidRecord, before any change, for values of a type that the synopsis does not accept."""
+        """Checks whether the synopsis accepts values of this type. No state is changed.
+
+        Raises:
+            InvalidRecord: the synopsis does not accept the values.
+        """
         if self.in_order:
             self.make().update(values)  # a signal refuses single values as well
         elif str(_form(values)) != str(self._seen) and len(values):
@@ -54,7 +61,7 @@ class Kernel:
 
     def add(self, state: Any, rows: TimedRows) -> None:
         if isinstance(state, SingleSample):
-            # Slices of one stream share a source: a record keeps its number in any of them.
+            # Slices of one stream share a source, so a record has the same number in each slice.
             state.update(rows.values, times=rows.times, ids=rows.numbers)
         else:
             state.update(rows.values, times=rows.times)
@@ -68,11 +75,15 @@ class Kernel:
         state.decrement(rows.values)
 
     def merged(self, states: Sequence[Any]) -> Any:
-        """The union as a new state."""
+        """Returns the union of states as a new state."""
         return states[0].merge_many(list(states[1:]))
 
     def managed(self, parts: Sequence[tuple[int, Any]]) -> SliceManager:
-        """A manager of copies of order-based slices, by key."""
+        """Returns a manager of copies of order-based slices.
+
+        Args:
+            parts: key and state of each slice.
+        """
         return SliceManager([(key, type(state).from_bytes(state.to_bytes())) for key, state in parts])
 
     def from_bytes(self, data: bytes) -> Any:
@@ -80,8 +91,11 @@ class Kernel:
 
 
 class GroupedKernel(Kernel):
-    """States are `GroupedAggregate`; values are record batches with a column per key, and a column named after each
-    measure with an argument."""
+    """Operations on `GroupedAggregate` states.
+
+    Values are record batches. They have a column per key, and a column with the name of each measure that has an
+    argument.
+    """
 
     def check(self, values: Any) -> None:
         if not isinstance(values, pa.RecordBatch):

@@ -19,7 +19,7 @@ class MergedSlices:
 
     Attributes:
         key: start of the first slice, in event time or ranks.
-        records, first_ms, last_ms: as in `WindowResult`.
+        records, first_ms, last_ms: the same as in `WindowResult`.
     """
 
     key: int
@@ -30,7 +30,7 @@ class MergedSlices:
 
 
 def merged(kernel: Kernel, parts: Sequence[MergedSlices]) -> MergedSlices:
-    """Merges parts; the new state shares nothing with theirs."""
+    """Merges parts. The new state shares no memory with the states of the parts."""
     if kernel.in_order:
         state: Any = kernel.managed([(p.key, p.state) for p in parts])
     else:
@@ -47,12 +47,16 @@ def merged(kernel: Kernel, parts: Sequence[MergedSlices]) -> MergedSlices:
 class SlidingMerge:
     """The merge of the slices in a window whose two ends only move forward.
 
-    Two stacks: new slices are added to the back, which has a running merge; when the front is empty, the back is
-    converted into a front of merges of its suffixes. Both store only every third merge, and a window takes the up to
-    two slices on either side that no merge contains. A window therefore costs 1⅔ merges of 6½ states in all, however
-    many slices it has. With every merge stored it would cost three merges of two states each, which reads hardly
-    less, and except for the largest synopses the number of merges dominates. Slices are merged in their order.
-    (Subtracting the slices that leave would need invertible synopses; a tree needs O(log n) merges per window.)
+    The algorithm has two stacks. New slices are added to the back, which has a running merge. When the front is empty,
+    the back becomes the front, and merges of its suffixes are computed. Only every third merge is stored on both
+    stacks. So a window is merged from the stored merges and up to two slices on either side.
+
+    A window costs 1⅔ merges of 6½ states in all, however many slices it has. If every merge were stored, a window would
+    cost three merges of two states each. These read hardly fewer states. Except for the largest synopses, the number of
+    merges determines the time. (Subtracting old slices would need invertible synopses. A tree needs O(log n) merges per
+    window.)
+
+    Slices are merged in their order.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -60,16 +64,19 @@ class SlidingMerge:
         self.clear()
 
     def clear(self) -> None:
-        """Drops all merges: a slice has changed, or one was inserted among them."""
+        """Drops all stored merges. Called when a slice has changed, or when a slice was inserted between
+        merged slices.
+        """
         self._front: list[MergedSlices] = []  # slices in descending order
         self._suffixes: list[MergedSlices] = []  # merges of a slice and all later ones in the front, descending
         self._back: list[MergedSlices] = []  # slices, ascending
-        self._running: MergedSlices | None = None  # merge of the back without the loose slices
+        self._running: MergedSlices | None = None  # merge of the back, without the slices in `_loose`
         self._loose: list[MergedSlices] = []
         self.end: int | None = None
 
     def slide(self, start: int, end: int, between: Callable[[int, int], Sequence[MergedSlices]]) -> MergedSlices | None:
-        """The merge of all slices with keys in [start, end), as a new state; None: there are none.
+        """Returns the merge of all slices with keys in [start, end) as a new state, or None if there are no such
+        slices.
 
         Args:
             start, end: not less than in the previous call.
@@ -87,7 +94,7 @@ class SlidingMerge:
         return merged(self._kernel, parts) if parts else None
 
     def _parts(self) -> list[MergedSlices]:
-        """The merges and slices that make up the window, in order."""
+        """Returns the merges and slices that the window is merged from, in order."""
         covered = self._suffixes[-1:]
         parts = list(takewhile(lambda one: not covered or one.key < covered[0].key, reversed(self._front)))
         parts += covered
@@ -111,7 +118,7 @@ class SlidingMerge:
 
 
 class GridWindows:
-    """The pending and the answered windows of one grid.
+    """The windows of one grid that need an answer, and the windows that have an answer.
 
     Args:
         index: index of the family in the slicer.
@@ -122,11 +129,16 @@ class GridWindows:
         self.pending: set[int] = set()  # starts of windows that need an answer, or a new one
         self.answered: dict[int, int] = {}  # start -> revision
         self._kernel = kernel
-        # A manager holds its slices unmerged, and windows without overlap have no merge in common.
+        # A manager does not merge its slices. Windows that do not overlap share no merge.
         self._sliding = None if kernel.in_order or every >= size else SlidingMerge(kernel)
 
     def touch(self, starts: range, key: int, *, new: bool) -> None:
-        """Marks windows as pending: a slice over them has new records. `new`: the slice did not exist before."""
+        """Marks windows as pending, because a slice in them has new records.
+
+        Args:
+            key: key of the slice.
+            new: whether the slice did not exist before.
+        """
         if new or (len(starts) and starts[0] in self.answered):
             self.pending.update(starts)
         if self._sliding is not None and self._sliding.end is not None and key < self._sliding.end:
@@ -135,7 +147,11 @@ class GridWindows:
     def answer(
         self, starts: Sequence[int], between: Callable[[int, int], Sequence[MergedSlices]]
     ) -> list[tuple[int, int, MergedSlices]]:
-        """Answers these windows: (start, revision, merge), ascending. They are pending no longer."""
+        """Answers windows, and removes them from the pending windows.
+
+        Returns:
+            (start, revision, merge) of each window, ascending. A window without slices has no answer.
+        """
         found = []
         for start in starts:
             if self._sliding is not None:
@@ -152,6 +168,6 @@ class GridWindows:
         return found
 
     def forget(self, starts: Sequence[int]) -> None:
-        """Drops final windows."""
+        """Drops windows that are final."""
         for start in starts:
             self.answered.pop(start, None)

@@ -17,12 +17,12 @@ from edgewater.synopses import IntArray
 
 @dataclass(frozen=True, slots=True)
 class TimedRows:
-    """n records as columns.
+    """A number n of records as columns.
 
     Attributes:
         values: NumPy array, Arrow array or Arrow record batch of length n.
-        times: int64 event times, ms.
-        numbers: int64, ascending by arrival, unique within a stream.
+        times: event times in ms, int64.
+        numbers: int64, ascending in the order of arrival, unique within a stream.
     """
 
     values: Any
@@ -33,14 +33,14 @@ class TimedRows:
         return len(self.times)
 
     def at(self, index: npt.NDArray[Any]) -> TimedRows:
-        """Selects rows by positions or by a mask."""
+        """Returns the rows at these positions, or the rows that a mask selects."""
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
         values = self.values[index] if isinstance(self.values, np.ndarray) else self.values.take(pa.array(index))
         return TimedRows(values, self.times[index], self.numbers[index])
 
     def between(self, start: int, end: int) -> TimedRows:
-        """Records [start, end), without a copy."""
+        """Returns the records [start, end), without a copy."""
         if start == 0 and end == len(self):
             return self
         arrow = isinstance(self.values, pa.Array | pa.RecordBatch)
@@ -48,14 +48,14 @@ class TimedRows:
         return TimedRows(values, self.times[start:end], self.numbers[start:end])
 
     def in_order(self) -> TimedRows:
-        """Sorts by event time; ties keep their order of arrival."""
+        """Returns the rows sorted by event time. Rows with equal times stay in the order of arrival."""
         if (self.times[1:] >= self.times[:-1]).all():
             return self
         return self.at(np.argsort(self.times, kind="stable"))
 
 
 def concatenated(parts: Sequence[TimedRows]) -> TimedRows:
-    """Concatenates parts whose values have one form."""
+    """Concatenates parts whose values have the same form."""
     if len(parts) == 1:
         return parts[0]
     values: list[Any] = [p.values for p in parts]
@@ -71,7 +71,9 @@ def concatenated(parts: Sequence[TimedRows]) -> TimedRows:
 
 
 def columnar(values: Any) -> Any:
-    """Converts values to a NumPy array (numbers), an Arrow array (anything else), or a record batch."""
+    """Converts values to a NumPy array (numbers), an Arrow array (other values), or a record batch (tables and
+    mappings).
+    """
     if isinstance(values, Mapping):
         values = pa.table(dict(values))
     if isinstance(values, pa.Table):
@@ -85,7 +87,11 @@ def columnar(values: Any) -> Any:
 
 
 def rows_of(values: Any, times_ms: Any, first_number: int) -> TimedRows:
-    """Converts and validates a batch. Raises InvalidRecord."""
+    """Converts and validates a batch of values and event times.
+
+    Raises:
+        InvalidRecord: the times have the wrong type, number or range.
+    """
     held = columnar(values)
     count = held.num_rows if isinstance(held, pa.RecordBatch) else len(held)
     if isinstance(times_ms, pa.ChunkedArray):
@@ -109,7 +115,7 @@ def rows_of(values: Any, times_ms: Any, first_number: int) -> TimedRows:
 
 
 class PendingRecords:
-    """Records that the watermark has not passed."""
+    """The records that the watermark has not passed."""
 
     def __init__(self) -> None:
         self.parts: list[TimedRows] = []
@@ -122,7 +128,9 @@ class PendingRecords:
             self.parts.append(rows)
 
     def take(self, before_ms: int) -> TimedRows | None:
-        """Removes and returns records with earlier event times, by (time, number); None: there are none."""
+        """Removes and returns the records with event times before `before_ms`, sorted by (time, number); None if there
+        are none.
+        """
         if not self.parts:
             return None
         rows = concatenated(self.parts)

@@ -1,9 +1,9 @@
-"""Sessions as runs of connected records; their states are merges of slices.
+"""Sessions as runs of records. The states of sessions are merges of slices.
 
-A run is a sequence of records with gaps shorter than the session gap. It is one session, or several if it exceeds the
-maximum length: it is cut on the grid of the gap, from its beginning on, as at the center
-(`center.ledger.sessionize`). A final session that was cut off does not change, and the rest of the run begins at the
-cut.
+A run is a sequence of records with gaps shorter than the session gap. A run is one session. If the run exceeds the
+maximum length, it is cut into several sessions. The cuts are on the grid of the gap, counted from the beginning of the
+run, as at the center (`center.ledger.sessionize`). When a cut-off session is final, it does not change, and the rest of
+the run begins at the cut.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from center.batch.slicing.watermarks import NO_WATERMARK
 from edgewater.model.windows import SessionWindow
 
 Slices = Callable[[int, int], Sequence[Any]]
-"""Returns the slices of a family's open sessions whose first record is in [first, last], ascending."""
+"""A function that returns a family's slices, ascending. They belong to open sessions, and their first records are in
+[first, last]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,9 +29,11 @@ class OpenRun:
     """A run that may still change.
 
     Attributes:
-        first, last: event times of its first and last record.
-        changed: starts, on the grid of the gap, of the parts with records that are in no answer.
-        answered: (start, end) of the answers to its sessions, or to those they replace -> revision.
+        first, last: event times of the first and the last record.
+        changed: starts of the parts of the run that have records in no answer. The parts are cells of the grid of the
+            gap.
+        answered: revision by (start, end) of the answers to the run's sessions, including answers that will be
+            replaced.
     """
 
     first: int
@@ -43,7 +46,7 @@ class SessionTracker:
     """The runs of one family that are not final, ascending and disjoint.
 
     Attributes:
-        sealed: where the last final session was cut off; earlier records are dropped.
+        sealed: the end of the last final session that was cut off. Earlier records are dropped.
     """
 
     def __init__(self, index: int, family: SessionWindow) -> None:
@@ -53,20 +56,20 @@ class SessionTracker:
         self.sealed = NO_WATERMARK
 
     def _near(self, first: int, last: int) -> slice:
-        """The runs that records from `first` to `last` are connected to."""
+        """Returns the range of the open runs that are connected to records from `first` to `last`."""
         low = bisect_left(self.open, first - self.gap + 1, key=lambda one: one.last)
         high = bisect_left(self.open, last + self.gap, key=lambda one: one.first)
         return slice(low, max(low, high))
 
     def takes(self, first: int, last: int, open_ends: int) -> bool:
-        """Whether records from `first` to `last` are accepted: into an open run, or as a run of their own."""
+        """Returns whether records from `first` to `last` are accepted. They join an open run or become a new run."""
         near = self._near(first, last)
         return last + self.gap > open_ends or near.stop > near.start
 
     def touch(self, first: int, last: int) -> None:
         """Adds the records of one slice, whose event times are from `first` to `last`.
 
-        If they connect several open runs, these become one run.
+        If the records connect several open runs, these runs become one run.
         """
         near = self._near(first, last)
         joined = self.open[near]
@@ -83,7 +86,9 @@ class SessionTracker:
         one.changed.add(self._family.slice_start(first))
 
     def _cut(self, run: OpenRun) -> Iterator[tuple[int, int, bool]]:
-        """The sessions of a run: (start, end) of their slices, and whether the run continues after the session."""
+        """Yields the sessions of a run: (start, end) of their slices, and whether the run continues
+        after the session.
+        """
         start, last = self._family.slice_start(run.first), self._family.slice_start(run.last)
         while (border := self._family.cut_ms(start)) <= last:
             yield start, border, True
@@ -91,7 +96,7 @@ class SessionTracker:
         yield start, last + self.gap, False
 
     def answer(self, watermark: int, slices: Slices, kernel: Kernel) -> Iterator[WindowResult]:
-        """Answers the sessions that end before the watermark and have changed."""
+        """Answers the sessions that end before the watermark and have changed since their last answer."""
         for run in self.open:
             if run.first >= watermark:
                 break
@@ -124,7 +129,7 @@ class SessionTracker:
                 )
 
     def forget(self, open_ends: int, slices: Slices) -> list[tuple[int, int]]:
-        """Removes final sessions; returns their extents, [first, last]."""
+        """Removes final sessions, and returns the extent [first, last] of each removed session."""
         final: list[tuple[int, int]] = []
         for run in list(self.open):
             for start, border, cut in self._cut(run):

@@ -1,7 +1,7 @@
-"""General stream slicing: each record updates one slice, windows are merges of slices.
+"""General stream slicing: each record updates one slice, and windows are merges of slices.
 
 Traub et al., "Efficient Window Aggregation with General Stream Slicing" (EDBT 2019), as Condor uses it for sliding and
-session windows. Pure: takes records and watermarks, returns answers.
+session windows. The slicer takes records and watermarks and returns answers. It has no I/O.
 """
 
 from __future__ import annotations
@@ -28,29 +28,33 @@ Grids = list[tuple[int, WindowGrid]]
 class Slicer:
     """The windows of one stream, for any number of families at once.
 
-    A record updates one slice by event time, which all tumbling, sliding and session families share, and one by rank if
-    there are count windows. Windows without records have no answer. A count window is answered when it is full.
+    A record updates one slice by event time. All tumbling, sliding and session families share this slice. If there are
+    count windows, the record also updates one slice by rank. Windows without records have no answer. A count window is
+    answered when it is full.
 
-    A record behind the watermark updates its slice, and answered windows over that slice get a new revision with the
-    next `advance`. A window is final when the watermark has passed its end by `lateness_ms` (a count window: its last
-    record); a record whose windows are all final is dropped and counted. Sessions that a late record joins become one,
-    whose answer names those that it replaces. A session that exceeds its family's maximum length is cut where the
-    center cuts it too.
+    A record behind the watermark updates its slice. Answered windows that contain this slice get a new revision with
+    the next `advance`. A window is final when the watermark has passed its end by `lateness_ms`. A count window is
+    final when the watermark has passed its last record by `lateness_ms`. If all windows of a record are final, the
+    record is dropped and counted. If a late record joins sessions, they become one session, and the answer to this
+    session names the sessions that it replaces. A session that exceeds its family's maximum length is cut at the same
+    times as at the center.
 
-    Order-based synopses (a Haar wavelet) take no lateness, since values can only be appended to their slices; their
-    windows are `SliceManager`s.
+    For an order-based synopsis (a Haar wavelet), `lateness_ms` must be 0, because values can only be appended to its
+    slices. Its windows are `SliceManager`s.
 
     Args:
-        make: creates an empty synopsis, always an equal one. A sample's `source` must be that of the stream: the slicer
-            numbers the records. A `GroupedAggregate` takes record batches with a column per key and per measure; any
-            other class with `update` and `merge_many` takes the values as given.
-        windows: families; `WindowResult.window_index` is the index in this sequence.
-        lateness_ms: how long after its end a window may still change.
+        make: creates an empty synopsis, with equal parameters in every call. The `source` of a sample must be the
+            source of the stream, because the slicer numbers the records. A `GroupedAggregate` takes record batches with
+            a column per key and per measure. Any other class with `update` and `merge_many` takes the values without
+            conversion.
+        windows: families. `WindowResult.window_index` is the index in this sequence.
+        lateness_ms: event time after its end during which a window may still change.
         sites: sites or partitions that are expected from the beginning (see `SiteWatermarks`).
-        idle_after_ms: a site whose watermark is this far behind the most advanced one does not hold the stream back.
+        idle_after_ms: if a site's watermark is this far behind the most advanced watermark, the site does not hold the
+            stream back.
 
     Raises:
-        InvalidQuery: no windows, unknown ones, or lateness for an order-based synopsis.
+        InvalidQuery: there are no windows, a window is of an unknown class, or an order-based synopsis has a lateness.
     """
 
     def __init__(
@@ -89,13 +93,13 @@ class Slicer:
     def _stores(
         self, grids: Grids, sessions: list[tuple[int, SessionWindow]], counts: Grids
     ) -> tuple[list[TimeSlices], list[CountSlices]]:
-        """Creates the stores of slices: here one that all families of a kind share."""
+        """Creates the stores of slices. In this class, all families of a kind share one store."""
         time = [TimeSlices(self._kernel, grids, sessions, self.lateness_ms)] if grids or sessions else []
         return time, [CountSlices(self._kernel, counts, self.lateness_ms)] if counts else []
 
     @property
     def watermark_ms(self) -> int:
-        """The least of the live sites' watermarks; never decreases."""
+        """The least of the live sites' watermarks. It never decreases."""
         return self._state.clocks.watermark
 
     @property
@@ -106,19 +110,20 @@ class Slicer:
 
     @property
     def repaired(self) -> int:
-        """Number of slices of count windows whose borders moved without being built again."""
+        """Number of slices of count windows that were repaired, and not built again, when their borders moved."""
         return sum(store.repaired for store in self._state.count)
 
     def update(self, values: Any, times_ms: Any, site: str = "") -> LateCounts:
         """Adds a batch of records of one site, in any order.
 
         Args:
-            values: what the synopsis' `update` takes: NumPy or Arrow array, sequence; for a `GroupedAggregate` a record
-                batch, table or mapping of columns.
-            times_ms: int64 (or Arrow/NumPy timestamps) event times, one per value, without nulls.
+            values: values that the synopsis' `update` takes: a NumPy or Arrow array or a sequence. For a
+                `GroupedAggregate`, a record batch, a table or a mapping of columns.
+            times_ms: event times, one per value, int64 ms or Arrow/NumPy timestamps, without nulls.
 
         Raises:
-            InvalidRecord: wrong type or number of times, or values that the synopsis does not accept; nothing is added.
+            InvalidRecord: the times have the wrong type or number, or the synopsis does not accept the values; nothing
+                is added.
         """
         rows = rows_of(values, times_ms, self._state.number)
         self._kernel.check(rows.values)
@@ -135,11 +140,11 @@ class Slicer:
         return LateCounts(len(rows), late, tuple(dropped.get(i, 0) for i in range(len(self.windows))))
 
     def _add(self, rows: TimedRows, watermark: int) -> dict[int, int]:
-        """Adds rows; returns the number of dropped ones per family."""
+        """Adds rows, and returns the number of dropped rows per family."""
         dropped = {}
         open_ends = watermark - self.lateness_ms
         for index, grid in self._grids:
-            # Window ends ascend with times: the dropped rows are in front.
+            # The ends of windows ascend with the times, so the dropped rows are the first rows.
             early = rows.times[: int(np.searchsorted(rows.times, max(open_ends, -MAX_TIME_MS)))]
             dropped[index] = int(np.searchsorted(grid.last_ends(early), open_ends, side="right"))
         for store in self._state.time:
@@ -150,28 +155,33 @@ class Slicer:
         return dropped
 
     def advance(self, site: str, watermark_ms: int) -> list[WindowResult]:
-        """Advances a site's watermark: its later records with earlier times are late.
+        """Advances a site's watermark. If the site later sends records with earlier event times, these records are
+        late.
 
         Returns:
-            The answers that are due, by family, and by time within a family.
+            The new answers, sorted by family and then by time.
         """
         return self._answer_due(self._state.clocks.advance(site, watermark_ms))
 
     def idle(self, site: str) -> list[WindowResult]:
-        """Marks a site as idle: it does not hold the stream back until its next record or watermark."""
+        """Marks a site as idle. The site then does not hold the stream back until its next record or watermark.
+
+        Returns:
+            The new answers, sorted by family and then by time.
+        """
         return self._answer_due(self._state.clocks.set_idle(site))
 
     def retire(self, site: str) -> list[WindowResult]:
-        """Removes a site."""
+        """Removes a site, and returns the new answers, sorted by family and then by time."""
         return self._answer_due(self._state.clocks.retire(site))
 
     def finish(self) -> list[WindowResult]:
-        """Ends the stream: every window that is complete is answered."""
+        """Ends the stream, and answers every window that is complete."""
         self._state.clocks.watermark = MAX_TIME_MS + 1
         return self._answer_due(2 * MAX_TIME_MS)
 
     def snapshot(self) -> bytes:
-        """The whole state, with a checksum, for `restore`. Its size is that of all open slices."""
+        """Returns the whole state, with a checksum, for `restore`. The size is the size of all open slices."""
         return snapshots.to_bytes(self._state, self._identity())
 
     @classmethod
@@ -184,11 +194,11 @@ class Slicer:
         *,
         idle_after_ms: int | None = None,
     ) -> Self:
-        """Restores a slicer from a snapshot, given the same arguments as the original.
+        """Restores a slicer from a snapshot. The other arguments must equal the arguments of the original slicer.
 
         Raises:
             Conflict: the snapshot has other windows, another lateness or another kind of synopsis.
-            StorageError: corrupt or foreign bytes.
+            StorageError: the bytes are corrupt or not a snapshot of a slicer.
         """
         result = cls(make, windows, lateness_ms, idle_after_ms=idle_after_ms)
         snapshots.restore_into(result._state, result._identity(), snapshot)
@@ -204,7 +214,7 @@ class Slicer:
 
     def _answer_due(self, watermark: int) -> list[WindowResult]:
         if self._kernel.in_order and (rows := self._state.waiting.take(watermark)) is not None:
-            # Add them as of the watermark before: none of them is late.
+            # The watermark of this call is the time of the first record, so that no record counts as late.
             self._add(rows, int(rows.times[0]))
         results: list[WindowResult] = []
         for store in self._state.time:
@@ -218,10 +228,10 @@ class Slicer:
 
 
 class Bucketing(Slicer):
-    """The same answers as `Slicer`, computed window by window: a record updates every window that contains it.
+    """Computes the same answers as `Slicer`, but window by window. A record updates every window that contains it.
 
-    This is what most systems do, and the better choice for one tumbling family. A sliding family is split into families
-    without overlap; they share nothing.
+    Most systems compute windows in this way. For one tumbling family, it is the better choice. A sliding family is
+    split into families without overlap, which share no slices.
     """
 
     def _stores(

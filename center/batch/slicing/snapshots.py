@@ -1,7 +1,7 @@
 """Snapshots of a slicer: ``EWSN`` + CRC32C of the rest + length of the index + the index as JSON + blobs.
 
-Blobs are synopses and, as Arrow IPC, records; the index refers to them by number. Merges of slices are not stored but
-computed again.
+Blobs are synopses, and records as Arrow IPC. The index refers to blobs by number. Merges of slices are not stored. They
+are computed again after a restore.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(slots=True)
 class SlicerState:
-    """All that changes in a slicer.
+    """The part of a slicer that changes.
 
     Attributes:
         clocks: watermarks of the sites.
-        time, count: slices by event time, and by rank.
+        time, count: slices by event time, and slices by rank.
         number: number of records so far.
         waiting: records of order-based synopses that the watermark has not passed.
     """
@@ -48,10 +48,10 @@ class SlicerState:
 
 
 def to_bytes(state: SlicerState, identity: dict[str, Any]) -> bytes:
-    """Serialises a slicer.
+    """Serialises the state of a slicer.
 
     Args:
-        identity: JSON of the arguments that a slicer with this state has.
+        identity: the arguments of the slicer, as JSON.
     """
     blobs: list[bytes] = []
     index = {
@@ -73,7 +73,12 @@ def to_bytes(state: SlicerState, identity: dict[str, Any]) -> bytes:
 
 
 def restore_into(state: SlicerState, identity: dict[str, Any], data: bytes) -> None:
-    """Restores `to_bytes` into the state of an empty slicer. Raises Conflict or StorageError."""
+    """Sets the state of an empty slicer from the result of `to_bytes`.
+
+    Raises:
+        Conflict: the snapshot has another identity or version.
+        StorageError: the bytes cannot be read.
+    """
     index, blobs = _opened(data)
     if index["version"] != VERSION or index["of"] != identity:
         raise Conflict(f"a snapshot of {index['of']} cannot be restored into {identity}")

@@ -1,11 +1,12 @@
-"""Slices by event time, shared by all time windows and sessions of a stream.
+"""Slices by event time, which all time windows and sessions of a stream share.
 
-A slice holds the records of one cell of the grid (`SliceEdges`). Cells are no wider than the smallest session gap, so
-the records of a cell belong to one session, and every possible cut is an edge (a late record may move the cuts, so all
-multiples of the gap are edges). Slices are never split, only states are kept, and a late record costs one update.
+A slice has the records of one cell of the grid (`SliceEdges`). Cells are not wider than the smallest session gap, so
+the records of a cell belong to one session. A late record may move the cuts of sessions. All multiples of the gap are
+edges, so every possible cut is an edge. Slices are never split. Only their states are stored, and a late record costs
+one update.
 
-A final session must not grow, but its slices may still be open to other windows. Each slice therefore has the set of
-session families for which it is live, and takes only records that are live for the same families.
+A final session must not grow, but its slices may still change for other windows. So each slice has the set of session
+families for which it is live. It takes only records that are live for the same families.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class TimeSlice:
     """The records of the cell [start, end) with event times from `first` to `last`.
 
     Attributes:
-        live: bit f is set if the session of the f-th family may still change.
+        live: a bit set. Bit f is set if the session of the f-th family may still change.
     """
 
     start: int
@@ -57,8 +58,8 @@ class TimeSlices:
     """The slices of one stream and the windows over them.
 
     Args:
-        grids: (index of the family, grid) of windows with known borders.
-        sessions: (index of the family, family).
+        grids: pairs of the index of a family and its grid, for windows with fixed borders.
+        sessions: pairs of the index of a family and the family.
     """
 
     def __init__(
@@ -95,7 +96,10 @@ class TimeSlices:
         return dropped
 
     def _session_groups(self, times: IntArray) -> list[int]:
-        """Starts of the groups of rows that share one session of each family, or have none; and the end of the last."""
+        """Returns the starts of groups of rows, and the end of the last group.
+
+        The rows of a group are in the same session of each family, or in no session of the family.
+        """
         if not self._gap:
             return [0, len(times)]
         sealed = np.searchsorted(times, [windows.sealed for windows in self.sessions])
@@ -103,11 +107,13 @@ class TimeSlices:
 
     @staticmethod
     def _runs(times: IntArray, gap: int) -> list[int]:
-        """Starts of the runs without a pause of `gap`, and the end of the last one."""
+        """Returns the starts of the runs without a pause of `gap`, and the end of the last run."""
         return [0, *(np.flatnonzero(np.diff(times) >= gap) + 1).tolist(), len(times)]
 
     def _live_families(self, times: IntArray, runs: list[int], open_ends: int) -> tuple[list[int], dict[int, int]]:
-        """Per run, the bit set of session families that accept it; per family, the number of dropped rows."""
+        """Returns, per run, the bit set of the session families that accept the run; and per family, the number of
+        dropped rows.
+        """
         live, dropped = np.zeros(len(times), np.int64), {}
         for bit, windows in enumerate(self.sessions):
             sealed = dropped[windows.index] = int(np.searchsorted(times, windows.sealed))
@@ -151,7 +157,7 @@ class TimeSlices:
                 sessions.touch(first, last)
 
     def _place(self, start: int, end: int, live: int) -> int | None:
-        """Index of the cell's slice for these families; None: there is none."""
+        """Returns the index of the cell's slice that is live for these families, or None if there is no such slice."""
         at = bisect_left(self.slices, end, key=_first)
         while at and self.slices[at - 1].first >= start:
             at -= 1
@@ -160,7 +166,7 @@ class TimeSlices:
         return None
 
     def between(self, start: int, end: int) -> list[MergedSlices]:
-        """Slices whose first record is in [start, end)."""
+        """Returns the slices whose first record is in [start, end)."""
         low, high = (bisect_left(self.slices, at, key=_first) for at in (start, end))
         return [item.partial() for item in self.slices[low:high]]
 

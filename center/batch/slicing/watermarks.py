@@ -1,4 +1,4 @@
-"""The watermarks of sites, and the stream's watermark, which follows from them."""
+"""The watermarks of sites, and the watermark of the stream."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from center.batch.slicing.families import MAX_TIME_MS
 from edgewater.model.errors import InvalidRequest
 
 NO_WATERMARK = -2 * MAX_TIME_MS
-"""The watermark before the first one is reported."""
+"""The value of a watermark before it is reported."""
 
 
 class SiteWatermarks:
-    """The least watermark of the live sites; never decreases.
+    """Computes the stream's watermark: the least watermark of the live sites. It never decreases.
 
-    A site (an edge, a partition) is live from its first record or watermark on, or if it was declared. It holds the
-    stream back until it advances, becomes idle or is retired.
+    A site is an edge or a partition. A site in `sites` is live from the beginning. Any other site is live from its
+    first record or watermark on. A live site holds the stream back until it advances, becomes idle or is retired.
 
     Args:
-        sites: expected from the beginning.
-        idle_after_ms: a site this far behind the most advanced one counts as idle; one without a watermark is measured
-            from the first watermark of any site. None: never.
+        sites: names of sites that are expected from the beginning.
+        idle_after_ms: a site whose watermark is this far behind the most advanced watermark counts as idle. A site
+            without a watermark is measured from the first watermark of any site. None if no site becomes idle in this
+            way.
     """
 
     def __init__(self, sites: Sequence[str] = (), idle_after_ms: int | None = None) -> None:
@@ -37,7 +38,9 @@ class SiteWatermarks:
         self.idle.discard(site)
 
     def advance(self, site: str, watermark_ms: int) -> int:
-        """Returns the stream's watermark. A watermark behind the site's own has no effect."""
+        """Advances a site's watermark, and returns the stream's watermark. A watermark behind the site's own has no
+        effect.
+        """
         accepted = "a whole number of ms within ±2^60"
         if isinstance(watermark_ms, bool) or not isinstance(watermark_ms, int):
             raise InvalidRequest("watermark_ms", watermark_ms, accepted)
