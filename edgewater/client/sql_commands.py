@@ -33,8 +33,22 @@ _COMPLETED = {"FUNCTIONS": ("function",), "STREAMS": ("stream", "columns"), "QUE
 ENDS = ("exit", "quit", "\\q")
 
 
+class _StatementFile(click.Path):
+    """A file of statements. If there is no such file, and the text may be a statement, the error names the option."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as exc:
+            if " " in str(value):
+                exc.message = "there is no such file; to run a statement, write -c before it"
+            raise
+
+
 @click.command()
-@click.argument("file", required=False, type=click.Path(allow_dash=True, exists=True, dir_okay=False, path_type=Path))
+@click.argument(
+    "file", required=False, type=_StatementFile(allow_dash=True, exists=True, dir_okay=False, path_type=Path)
+)
 @click.option("--command", "-c", "commands", multiple=True, metavar="SQL", help="Run SQL and end; may be repeated.")
 @asks_center
 def sql(center: Center, file: Path | None, commands: tuple[str, ...], as_json: bool) -> None:

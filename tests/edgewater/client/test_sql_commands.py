@@ -43,6 +43,11 @@ def test_statements_of_a_file_run_in_order_until_the_first_error(desk: Any, run:
         assert "ewr" in explained.stdout
 
 
+def test_a_statement_without_its_option_is_not_taken_for_the_name_of_a_file(run: Any) -> None:
+    result = run("http://127.0.0.1:1", "sql", "SHOW QUERIES")
+    assert result.exit_code == 2 and "-c" in result.stderr
+
+
 def _rows(reply: dict[str, Any]) -> list[dict[str, Any]]:
     names = [column["name"] for column in reply["columns"]]
     return [dict(zip(names, row, strict=True)) for row in reply["rows"]]
