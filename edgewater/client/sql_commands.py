@@ -39,9 +39,9 @@ class _StatementFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return super().convert(value, param, ctx)
-        except click.BadParameter as exc:
+        except click.BadParameter:
             if " " in str(value):
-                exc.message = "there is no such file; to run a statement, write -c before it"
+                self.fail("there is no such file; to run a statement, write -c before it", param, ctx)
             raise
 
 
