@@ -51,6 +51,7 @@ ZERO_MEAN_MIN_ARRIVED = 0.5
 
 If only a few records of a skewed distribution have arrived, one large record determines the mean. More such records
 arrive with time."""
+# Reasons why a prediction has no interval:
 TOO_FEW = "too few records for an error bound"
 TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
 UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual records"
@@ -58,7 +59,6 @@ BEYOND_LAGS = "records come later than the longest lag that is resolved, so stra
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
 UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
 ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
-"""Reason for no interval. The constants from `TOO_FEW` to this one are all such reasons."""
 
 
 class SourceRemap:

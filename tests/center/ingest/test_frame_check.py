@@ -283,8 +283,8 @@ def test_arrivals_that_cannot_be_read_are_stated_as_lost() -> None:
     ("sums", "said"),
     [
         (np.zeros((3, 7)), "values in 7 lag groups"),
-        ([[np.nan], [0.0], [0.0]], "numbers of sampled values"),
-        ([[-1.0], [0.0], [0.0]], "numbers of sampled values"),
+        ([[np.nan], [0.0], [0.0]], "number of sampled values"),
+        ([[-1.0], [0.0], [0.0]], "number of sampled values"),
         ([[1.0], [np.inf], [np.inf]], ""),  # values of honest edges may be as large
     ],
 )
