@@ -1,4 +1,4 @@
-"""The agent's operational endpoints: `/metrics`, `/livez`, `/readyz`."""
+"""The Prometheus collectors of the agent: `EdgeCollector` and `LookupCollector`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 CLOCK_STEP_S = 1.0
-"""A larger change of the wall clock between two readings is a step, in seconds."""
+"""In seconds. If the offset of the wall clock from the elapsed time changes by more than this, the change is a step."""
 CLOCK_STEP_CONFIRMED_S = 60.0
 """A step takes effect when the wall clock has kept it for this long, in seconds."""
 

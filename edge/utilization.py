@@ -63,8 +63,8 @@ class _SourceActivity:
         return now_s - self.drained_s if self.began_s and not self.idle else 0.0
 
     def last_empty_s(self, now_s: float) -> float:
-        """Returns the last time at which the source had nothing to read; -infinity if it never was, or if a push was
-        just refused.
+        """Returns the last time at which the source had nothing to read, in seconds of the monotonic clock. Returns
+        -infinity if the source has always had input, or if a push was refused within the last `REFUSED_S` seconds.
         """
         if now_s - self.refused_s <= REFUSED_S:
             return -math.inf

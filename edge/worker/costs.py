@@ -14,8 +14,8 @@ from edgewater.scheduling import ScheduledQuery
 from edgewater.wire import QueryRef
 
 Lap = tuple[QueryRef | None, int, float]
-"""A time in s at which a query has processed a number of records. Without a query, the time at which queries begin to
-run.
+"""(query, records, time): by this CPU time, in seconds, the query has processed this number of records. `begin` appends
+(None, 0, time).
 """
 
 

@@ -36,8 +36,8 @@ PHASES: tuple[Phase, ...] = ("early", "complete", "final")
 PAGE, FIRST_PAGE = 1000, 50
 """The largest number of windows of a page, and the number of windows of the first page of a range."""
 PAGE_S = 1.0
-"""The time that a page should take, in seconds. It is far below the time-out, however long the windows take at the
-center.
+"""The time that a page should take, in seconds. The number of windows of the next page follows from the time of the
+last page.
 """
 POLL_S = 0.2
 """The time between two requests while waiting for a window, in seconds. A request without news gets a 304."""

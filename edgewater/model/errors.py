@@ -11,6 +11,7 @@
     │   ├── UnsupportedVersion  bytes of a newer format
     │   └── IncompatibleSynopses  different kinds, parameters or seeds
     ├── ProtocolError           a peer violates `proto/edgewater/v1`
+    │   ├── Retired             the center has retired the edge
     │   ├── OutdatedState       an edge runs on a copy, or an older version, of its state
     │   ├── LimitExceeded       more messages, or larger ones, than any edge sends
     │   ├── CorruptFrame        wrong checksum, or an unreadable body

@@ -75,7 +75,7 @@ class TooManySteps(Exception):
 
 
 class BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
-    """A parser whose work is proportional to the number of tokens. Otherwise `parse` raises TooManySteps.
+    """A parser that does at most `STEPS_PER_TOKEN` steps per token. If a text needs more, `parse` raises TooManySteps.
 
     If a text is ambiguous, sqlglot goes back and tries again. Each level of nested ``struct(``, ``char(`` or ``LIMIT``
     doubles the work, so 200 bytes could take years. sqlglot's `max_nodes` limits only one attempt.

@@ -105,8 +105,8 @@ class FollowedFiles:
         self._files: dict[int, FollowedFile] = {}
         # Positions of files that have left the pattern, by inode. If a position has not ended, its file was not found.
         self._released: dict[int, FilePosition] = {}
-        # Paths of files that were created under a followed name and renamed out of the pattern between two rounds, by
-        # inode.
+        # Paths by inode. Each file was created under a followed name and renamed out of the pattern before the next
+        # round, so no round has listed it.
         self._missed: dict[int, str] = {}
         self._settling: dict[int, Stamp] = {}
         self._undecided: dict[int, tuple[Stamp, int]] = {}
