@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import confluent_kafka
@@ -25,6 +26,8 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
 TIMEOUT_S = 10.0
+CLOSE_S = 1.0
+"""How long `close` waits for the broker, in seconds, once to abort a transaction and once for its messages."""
 QUEUED = 200_000
 NEWEST_POSITIONS = 500
 POSITIONS = ".positions"
@@ -76,11 +79,16 @@ class KafkaSink:
             raise self._failure(exc) from exc
 
     def close(self) -> None:
-        """Implements `Sink.close`. A transaction that is open is aborted by the next `init_transactions`."""
+        """Implements `Sink.close`. Aborts an open transaction. If the broker does not answer, the next
+        `init_transactions` aborts the transaction.
+        """
         producer, self._producer = self._producer, None
         if producer is not None:
+            # librdkafka may abort the process if a producer is destroyed inside a transaction.
+            with suppress(confluent_kafka.KafkaException):  # no transaction is open, or the broker does not answer
+                producer.abort_transaction(CLOSE_S)
             producer.purge()
-            producer.flush(1)
+            producer.flush(CLOSE_S)
 
     def _topic(self, ref: QueryRef) -> str:
         return self._options.topic.replace("{query}", ref.name)
