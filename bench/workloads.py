@@ -30,7 +30,7 @@ from bench.data import TAXI, existing
 from edgewater.client import Answer, Center
 from edgewater.model.quantities import duration_ms
 from edgewater.model.timestamps import parse_time, rfc3339
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address
 from sim.demo.run import Demo
 
 T0 = 1_640_995_200_000
@@ -248,12 +248,7 @@ def run(workload: Workload, directory: Path) -> dict[str, Any]:
     system = Demo(directory, 0.0)
     try:
         system.start_center()
-        names = []
-        for number, query in enumerate(workload.queries):
-            spec = {"name": f"w{number}", "from": workload.name.replace("-", "_"), **query.spec,
-                    "edges": [f"e{part}" for part in range(len(workload.parts))]}  # fmt: skip
-            system.client.post("/v1/queries", json=spec).raise_for_status()
-            names.append(str(spec["name"]))
+        names = _register(system, workload)
         began, before = time.monotonic(), _cpu_s(system, "center")
         for part, table in enumerate(workload.parts):
             _start_edge(system, workload, f"e{part}", table)
@@ -284,16 +279,14 @@ def run_paced(directory: Path, per_s: float, windows: int) -> dict[str, Any]:
     latencies: dict[int, float] = {}
     try:
         system.start_center()
-        (query,) = workload.queries
+        ((name,), (query,)) = _register(system, workload), workload.queries
         edges = [f"e{part}" for part in range(len(workload.parts))]
-        spec = {"name": "w0", "from": "ysb", **query.spec, "edges": edges}
-        system.client.post("/v1/queries", json=spec).raise_for_status()
         begin_s = time.time() + EDGE_START_S  # noqa: TID251
         replay = {"start": rfc3339(T0), "at": rfc3339(round(1000 * begin_s)), "speed": 1.0}
         for edge, table in zip(edges, workload.parts, strict=True):
             _start_edge(system, workload, edge, table, replay)
         with Center(system.url) as center:
-            for event in center.query("w0").live():
+            for event in center.query(name).live():
                 if not isinstance(event, Answer) or event.members["phase"] == "early":
                     continue
                 end_ms = round(event.end.timestamp() * 1000)
@@ -301,7 +294,7 @@ def run_paced(directory: Path, per_s: float, windows: int) -> dict[str, Any]:
                 if len(latencies) == windows:
                     break
         cpu_s = {name: _cpu_s(system, name) for name in ("center", *edges)}
-        compared = _compared(system, "w0", query)
+        compared = _compared(system, name, query)
     finally:
         system.stop()
     measured_ms = [1000 * latencies[end] for end in sorted(latencies)[min(WARM_UP, windows // 2) :]]
@@ -313,6 +306,16 @@ def run_paced(directory: Path, per_s: float, windows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _register(system: Demo, workload: Workload) -> list[str]:
+    """Registers the queries of a workload. Returns their names."""
+    names = [f"w{number}" for number in range(len(workload.queries))]
+    edges = [f"e{part}" for part in range(len(workload.parts))]
+    for name, query in zip(names, workload.queries, strict=True):
+        spec = {"name": name, "from": workload.name.replace("-", "_"), **query.spec, "edges": edges}
+        system.client.post("/v1/queries", json=spec).raise_for_status()
+    return names
+
+
 def _start_edge(
     system: Demo, workload: Workload, name: str, table: pa.Table, replay: Mapping[str, Any] = AS_FAST_AS_POSSIBLE
 ) -> None:
@@ -322,7 +325,7 @@ def _start_edge(
         "edge": name,
         "center": {"address": f"127.0.0.1:{system.gateway_port}"},
         "state_dir": str(system.directory / "state" / name),
-        "http": {"listen": f"127.0.0.1:{free_port()}"},
+        "http": {"listen": free_address()},
         "streams": {
             workload.name.replace("-", "_"): {
                 **workload.stream,
@@ -393,8 +396,14 @@ def _compared(system: Demo, name: str, query: Query) -> dict[str, Any]:
 @click.argument("names", nargs=-1, type=click.Choice(list(WORKLOADS)))
 @click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs, with few generated records.")
-@click.option("--pace", type=float, help="Run YSB at this number of records per second, and measure its latency.")
-@click.option("--windows", default=33, show_default=True, help="With `--pace`: windows of 10 s.")
+@click.option(
+    "--pace",
+    type=click.FloatRange(1),
+    help="Run YSB alone, at this number of records per second, and measure its latency. Prints JSON.",
+)
+@click.option(
+    "--windows", type=click.IntRange(2), default=33, show_default=True, help="With `--pace`: windows of 10 s."
+)
 def main(names: tuple[str, ...], as_json: bool, smoke: bool, pace: float | None, windows: int) -> None:
     """Run known workloads through real edges, Spark and REST, and compare every answer with the truth."""
     rows = []

@@ -24,7 +24,7 @@ from bench.compare.score import WindowAnswer
 from bench.compare.ways import TOP, Way
 from bench.compare.workload import COLUMNS, Workload
 from edgewater.client import Center
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address, free_port
 
 READY_S = 180.0
 EDGEWATER = (sys.executable, "-m", "edgewater")
@@ -85,7 +85,7 @@ class EdgewaterWay:
                 "edge": self.edge(site),
                 "center": {"address": f"{host}:{port}", "token": f"token-of-site-{site}"},
                 "state_dir": str(self.directory / f"state{site}"),
-                "http": {"listen": f"127.0.0.1:{free_port()}"},
+                "http": {"listen": free_address()},
                 "streams": {
                     "downloads": {
                         "columns": COLUMNS,

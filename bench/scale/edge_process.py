@@ -28,7 +28,7 @@ from bench.scale.sessions import start_gateway
 from center.catalog import Catalog
 from edge.process import now_ms
 from edgewater.model.query import QuerySpec
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address, free_port
 
 WINDOW_MS = 5_000
 RATES, SECONDS, WARM_S = (40, 1_000, 10_000), 20, 6
@@ -127,7 +127,7 @@ def _running(
     directory: Path, port: int, rate: int, seconds: float, *, follow: bool
 ) -> Iterator[tuple[psutil.Process, str]]:
     """Runs an edge whose records begin in two seconds."""
-    listen, file = f"127.0.0.1:{free_port()}", directory / "downloads.csv"
+    listen, file = free_address(), directory / "downloads.csv"
     begin_ms = (now_ms() + 2_999) // 1000 * 1000
     table = generate_downloads(int(rate * seconds), begin_ms, begin_ms + int(1000 * seconds))
     stream: dict[str, Any] = {"columns": COLUMNS, "time": {"column": "at_ms", "unit": "ms"}}

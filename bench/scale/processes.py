@@ -12,7 +12,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address
 from sim.demo.run import Demo
 
 GATEWAY, JOB, API = "gateway", "job", "api"
@@ -78,7 +78,7 @@ def metered(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a center whose gateway and job serve their metrics, for `counters`."""
     served = dict(settings)
     for section in METERED:
-        served[section] = {**served.get(section, {}), "metrics": f"127.0.0.1:{free_port()}"}
+        served[section] = {**served.get(section, {}), "metrics": free_address()}
     return served
 
 

@@ -29,7 +29,7 @@ from center.config import CenterConfig
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MAX_TIME_MS
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address, free_port
 
 OUT = Path("bench/out")
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -130,7 +130,7 @@ def _edge(directory: Path, i: int, path: Path, port: int, seconds: float) -> str
         "edge": f"edge{i}",
         "center": {"address": f"127.0.0.1:{port}"},
         "state_dir": str(directory / f"state{i}"),
-        "http": {"listen": f"127.0.0.1:{free_port()}"},
+        "http": {"listen": free_address()},
         "streams": {
             workload.STREAM: {
                 "columns": workload.COLUMNS,

@@ -124,8 +124,8 @@ def includes(questions: MeasureQuestions, measure: Measure) -> bool:
     return not questions.measures or measure.name in questions.measures
 
 
-class Widening(Protocol):
-    """Widens the intervals of one measure."""
+class MeasureWidening(Protocol):
+    """Widens the intervals of one measure: `Widening.widen` of this measure."""
 
     def __call__(
         self, stack: Stack, estimates: Estimates, question: Question | None, groups: IntArray | None = None
@@ -175,7 +175,7 @@ class MeasureEvaluator:
     measure: Measure
     stack: Stack
     questions: MeasureQuestions
-    widen: Widening
+    widen: MeasureWidening
     confidence: float = DEFAULT_CONFIDENCE
     own: OwnError = field(default_factory=OwnError)
 
@@ -400,16 +400,18 @@ def lacks_excluded_records(completeness: Mapping[str, Any]) -> bool:
     return bool(completeness.get("after_final") or completeness.get("rejected"))
 
 
-def widen_by_missing(estimates: Estimates, measure: Measure, lacking: BoolArray) -> Estimates:
+def widen_by_missing(estimates: Estimates, measure: Measure | None, lacking: BoolArray) -> Estimates:
     """Removes the bounds that records of missing edges may exceed.
 
     Further records can only raise a count or a maximum, and lower a minimum. They may move any other value either way,
     by an unknown amount.
 
     Args:
+        measure: the measure whose values the estimates are; None: they answer another question.
         lacking: bool per estimate: whether it may lack records.
     """
     unknown = np.where(lacking, np.nan, 0.0)
-    lower = estimates.lower if measure.function.name in ("count", "max") else estimates.lower + unknown
-    upper = estimates.upper if measure.function.name == "min" else estimates.upper + unknown
+    function = None if measure is None else measure.function.name
+    lower = estimates.lower if function in ("count", "max") else estimates.lower + unknown
+    upper = estimates.upper if function == "min" else estimates.upper + unknown
     return replace(estimates, lower=lower, upper=upper)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -96,10 +96,7 @@ class Widening:
         widened = self.withheld.widen(measure, stack, estimates, question, own=own, groups=rows)
         if self.lacking.any():
             lacking = self.lacking if rows is None else self.lacking[rows]
-            if own:
-                return widen_by_missing(widened, measure, lacking)
-            unknown = np.where(lacking, np.nan, 0.0)
-            return replace(widened, lower=widened.lower + unknown, upper=widened.upper + unknown)
+            return widen_by_missing(widened, measure if own else None, lacking)
         if self.accuracy is not None and self.accuracy.measure == measure.name:
             self.accuracy.note(stack, estimates, widened, self.withheld.missing_records(len(stack)), rows)
         return widened

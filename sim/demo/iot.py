@@ -26,7 +26,7 @@ from rich.table import Table
 
 from sim.demo.brokers import MOSQUITTO, KafkaBroker, MqttBroker
 from sim.demo.compare import millis
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address
 from sim.demo.run import Demo, DemoFailed
 
 SITES = ("north", "south", "west")
@@ -184,7 +184,7 @@ def edge_config(run: Demo, site: str, fleet: Fleet) -> dict[str, Any]:
         "edge": site,
         "center": {"address": f"127.0.0.1:{run.gateway_port}"},
         "state_dir": str(run.directory / "state" / site),
-        "http": {"listen": f"127.0.0.1:{free_port()}"},
+        "http": {"listen": free_address()},
         "streams": {
             "readings": {
                 "columns": COLUMNS,

@@ -21,7 +21,7 @@ import yaml
 
 from sim.demo import landings
 from sim.demo.data import AIRPORTS, COLUMNS, FIRST_DAY, TIME
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address, free_port
 from sim.demo.pusher import Pusher
 from sim.demo.queries import QUESTIONS, SPECS, WATCHED_SPECS
 
@@ -117,7 +117,7 @@ class Demo:
         Returns:
             The address of its HTTP server.
         """
-        listen = f"127.0.0.1:{free_port()}"
+        listen = free_address()
         config = {
             "edge": edge,
             "center": {"address": f"127.0.0.1:{gateway_port or self.gateway_port}"},

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from sim.demo.compare import millis
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address
 from sim.demo.run import Demo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -39,7 +39,7 @@ class Site:
 
     def __init__(self, center: Demo) -> None:
         self.accepted: Counter[int] = Counter()
-        self._center, address = center, f"127.0.0.1:{free_port()}"
+        self._center, address = center, free_address()
         self._http = httpx.Client(base_url=f"http://{address}", timeout=WITHIN_S)
         stream = {"columns": {"x": "int64"}, "time": {"column": "at", "unit": "ms"}, "idle": "1s"}
         document = {

@@ -26,7 +26,7 @@ from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import FrameBody
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address, free_port
 from tests.center.kept_frames import stored_body
 from tests.certificates import make_certificates
 from tests.edge.core.test_core import merged
@@ -100,7 +100,7 @@ def config(directory: Path, center: Center, sources: list[dict[str, Any]], **mor
             "edge": "jfk",
             "center": {"address": f"127.0.0.1:{center.port}"},
             "state_dir": str(directory / "state"),
-            "http": {"listen": f"127.0.0.1:{free_port()}"},
+            "http": {"listen": free_address()},
             "streams": {
                 "flights": {
                     "columns": {"carrier": "string", "distance": "int64"},
@@ -385,7 +385,7 @@ def test_pushes_over_tls_need_a_clients_certificate_and_health_has_an_address_of
     tls = {"cert": "localhost.pem", "key": "localhost.key", "client_ca": "ca.pem"}
     http = {
         "listen": f"localhost:{free_port()}",
-        "metrics": f"127.0.0.1:{free_port()}",
+        "metrics": free_address(),
         "tls": {field: str(made / name) for field, name in tls.items()},
     }
 
@@ -413,7 +413,7 @@ def test_pushes_over_tls_need_a_clients_certificate_and_health_has_an_address_of
 
 def test_a_certificate_that_cannot_be_read_is_named_when_the_agent_starts(tmp_path: Path) -> None:
     async def test(center: Center) -> None:
-        http = {"listen": f"127.0.0.1:{free_port()}", "tls": {"cert": "/nowhere.pem", "key": "/nowhere.key"}}
+        http = {"listen": free_address(), "tls": {"cert": "/nowhere.pem", "key": "/nowhere.key"}}
         agent = open_agent(config(tmp_path, center, [{"http": {}}], http=http))
         with pytest.raises(InvalidConfig, match=r"http\.tls: '/nowhere\.pem'"):
             await agent.run(asyncio.Event())

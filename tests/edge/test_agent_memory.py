@@ -13,7 +13,7 @@ from edge.config import EdgeConfig, parse_config
 from edge.process import now_ms
 from edgewater.model.query import QuerySpec
 from edgewater.wire import InputLoss
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address
 from tests.edge.test_agent import NDJSON, Center, run, running, until
 
 COUNT = {"measures": {"n": "count()"}}
@@ -29,7 +29,7 @@ def settings(directory: Path, center: Center) -> EdgeConfig:
             "edge": "jfk",
             "center": {"address": f"127.0.0.1:{center.port}"},
             "state_dir": str(directory / "state"),
-            "http": {"listen": f"127.0.0.1:{free_port()}"},
+            "http": {"listen": free_address()},
             "streams": {"a": stream, "b": stream},
             "limits": {"max_pending_bytes": "1MiB"},
         }

@@ -85,7 +85,7 @@ def quantile_of(values: FloatArray, q: float) -> float:
 @pytest.mark.parametrize("measure", ["total", "p90", "ranks", "values", "top"])
 @pytest.mark.parametrize("delays", [EXPONENTIAL, gamma(2.0, 200.0)], ids=["exponential", "gamma"])
 def test_intervals_of_early_answers_contain_the_values_of_all_records(measure: str, delays: Delays) -> None:
-    windows = 16
+    windows = 25
     kept = {"n": "count()", measure: MEASURES[measure]}
     world = run(measure, windows=windows, delays=delays, measures=kept)
     answers = early_answers(world)

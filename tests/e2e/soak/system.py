@@ -20,7 +20,7 @@ import httpx
 import yaml
 
 from sim.demo.brokers import Broker, KafkaBroker, MqttBroker
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address, free_port
 from sim.demo.run import Demo, DemoFailed
 from tests.e2e.link import Link
 from tests.e2e.soak.plan import IDLE_MS, EdgePlan
@@ -212,7 +212,7 @@ class Edge:
     def start_twin(self) -> None:
         """Starts a second agent under the same id, on the copy of the state. It reads the same files."""
         config = yaml.safe_load(self._config.read_text())
-        config |= {"state_dir": str(self._copy), "http": {"listen": f"127.0.0.1:{free_port()}"}}
+        config |= {"state_dir": str(self._copy), "http": {"listen": free_address()}}
         path = self.directory / "twin.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         with (self.directory / "twin.log").open("ab") as log:
