@@ -51,7 +51,7 @@ AT_ONCE = 8
 MAX_POLLED = 10_000
 """Maximum number of queries whose newest answers are stored one by one."""
 READERS = 8
-"""Threads that read and render for streams whose events are small."""
+"""The number of threads that read and render answers for streams with small events."""
 LARGE_BYTES = 256 << 10
 """A stream whose last events had more bytes than this is rendered in turn with other such streams."""
 WINDOWS = 32

@@ -59,7 +59,7 @@ class NotPlainError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TextScan:
-    """A scan of records that are columns of plain files.
+    """A scan of plain files whose columns are the columns of the records.
 
     Attributes:
         versions: by path, the modification time in ns of the file when it was checked.

@@ -94,7 +94,7 @@ class Budgets:
             return {QueryRef(r.name, r.version): r.delay_ms for r in rows}
 
     def record_sampling_rates(self, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
-        """Stores, by edge, the fraction of records that the query's accuracy needs processed."""
+        """Stores the fraction of records that each edge must process for the query's accuracy."""
         with self._transactions.locked() as connection:
             upsert(connection, t.sampling_rates, [{"name": ref.name, "version": ref.version, "rates": dict(rates)}])
             increment_version(connection, "budgets")

@@ -199,10 +199,10 @@ class Queries:
         return self.versions(name, 1)[-1]
 
     def versions(self, name: str, most: int | None = None) -> list[RegisteredQuery]:
-        """The versions of a query that have, or may have, answers; ascending. Raises NotFound.
+        """Returns the versions of a query that have, or may have, answers, ascending. Raises NotFound.
 
         Args:
-            most: number of versions to return, the newest ones. None: all versions.
+            most: the largest number of versions to return. The newest versions are returned. None: all versions.
         """
         rows = select(t.queries).where(t.queries.c.name == name, t.queries.c.deleted_at_ms.is_(None))
         with self._transactions.read() as connection:

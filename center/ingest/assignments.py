@@ -21,7 +21,7 @@ from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
 MAX_CLOCK_LEAD_MS = 10_000
-"""Wall time by which an edge's clock may be ahead of the center's."""
+"""The largest accepted lead of an edge's clock over the center's clock, in ms."""
 
 
 @dataclass(frozen=True, slots=True)

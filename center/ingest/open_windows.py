@@ -69,7 +69,7 @@ class OpenWindows:
     """The windows of a query that one edge keeps open.
 
     Args:
-        most: number of windows that an edge may keep open. Windows within the query's lateness do not count.
+        most: the largest number of windows that an edge may keep open, without the windows within the query's lateness.
     """
 
     def __init__(self, spec: QuerySpec, most: int) -> None:

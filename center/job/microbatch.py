@@ -272,7 +272,7 @@ class BatchProcessor:
 
     Attributes:
         failure: the exception of the last failed batch.
-        problem: why batches fail; empty: a batch has succeeded since the last failure, or none has failed.
+        problem: why batches fail. It is empty if no batch has failed since the last success.
         applied: number of batches that were applied.
     """
 

@@ -72,7 +72,7 @@ class Deadlines:
         Args:
             through_ms: event time up to which windows are final so far.
             reached_ms: event time up to which windows may become final.
-            most: the most windows to take.
+            most: the largest number of windows to take.
 
         Returns:
             The windows, and the event time up to which windows are final after the answers to these windows.

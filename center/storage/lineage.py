@@ -1,8 +1,8 @@
 """Checks whether a catalog and a result store belong to the same center and the same moment.
 
-Both stores have the same random number of their center, and a mark. The job increments the mark each time before it
-drops frames that it has applied: first in the catalog, then in the result store. If one of the two stores is replaced
-by an older copy, the marks differ.
+Both stores have the same random number of their center, and a mark. Before the job drops frames that it has applied,
+it increments the mark in the catalog, and then in the result store. If one of the two stores is replaced by an older
+copy, the marks differ.
 """
 
 from __future__ import annotations

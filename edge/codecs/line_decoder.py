@@ -1,4 +1,4 @@
-"""Decodes blocks of lines, some of which may be invalid.
+"""Decodes blocks of lines. A block may contain invalid lines.
 
 Arrow decodes a whole block, or nothing of it. A block that fails is halved until the invalid lines are in small pieces.
 Each line of such a piece is validated individually, which also gives better messages than Arrow's. A block of n lines

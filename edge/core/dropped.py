@@ -13,8 +13,8 @@ from edgewater.model.streams import MIN_TIME_MS
 from edgewater.wire import DroppedRecords, DropReason
 
 MAX_SLICES = 1_024
-"""How many slices one frame names with their dropped records. Beyond it, late records are reported without their slice,
-and rejected records are reported per reason, with the range of their slices."""
+"""The largest number of slices for which one frame states dropped records. Beyond it, late records are reported without
+their slice, and rejected records are reported per reason, with the range of their slices."""
 _REASONS = {reason.label: reason for reason in DropReason}
 
 _Place = tuple[int, int, DropReason]

@@ -147,8 +147,8 @@ class FullSlices:
             self.raise_floor(sorted(self.discarded)[MAX_STARTS // 2])
 
     def state(self, start: int) -> tuple[int, int] | None:
-        """Returns the first and the last slice to state when a slice refuses a record; None: its loss is stated
-        already.
+        """Returns the first and the last slice of the loss to state when a slice refuses a record. None if this loss
+        is already stated.
         """
         if start in self.stated or (self.stated_span and self.stated_span[0] <= start <= self.stated_span[1]):
             return None

@@ -74,7 +74,7 @@ class EdgeState:
         drops: numbers of records that were not counted in a query, by reason.
         function_failures: numbers of failed calls of user-defined functions, by function.
         losses: numbers of stated losses of input, by "stream/reason".
-        runs: numbers of the processes that have run on this state, the newest last.
+        runs: numbers that identify the processes that have run on this state, the newest last.
         is_damaged: whether recovery may have lost records after the center was told their number.
     """
 

@@ -111,7 +111,7 @@ class Recovery:
         for source, (count, why) in self._lost_records.items():
             log.error(
                 "source %s: %d records that the journal refers to cannot be read again (%s). The edge "
-                "continues without those of them that are not sent yet; windows that may lack records are not complete",
+                "continues without the records that are not sent yet; windows that may lack records are not complete",
                 source,
                 count,
                 why,

@@ -121,7 +121,7 @@ class Center:
         return self._run(flows.get(path, tuple(params.items())))
 
     def send(self, method: str, path: str, body: bytes | None = None, media: str = "application/json") -> Any:
-        """Sends another request. Returns the reply as JSON; None if the reply is empty."""
+        """Sends a request for which the client has no method. Returns the reply as JSON; None if the reply is empty."""
         return self._run(flows.send(method, path, body, media))
 
     def sql(self, statement: str) -> Any:

@@ -1,4 +1,4 @@
-"""Synopses with early answers, and the division of an accuracy's error for them.
+"""Synopses that may be answered early, and how the error of an accuracy is divided among its causes.
 
 A missing record changes a rank by at most one. It raises the frequency of an item, and the number of distinct values,
 by at most 1. So a bound for the number of missing records widens the interval of a synopsis

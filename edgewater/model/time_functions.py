@@ -89,8 +89,8 @@ def truncated(times: Value, unit: str, zone: str = UTC, offset_ms: int = 0) -> V
 def unit_starts(times: IntArray, unit: CalendarUnit, zone: str, offset_ms: int) -> IntArray:
     """Returns, for each time, the last border of a unit at or before it, in ms. The unit is a day or longer.
 
-    The border is the start that `truncated` returns, unless a clock change repeats a border. Then times after the first
-    of the two borders belong to the new unit. So the time between two borders is one unit. Outside the years 1 to 9999,
+    The border is the start that `truncated` returns, unless a clock change repeats a border. Then the unit begins at
+    the first of the two equal borders, so each unit is one interval. Outside the years 1 to 9999,
     all units have their usual length, in UTC.
     """
     days = np.unique(times // _DAY_MS) * _DAY_MS

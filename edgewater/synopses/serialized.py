@@ -136,7 +136,7 @@ def merge_bytes(partials: Sequence[bytes]) -> bytes:
         partials: at least one; all of one kind, with parameters that merge.
 
     Raises:
-        CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses: the message has the number of the partial.
+        CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses: the error's message names the index of the partial.
     """
     if not partials:
         raise ValueError("nothing to merge: a merge needs at least one partial")

@@ -77,5 +77,8 @@ def _declare(center: Services, stream: str, body: bytes, content_type: str) -> S
     responses=problems(403, 404, 409),
 )
 def undeclare_columns(stream: str, center: Center) -> None:
-    """Removes a declaration. The stream then has its edges' columns; the first edge with a column decides its type."""
+    """Removes a declaration. The stream then has the columns of its edges.
+
+    The first edge with a column decides the column's type.
+    """
     center.catalog.streams.undeclare(stream)

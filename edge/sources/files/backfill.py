@@ -82,7 +82,7 @@ class BackfillReader:
         return {"backfill": {"file": self._current, "files": read}}
 
     def next(self, now_ms: int) -> Piece | None:
-        """Returns the next records; None at the end of what can be read.
+        """Returns the next records; None if no more records can be read.
 
         Raises:
             InvalidRecord: a file does not match the stream.

@@ -96,7 +96,7 @@ class TextReader:
         return rest
 
     def _finish_block(self) -> Piece:
-        """Returns the rest of a block of which some records were already returned, with the same arrival time."""
+        """Returns the records of a block that were not returned yet, with the arrival time of the returned records."""
         start = self.position
         rest = self._reread_block(start.offset, start.block, start)
         self._last_reread = None

@@ -58,7 +58,7 @@ class _Metric:
 
     @property
     def is_total(self) -> bool:
-        """Whether the metric's points are totals, of which only the increments count."""
+        """Whether the metric's points are totals. Only the increments of totals are counted."""
         cumulative = self.temporality == _CUMULATIVE
         return self.kind == _SUMMARY or (cumulative and (self.kind == _HISTOGRAM or self.is_monotonic))
 

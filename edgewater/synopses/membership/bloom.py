@@ -128,8 +128,8 @@ class BloomStack(ItemStack):
                 _set(flat, self._position(words, row) + base)
 
     def _position(self, words: WordArray, row: int) -> IntArray:
-        """Returns the bit that each word sets for one hash: ⌊hash · positions / 2^64⌋, so that neighbours fold into
-        one."""
+        """Returns the bit that each word sets for one hash: ⌊hash · positions / 2^64⌋, so that two
+        neighbouring positions fold into one position of a smaller filter."""
         hashes, size = row_hashes(words, row), np.uint64(self.positions)
         low = ((hashes & np.uint64(0xFFFFFFFF)) * size) >> np.uint64(32)
         return (((hashes >> np.uint64(32)) * size + low) >> np.uint64(32)).view(np.int64)
