@@ -1,6 +1,4 @@
-"""Targets of alerts: webhooks, Alertmanager, email. A delivery may be repeated, and each repetition has the same
-key.
-"""
+"""Targets of alerts: webhooks and Alertmanager. A delivery may be repeated, and each repetition has the same key."""
 
 from __future__ import annotations
 
@@ -8,21 +6,17 @@ import hashlib
 import hmac
 import json
 import re
-import smtplib
 import ssl
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from email.message import EmailMessage
-from email.utils import format_datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import httpx
 from pydantic import Field, SecretStr, model_validator
 
 from edgewater.model.errors import EdgewaterError
 from edgewater.model.timestamps import rfc3339
-from edgewater.runtime.configuration import RemoteAddress, Secret, Section, refusal, split_address
+from edgewater.runtime.configuration import Secret, Section, refusal
 
 TIMEOUT_S = 10.0
 """Timeout of each step of an exchange with a target."""
@@ -32,7 +26,6 @@ ENDS_AFTER_MS = 300_000
 
 REFUSING = frozenset({400, 413, 415, 422})
 """HTTP status codes of a server that will not accept the same request later."""
-ADDRESS = r"^[^\s@,<>]+@[^\s@,<>]+$"
 
 
 class DeliveryFailed(EdgewaterError):
@@ -74,55 +67,26 @@ class AlertmanagerSection(Section):
     """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
 
 
-class EmailSection(Section):
-    """A mail server."""
-
-    server: RemoteAddress
-    """``mail.example.com:587``."""
-    sender: str = Field(pattern=ADDRESS)
-    """The address of the sender."""
-    to: list[Annotated[str, Field(pattern=ADDRESS)]] = Field(min_length=1)
-    """The addresses of the receivers."""
-    tls: Literal["starttls", "tls", "none"] = "starttls"
-    """Encryption of the connection. With `none`, a password is sent without encryption."""
-    username: str | None = None
-    """Name of the login. Unset: no login."""
-    password: Secret | None = None
-    """Password of the login."""
-    ca: Path | None = None
-    """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
-
-    @model_validator(mode="after")
-    def _login(self) -> Self:
-        if (self.username is None) != (self.password is None):
-            raise refusal("username and password, or neither")
-        return self
-
-
 class TargetSection(Section):
-    """A target: one of `webhook`, `alertmanager` and `email`."""
+    """A target: one of `webhook` and `alertmanager`."""
 
     webhook: WebhookSection | None = None
     """A URL that takes alerts as JSON by POST."""
     alertmanager: AlertmanagerSection | None = None
     """An Alertmanager, which groups, silences and routes alerts."""
-    email: EmailSection | None = None
-    """A mail server. There is one mail per change of a rule."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if sum(part is not None for part in (self.webhook, self.alertmanager, self.email)) != 1:
-            raise refusal("exactly one of webhook, alertmanager and email")
+        if (self.webhook is None) == (self.alertmanager is None):
+            raise refusal("exactly one of webhook and alertmanager")
         return self
 
     def make(self) -> Target:
         """Builds the target. Does not connect to it."""
         if self.webhook is not None:
             return Webhook(self.webhook)
-        if self.alertmanager is not None:
-            return Alertmanager(self.alertmanager)
-        assert self.email is not None
-        return Email(self.email)
+        assert self.alertmanager is not None
+        return Alertmanager(self.alertmanager)
 
 
 class Target(Protocol):
@@ -205,58 +169,6 @@ class Alertmanager:
 def label_name(name: str) -> str:
     """Returns a name that Prometheus accepts as the name of a label."""
     return re.sub(r"[^a-zA-Z0-9_]|^(?=[0-9])", "_", name)
-
-
-class Email:
-    """Sends notices as mails; see `EmailSection`."""
-
-    repeats = False
-
-    def __init__(self, section: EmailSection) -> None:
-        self._section = section
-
-    def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
-        """Implements `Target.deliver`."""
-        section, message = self._section, EmailMessage()
-        message["Subject"] = _one_line(notice["title"])
-        message["From"], message["To"] = section.sender, ", ".join(section.to)
-        message["Date"] = format_datetime(datetime.fromtimestamp(now_ms / 1000, UTC))
-        message["Message-ID"] = f"<{notice['id']}@edgewater>"
-        message.set_content("\n".join([notice["title"], "", *map(_paragraph, notice["alerts"])]))
-        context = _trusted(section.ca)
-        try:
-            with self._connected(context) as server:
-                if section.tls == "starttls":
-                    server.starttls(context=context)
-                if section.username is not None and section.password is not None:
-                    server.login(section.username, section.password.get_secret_value())
-                refused = server.send_message(message)
-        except smtplib.SMTPDataError as exc:
-            raise DeliveryFailed(f"{section.server}: {exc}", is_final=exc.smtp_code >= 500) from exc
-        except (OSError, smtplib.SMTPException) as exc:
-            raise DeliveryFailed(f"{section.server}: {exc}") from exc
-        if refused:
-            whom = ", ".join(f"{address} ({code} {reply!r})" for address, (code, reply) in refused.items())
-            raise DeliveryFailed(f"{section.server}: refused for {whom}; all others have the mail", is_final=True)
-
-    def _connected(self, context: ssl.SSLContext) -> smtplib.SMTP:
-        host, port = split_address(self._section.server)
-        if self._section.tls == "tls":
-            return smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=context)
-        return smtplib.SMTP(host, port, timeout=TIMEOUT_S)
-
-    def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """Implements `Target.resend`."""
-
-
-def _paragraph(alert: Mapping[str, Any]) -> str:
-    labels = ", ".join(f"{name}={value}" for name, value in alert["labels"].items())
-    notes = "".join(f"  {name}: {value}\n" for name, value in alert["annotations"].items())
-    return f"{alert['status']}: {labels}\n{notes}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 class _Server:

@@ -1,4 +1,4 @@
-"""The sink `alerts` evaluates rules on answers, and sends notices to webhooks, an Alertmanager or by email.
+"""The sink `alerts` evaluates rules on answers, and sends notices to webhooks or an Alertmanager.
 
 The state of all alerts, the notices that are not delivered yet, and the position are stored together. So no alert is
 lost in a restart. A notice is delivered at least once. If it is delivered again, it has the same id.
