@@ -17,7 +17,7 @@ from sqlalchemy.engine import make_url
 
 from sim.demo import data
 from sim.demo.run import Demo
-from tests.center.postgres import PostgresServer, find_binaries, serving
+from tests.center.postgres import PostgresServer, serving
 from tests.e2e.test_disturbances import DAY_MS, DAYS, FIRST_MS, Scenario, kill_part
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -25,10 +25,8 @@ WITHIN_S = 120.0
 
 
 @pytest.fixture
-def warehouse() -> Iterator[PostgresServer]:
-    if (binaries := find_binaries()) is None:
-        pytest.skip("PostgreSQL 15 or newer is not installed")
-    with serving(binaries) as server:
+def warehouse(postgres_binaries: Path) -> Iterator[PostgresServer]:
+    with serving(postgres_binaries) as server:
         yield server
 
 

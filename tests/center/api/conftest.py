@@ -173,8 +173,8 @@ class Desk:
         server = Server(configured, section, services.feed.changes.end, reload_s=0.05)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        assert started.wait(30)
         try:
+            assert started.wait(30)
             yield f"{'http' if section.tls is None else 'https'}://{bound_address(listener)}"
         finally:
             server.should_exit = True

@@ -8,9 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,10 +28,6 @@ from tests.center.api.conftest import Desk
 from tests.center.api.console_world import HOUR, T0, fill
 from tests.center.stored_world import stored
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-REASON = "no Chromium on this machine (Debian: apt-get install chromium)"
-if BROWSER is None and os.environ.get("CI"):
-    raise RuntimeError(REASON)
 WAIT_MS = 60_000
 LIVE = "async () => { window.live = (await import('/ui/api.js')).live; }"
 """Makes the page's stream known to expressions that are waited for: of a promise, Playwright takes the first value."""
@@ -42,7 +36,7 @@ LARGEST = 150_000
 
 
 def needs_browser(test: Any) -> Any:
-    return pytest.mark.e2e(pytest.mark.skipif(BROWSER is None, reason=REASON)(test))
+    return pytest.mark.e2e(pytest.mark.usefixtures("chromium")(test))
 
 
 class Tab:
@@ -96,14 +90,16 @@ class Tab:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(chromium: str) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
-        yield browser
-        browser.close()
+        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 @pytest.fixture(scope="module")

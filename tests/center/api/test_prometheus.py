@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from center.api.prometheus import series
 from sim.demo.ports import free_address
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.api.test_api_sessions import ship, two_sessions
+from tests.programs import running
 
 __all__ = ["two_sessions"]
 
@@ -86,37 +85,26 @@ def is_ready(address: str) -> bool:
         return False
 
 
-def needs(program: str) -> None:
-    if shutil.which(program) is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"{program} is not installed (Debian: prometheus)")
-        pytest.skip(f"{program} is not installed (Debian: prometheus)")
-
-
 @pytest.fixture(scope="module")
-def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, str]]:
+def peers(tmp_path_factory: pytest.TempPathFactory, prometheus: str, promtool: str) -> Iterator[tuple[Desk, str]]:
     """A center, and the address of a Prometheus with the same samples."""
-    for program in ("prometheus", "promtool"):
-        needs(program)
     path = tmp_path_factory.mktemp("prometheus")
     desk = fill(Desk(path))
     (path / "samples.om").write_text(open_metrics(desk))
     (path / "prometheus.yml").write_text("global: {}\n")
-    blocks = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "samples.om", "data"]
+    blocks = [promtool, "tsdb", "create-blocks-from", "openmetrics", "samples.om", "data"]
     subprocess.run(blocks, cwd=path, check=True, capture_output=True)
     address = free_address()
     arguments = [f"--web.listen-address={address}", "--storage.tsdb.path=data", "--storage.tsdb.retention.time=100y",
                  "--query.lookback-delta=1h", "--log.level=error"]  # fmt: skip
-    process = subprocess.Popen(["prometheus", *arguments], cwd=path, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + WITHIN_S
-        while not is_ready(address):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)  # until another program listens
-        yield desk, f"http://{address}"
+        with running([prometheus, *arguments], cwd=path, stderr=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + WITHIN_S
+            while not is_ready(address):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)  # until another program listens
+            yield desk, f"http://{address}"
     finally:
-        process.terminate()
-        process.wait(20)
         for store in (desk.catalog, desk.components, desk.results):
             store.close()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from sim.demo.ports import free_port
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.sinks.alert_receivers import Receiver
 from tests.certificates import make_certificates
+from tests.programs import running
 
 RULES = [
     {"alert": "many", "query": "flights", "certainly": "n > 3", "labels": {"severity": "page"}, "summary": "too many"}
@@ -154,18 +153,13 @@ def test_a_process_that_dies_before_it_learns_of_a_delivery_delivers_again_with_
     assert len(receiver.got) == 2 and receiver.notices[0]["id"] == receiver.notices[1]["id"]
 
 
-def test_an_alertmanager_shows_what_fires_and_what_is_resolved(desk: Desk, tmp_path: Path) -> None:
-    program = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
-    if program is None:
-        assert "CI" not in os.environ
-        pytest.skip("Debian's prometheus-alertmanager is not installed")
+def test_an_alertmanager_shows_what_fires_and_what_is_resolved(desk: Desk, tmp_path: Path, alertmanager: str) -> None:
     port, cluster = free_port(), tmp_path / "alertmanager.yml"
     cluster.write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
     arguments = [f"--config.file={cluster}", f"--web.listen-address=127.0.0.1:{port}", f"--storage.path={tmp_path}/am",
                  "--cluster.listen-address="]  # fmt: skip
-    process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
-    try:
+    with running([alertmanager, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
         desk.now = int(time.time() * 1000)  # noqa: TID251  # it compares times with its clock
         query = desk.register(lateness="9999h")
         pager = Pager(desk, {"am": {"alertmanager": {"url": url}}})
@@ -190,9 +184,6 @@ def test_an_alertmanager_shows_what_fires_and_what_is_resolved(desk: Desk, tmp_p
             pager.runner.step()
             shown = httpx.get(f"{url}/api/v2/alerts?active=true").json()
         assert [a["labels"]["carrier"] for a in shown] == ["UA"]
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_target_that_hangs_delays_neither_the_others_nor_the_lease(desk: Desk, receiver: Receiver) -> None:

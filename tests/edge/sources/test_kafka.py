@@ -30,10 +30,8 @@ SCHEMA = RecordSchema({"n": pa.int64(), "k": pa.string(), "h": pa.string()}, Eve
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    made = Broker(tmp_path_factory.mktemp("broker"))
-    made.start()
-    yield made
-    made.kill()
+    with Broker(tmp_path_factory.mktemp("broker")) as made:
+        yield made
 
 
 def partition(broker: Broker, topic: str, *, idle: ActivityMarker = no_marker, **options: Any) -> KafkaPartition:
@@ -228,8 +226,6 @@ def test_a_quiet_partition_is_marked_as_idle_again_and_again(broker: Broker, mon
 def test_a_partition_is_not_idle_while_its_broker_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.source_kinds.LOOK_S", 0.02)
     mortal = Broker(tmp_path)
-    mortal.start()
-    mortal.create("t", 1)
     marks: list[bool] = []
 
     @contextlib.contextmanager
@@ -239,7 +235,8 @@ def test_a_partition_is_not_idle_while_its_broker_is_gone(tmp_path: Path, monkey
         marks.append(True)
         yield
 
-    with pytest.raises(KafkaFailed) as failed:
+    with mortal, pytest.raises(KafkaFailed) as failed:
+        mortal.create("t", 1)
         read(partition(mortal, "t", idle=idle), lambda c: False)
     assert failed.value.fault.field == "brokers" and "refused" in failed.value.fault.reason
     # About the time that the client needs to see the end of its connection, and far less than the idle rule waits.

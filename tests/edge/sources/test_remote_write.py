@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.wire import remote_write_pb2 as pb
 from sim.demo.ports import free_port
 from tests.edge.agent_process import COUNT, QUERY, AgentProcess
-from tests.edge.sources.test_syslog import program
+from tests.programs import running
 
 PATH = "/api/v1/write"
 HEADERS = {
@@ -443,17 +443,19 @@ SUM = QuerySpec.from_mapping(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.full)])
-def test_increments_of_a_real_prometheus_count_once_through_refusals_and_kills(tmp_path: Path, kills: int) -> None:
-    exporter, prometheus, port = Exporter(), None, free_port()
+def test_increments_of_a_real_prometheus_count_once_through_refusals_and_kills(
+    tmp_path: Path, prometheus: str, kills: int
+) -> None:
+    exporter, port = Exporter(), free_port()
     sources = [{"remote_write": {"metrics": ["hits_total"], "columns": {"path": "label.path"}}}]
     options: dict[str, Any] = {"columns": {"value": "float64", "path": "string"}, "port": port}
     for name in ("refusing", "counting"):
         (tmp_path / name).mkdir()
     refusing = AgentProcess(tmp_path / "refusing", sources, query=None, **options)
-    agent = refusing
+    agent, helpers = refusing, ExitStack()
     try:
         refusing.start()
-        prometheus = start_prometheus(tmp_path, exporter.port, port)
+        helpers.enter_context(running_prometheus(prometheus, tmp_path, exporter.port, port))
         refusing.until(lambda: refused(refusing) >= 3)
         refusing.close()
         agent = AgentProcess(tmp_path / "counting", sources, query=SUM, **options)
@@ -477,9 +479,7 @@ def test_increments_of_a_real_prometheus_count_once_through_refusals_and_kills(t
         agent.kill()
         assert (*agent.recovered(), rejected) == (float(sum(exporter.counts)), [], [])
     finally:
-        if prometheus is not None:
-            prometheus.kill()
-            prometheus.wait()
+        helpers.close()
         agent.close()
         exporter.close()
 
@@ -493,7 +493,8 @@ def first_values(agent: AgentProcess) -> float:
     return (agent.metrics() or {}).get(name, 0)
 
 
-def start_prometheus(directory: Path, target: int, agent: int) -> subprocess.Popen[bytes]:
+@contextmanager
+def running_prometheus(program: str, directory: Path, target: int, agent: int) -> Iterator[None]:
     config = {
         "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
         "scrape_configs": [{"job_name": "test", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}],
@@ -507,8 +508,8 @@ def start_prometheus(directory: Path, target: int, agent: int) -> subprocess.Pop
     path = directory / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
     command = [
-        program("prometheus"), f"--config.file={path}", f"--storage.tsdb.path={directory / 'tsdb'}",
+        program, f"--config.file={path}", f"--storage.tsdb.path={directory / 'tsdb'}",
         f"--web.listen-address=127.0.0.1:{free_port()}",
     ]  # fmt: skip
-    with (directory / "prometheus.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+    with (directory / "prometheus.log").open("wb") as log, running(command, stdout=log, stderr=log):
+        yield

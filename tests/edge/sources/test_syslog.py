@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,11 @@ from edgewater.model.streams import Delivery
 from sim.demo.ports import free_port
 from tests.certificates import make_certificates
 from tests.edge.agent_process import AgentProcess
+from tests.programs import running
 
 SCHEMA = RecordSchema({"severity": pa.int64(), "message": pa.string()}, EventTime("at", max_skew_ms=None))
 TIMEOUT_S = 60.0
 NOW_MS = 1_700_000_000_000
-
-
-def program(name: str) -> str:
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin")
-    if found is None and not os.environ.get("CI"):
-        pytest.skip(f"{name} is not installed")
-    assert found is not None, f"{name} is not installed"
-    return found
 
 
 def source(schema: RecordSchema = SCHEMA, **options: Any) -> SyslogSource:
@@ -332,9 +324,17 @@ def agent(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
             until_open(int(options["listen"].rpartition(":")[2]))
         return process
 
-    yield start
-    for process in made:
-        process.close()
+    try:
+        yield start
+    finally:
+        for process in made:
+            process.close()
+
+
+@pytest.fixture
+def helpers() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 def wait_for(process: AgentProcess, records: int) -> None:
@@ -349,26 +349,26 @@ def wait_for(process: AgentProcess, records: int) -> None:
     "options", [["--octet-count", "--rfc5424"], ["--rfc3164"]], ids=["octet counting", "lines of RFC 3164"]
 )
 def test_every_message_of_logger_arrives_over_tcp(
-    agent: Callable[..., AgentProcess], tmp_path: Path, options: list[str]
+    agent: Callable[..., AgentProcess], tmp_path: Path, logger: str, options: list[str]
 ) -> None:
     port = free_port()
     process = agent(listen=f"127.0.0.1:{port}")
     lines = tmp_path / "lines"
     lines.write_text("".join(f"message {n}\n" for n in range(SENT)))
-    command = [program("logger"), "--server", "127.0.0.1", "--port", str(port), "--tcp", *options, "--file", str(lines)]
+    command = [logger, "--server", "127.0.0.1", "--port", str(port), "--tcp", *options, "--file", str(lines)]
     subprocess.run(command, check=True, timeout=TIMEOUT_S)
     wait_for(process, SENT)
 
 
 @pytest.mark.slow
-def test_messages_of_logger_arrive_over_udp(agent: Callable[..., AgentProcess], tmp_path: Path) -> None:
+def test_messages_of_logger_arrive_over_udp(agent: Callable[..., AgentProcess], tmp_path: Path, logger: str) -> None:
     port = free_port(socket.SOCK_DGRAM)
     process = agent(listen=f"127.0.0.1:{port}", protocol="udp", receive_buffer="4MiB")
     # Nobody keeps a datagram for a socket that is not open yet.
     process.until(lambda: f":{port:04X} " in Path("/proc/net/udp").read_text())
     lines = tmp_path / "lines"
     lines.write_text("".join(f"message {n}\n" for n in range(100)))
-    command = [program("logger"), "--server", "127.0.0.1", "--port", str(port), "--udp", "--file", str(lines)]
+    command = [logger, "--server", "127.0.0.1", "--port", str(port), "--udp", "--file", str(lines)]
     subprocess.run(command, check=True, timeout=TIMEOUT_S)
     wait_for(process, 100)
 
@@ -377,11 +377,12 @@ def test_messages_of_logger_arrive_over_udp(agent: Callable[..., AgentProcess], 
 @pytest.mark.parametrize(
     "framing", ["tls", *(pytest.param(name, marks=pytest.mark.full) for name in ("octet-counted", "traditional"))]
 )
-def test_every_message_of_rsyslog_arrives(agent: Callable[..., AgentProcess], tmp_path: Path, framing: str) -> None:
+def test_every_message_of_rsyslog_arrives(
+    agent: Callable[..., AgentProcess], tmp_path: Path, rsyslogd: str, stunnel: str, helpers: ExitStack, framing: str
+) -> None:
     """Its TLS begins in stunnel, because Debian's rsyslog has none without a further package."""
     port = target = free_port()
     options: dict[str, Any] = {"listen": f"127.0.0.1:{port}"}
-    helpers = list[subprocess.Popen[bytes]]()
     if framing == "tls":
         made = make_certificates(tmp_path, {"localhost": "DNS:localhost", "app": "DNS:app"})
         options["tls"] = {
@@ -394,7 +395,7 @@ def test_every_message_of_rsyslog_arrives(agent: Callable[..., AgentProcess], tm
             f"connect = 127.0.0.1:{port}\nCAfile = {made}/ca.pem\nverifyChain = yes\n"
             f"cert = {made}/app.pem\nkey = {made}/app.key\n"
         )
-        helpers.append(subprocess.Popen([program("stunnel4"), str(tunnel)], stderr=subprocess.DEVNULL))
+        helpers.enter_context(running([stunnel, str(tunnel)], stderr=subprocess.DEVNULL))
         until_open(target)
     process = agent(**options)
     lines, work = tmp_path / "lines.log", tmp_path / "rsyslog"
@@ -409,16 +410,11 @@ def test_every_message_of_rsyslog_arrives(agent: Callable[..., AgentProcess], tm
         f'action(type="omfwd" Target="127.0.0.1" Port="{target}" Protocol="tcp" TCP_Framing="{wanted}"\n'
         f'  Template="{template}" queue.type="linkedList" action.resumeRetryCount="-1")\n'
     )
-    try:
-        command = [program("rsyslogd"), "-n", "-f", str(config), "-i", str(tmp_path / "rsyslog.pid")]
-        helpers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-        process.until(lambda: process.records() >= SENT)
-        assert SENT <= process.records() <= SENT + 10, "rsyslog sends some messages about itself"
-        assert not [name for name in process.metrics() or {} if "rejected_records_total{" in name]
-    finally:
-        for helper in helpers:
-            helper.terminate()
-            helper.wait(TIMEOUT_S)
+    command = [rsyslogd, "-n", "-f", str(config), "-i", str(tmp_path / "rsyslog.pid")]
+    helpers.enter_context(running(command, stderr=subprocess.DEVNULL))
+    process.until(lambda: process.records() >= SENT)
+    assert SENT <= process.records() <= SENT + 10, "rsyslog sends some messages about itself"
+    assert not [name for name in process.metrics() or {} if "rejected_records_total{" in name]
 
 
 def until_open(port: int) -> None:
