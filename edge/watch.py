@@ -176,7 +176,7 @@ def _sources(client: httpx.Client, address: AgentAddress) -> list[dict[str, Any]
 def top(where: str, interval_s: float, once: bool, as_json: bool) -> None:
     """Shows an agent's state once, or until Ctrl-C."""
     address = AgentAddress.of(where)
-    with httpx.Client(timeout=10) as client:
+    with httpx.Client(timeout=10, trust_env=False) as client:
         state = look(client, address)
         if as_json:
             click.echo(json.dumps(state))
@@ -297,7 +297,7 @@ def tap(where: str, stream: str, source: str, records: int, wait_s: float, as_js
     """Prints decoded records of the next chunk of a stream."""
     address = AgentAddress.of(where)
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
-    with httpx.Client(timeout=wait_s + 10) as client:
+    with httpx.Client(timeout=wait_s + 10, trust_env=False) as client:
         url = f"{address.records}/v1/streams/{quote(stream, safe='')}/tap"
         response = _get(client, url, params={"records": records, "wait": wait_s, "source": source}, headers=headers)
     try:

@@ -7,6 +7,7 @@ becomes an error message with the command that installs it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 import click
 
 from edgewater.model.errors import EdgewaterError, InvalidInput
+from edgewater.runtime import environment
 
 GROUP = "edgewater.commands"
 OWN_PACKAGES = frozenset({"edgewater", "edge", "center", "sim"})
@@ -200,6 +202,7 @@ def main() -> None:
       edgewater demo                   run a center and three edges on a year of flights
       edgewater COMMAND --help         describe a command, with an example
     """
+    environment.settle(os.environ)
 
 
 if __name__ == "__main__":

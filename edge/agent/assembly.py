@@ -272,6 +272,7 @@ def _uplink(config: EdgeConfig, outbox: UplinkOutbox, quota: DailyQuota | None) 
         now_ms=now_ms,
         monotonic=time.monotonic,
         daily_quota=quota,
+        proxy=config.center.proxy,
     )
 
 

@@ -30,6 +30,9 @@ class UplinkConfig(Model):
     """The token of this edge at the center."""
     tls: TlsConfig | None = None
     """TLS of the connection. None: no TLS."""
+    proxy: str | None = Field(default=None, pattern=r"^http://\S+$")
+    """An HTTP proxy that the connection goes through, such as ``http://proxy.example.com:3128``. None: no proxy.
+    Variables such as ``https_proxy`` are not used."""
     bandwidth: Size | None = Field(default=None, ge=MIN_BANDWIDTH)
     """The largest number of bytes per second that this edge sends. None: unlimited."""
     daily: Size | None = Field(default=None, gt=0)

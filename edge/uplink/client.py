@@ -66,6 +66,7 @@ class Uplink:
         now_ms: wall clock.
         monotonic: returns the seconds of a monotonic clock.
         daily_quota: the quota of wire bytes per day, if there is one.
+        proxy: URL of an HTTP proxy that connects to the center; None: no proxy, also if the environment names one.
 
     Raises:
         InvalidConfig: TLS files that cannot be read.
@@ -82,8 +83,12 @@ class Uplink:
         now_ms: Callable[[], int],
         monotonic: Callable[[], float],
         daily_quota: DailyQuota | None = None,
+        proxy: str | None = None,
     ) -> None:
         self._address = address
+        # Only the configuration decides where the token goes: gRPC would take a proxy from the environment.
+        way = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy)
+        self._options = (*_CHANNEL_OPTIONS, way)
         self._endpoint = endpoint
         self._token = token
         self._tls = tls
@@ -178,8 +183,8 @@ class Uplink:
             except InvalidConfig as exc:
                 log.warning("%s; the ones read before are used", exc)
         if self._credentials is None:
-            return grpc.aio.insecure_channel(self._address, _CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(self._address, self._credentials, _CHANNEL_OPTIONS)
+            return grpc.aio.insecure_channel(self._address, self._options)
+        return grpc.aio.secure_channel(self._address, self._credentials, self._options)
 
     def _log_retry(self, state: RetryCallState) -> None:
         exc = state.outcome.exception() if state.outcome else None

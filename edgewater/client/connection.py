@@ -87,7 +87,9 @@ class Connection:
         headers = {"User-Agent": f"edgewater/{version('edgewater')}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        return {"base_url": url, "headers": headers, "timeout": self.timeout, "verify": self._verify()}
+        given = {"base_url": url, "headers": headers, "timeout": self.timeout, "verify": self._verify()}
+        # Variables such as http_proxy do not decide where the token goes.
+        return {**given, "trust_env": False, "proxy": _proxy()}
 
     def _token(self) -> str | None:
         if self.token is not None:
@@ -114,6 +116,17 @@ class Connection:
             ) from None
 
 
+def _proxy() -> httpx.Proxy | None:
+    """Returns the proxy that EDGEWATER_PROXY names. Raises InvalidConfig."""
+    url = os.environ.get("EDGEWATER_PROXY")
+    if not url:
+        return None
+    try:
+        return httpx.Proxy(url)
+    except (ValueError, httpx.InvalidURL) as exc:
+        raise InvalidConfig("EDGEWATER_PROXY", "…", "a URL such as http://proxy.example.com:3128", str(exc)) from None
+
+
 def _plain(where: str, token: str) -> str:
     """Returns a token without white space around it. The error does not show the token."""
     token = token.strip()
@@ -133,6 +146,8 @@ def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportErro
             timeout_s=seconds,
         )
     what = str(exc) or type(exc).__name__
+    if (proxy := _proxy()) is not None:
+        what = f"{what}, through EDGEWATER_PROXY {proxy.url}"
     return Unreachable(f"cannot reach the center at {base}: {what}; is it running? EDGEWATER_URL is its address")
 
 

@@ -446,6 +446,38 @@ async def refusals(port: int, token: str) -> str | None:
         return await call.details()
 
 
+@on_a_loop
+async def test_only_the_configuration_names_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    asked = list[bytes]()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1])
+        inner, outer = await asyncio.open_connection("localhost", port)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(1 << 16):
+                target.write(data)
+            target.close()
+
+        await asyncio.gather(pump(reader, outer), pump(inner, writer), return_exceptions=True)
+
+    async with gateway(tmp_path) as (port, catalog):
+        catalog.queries.register(SPEC, 1)
+        agent = Agent()
+        async with running(uplink(port, agent)):
+            agent.make(frame(n) for n in range(5))
+            await agent.until(lambda: agent.acked == 4)
+        server = await asyncio.start_server(connect, "127.0.0.1", 0)
+        proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, running(uplink(port, agent, proxy=proxy)):
+            agent.make(frame(n) for n in range(5, 10))
+            await agent.until(lambda: agent.acked == 9)
+        assert asked == [f"localhost:{port}".encode()]
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CA, and certificates of it for the center (localhost) and for edge jfk."""

@@ -304,6 +304,23 @@ def test_an_address_that_is_none_is_refused(url):
         Center(url)
 
 
+def test_a_proxy_is_taken_from_no_variable_but_the_one_of_the_client(two_hours, monkeypatch) -> None:
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    desk, _ = two_hours
+    with desk.served() as url:
+        with Center(url) as center:
+            assert [query.name for query in center.queries()] == ["flights"]
+        monkeypatch.setenv("EDGEWATER_PROXY", "http://127.0.0.1:9")
+        with Center(url) as center, pytest.raises(Unreachable) as failed:
+            center.queries()
+        assert "127.0.0.1:9" in failed.value.message
+        monkeypatch.setenv("EDGEWATER_PROXY", "nonsense")
+        with pytest.raises(InvalidConfig) as refused:
+            Center(url)
+        assert refused.value.field == "EDGEWATER_PROXY"
+
+
 def test_an_address_without_a_scheme_is_one_of_http() -> None:
     with Center("127.0.0.1:7480") as center, Center("localhost:7480", token="t") as other:
         assert (center.url, other.url) == ("http://127.0.0.1:7480", "http://localhost:7480")
