@@ -253,7 +253,7 @@ class BudgetAllocator:
         return ""
 
     def _claimed(self, report: BudgetReport) -> dict[str, float]:
-        """Returns the shares that a report claims. A claim counts as at most the budget, and NaN counts as the budget."""
+        """Returns the shares that a report claims, each at most the budget. NaN counts as the budget."""
         known = self.divided | self.undivided
         return {m: s if s < known[m] else known[m] for m, s in report.shares.items() if m in known and not s <= 0}
 

@@ -89,8 +89,8 @@ class BudgetSync:
         compute = partial(_update, assigned, applied, self._now_ms(), self._policy)
         violations, written = await asyncio.to_thread(self._catalog.budgets.update, ref, compute, self._now_ms())
         for violation in violations:
-            message = f"query {ref.name}: {violation.message}"
-            self._status.alarm(ALARM if violation.edge else RESET, message, violation.edge, self._now_ms(), query_key(ref))
+            kind, message = ALARM if violation.edge else RESET, f"query {ref.name}: {violation.message}"
+            self._status.alarm(kind, message, violation.edge, self._now_ms(), query_key(ref))
         if written:
             # Reports that came meanwhile stay. If nothing was written, because only rates have changed, all reports
             # stay.

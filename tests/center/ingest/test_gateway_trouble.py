@@ -450,7 +450,7 @@ async def test_whatever_numbers_an_edge_states_the_others_go_on(tmp_path: Path, 
                         await edge.call.done_writing()
                         while await edge.call.read() is not grpc.aio.EOF:
                             pass
-            assert not [task.get_name() for task in c.gateway._tasks if task.done()]
+            assert c.gateway.tasks.missing() == []
             assert c.gateway.metrics.ended.labels("internal")._value.get() == 0, (number, count)
         async with RawEdge(c.port) as edge:
             await edge.hello("honest")
