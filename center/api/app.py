@@ -58,6 +58,7 @@ from center.serving import SynopsisCache
 from center.sinks import SinkStore
 from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.problems import MEDIA_TYPE
+from edgewater.runtime.tasks import Tasks
 
 DESCRIPTION = """
 Streaming queries over data from many places. Every answer states its error, its completeness and its age.
@@ -161,6 +162,8 @@ def _services(
     renderer = AnswerRenderer(config.cache_bytes, metrics.on_lookup)
     progress = EdgeProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
+    tasks = Tasks()
+    metrics.registry.register(tasks.failures)
     feed = LiveFeed(
         results, progress, renderer, AnswerPoller(results.newest_answers), config.progress_ms / 1000, monotonic
     )
@@ -186,6 +189,7 @@ def _services(
         draw_seed,
         SqlGuard(),
         SinkStore(results.engine),
+        tasks,
     )
 
 
@@ -200,13 +204,12 @@ def _misdirected(services: Services) -> Callable[[Scope, str], ASGIApp]:
 def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(services.feed.changes.run()), asyncio.create_task(_refresh(services))]
+        services.tasks.start("newest-answers", services.feed.changes.run())
+        services.tasks.start("credentials", _refresh(services))
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await services.tasks.cancel()
             services.sql.close()
 
     return lifespan

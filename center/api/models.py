@@ -31,6 +31,8 @@ EXAMPLE_SPEC: dict[str, Any] = {
     "budget": {"staleness": "2s"},
     "lateness": "1h",
 }
+MAX_RECORDS = (1 << 63) - 1
+"""A sum of the counts that edges state is at most this number, which fits into a column of a table."""
 EXAMPLE_SPEC_YAML = """\
 name: flights_by_carrier
 from: flights                  # a stream that edges serve
@@ -336,7 +338,7 @@ class StreamList(BaseModel):
                     columns=columns,
                     differing=[text for text in differing if text],
                     edges=[edge for edge, _ in here],
-                    records=sum(records[edge].records.get(name, 0) for edge, _ in here),
+                    records=min(sum(records[edge].records.get(name, 0) for edge, _ in here), MAX_RECORDS),
                     **watermark(least),
                 )
             )

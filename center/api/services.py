@@ -23,6 +23,7 @@ from center.config import ApiLimitsSection
 from center.results import ResultStore
 from center.serving import SynopsisCache
 from center.sinks import SinkStore
+from edgewater.runtime.tasks import Tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Services:
         now_ms: wall clock.
         parsing: limits parsing to one query at a time.
         draw_seed: draws the seed of a new query, a number from 0 to 2^64 - 1.
+        tasks: the tasks of the API. The process sets how it ends if one of them fails.
     """
 
     catalog: Catalog
@@ -56,6 +58,7 @@ class Services:
     draw_seed: Callable[[], int]
     sql: SqlGuard
     sinks: SinkStore
+    tasks: Tasks
 
 
 def _services(request: Request) -> Services:

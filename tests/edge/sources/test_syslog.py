@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import subprocess
@@ -160,6 +161,71 @@ def test_a_new_sender_takes_the_place_of_the_one_that_is_idle_the_longest() -> N
     # What the sender had sent and the source had not read is lost with its connection.
     got = texts(read(source(max_connections=2), send, lambda chunks: "third" in texts(chunks)))
     assert {"third"} < set(got) <= {"first", "second", "third"}
+
+
+def from_machine(host: str, address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address, TIMEOUT_S, (host, 0))
+
+
+def ended(connections: Sequence[socket.socket]) -> None:
+    """Waits until at least one of the connections has ended."""
+    readable, _, _ = select_readable(list(connections))
+    assert all(map(has_ended, readable))
+
+
+@pytest.mark.parametrize("attack", [b"", b"<", b"12"])
+def test_silent_connections_cut_no_sender_and_no_silent_connection_of_another_machine(attack: bytes) -> None:
+    def send(address: tuple[str, int]) -> None:
+        with contextlib.ExitStack() as opened:
+            sender = opened.enter_context(from_machine("127.0.0.1", address))
+            sender.sendall(message("before") + b"\n")
+            waiting = opened.enter_context(from_machine("127.0.0.3", address))
+            hostile = [opened.enter_context(from_machine("127.0.0.2", address)) for _ in range(8)]
+            for each in hostile:
+                with contextlib.suppress(ConnectionError):
+                    each.sendall(attack)
+            ended(hostile)
+            sender.sendall(message("after") + b"\n")
+            waiting.sendall(message("first") + b"\n")
+
+    got = texts(read(source(max_connections=4), send, enough(3)))
+    assert set(got) == {"before", "after", "first"}
+
+
+def test_beyond_the_limit_a_connection_of_the_machine_with_the_most_connections_ends() -> None:
+    def send(address: tuple[str, int]) -> None:
+        with contextlib.ExitStack() as opened:
+            sender = opened.enter_context(from_machine("127.0.0.1", address))
+            sender.sendall(message("before") + b"\n")
+            hostile = [opened.enter_context(from_machine("127.0.0.2", address)) for _ in range(4)]
+            for each in hostile:
+                with contextlib.suppress(ConnectionError):
+                    each.sendall(message("hostile") + b"\n")
+            ended(hostile)
+            sender.sendall(message("after") + b"\n")
+
+    assert "after" in texts(read(source(max_connections=3), send, lambda chunks: "after" in texts(chunks)))
+
+
+def test_a_sender_with_a_certificate_is_cut_by_none_without_a_message(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path, {"localhost": "DNS:localhost", "app": "DNS:app"})
+    tls = {"cert": str(made / "localhost.pem"), "key": str(made / "localhost.key"), "client_ca": str(made / "ca.pem")}
+
+    def send(address: tuple[str, int]) -> None:
+        context = ssl.create_default_context(cafile=tls["client_ca"])
+        context.check_hostname = False
+        context.load_cert_chain(made / "app.pem", made / "app.key")
+        with contextlib.ExitStack() as opened:
+            plain = from_machine("127.0.0.1", address)
+            sender = opened.enter_context(context.wrap_socket(plain))
+            sender.settimeout(0.2)  # the certificate arrives at the edge before the next connection
+            with contextlib.suppress(TimeoutError):
+                sender.recv(1)
+            hostile = [opened.enter_context(from_machine("127.0.0.2", address)) for _ in range(4)]
+            ended(hostile)
+            sender.sendall(counted(message("late")))
+
+    assert texts(read(source(max_connections=1, tls=tls), send, enough(1))) == ["late"]
 
 
 def has_ended(connection: socket.socket) -> bool:
