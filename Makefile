@@ -17,7 +17,7 @@ $(PY):
 
 # Only files with the hashes of the lock are installed; the checkout itself is built without fetching anything.
 $(STAMP)%: $(PY) pyproject.toml requirements/%.txt
-	@echo "installing edgewater[$*] into $(VENV) …"
+	@echo "installing edgewater with the extra $* into $(VENV) …"
 	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --require-hashes -r requirements/$*.txt
 	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@

@@ -23,7 +23,7 @@ import pyarrow as pa
 from anyio import CapacityLimiter
 
 from center.api.problems import HttpProblem
-from edgewater.model.errors import InvalidQuery, StorageError
+from edgewater.model.errors import InvalidQuery, StorageError, installation
 
 TIMEOUT_S = 3.0
 START_S = 30.0
@@ -71,7 +71,7 @@ class SqlGuard:
             HttpProblem: DuckDB is not installed.
         """
         if find_spec("duckdb") is None:
-            raise HttpProblem("unavailable", "SELECT needs the package duckdb at the center: edgewater[sql]")
+            raise HttpProblem("unavailable", f"SELECT needs the package duckdb at the center: {installation('sql')}")
         parts = [json.dumps({"sql": text, "tables": list(tables)}).encode() + b"\n"]
         for table in tables.values():
             sink = pa.BufferOutputStream()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from center.sinks.base import Sink, SinkContext, SinkQuery
-from edgewater.model.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig, installation
 from edgewater.runtime.configuration import Secret, Section, refusal
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ FILES_WAIT_MS = 300_000
 
 
 def _missing(kind: str, extra: str, exc: ImportError) -> InvalidConfig:
-    return InvalidConfig("kind", kind, f"another kind, or pip install 'edgewater[{extra}]'", str(exc))
+    return InvalidConfig("kind", kind, f"another kind, or {installation(extra)}", str(exc))
 
 
 class PostgresConfig(Section):

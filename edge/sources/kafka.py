@@ -21,7 +21,7 @@ from edge.codecs import MessageDecoder
 from edge.records import Chunk, Decoded, Lag, Position, Source
 from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
 from edge.sources.kafka_client import NO_END, OLDEST, KafkaConfig, KafkaConsumer, KafkaFailed, OffsetGone
-from edgewater.model.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig, installation
 from edgewater.model.streams import MIN_TIME_MS, Delivery
 from edgewater.wire import LossReason
 
@@ -394,7 +394,7 @@ class Kafka:
         try:
             import confluent_kafka  # noqa: F401
         except ImportError as exc:
-            accepted = "the package confluent-kafka: pip install 'edgewater[kafka]'"
+            accepted = f"the package confluent-kafka: {installation('kafka')}"
             raise InvalidConfig(f"streams.{context.stream}.sources.kafka", options.topic, accepted, str(exc)) from exc
         return [KafkaPartition(KafkaTopic(options, context), 0)]
 

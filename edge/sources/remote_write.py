@@ -28,7 +28,7 @@ from edge.receivers import Body, BodyTooLarge, Conversion, Counted, Decompress, 
 from edge.records import Decoded, RejectionReason, Rejections, Source
 from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.source_kinds import SourceContext
-from edgewater.model.errors import InvalidConfig, InvalidRecord
+from edgewater.model.errors import InvalidConfig, InvalidRecord, installation
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.runtime.configuration import refusal
 from edgewater.synopses import BoolArray, FloatArray, IntArray
@@ -458,7 +458,7 @@ class RemoteWrite:
         try:
             import cramjam  # noqa: F401
         except ImportError as exc:
-            accepted = "the package cramjam: pip install 'edgewater[remote-write]'"
+            accepted = f"the package cramjam: {installation('remote-write')}"
             raise InvalidConfig(path, options.path, accepted, str(exc)) from exc
         try:
             options.fields(context.schema.columns, context.schema.time.column)

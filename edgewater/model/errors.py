@@ -170,6 +170,15 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f", did you mean {near[0]}?" if near else ""
 
 
+def installation(extra: str = "") -> str:
+    """Returns the command that installs Edgewater with an extra, for messages about missing packages.
+
+    It never names a package of PyPI: Edgewater is not there, and anybody may register the name.
+    """
+    what = f"'.[{extra}]'" if extra else "."
+    return f"pip install {what} in a clone of Edgewater's repository"
+
+
 def named(exc: Exception) -> str:
     """Returns an exception's message after its code, or after its class if it has no code."""
     return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"

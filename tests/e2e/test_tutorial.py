@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from sim.demo.ports import free_port
+from tests.installations import install, installed_extras
 
 TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 SERVERS = ("edgewater center run", "edgewater edge run")
 INSTALLATION = ("python3 -m venv", "pip install")
-"""Commands that need not be run: the environment of the tests has what they install."""
+"""Commands that are not run: `install` makes the environment that they make, without a download."""
 WITHIN_S = 300.0
 
 pytestmark = pytest.mark.e2e
@@ -56,16 +56,16 @@ def matches(shown: str, output: str) -> bool:
 class Terminals:
     """The directory of a newcomer, with free ports instead of the page's."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, extras: frozenset[str]) -> None:
         self.directory = directory
         self.ports = dict(zip(("7400", "7480", "7410"), (str(free_port()) for _ in range(3)), strict=True))
         self.servers: dict[str, subprocess.Popen[bytes]] = {}
-        bin_directory = str(Path(sys.executable).parent)
         self.env = {
-            **os.environ,
-            "PATH": f"{bin_directory}:{os.environ['PATH']}",
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            "PATH": f"{install(directory / '.venv', extras)}:{os.environ['PATH']}",
             "EDGEWATER_CENTER__GATEWAY__LISTEN": f"127.0.0.1:{self.ports['7400']}",
             "EDGEWATER_CENTER__API__LISTEN": f"127.0.0.1:{self.ports['7480']}",
+            "EDGEWATER_URL": f"http://127.0.0.1:{self.ports['7480']}",
         }
 
     def with_ports(self, text: str) -> str:
@@ -96,7 +96,7 @@ class Terminals:
         log = self.directory / f"{len(list(self.directory.glob('*.log')))}.log"
         with log.open("wb") as file:
             self.servers[kind] = subprocess.Popen(
-                [sys.executable, "-m", *command.text.split()], cwd=self.directory, env=self.env,
+                command.text.split(), cwd=self.directory, env=self.env,
                 stdout=file, stderr=file, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         deadline = time.monotonic() + WITHIN_S
@@ -112,8 +112,8 @@ class Terminals:
 
 
 @contextmanager
-def terminals(directory: Path) -> Iterator[Terminals]:
-    opened = Terminals(directory)
+def terminals(directory: Path, extras: frozenset[str]) -> Iterator[Terminals]:
+    opened = Terminals(directory, extras)
     try:
         yield opened
     finally:
@@ -122,9 +122,11 @@ def terminals(directory: Path) -> Iterator[Terminals]:
 
 
 def test_every_command_and_every_output_of_the_tutorial(tmp_path: Path) -> None:
-    page = [c for c in commands(TUTORIAL.read_text()) if not c.text.startswith(INSTALLATION)]
+    page = commands(TUTORIAL.read_text())
+    (extras,) = {installed_extras(c.text) for c in page if c.text.startswith("pip install")}
+    page = [c for c in page if not c.text.startswith(INSTALLATION)]
     assert len(page) >= 15
-    with terminals(tmp_path) as terminal:
+    with terminals(tmp_path, extras) as terminal:
         for command in page:
             terminal.type(command)
 

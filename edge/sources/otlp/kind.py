@@ -23,7 +23,7 @@ from edge.source_kinds import SourceContext
 from edge.sources.grpc_receiving import MEDIA as GRPC
 from edge.sources.grpc_receiving import STATUS
 from edge.sources.http_body import ENCODINGS
-from edgewater.model.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig, installation
 from edgewater.model.streams import type_name
 from edgewater.runtime.configuration import refusal
 
@@ -93,7 +93,7 @@ def _require_package(context: SourceContext) -> None:
         import google.rpc.status_pb2  # noqa: F401
         import opentelemetry.proto  # noqa: F401
     except ImportError as exc:
-        accepted = "the package opentelemetry-proto: pip install 'edgewater[otlp]'"
+        accepted = f"the package opentelemetry-proto: {installation('otlp')}"
         raise InvalidConfig(f"streams.{context.stream}.sources.otlp", "otlp", accepted, str(exc)) from exc
 
 

@@ -15,7 +15,7 @@ from edgewater.model.errors import InvalidConfig
 from edgewater.wire import uplink_pb2_grpc
 from tests.center.gateway_world import Center, RawEdge, center, eventually, on_a_loop
 
-pytest.importorskip("cryptography", reason="part of edgewater[center]")
+pytest.importorskip("cryptography", reason="part of the extra center")
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
