@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from edge.codecs.csv_codec import CsvCodec, CsvDialect
+from edge.codecs.csv_records import records_end
 from edge.codecs.fields_codec import LinePattern, combined, logfmt_codec, pattern_codec
+from edge.codecs.framing import BlockReader, ByteStream
 from edge.codecs.line_decoder import LineCodec, LineDecoder, unlimited
 from edge.codecs.ndjson_codec import NdjsonCodec
 from edge.codecs.schema import RecordSchema
+from edge.records import BLOCK_BYTES
 
 TextFormatName = Literal["ndjson", "csv", "regex", "combined", "logfmt"]
 Format = TextFormatName | Literal["parquet"]
@@ -46,6 +50,12 @@ class TextFormat:
     def needs_header(self) -> bool:
         """Whether a header line has to be read before the records."""
         return self.format == "csv" and self.header is None
+
+    def blocks(self, source: ByteStream, block_bytes: int = BLOCK_BYTES) -> BlockReader:
+        """Returns the reader of the blocks of a byte stream."""
+        if self.format == "csv":
+            return BlockReader(source, partial(records_end, delimiter=self.dialect.delimiter), block_bytes)
+        return BlockReader(source, block_bytes=block_bytes)
 
     def decoder(self, header: tuple[str, ...] | None, where: str, check: Callable[[], None] = unlimited) -> LineDecoder:
         """Builds the decoder for lines.

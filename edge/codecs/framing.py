@@ -1,11 +1,15 @@
-"""Splits a stream of bytes into blocks of complete lines."""
+"""Splits a stream of bytes into blocks of complete records: lines, or records of CSV with line breaks in quotes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from edge.records import BLOCK_BYTES
+
+OPEN_RECORD_MS = 5_000
+"""A record whose lines so far end in quotes waits this long for its next line. Then its lines are a block."""
 
 
 class ByteStream(Protocol):
@@ -30,30 +34,44 @@ class Block:
     too_long: bool = False
 
 
-class BlockReader:
-    """Reads blocks in order, and buffers at most the bytes of two blocks."""
+def lines_end(data: bytes) -> int:
+    """Returns the offset after the last line; 0 if there is no whole line."""
+    return data.rfind(b"\n") + 1
 
-    def __init__(self, source: ByteStream, block_bytes: int = BLOCK_BYTES) -> None:
+
+class BlockReader:
+    """Reads blocks in order, and buffers at most the bytes of two blocks.
+
+    Args:
+        records_end: returns the offset after the last record in some bytes; 0 if there is no whole record.
+    """
+
+    def __init__(
+        self, source: ByteStream, records_end: Callable[[bytes], int] = lines_end, block_bytes: int = BLOCK_BYTES
+    ) -> None:
         self._source = source
+        self._records_end = records_end
         self._block_bytes = block_bytes
         self._held = b""
         self._skipped = 0
         self._skipped_start = b""
+        self._open: tuple[int, int] | None = None  # the size of the held bytes in quotes, and the time of their arrival
 
-    def next(self, final: bool) -> Block | None:
+    def next(self, final: bool, now_ms: int = 0) -> Block | None:
         """Returns the next block; None if there is none at the moment.
 
         Args:
             final: whether the stream has ended, so that the last line may lack its newline.
+            now_ms: the wall time.
         """
         if self._skipped:
             return self._skip(final)
         while len(self._held) < self._block_bytes:
             more = self._source.read(self._block_bytes - len(self._held))
             if not more:
-                return self._rest(final)
+                return self._rest(final, now_ms)
             self._held += more
-        cut = self._held.rfind(b"\n") + 1
+        cut = self._records_end(self._held)
         if cut == 0:
             self._skipped, self._skipped_start, self._held = len(self._held), self._held[:1024], b""
             return self._skip(final)
@@ -63,8 +81,12 @@ class BlockReader:
         data, self._held = self._held[:length], self._held[length:]
         return Block(data, length)
 
-    def _rest(self, final: bool) -> Block | None:
-        cut = len(self._held) if final else self._held.rfind(b"\n") + 1
+    def _rest(self, final: bool, now_ms: int) -> Block | None:
+        cut = len(self._held) if final else self._records_end(self._held)
+        if not cut and (lines := lines_end(self._held)):
+            if self._open is None or self._open[0] != len(self._held):
+                self._open = len(self._held), now_ms
+            cut = lines if now_ms - self._open[1] >= OPEN_RECORD_MS else 0
         return self._take(cut) if cut else None
 
     def _skip(self, final: bool) -> Block | None:

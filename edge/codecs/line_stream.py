@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from edge.codecs.csv_codec import read_header
 from edge.codecs.formats import TextFormat
-from edge.codecs.framing import Block, BlockReader, ByteStream
+from edge.codecs.framing import Block, ByteStream
 from edge.codecs.line_decoder import LineDecoder, unlimited
 from edge.codecs.schema import RecordSchema
 from edge.records import BLOCK_BYTES, Decoded, Rejection, RejectionReason, truncate_example
@@ -39,7 +39,7 @@ class LineStream:
         self._text = text
         self._where = where
         self._check = check
-        self._blocks = BlockReader(source)
+        self._blocks = text.blocks(source)
         self._at_start = True
         self._decoder: LineDecoder | None = None if text.needs_header else text.decoder(text.header, where, check)
 
@@ -53,7 +53,7 @@ class LineStream:
         Raises:
             InvalidRecord: the header lacks a declared column.
         """
-        block = self._blocks.next(final)
+        block = self._blocks.next(final, arrival_ms)
         if block is None:
             return None
         nbytes = block.length

@@ -41,7 +41,8 @@ _OLD = (
     r"(?:(?P<app>[^ :\[]+)(?:\[(?P<procid>[^\]]*)\])?: ?)?(?P<message>.*)$"
 )
 _NAMED = re.compile(r"\(\?P<(\w+)>")
-_HALF_YEAR_S = 183 * 86_400
+_HALF_YEAR_S = 182 * 86_400
+"""A time that is nearer to the arrival than this is farther in every other year."""
 _NIL = "-"
 
 

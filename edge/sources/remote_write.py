@@ -22,12 +22,13 @@ from google.protobuf.message import DecodeError
 from pydantic import Field, field_validator, model_validator
 from starlette.responses import PlainTextResponse, Response
 
-from edge.codecs import cast_or_null, extract_event_times
+from edge.codecs import extract_event_times
 from edge.config import MAX_PATTERN, Model
 from edge.receivers import Body, BodyTooLarge, Conversion, Counted, Decompress, Part, PushedSource, Refused, Request
 from edge.records import Decoded, RejectionReason, Rejections, Source
 from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.source_kinds import SourceContext
+from edgewater.model import arithmetic
 from edgewater.model.errors import InvalidConfig, InvalidRecord, installation
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.runtime.configuration import refusal
@@ -183,7 +184,7 @@ class _Mapping:
     def values(self, column: str, sets: Sequence[Mapping[str, str]]) -> pa.Array:
         """Returns the value of a column for each label set; null if the label's text does not fit the column's type."""
         texts = pa.array([labels.get(self.labels[column]) for labels in sets], pa.string())
-        return cast_or_null(texts, self.source.schema.columns[column])
+        return arithmetic.cast(texts, self.source.schema.columns[column])
 
     def decode(self, samples: _Samples, sets: _LabelSets, number: int, arrival_ms: int) -> Part | None:
         """Returns the records of the source in a request; None if the source takes no sample of it.

@@ -88,11 +88,9 @@ class StdinSource:
 
         short = False
         while True:
-            while not pipe.wait(0):
+            if not pipe.wait(0):
                 with self._idle(self.name):
-                    if await asyncio.to_thread(pipe.wait, WAIT_S):
-                        break
-                short = False
+                    short &= await asyncio.to_thread(pipe.wait, WAIT_S)
             chunks = await asyncio.to_thread(read_chunks)
             for chunk in chunks:
                 yield chunk

@@ -11,7 +11,6 @@ from edge.codecs import (
     HEAD_BYTES,
     TAIL_BYTES,
     Block,
-    BlockReader,
     ByteStream,
     Input,
     LineDecoder,
@@ -51,7 +50,7 @@ class TextReader:
         if not position.ended:
             self._input.seek(position.offset)
         self._tail = self._input.tail
-        self._blocks = BlockReader(self._input)
+        self._blocks = text.blocks(self._input)
         self._last_reread: tuple[tuple[int, int, int], Decoded] | None = None
 
     def next(self, final: bool, arrival_ms: int) -> Piece | None:
@@ -61,7 +60,7 @@ class TextReader:
             return self._finish_block()
         while True:
             # final=False comes first, because the last readable byte of a damaged file does not end a line.
-            block = self._blocks.next(final=False)
+            block = self._blocks.next(final=False, now_ms=arrival_ms)
             if block is None and self._input.damage is not None:
                 return self._report_damage()
             if block is None and final:
@@ -103,7 +102,7 @@ class TextReader:
         self._input.seek(start.offset + start.block)
         self._tail = b""
         self.position = start.after_block(start.block, start.arrival_ms, self._tail_after(self._input.tail))
-        self._blocks = BlockReader(self._input)
+        self._blocks = self._text.blocks(self._input)
         return Piece(start, self.position, Decoded(rest.batch.slice(start.row)), start.block)
 
     def reread(self, start: FilePosition | None, end: FilePosition) -> Piece:
@@ -129,7 +128,7 @@ class TextReader:
             self._input.seek(offset)
             where = f"{context.file}: bytes {offset} to {offset + length}, read before,"
             unchanged = not context.row or self._has_tail(context)
-            block = BlockReader(_Limited(self._input, length)).next(final=True)
+            block = self._text.blocks(_Limited(self._input, length)).next(final=True)
             if block is None or block.length != length:
                 raise InputGone(f"{where} are gone")
             if not unchanged or not (context.row or self._has_tail(context)):

@@ -177,11 +177,11 @@ class OtlpReceiver:
 
     def decode(self, request: Request, body: Body) -> Sequence[Part]:
         from edge.sources.otlp.columns import ROWS, prepare
-        from edge.sources.otlp.messages import Budget, json_to_protobuf, read_request
+        from edge.sources.otlp.messages import Budget, read_json, read_request
         from edge.sources.otlp.metrics import MetricRows, MetricStream
 
-        plain = json_to_protobuf(body.plain, self._signal, Budget(body)) if request.media == JSON else body.plain
-        records = read_request(plain, self._signal, Budget(body))
+        read = read_json if request.media == JSON else read_request
+        records = read(body.plain, self._signal, Budget(body))
         rows = ROWS[self._signal](records) if self._signal in ROWS else None
         parts = []
         for source, options, paths in self._entries:

@@ -50,8 +50,7 @@ def test_another_delimiter_may_be_configured() -> None:
     ("line", "reason", "says"),
     [
         (b"true,1700000000000,x", "malformed", "3 fields; expected 6"),
-        (b'true,1700000000000,x,"AA,1.5,5', "malformed", "4 fields; expected 6"),
-        (b'true,1700000000000,x,"AA,1.5,5\nq",1.5,5', "malformed", "fields; expected 6"),
+        (b'true,1700000000000,x,"AA,1.5,5",,,', "malformed", "7 fields; expected 6"),
         (b"true,1700000000000,x,AA,1.5,5.5", "wrong-type", "distance: got '5.5'; expected int64 such as 42"),
         (b"true,1700000000000,x,AA,1.5,99999999999999999999", "wrong-type", "distance"),
         (b"true,1700000000000,x,AA,fast,5", "wrong-type", "delay: got 'fast'; expected float64"),
@@ -67,7 +66,7 @@ def test_a_bad_record_is_refused_with_its_reason_and_the_others_survive(line: by
     assert decoded.batch.num_rows == 2
     (rejection,) = decoded.rejected
     assert rejection.reason == reason
-    assert rejection.count == line.count(b"\n") + 1
+    assert rejection.count == 1
     assert says in rejection.message
 
 
