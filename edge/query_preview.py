@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from edgewater.model.key_texts import key_text
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.timestamps import rfc3339
@@ -103,5 +104,5 @@ def _shown(values: dict[str, Any]) -> str:
 
 
 def _cut(value: Any) -> str:
-    text = "null" if value is None else str(value).replace("\n", " ")
+    text = key_text(value).replace("\n", " ")
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

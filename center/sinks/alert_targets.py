@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 from pydantic import Field, SecretStr, model_validator
 
 from edgewater.model.errors import EdgewaterError
+from edgewater.model.key_texts import label_names
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import Secret, Section, refusal
 
@@ -151,7 +151,7 @@ class Alertmanager:
         """
         body = [
             {
-                "labels": {label_name(name): value for name, value in alert["labels"].items()},
+                "labels": dict(zip(label_names(list(alert["labels"])), alert["labels"].values(), strict=True)),
                 "annotations": alert["annotations"],
                 "startsAt": alert["starts_at"],
                 "endsAt": alert["ends_at"] or rfc3339(now_ms + ENDS_AFTER_MS),
@@ -164,11 +164,6 @@ class Alertmanager:
             headers["Authorization"] = f"Bearer {token.get_secret_value()}"
         url = f"{self._section.url.rstrip('/')}/api/v2/alerts"
         self._server.post(url, json.dumps(body).encode(), headers)
-
-
-def label_name(name: str) -> str:
-    """Returns a name that Prometheus accepts as the name of a label."""
-    return re.sub(r"[^a-zA-Z0-9_]|^(?=[0-9])", "_", name)
 
 
 class _Server:

@@ -155,9 +155,13 @@ class SinkCollector(Collector):
             "edgewater_sink_gap_answers", "Ids of answers that were deleted before the sink had them.", labels=["sink"]
         )
         answers = CounterMetricFamily("edgewater_sink_answers", "Answers that were written.", labels=["sink"])
+        refused = CounterMetricFamily(
+            "edgewater_sink_refused", "Samples that the sink's system has refused for ever.", labels=["sink"]
+        )
         rows = CounterMetricFamily("edgewater_sink_rows", "Rows that were written.", labels=["sink"])
-        families = [up, paused, lag, gap, answers, rows]
+        families = [up, paused, lag, gap, answers, rows, refused]
         try:
+            refusals = self._store.refused()
             for status in self._store.statuses():
                 labels = [status.name]
                 up.add_metric(labels, float(not status.problem))
@@ -166,6 +170,7 @@ class SinkCollector(Collector):
                 gap.add_metric(labels, float(0 if status.gap is None else status.gap[1] - status.gap[0] + 1))
                 answers.add_metric(labels, float(status.answers))
                 rows.add_metric(labels, float(status.rows))
+                refused.add_metric(labels, float(refusals.get(status.name, 0)))
         except EdgewaterError as exc:
             log.warning("the states of sinks cannot be read: %s", exc.message)
         return families

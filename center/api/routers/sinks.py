@@ -48,6 +48,7 @@ class SinkState(BaseModel):
     behind_ms: int = Field(description="Age of the oldest answer that it has not read.")
     answers: int = Field(description="Answers that it has written, repetitions included.")
     rows: int
+    refused: int = Field(description="Samples that the sink's system has refused for ever.")
     gap: SinkGap | None = Field(description="Answers that were deleted before the sink had them.")
     owner: str | None = Field(description="The process that runs it, host:pid.")
 
@@ -68,6 +69,7 @@ class SinkState(BaseModel):
             behind_ms=0 if given_at_ms is None else max(0, now_ms - given_at_ms),
             answers=status.answers,
             rows=status.rows,
+            refused=center.sinks.refused().get(status.name, 0),
             gap=None if status.gap is None else SinkGap(first=status.gap[0], last=status.gap[1]),
             owner=status.owner if has_process else None,
         )

@@ -58,11 +58,14 @@ export const percent = (x) => (x === null || x === undefined ? UNKNOWN : `${part
 /** A column of `group_by` as text: `country`, or `lower(host) as host`. */
 export const groupColumn = (key) => (typeof key === "string" ? key : Object.entries(key).map(([name, text]) => `${text} as ${name}`).join());
 
+/** A group's value as text, as `key_text` of the center: null, and texts that could be mistaken for it, differ. */
+const keyText = (v) => (typeof v === "string" && (v === "" || v === "null" || v.startsWith('"')) ? JSON.stringify(v) : String(v));
+
 /** A group as text: `carrier=UA, dest=null`; all groups: "(all)". */
-export const group = (g) => Object.entries(g).map(([k, v]) => `${k}=${v === null ? "null" : v}`).join(", ") || "(all)";
+export const group = (g) => Object.entries(g).map(([k, v]) => `${k}=${keyText(v)}`).join(", ") || "(all)";
 
 /** A group as parameters of the API. */
-export const groupParams = (g) => Object.entries(g).map(([k, v]) => ["group", `${k}:${v === null ? "null" : v}`]);
+export const groupParams = (g) => Object.entries(g).map(([k, v]) => ["group", `${k}:${keyText(v)}`]);
 
 /** How a confidence is to be read. */
 export function confidence(answer) {

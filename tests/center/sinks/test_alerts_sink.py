@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from center.sinks import SinkRunner, SinkStore, read_definition, runner
 from center.sinks.alert_rules import Alert, AlertRule
 from center.sinks.alert_states import AlertCollector
-from center.sinks.alert_targets import label_name
 from center.sinks.alerts import stated
 from edgewater.model.errors import InvalidConfig
 from sim.demo.ports import free_port
@@ -274,11 +273,6 @@ def test_groups_named_like_labels_of_the_sink_keep_both(desk: Desk, receiver: Re
     assert shown["labels"] == {
         "alertname": "many", "query": "flights", "group_query": "a", "group_alertname": "b", "x": "2",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "shown"), [("a-b", "a_b"), ("9x", "_9x"), ("ok_1", "ok_1"), ("é", "_")])
-def test_names_of_groups_become_names_of_labels_of_prometheus(name: str, shown: str) -> None:
-    assert label_name(name) == shown
 
 
 def test_silence_is_not_stated_while_answers_wait_to_be_read(
