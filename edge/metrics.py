@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -125,12 +126,16 @@ class EdgeCollector:
         names = [(status.stream, status.source) for status in statuses]
         records = {name: status.records for name, status in zip(names, statuses, strict=True)}
         yield _counter("source_records", "Records read, by source, since the agent started.", labels, records)
-        rejected = {
-            (*name, reason): count
-            for name, status in zip(names, statuses, strict=True)
-            for reason, count in status.rejected.items()
-        }
-        yield _counter("rejected_records", "Records that could not be decoded.", [*labels, "reason"], rejected)
+        for metric, text, of in (
+            ("rejected_records", "Records that could not be decoded.", attrgetter("rejected")),
+            ("guessed_records", "Records that count, or do not count, on a guess.", attrgetter("guessed")),
+        ):
+            by_reason = {
+                (*name, reason): count
+                for name, status in zip(names, statuses, strict=True)
+                for reason, count in of(status).items()
+            }
+            yield _counter(metric, text, [*labels, "reason"], by_reason)
         gauges: dict[str, tuple[str, Callable[[SourceStatus], float | None]]] = {
             "source_failing": (
                 "Parts of a source, such as partitions, that cannot be read; /readyz and edge top have the reason.",

@@ -20,7 +20,7 @@ from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
 from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Constant, Delivery, type_name
 from edgewater.model.timestamps import rfc3339
-from edgewater.wire import REJECTIONS
+from edgewater.wire import GUESSES, REJECTIONS
 
 EXAMPLE_SPEC: dict[str, Any] = {
     "name": "flights_by_carrier",
@@ -197,6 +197,9 @@ class QueryEdge(BaseModel):
     rejected: dict[str, int] = Field(
         description="Records that its sources rejected since it runs the query, by reason."
     )
+    guessed: dict[str, int] = Field(
+        description="Records that it counted or left out on a guess since it runs the query, by reason."
+    )
 
     @classmethod
     def of(
@@ -215,8 +218,9 @@ class QueryEdge(BaseModel):
             code=status.code if status and refused else None,
             message=status.message if status and refused else None,
             shipped=Shipped(**shipped),
-            after_final={reason: n for reason, n in late.items() if reason not in REJECTIONS},
+            after_final={reason: n for reason, n in late.items() if reason not in REJECTIONS and reason not in GUESSES},
             rejected={reason: n for reason, n in late.items() if reason in REJECTIONS},
+            guessed={reason: n for reason, n in late.items() if reason in GUESSES},
         )
 
 
@@ -227,6 +231,7 @@ class QueryDetail(Query):
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
     after_final: int = Field(description="Accepted records that came for final windows, over all edges.")
     rejected: int = Field(description="Records that sources rejected, over all edges.")
+    guessed: int = Field(description="Records that edges counted or left out on a guess, over all edges.")
     versions: list[QueryVersion] = Field(description="All versions that have, or may have, answers; ascending.")
     alarms: list[Alarm] = Field(description="The latest alarms about this query, the latest first.")
 

@@ -22,7 +22,7 @@ from center.ledger.events import (
     state_refusal,
 )
 from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction
-from center.ledger.quality import Phase, Quality, with_late_records
+from center.ledger.quality import LATE_COUNTS, Phase, Quality, late_counts, united_late_counts, with_late_records
 from center.ledger.stored_state import QueryChanges, pack_state
 from center.ledger.violations import ACCURACY, STALENESS, WITHHELD, Violation, with_violations
 from center.ledger.withheld import WithheldBound
@@ -32,6 +32,7 @@ __all__ = [
     "ALL_RECORDS_NEEDED",
     "AT_ONCE_MS",
     "FRAMES",
+    "LATE_COUNTS",
     "STALENESS",
     "WITHHELD",
     "EdgesChanged",
@@ -53,8 +54,10 @@ __all__ = [
     "TimeAdvanced",
     "Violation",
     "WithheldBound",
+    "late_counts",
     "pack_state",
     "state_refusal",
+    "united_late_counts",
     "with_late_records",
     "with_violations",
 ]

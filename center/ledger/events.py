@@ -31,7 +31,7 @@ class FrameSummary:
         arrivals: arrival statistics, for a query with an accuracy; None if the frame has no such statistics.
         losses: input of the edge that is lost or may be lost.
         dropped: records that the edge accepted but did not count because they came too late, and records that sources
-            rejected.
+            rejected, and records that the edge counted or left out on a guess.
     """
 
     query: QueryRef
@@ -160,9 +160,9 @@ class TimeAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class LateSlice:
-    """Records of one or several slices that are missing in answers to windows over the slices.
+    """Records of one or several slices that are missing in answers to windows over the slices, or may be.
 
-    The windows were final when the records came, or a source rejected the records.
+    The windows were final when the records came, a source rejected the records, or an edge guessed.
 
     Attributes:
         slice_start_ms, slice_end_ms: the slice, or a range of slices. A range means that the event time of rejected

@@ -166,8 +166,8 @@ class Ledger:
         return [ref for ref, book in self._books.items() if book.has_ended or book.is_abandoned(now_ms)]
 
     def states_late(self, ref: QueryRef) -> bool:
-        """Returns whether records of a query came too late or were rejected, so that its answers may have to state
-        this.
+        """Returns whether records of a query came too late, were rejected or were guessed, so that its answers may have
+        to state this.
         """
         state = self.book(ref).state
         return state.after_final > 0 or state.rejected > 0

@@ -29,7 +29,7 @@ from center.ledger.answer_work import AnswerWork
 from center.ledger.deadlines import Deadlines
 from center.ledger.events import Emission, FrameSummary, refusal
 from center.ledger.expected_edges import with_edges
-from center.ledger.losses import Losses, Span, bounded_loss, loss_of_rejected
+from center.ledger.losses import Losses, Span, bounded_loss, loss_of_uncertain
 from center.ledger.quality import EdgeStatements, Phase, Quality, assess
 from center.ledger.slices import FrameReports, ReportedSlices
 from center.ledger.state import QueryState, SealedSlice, SliceState, StateEntry, StateTable, WindowState, at_most
@@ -156,9 +156,9 @@ class WindowBook(ABC):
         for frame in frames:
             if frame.losses:
                 stated.setdefault(frame.edge, []).extend(bounded_loss(loss, frame, clock) for loss in frame.losses)
-        rejected = [d for frame in frames for d in frame.dropped if d.reason.is_rejection]
-        if rejected:
-            lost = [loss_of_rejected(each, self._spec.window) for each in rejected]
+        uncertain = [d for frame in frames for d in frame.dropped if not d.reason.is_late]
+        if uncertain:
+            lost = [loss_of_uncertain(each, self._spec.window) for each in uncertain]
             dirty |= self._windows_lacking(at_most(lost), now_ms)
         for edge, losses in stated.items():
             self._set_state(self._state.with_losses(edge, losses))

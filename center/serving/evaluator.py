@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from center.ledger import united_late_counts
 from center.serving.cells import intervals, plain_key, stated_confidence
 from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
@@ -484,7 +485,4 @@ def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Se
         edges = sorted({edge for w in found for edge in w.completeness.get(name, ())})
         if edges:
             completeness[name] = edges
-    for name in ("after_final", "rejected"):
-        if records := sum(w.completeness.get(name, 0) for w in found):
-            completeness[name] = records
-    return {**head, "completeness": completeness}
+    return {**head, "completeness": completeness | united_late_counts(w.completeness for w in found)}

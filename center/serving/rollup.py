@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from center.ledger import ACCURACY, Violation, with_violations
+from center.ledger import ACCURACY, Violation, united_late_counts, with_violations
 from center.results import AnswerRecord
 from center.serving.totals import Rests
 from center.serving.withheld import read_bounds, union_of_windows
@@ -191,9 +191,7 @@ def _united_completeness(parts: Sequence[dict[str, Any]], interval: Interval) ->
     for name in ("lost_state", "left"):
         if edges := _united_names(parts, name):
             result[name] = edges
-    for name in ("after_final", "rejected"):
-        if records := sum(part.get(name, 0) for part in parts):
-            result[name] = records
+    result |= united_late_counts(parts)
     delivery = {edge: promise for part in parts for edge, promise in part.get("delivery", {}).items()}
     if delivery:
         result["delivery"] = delivery

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from center.catalog import Catalog
-from center.ledger import Phase
+from center.ledger import Phase, late_counts
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
 from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
@@ -111,8 +111,8 @@ class SinkRunner:
         self._asides: dict[QueryRef, Aside] = {}
         self._refused: int | None = None
         self._tried_ms = 0
-        # Per window, `late_of` of the final answer that the sink has.
-        self._late: dict[tuple[QueryRef, int], tuple[int, int]] = {}
+        # Per window, `late_counts` of the final answer that the sink has.
+        self._late: dict[tuple[QueryRef, int], tuple[int, ...]] = {}
 
     @property
     def problem(self) -> str:
@@ -334,7 +334,9 @@ class SinkRunner:
 
     def _final_with_late(self, ref: QueryRef) -> Iterator[list[AnswerRecord]]:
         for page in self._results.with_late_records(ref, LATE_ANSWERS):
-            changed = [r for r in page if self._wants(r) and self._late.get((ref, r.window_start_ms)) != late_of(r)]
+            changed = [
+                r for r in page if self._wants(r) and self._late.get((ref, r.window_start_ms)) != late_counts(r.quality)
+            ]
             if changed:
                 yield changed
 
@@ -350,7 +352,11 @@ class SinkRunner:
         if len(self._late) > MAX_REMEMBERED:
             self._late.clear()
         self._late.update(
-            {(r.query, r.window_start_ms): late_of(r) for r in records if r.phase is Phase.FINAL and any(late_of(r))}
+            {
+                (r.query, r.window_start_ms): late_counts(r.quality)
+                for r in records
+                if r.phase is Phase.FINAL and any(late_counts(r.quality))
+            }
         )
         self._report(len(answers), sum(a.rows.num_rows for a in answers))
 
@@ -451,14 +457,6 @@ def _reason(exc: Exception) -> str:
 def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:
     columns = [answer.rows.column(name).to_pylist() for name in answer.group_columns]
     return list(zip(*columns, strict=True)) if columns else [()] * answer.rows.num_rows
-
-
-def late_of(record: AnswerRecord) -> tuple[int, int]:
-    """Returns the part of a final answer that may change: the number of records that arrived after the answer was
-    final, and the number of records that were rejected.
-    """
-    records: Mapping[str, int] = record.quality["records"]
-    return records["after_final"], records["rejected"]
 
 
 def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:

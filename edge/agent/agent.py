@@ -7,7 +7,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvicorn
@@ -22,7 +22,7 @@ from edge.backfill_runner import BackfillRunner
 from edge.config import EdgeConfig, HttpTlsConfig
 from edge.core import Ingested
 from edge.durability import DurableCore, JournalGroupCommit
-from edge.records import Chunk, Source
+from edge.records import Chunk, Source, guesses
 from edge.source_status import SourceStates
 from edge.sources import GrpcReceivers, PushEndpoint, Unavailable, package_receivers, push_endpoint
 from edge.sources.lookups import StreamLookups
@@ -31,6 +31,7 @@ from edge.uplink import DailyQuota, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edge.worker import Worker
 from edgewater.model.errors import InvalidConfig, OutdatedState, Retired, StorageError
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.runtime.allocator import release_free_memory
 from edgewater.runtime.connections import ConnectionLimits, guarded
 from edgewater.runtime.health import EmbeddedServer
@@ -38,6 +39,7 @@ from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.listeners import Listeners
 from edgewater.runtime.problems import problem
 from edgewater.runtime.tasks import Tasks
+from edgewater.wire import DropReason
 
 log = logging.getLogger(__name__)
 
@@ -255,13 +257,15 @@ class Agent:
         counted = None if chunk.push is None else pushes.records_of(chunk.push, arrival_ms)
         if counted is not None:
             pushes.repeated += 1
+            if chunk.push is not None and chunk.push.is_guess:
+                self._leave_out(stream, chunk, arrival_ms)
             await self.commit.durable()  # the batch's first push may still wait for the journal
             return counted
         if stream in self.lookups:
             chunk = self.lookups[stream].joined(chunk)
         self.tap.offer(stream, chunk)
         self.states.count(chunk.source, chunk)
-        if chunk.batch.num_rows or chunk.rejected or chunk.series is not None:
+        if chunk.batch.num_rows or chunk.rejected_records or chunk.series is not None:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
                 queued = self.worker.ingest_payload(event, push=chunk.push, series=chunk.series)
@@ -269,6 +273,19 @@ class Agent:
                 self.outbox.changed.set()
             await self.commit.durable()
         return None
+
+    def _leave_out(self, stream: str, chunk: Chunk, arrival_ms: int) -> None:
+        """States the records of a batch that is assumed to repeat an earlier one."""
+        times = chunk.batch.column(TIME_COLUMN).to_numpy()
+        guessed = guesses(DropReason.ASSUMED_REPETITION, times)
+        left_out = replace(chunk, batch=chunk.batch.slice(0, 0), rejected=(), guessed=guessed, push=None, series=None)
+        if stream in self.lookups:
+            left_out = self.lookups[stream].joined(left_out)
+        self.states.count(chunk.source, left_out)
+        if guessed:
+            rejected = left_out.rejected_records
+            self.worker.ingest_payload(Ingested(stream, chunk.source, left_out.batch, arrival_ms, rejected=rejected))
+            self.outbox.changed.set()
 
     def health(self) -> AgentHealth:
         """Returns the operator's view of this agent."""

@@ -55,7 +55,7 @@ class Ingested:
     Attributes:
         queued: the stream's queries process the batch when they run (`Ran`). If false, queries with an empty queue
             process it at once.
-        rejected: the records of the same input that the source rejected.
+        rejected: the records of the same input that the source rejected, or counted or left out on a guess.
     """
 
     stream: str

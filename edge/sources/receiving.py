@@ -291,7 +291,10 @@ class PushEndpoint:
         if part.convert is not None:
             # No other request may change the series before `accept` ingests the records, so nothing is awaited here.
             decoded, series = part.convert(self._series_of(part.source.name))
-        chunk = Chunk(part.source.name, decoded.batch, None, None, decoded.rejected, nbytes, push=push, series=series)
+        chunk = Chunk(
+            part.source.name, decoded.batch, None, None, decoded.rejected, nbytes, push=push, series=series,
+            guessed=decoded.guessed,
+        )  # fmt: skip
         counted = await self._accept(chunk, part.source.stream)
         if counted is not None:  # the series may have changed after the request was counted
             return Counted(part.source, counted, part.decoded.rejected, already_counted=True)

@@ -25,7 +25,7 @@ from starlette.responses import PlainTextResponse, Response
 from edge.codecs import extract_event_times
 from edge.config import MAX_PATTERN, Model
 from edge.receivers import Body, BodyTooLarge, Conversion, Counted, Decompress, Part, PushedSource, Refused, Request
-from edge.records import Decoded, RejectionReason, Rejections, Source
+from edge.records import Decoded, RejectionReason, Rejections, Source, guesses
 from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.source_kinds import SourceContext
 from edgewater.model import arithmetic
@@ -214,33 +214,43 @@ class _Mapping:
         kept = decoded.batch.column(_ROW).to_numpy()
         decoded = replace(decoded, batch=decoded.batch.drop_columns([_ROW]))
         is_counter = role[kept] == _COUNTER
-        if not is_counter.any():
+        ends = np.flatnonzero(stale & (role == _COUNTER))
+        if not is_counter.any() and not len(ends):
             return Part(self.source, decoded)
         digests = [sets.digests[n] for n in samples.sets[kept[is_counter]].tolist()]
-        return Part(self.source, decoded, self._conversion(decoded, is_counter, digests, arrival_ms))
+        times_ns = samples.times_ms[ends] * 1_000_000
+        ended = {sets.digests[n]: t for n, t in zip(samples.sets[ends].tolist(), times_ns.tolist(), strict=True)}
+        return Part(self.source, decoded, self._conversion(decoded, is_counter, digests, ended, arrival_ms))
 
     def _conversion(
-        self, decoded: Decoded, is_counter: BoolArray, digests: Sequence[bytes], arrival_ms: int
+        self,
+        decoded: Decoded,
+        is_counter: BoolArray,
+        digests: Sequence[bytes],
+        ended: Mapping[bytes, int],
+        arrival_ms: int,
     ) -> Conversion:
         """Returns the function that replaces the totals of counters by increments.
 
         Args:
             digests: the identities of the counters' series, in the order of the counters' rows.
+            ended: by series, the time in ns at which Prometheus reports its end.
         """
         totals = decoded.batch.column(self.value).to_numpy()[is_counter]
         times_ms = decoded.batch.column(TIME_COLUMN).to_numpy()[is_counter]
         valid = np.isfinite(totals) & (totals >= 0)
+        valid_ms = times_ms[valid]
         count = int(valid.sum())
         points = Totals(
             [digest for digest, is_valid in zip(digests, valid.tolist(), strict=True) if is_valid],
             np.zeros(count, np.int64),
-            times_ms[valid] * 1_000_000,
+            valid_ms * 1_000_000,
             totals[valid].view(np.int64),
             np.zeros(count, np.bool_),
         )
 
         def convert(memory: SeriesMemory) -> tuple[Decoded, SeriesUpdate]:
-            found = memory.increments(points, arrival_ms * 1_000_000, self.max_series)
+            found = memory.increments(points, arrival_ms * 1_000_000, self.max_series, ended)
             rejections = Rejections(decoded.rejected)
             for reason, bad, what in (
                 (RejectionReason.WRONG_TYPE, _at(valid, None), "a counter that is negative or no number"),
@@ -266,7 +276,8 @@ class _Mapping:
             column = batch.schema.get_field_index(self.value)
             merged = pc.if_else(pa.array(is_counter), pa.array(values), batch.column(column))
             batch = batch.set_column(column, batch.schema.field(column), merged).filter(pa.array(keep))
-            return Decoded(batch, rejections.as_tuple(), skipped), found.update
+            guessed = (each for reason, mask in found.guesses.items() for each in guesses(reason, valid_ms[mask]))
+            return Decoded(batch, rejections.as_tuple(), skipped, tuple(guessed)), found.update
 
         return convert
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from center.ledger import Phase
+from center.ledger import Phase, late_counts
 from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.serving.cells import Cell
@@ -224,7 +224,7 @@ class SeriesReader:
 
     def series(self, query: RegisteredQuery, record: AnswerRecord, selection: SeriesSelection) -> dict[Labels, float]:
         """Returns the samples of an answer. If its data cannot be evaluated, they are omitted with a warning."""
-        late = tuple(record.quality["records"][name] for name in ("after_final", "rejected"))
+        late = late_counts(record.quality)
         key = record.query, record.window_start_ms, record.revision, late, selection
         try:
             made = self.cache.get(key)

@@ -364,6 +364,7 @@ def query(
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
         after_final=sum(n for e in by_edge for n in e.after_final.values()),
         rejected=sum(n for e in by_edge for n in e.rejected.values()),
+        guessed=sum(n for e in by_edge for n in e.guessed.values()),
         versions=[QueryVersion.of(version) for version in versions],
         alarms=[Alarm.of(a) for a in center.catalog.alarms.latest(query=query.key)],
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from edge.codecs import RecordSchema
-from edge.records import Decoded, RejectionReason
+from edge.records import Decoded, RejectionReason, guesses
 from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.sources.otlp.columns import IntArray, Prepared, Rows, Values, nanoseconds, prepare
 from edge.sources.otlp.messages import Budget, OtlpRecords, Unreadable, message_class, text
@@ -335,7 +335,10 @@ class MetricStream:
         keep = np.ones(len(rows), np.bool_)
         keep[at] = added.counts | added.out_of_order | added.too_many
         keep &= (rows.part != _BUCKET) | (bits != 0)
-        return self._finish(rows, prepared, arrival_ms, keep, bits, is_int, total), added.update
+        decoded = self._finish(rows, prepared, arrival_ms, keep, bits, is_int, total)
+        times_ms = points.time_ns // 1_000_000
+        guessed = (each for reason, mask in added.guesses.items() for each in guesses(reason, times_ms[mask]))
+        return replace(decoded, guessed=tuple(guessed)), added.update
 
     def _finish(
         self, rows: MetricRows, prepared: Prepared, arrival_ms: int, counts: BoolArray,

@@ -477,7 +477,7 @@ def test_a_late_total_adds_nothing_and_points_of_another_process_in_the_future_o
     edge.post(metrics(counter("hits", 5, at_s=10)), "metrics")
     reply = edge.post(metrics(counter("hits", 4, at_s=5)), "metrics")
     assert not ExportMetricsServiceResponse.FromString(reply.content).partial_success.rejected_data_points
-    other, future = counter("hits", 9, at_s=15, start_s=-90), counter("hits", 9, at_s=86_400)
+    other, future = counter("hits", 9, at_s=5, start_s=-90), counter("hits", 9, at_s=86_400)
     answer = ExportMetricsServiceResponse.FromString(
         edge.post(metrics(other, future, counter("h", -1)), "metrics").content
     ).partial_success
