@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from edge.codecs.decompression import Digest, extended
 from edge.records import BLOCK_BYTES
 
 
@@ -31,9 +32,14 @@ class Block:
 
 
 class BlockReader:
-    """Reads blocks in order, and buffers at most the bytes of two blocks."""
+    """Reads blocks in order, and buffers at most the bytes of two blocks.
 
-    def __init__(self, source: ByteStream, block_bytes: int = BLOCK_BYTES) -> None:
+    Attributes:
+        digest: the digest of all bytes before the next block; None if it is not known.
+    """
+
+    def __init__(self, source: ByteStream, block_bytes: int = BLOCK_BYTES, *, digest: Digest | None = None) -> None:
+        self.digest = digest
         self._source = source
         self._block_bytes = block_bytes
         self._held = b""
@@ -55,13 +61,19 @@ class BlockReader:
             self._held += more
         cut = self._held.rfind(b"\n") + 1
         if cut == 0:
+            self._digest(self._held)
             self._skipped, self._skipped_start, self._held = len(self._held), self._held[:1024], b""
             return self._skip(final)
         return self._take(cut)
 
     def _take(self, length: int) -> Block:
         data, self._held = self._held[:length], self._held[length:]
+        self._digest(data)
         return Block(data, length)
+
+    def _digest(self, data: bytes) -> None:
+        if self.digest is not None:
+            self.digest = extended(self.digest, data)
 
     def _rest(self, final: bool) -> Block | None:
         cut = len(self._held) if final else self._held.rfind(b"\n") + 1
@@ -75,6 +87,7 @@ class BlockReader:
                 return None
             end = more.find(b"\n") + 1
             self._skipped += end or len(more)
+            self._digest(more[: end or len(more)])
             if end or not more:
                 self._held = more[end:] if end else b""
                 block = Block(self._skipped_start, self._skipped, too_long=True)
