@@ -334,8 +334,9 @@ def position_inside(start: Position, end: Position, rows: int) -> Position:
     if end.get("row"):
         return {**end, "row": start.get("row", 0) + rows}
     block = end["offset"] - start["offset"]
-    before = {"tail": start["tail"]} if "tail" in start else {}  # the tail is of the bytes before the offset
-    rest = {key: value for key, value in end.items() if key != "tail"}
+    of_offset = ("tail", "digest")  # of the bytes before the offset
+    before = {key: start[key] for key in of_offset if key in start}
+    rest = {key: value for key, value in end.items() if key not in of_offset}
     return {**rest, **before, "offset": start["offset"], "block": block, "row": start.get("row", 0) + rows}
 
 

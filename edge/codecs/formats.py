@@ -9,6 +9,7 @@ from typing import Literal
 
 from edge.codecs.csv_codec import CsvCodec, CsvDialect
 from edge.codecs.csv_records import records_end
+from edge.codecs.decompression import Digest
 from edge.codecs.fields_codec import LinePattern, combined, logfmt_codec, pattern_codec
 from edge.codecs.framing import BlockReader, ByteStream
 from edge.codecs.line_decoder import LineCodec, LineDecoder, unlimited
@@ -51,11 +52,14 @@ class TextFormat:
         """Whether a header line has to be read before the records."""
         return self.format == "csv" and self.header is None
 
-    def blocks(self, source: ByteStream, block_bytes: int = BLOCK_BYTES) -> BlockReader:
-        """Returns the reader of the blocks of a byte stream."""
+    def blocks(
+        self, source: ByteStream, block_bytes: int = BLOCK_BYTES, *, digest: Digest | None = None
+    ) -> BlockReader:
+        """Returns the reader of the blocks of a byte stream, with the digest of the bytes before them."""
         if self.format == "csv":
-            return BlockReader(source, partial(records_end, delimiter=self.dialect.delimiter), block_bytes)
-        return BlockReader(source, block_bytes=block_bytes)
+            end = partial(records_end, delimiter=self.dialect.delimiter)
+            return BlockReader(source, end, block_bytes, digest=digest)
+        return BlockReader(source, block_bytes=block_bytes, digest=digest)
 
     def decoder(self, header: tuple[str, ...] | None, where: str, check: Callable[[], None] = unlimited) -> LineDecoder:
         """Builds the decoder for lines.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from edge.codecs.decompression import Digest, extended
 from edge.records import BLOCK_BYTES
 
 OPEN_RECORD_MS = 5_000
@@ -44,11 +45,20 @@ class BlockReader:
 
     Args:
         records_end: returns the offset after the last record in some bytes; 0 if there is no whole record.
+
+    Attributes:
+        digest: the digest of all bytes before the next block; None if it is not known.
     """
 
     def __init__(
-        self, source: ByteStream, records_end: Callable[[bytes], int] = lines_end, block_bytes: int = BLOCK_BYTES
+        self,
+        source: ByteStream,
+        records_end: Callable[[bytes], int] = lines_end,
+        block_bytes: int = BLOCK_BYTES,
+        *,
+        digest: Digest | None = None,
     ) -> None:
+        self.digest = digest
         self._source = source
         self._records_end = records_end
         self._block_bytes = block_bytes
@@ -73,13 +83,19 @@ class BlockReader:
             self._held += more
         cut = self._records_end(self._held)
         if cut == 0:
+            self._digest(self._held)
             self._skipped, self._skipped_start, self._held = len(self._held), self._held[:1024], b""
             return self._skip(final)
         return self._take(cut)
 
     def _take(self, length: int) -> Block:
         data, self._held = self._held[:length], self._held[length:]
+        self._digest(data)
         return Block(data, length)
+
+    def _digest(self, data: bytes) -> None:
+        if self.digest is not None:
+            self.digest = extended(self.digest, data)
 
     def _rest(self, final: bool, now_ms: int) -> Block | None:
         cut = len(self._held) if final else self._records_end(self._held)
@@ -97,6 +113,7 @@ class BlockReader:
                 return None
             end = more.find(b"\n") + 1
             self._skipped += end or len(more)
+            self._digest(more[: end or len(more)])
             if end or not more:
                 self._held = more[end:] if end else b""
                 block = Block(self._skipped_start, self._skipped, too_long=True)

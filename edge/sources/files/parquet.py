@@ -27,8 +27,10 @@ class ParquetReader:
         self._file: Any = pa.OSFile(path)
         if position is None:
             head = os.pread(self._file.fileno(), HEAD_BYTES, 0)
-            inode = os.fstat(self._file.fileno()).st_ino
-            position = FilePosition(path, inode, (len(head), google_crc32c.value(head)))
+            status = os.fstat(self._file.fileno())
+            position = FilePosition(
+                path, status.st_ino, (len(head), google_crc32c.value(head)), device=status.st_dev, digest=None
+            )
         self.position = replace(position, file=path, note=None, others=())
         self._parquet: Any = None
         self._rows: Iterator[pa.RecordBatch] = iter(())
@@ -134,7 +136,7 @@ class ParquetReader:
         self.position = piece.end
         return piece
 
-    def contains(self, position: FilePosition) -> bool:
+    def contains(self, position: FilePosition, *, any_head: bool = False) -> bool:
         head = os.pread(self._file.fileno(), position.head[0], 0)
         is_same = (len(head), google_crc32c.value(head)) == position.head
         return is_same and position.size in (0, self._file.size())
