@@ -153,7 +153,9 @@ def whole_records(data: bytes, delimiter: str, rejections: Rejections) -> bytes:
             lines = np.flatnonzero(text == _LF)
             count = int((np.searchsorted(lines, ends[new]) - np.searchsorted(lines, begins[new])).sum())
             example = data[begins[new[0]] : ends[new[0]]].partition(b"\n")[0]
-            rejections.add(RejectionReason.MALFORMED, example, message, count + int(new[-1] == len(ends) - 1 and is_cut))
+            rejections.add(
+                RejectionReason.MALFORMED, example, message, count + int(new[-1] == len(ends) - 1 and is_cut)
+            )
 
     is_cut = not data.endswith(b"\n")
     if (text[begins] <= ord(" ")).any():
