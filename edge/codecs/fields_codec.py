@@ -1,4 +1,4 @@
-"""Text lines whose fields are extracted by a pattern or by keys: the formats `regex`, `combined` and `logfmt`.
+"""Text lines whose fields are extracted by a pattern or by keys: access logs, and the formats `regex` and `logfmt`.
 
 All lines of a block are split together, column by column. A line without the expected form is rejected as malformed.
 """
@@ -22,22 +22,26 @@ from edgewater.model import arithmetic
 from edgewater.model.streams import type_name
 from edgewater.synopses import BoolArray
 
-COMBINED_TIME = "%d/%b/%Y:%H:%M:%S %z"
+ACCESS_TIME = "%d/%b/%Y:%H:%M:%S %z"
 """The pattern of times in an access log, such as 10/Oct/2000:13:55:36 -0700."""
 _QUOTED = r'(?:[^"\\]|\\.)*'
-COMBINED_PATTERN = (
-    r"(?P<remote_addr>\S+) (?P<ident>\S+) (?P<remote_user>.*?) \[(?P<time>[^\]]+)\] "
-    rf'"(?:(?P<method>[A-Z]+) (?P<path>[^ ?"]*)(?:\?(?P<query>[^ "]*))?(?: (?P<protocol>[^ "]+))?|{_QUOTED})" '
-    rf'(?P<status>\d{{3}}|-) (?P<bytes>\d+|-)(?: "(?P<referer>{_QUOTED})" "(?P<user_agent>{_QUOTED})")?.*'
+_ADDRESS = r'[^\s,"]+'
+_CLIENT = rf"(?P<remote_addr>{_ADDRESS})"
+# A request that is none of HTTP, such as - or binary data, has the second form. Its fields are then null.
+_COMMON = (
+    r" (?P<ident>\S+) (?P<remote_user>\S+) \[(?P<time>[^\]]+)\] "
+    r'"(?:(?P<method>[A-Z][A-Z0-9_-]*) (?P<path>(?:[^ ?"\\]|\\.)*)(?:\?(?P<query>(?:[^ "\\]|\\.)*))?'
+    rf'(?: (?P<protocol>[A-Z]+/[0-9.]+))?|{_QUOTED})" (?P<status>\d{{3}}|-) (?P<bytes>\d+|-)'
 )
-"""The pattern of lines in the common or combined log format of nginx and Apache. Fields after the user agent are
-skipped.
-"""
-COMBINED_FIELDS = (
-    "remote_addr", "ident", "remote_user", "time", "method", "path", "query", "protocol", "status", "bytes", "referer",
-    "user_agent",
-)  # fmt: skip
-COMBINED_NULLS = ("-",)
+_COMBINED = rf'{_COMMON} "(?P<referer>{_QUOTED})" "(?P<user_agent>{_QUOTED})"(?: (?:"{_QUOTED}"|[^\s"\[\]]+))*'
+ACCESS_LOGS = {
+    "common": _CLIENT + _COMMON,
+    "combined": _CLIENT + _COMBINED,
+    "vhost_combined": rf"(?P<vhost>[^\s,\"]+):(?P<port>\d+) {_CLIENT}{_COMBINED}",
+    "forwarded_combined": rf"(?P<addresses>{_CLIENT}(?:, ?{_ADDRESS})*){_COMBINED}",
+}
+"""The patterns of lines in access logs of nginx and Apache, by format. Fields after the user agent are skipped."""
+ACCESS_NULLS = ("-",)
 _EXAMPLES = {"string": "JFK in UTF-8", "int64": "42", "float64": "4.2", "bool": "true or false"}
 _GROUP = re.compile(r"\(\?P?<([A-Za-z_]\w*)>")
 
@@ -76,10 +80,15 @@ class LinePattern:
         return pc.extract_regex(lines, f"^(?:{named})$")
 
 
-def combined(columns: Sequence[str]) -> LinePattern:
-    """Returns the pattern of access logs with groups for these columns only, because other groups take time."""
-    pattern = _GROUP.sub(lambda group: group[0] if group[1] in columns else "(?:", COMBINED_PATTERN)
-    return LinePattern(pattern, COMBINED_NULLS)
+def access_log(format_: str, columns: Sequence[str]) -> LinePattern:
+    """Returns the pattern of an access log with groups for these columns only, because other groups take time."""
+    pattern = _GROUP.sub(lambda group: group[0] if group[1] in columns else "(?:", ACCESS_LOGS[format_])
+    return LinePattern(pattern, ACCESS_NULLS)
+
+
+def access_fields(format_: str) -> list[str]:
+    """Returns the fields of an access log."""
+    return LinePattern(ACCESS_LOGS[format_]).groups
 
 
 class FieldsCodec:

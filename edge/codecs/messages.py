@@ -64,7 +64,9 @@ class MessageDecoder:
         types = self._schema.textual
         records = [n for n, body in enumerate(bodies) if body and body.strip(_BLANK)]
         texts = [bodies[n] or b"" for n in records]
-        arrays = {name: _typed(more[name], types[name]).take(pa.array(records, pa.int64())) for name in self._more}
+        arrays = {name: _typed(more[name], types[name]) for name in self._more}
+        if len(records) < len(bodies):
+            arrays = {name: array.take(pa.array(records, pa.int64())) for name, array in arrays.items()}
         tables = self._tables(texts, 0, arrays, rejections)
         table = pa.concat_tables(tables) if tables else pa.schema(list(types.items())).empty_table()
         decoded = extract_event_times(table, self._schema, arrival_ms, rejections)

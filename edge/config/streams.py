@@ -9,7 +9,8 @@ import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from edge.codecs import (
-    COMBINED_TIME,
+    ACCESS_LOGS,
+    ACCESS_TIME,
     DAY_MS,
     EXTENSIONS,
     TIME_UNITS,
@@ -46,7 +47,7 @@ class TimeConfig(Model):
     def _unit(cls, unit: str) -> str:
         if unit not in TIME_UNITS and not ("%" in unit and is_time_pattern(unit)):
             raise refusal(
-                f"one of {', '.join(TIME_UNITS)}, or a pattern of strptime such as {COMBINED_TIME!r}",
+                f"one of {', '.join(TIME_UNITS)}, or a pattern of strptime such as {ACCESS_TIME!r}",
                 f"{unit!r} does not read year, month, day, hour, minute and second",
             )
         return unit
@@ -167,12 +168,10 @@ class StreamConfig(Model):
             if isinstance(sources, list)
             else []
         )
-        if not any(isinstance(options, dict) and options.get("format") == "combined" for options in kinds):
+        if not any(isinstance(options, dict) and options.get("format") in ACCESS_LOGS for options in kinds):
             return stream
         time = stream.get("time", {})
-        return (
-            {**stream, "time": {"column": "time", "unit": COMBINED_TIME, **time}} if isinstance(time, dict) else stream
-        )
+        return {**stream, "time": {"column": "time", "unit": ACCESS_TIME, **time}} if isinstance(time, dict) else stream
 
     @model_validator(mode="after")
     def _formats_fit(self) -> StreamConfig:

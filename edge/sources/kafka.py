@@ -241,13 +241,12 @@ class KafkaTopic:
     def chunk(self, partition: int, messages: Sequence[Any]) -> Chunk:
         """Decodes at least one message of one partition."""
         start, end = {"offset": messages[0].offset()}, {"offset": messages[-1].offset() + 1}
-        present = [message for message in messages if message.value() is not None]  # a tombstone is no record
-        bodies = [message.value() for message in present]
-        more = {name: read(present) for name, read in self._readers().items()}
+        bodies = [message.value() for message in messages]
+        more = {name: read(messages) for name, read in self._readers().items()}
         decoded = self._decoder.decode(
-            bodies, more, self.context.now_ms(), lambda n: f"partition {partition}, offset {present[n].offset()}"
+            bodies, more, self.context.now_ms(), lambda n: f"partition {partition}, offset {messages[n].offset()}"
         )
-        name, nbytes = self.source_name(partition), sum(map(len, bodies))
+        name, nbytes = self.source_name(partition), sum(len(body or b"") for body in bodies)
         return Chunk(name, decoded.batch, start, end, decoded.rejected, nbytes, keep=True)
 
     def _readers(self) -> dict[str, Callable[[Sequence[Any]], list[Any]]]:

@@ -6,10 +6,12 @@ raised an exception, one bad record would reject the whole batch, and every repl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -86,13 +88,50 @@ def divide(left: Value, right: Value) -> Value:
 
 
 def modulo(left: Value, right: Value) -> Value:
-    """Returns the remainder with the sign of the dividend, exact for integers; null for a divisor of 0."""
+    """Returns the remainder with the sign of the dividend, exact for all numbers; null for a divisor of 0."""
     if not (pa.types.is_integer(left.type) and pa.types.is_integer(right.type)):
-        left, right = to_float(left), to_float(right)
-        return pc.subtract(left, pc.multiply(right, pc.trunc(divide(left, right))))
+        dividend, divisor = to_float(left), to_float(right)
+        has_result = pc.and_(pc.is_valid(dividend), pc.not_equal(divisor, 0.0))
+        with np.errstate(invalid="ignore"):
+            result = np.fmod(_numbers(dividend), _numbers(divisor))
+        return _where(has_result, pa.scalar(float(result)) if result.ndim == 0 else pa.array(result))
     # x % -1 is 0, like x % 1. Division of the least integer by -1 would overflow.
     divisor = pc.if_else(pc.equal(right, -1), 1, _where(pc.not_equal(right, 0), right))
     return pc.subtract(left, pc.multiply(divisor, pc.divide(left, divisor)))
+
+
+def _numbers(value: Value) -> npt.NDArray[np.float64]:
+    """Returns floats, with NaN for null."""
+    array = pa.array([value.as_py()], pa.float64()) if isinstance(value, pa.Scalar) else value
+    numbers: npt.NDArray[np.float64] = array.to_numpy(zero_copy_only=False)
+    return numbers[0] if isinstance(value, pa.Scalar) else numbers
+
+
+def rounded(value: Value, decimals: int) -> Value:
+    """Rounds floats to a number of decimals. A tie is rounded away from 0, as in Spark.
+
+    A tie is a float whose shortest decimal notation ends in a 5 after the decimals, such as 2.675 for 2 decimals.
+    """
+    scale = 10.0**decimals
+    size = pc.abs(value)
+    below = pc.floor(pc.multiply(size, scale))
+    # The numbers of these divisions are exact, so the results are the floats that are nearest to the decimals.
+    down = pc.divide(below, scale)
+    is_up = pc.and_(pc.greater_equal(size, pc.divide(pc.add(below, 0.5), scale)), pc.not_equal(size, down))
+    result = pc.if_else(is_up, pc.divide(pc.add(below, 1.0), scale), down)
+    signed = pc.if_else(pc.less(value, 0.0), pc.subtract(0.0, result), result)
+    # Larger floats have no decimals at this position. The comparison is false for NaN.
+    return pc.if_else(pc.less(size, 2.0**52 / scale), signed, value)
+
+
+def greatest(*values: Value) -> Value:
+    """Returns the greatest value of each record. NaN is greater than all numbers, as in Spark; nulls are left out."""
+    result = pc.max_element_wise(*values)
+    if not pa.types.is_floating(result.type):
+        return result
+    for value in values:
+        result = pc.if_else(pc.fill_null(pc.is_nan(value), False), math.nan, result)
+    return result
 
 
 def negate(value: Value) -> Value:

@@ -307,13 +307,13 @@ def test_a_part_that_is_no_message_costs_only_its_records() -> None:
 def test_half_a_surrogate_pair_and_a_wrong_member_of_json_cost_only_their_record() -> None:
     edge = Edge({"s": stream({"body": "string", "x": "string"}, {"signal": "logs", "columns": {"x": "attributes.x"}})})
     values = ['"a"', '"\\ud83d\\ude00"', '"\\ud800"', '"\\udc00x"', '"\\\\ud800"', '"􏿾"']
+    unused = '{"key":"unused","value":{"stringValue":"\\ud800"}}'
     records = [
-        '{"timeUnixNano":"%d","body":{"stringValue":"%d"},"attributes":[{"key":"x","value":{"stringValue":%s}},'
-        '{"key":"unused","value":{"stringValue":"\\ud800"}}]}' % (AT_NS, number, value)
-        for number, value in enumerate(values)
+        f'{{"timeUnixNano":"{AT_NS}","attributes":[{{"key":"x","value":{{"stringValue":{value}}}}},{unused}]}}'
+        for value in values
     ]
     records += ['{"timeUnixNano":"soon"}', '{"timeUnixNano":"1","spanId":"zz"}', "7", '{"attributes":[{"key":5}]}']
-    body = '{"resourceLogs":[{"scopeLogs":[{"logRecords":[%s]}]}]}' % ",".join(records)
+    body = f'{{"resourceLogs":[{{"scopeLogs":[{{"logRecords":[{",".join(records)}]}}]}}]}}'
     reply = edge.post(body.encode(), headers=JSON)
     assert (reply.status_code, reply.json()["partialSuccess"]["rejectedLogRecords"]) == (200, "6")
     assert [each["x"] for each in edge.records()] == ["a", "😀", "\\ud800", "􏿾"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging.handlers
 import socket
 import ssl
 import subprocess
@@ -107,6 +108,41 @@ def test_framing_gives_the_same_messages_however_the_bytes_arrive(counts: bool, 
     assert got.splitlines() == [sent[0], sent[2], sent[4]]
     assert [each[:5] for each in framing.take_too_long()] == [b"<13>x", b"<13>y"]
     assert framing.take_too_long() == []
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("trailer", [b"\n", b"\0", b"\r\n", b"\n\0", b"\0\n", b"\r"])
+def test_each_trailer_that_senders_use_ends_a_message(trailer: bytes, pieces: int) -> None:
+    sent = [b"<13>a", b"<13>" + b"x" * 50, b"<13>b\rc", b"<13>d"]
+    data = b"".join(each + trailer for each in sent)
+    framing, size = Framing(30), -(-len(data) // pieces)
+    got = b"".join(framing.feed(data[at : at + size]) for at in range(0, len(data), size)) + framing.end()
+    assert [line.rstrip(b"\r") for line in got.split(b"\n") if line.strip()] == [sent[0], sent[2], sent[3]]
+    assert [each[:5] for each in framing.take_too_long()] == [b"<13>x"]
+
+
+def test_with_octet_counting_a_nul_inside_stays_and_trailers_are_skipped() -> None:
+    sent = [b"<13>a\0b", b"<13>c\0", b"<13>d\n", b"<13>e"]
+    assert Framing(100).feed(counted(*sent)) == b"<13>a\0b\n<13>c\n<13>d\n<13>e\n"
+    framing = Framing(100)
+    got = [framing.feed(bytes([byte])) for byte in b"".join(counted(each) + b"\n\0" for each in sent[:2])]
+    assert b"".join(got) == b"<13>a\0b\n<13>c\n"
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_the_handler_of_pythons_logging_sends_messages(protocol: str) -> None:
+    def send(address: tuple[str, int]) -> None:
+        kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
+        handler = logging.handlers.SysLogHandler(address, socktype=kind)  # it ends each message with a NUL
+        try:
+            for number in range(5):
+                text = f"Nov 14 22:13:20 host app: {number}"
+                handler.emit(logging.LogRecord("x", logging.INFO, "", 1, text, None, None))
+        finally:
+            handler.close()
+
+    chunks = read(source(protocol=protocol), send, enough(5))
+    assert (texts(chunks), rejected(chunks)) == (["0", "1", "2", "3", "4"], {})
 
 
 def test_the_last_line_of_a_connection_needs_no_line_feed() -> None:
