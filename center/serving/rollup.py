@@ -156,8 +156,10 @@ def _united_quality(qualities: Sequence[dict[str, Any]], spec: QuerySpec, interv
     if unanswered := completeness.get("unanswered"):
         reason = f"{unanswered} of {interval.windows} windows have no answer"
         contract = with_violations(contract, [Violation(UNANSWERED, reason)])
-    if spec.budget is not None:
-        contract = with_violations(contract, [Violation(PER_WINDOW, "the budget is about each window, not about several")])
+    if spec.budget is not None and interval.windows > 1:
+        contract = with_violations(
+            contract, [Violation(PER_WINDOW, "the budget is about each window, not about several")]
+        )
     whole = not any(completeness.get(name) for name in ("missing", "left", "unanswered"))
     rests = [quality["rests"] for quality in qualities]
     united = None if any(rest is None for rest in rests) else Rests.of_windows(spec, [Rests.of(q) for q in qualities])
