@@ -11,6 +11,7 @@ from center.catalog import Catalog
 from center.job.metrics import JobMetrics
 from center.ledger import (
     STALENESS,
+    ClockStepped,
     EdgesChanged,
     Emission,
     FrameSummary,
@@ -38,6 +39,8 @@ ALARM_EVERY_MS = 10_000
 FOR_EVER_MS = 1 << 62
 PAUSE_MS = 60_000
 """If a query's state or answers raise exceptions, time alone does not advance the query for this long."""
+LEAST_STEP_MS = 1_000
+"""The wall clock and a monotonic clock differ by less than this between two readings unless the wall clock is set."""
 MAX_ALARMS = 20
 """Maximum alarms about refused partials of one transaction; the catalog stores no more messages."""
 MAX_MESSAGE = 2_000
@@ -96,6 +99,7 @@ class LedgerWriter:
 
     Args:
         now_ms: wall clock, ms; the time of answers.
+        monotonic: clock in seconds that nobody sets, which shows steps of the wall clock; None if there is none.
         progress: where it notes the query that it works on.
     """
 
@@ -107,6 +111,7 @@ class LedgerWriter:
         metrics: JobMetrics,
         *,
         now_ms: Callable[[], int],
+        monotonic: Callable[[], float] | None = None,
         progress: DriverProgress = NoProgress(),  # noqa: B008
     ) -> None:
         ledger.on_query = lambda ref: progress.enter(Track.LEDGER, query_key(ref))
@@ -115,7 +120,8 @@ class LedgerWriter:
         self._store = store
         self._catalog_events = catalog_events
         self._metrics = metrics
-        self._now_ms = now_ms
+        self._now_ms, self._monotonic = now_ms, monotonic
+        self._read: tuple[int, float] | None = None
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._closed = False
@@ -260,6 +266,9 @@ class LedgerWriter:
                 log.warning("the alarm about exceeded delays is not stored: %s", exc)
 
     def _apply_catalog_events(self, now_ms: int) -> list[Emission]:
+        if abs(step_ms := self._step_ms(now_ms)) >= LEAST_STEP_MS:
+            log.warning("the wall clock was set by %+.1f s", step_ms / 1000)
+            self._ledger.handle(ClockStepped(step_ms))
         version, events = self._catalog_events.pending()
         if not events:
             return []
@@ -270,6 +279,13 @@ class LedgerWriter:
         )
         self._catalog_events.acknowledge(version)
         return emissions
+
+    def _step_ms(self, now_ms: int) -> int:
+        """Returns by how much the wall clock was set since the last call."""
+        if self._monotonic is None:
+            return 0
+        before, self._read = self._read, (now_ms, self._monotonic())
+        return 0 if before is None else now_ms - before[0] - round((self._read[1] - before[1]) * 1000)
 
     def _tick(self, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
         """Advances all queries, except queries whose state or answer raises an exception."""

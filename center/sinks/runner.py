@@ -246,7 +246,7 @@ class SinkRunner:
                 self._reopened(r for r in self._queries if r not in {ref, *self._asides})
                 assert self._sink is not None
                 self._sink.write([], self._position)
-                log.warning("sink %s: query %s@%d is set aside: %s", self.definition.name, *ref, _reason(exc))
+                log.warning("sink %s: query %s is set aside: %s", self.definition.name, ref, _reason(exc))
                 self._set_asides({**self._asides, ref: Aside(self._position.answer_id, _reason(exc))})
         self._write([], position)
 

@@ -495,8 +495,10 @@ def _key(rank: float) -> str:
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
+    from edgewater.model.number_columns import for_pandas
+
     try:
-        return table.to_pandas()
+        return for_pandas(table).to_pandas()
     except ModuleNotFoundError as exc:
         raise PackageMissing(
             f"to_pandas() needs the package {exc.name}, which is not installed: pip install pandas"

@@ -66,3 +66,11 @@ def _with_types(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
         else:
             columns.append(column.cast(kind) if kind == DECIMAL else column)
     return pa.table(columns, names=table.column_names)
+
+
+def for_pandas(table: pa.Table) -> pa.Table:
+    """Returns a table in which columns of bounds have float64 if pandas would round them: integers beside nulls."""
+    for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if (side := side_of(name)) and pa.types.is_integer(column.type) and column.null_count:
+            table = table.set_column(at, name, pa.array(float_column(column, side), pa.float64(), from_pandas=True))
+    return table

@@ -30,6 +30,7 @@ from center.api.prometheus.series import (
     selection,
 )
 from edgewater.model.errors import EdgewaterError
+from edgewater.model.float_bounds import LARGEST_EXACT, Side, side_of
 from edgewater.model.registered_query import RegisteredQuery
 
 MAX_LENGTH = 8_192
@@ -51,6 +52,7 @@ AGGREGATIONS: dict[str, Callable[[Any], Any]] = {
     "avg": lambda rows: rows.mean(axis=0),
     "count": lambda rows: np.full(rows.shape[1], float(len(rows))),
 }
+ADDING = ("sum", "avg")
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": np.greater,
     "<": np.less,
@@ -279,6 +281,7 @@ def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
         groups.setdefault(_group(labels, tree.modifier), []).append((labels, values))
     if operator in ("topk", "bottomk"):
         return _ranked(tree, groups, axis)
+    side = side_of(selector.name or "")
     lacking = _lacking(selector, tree.modifier, samples, reader, axis) if operator != "count" else {}
     result: Samples = {}
     for group, series in groups.items():
@@ -287,10 +290,18 @@ def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
         result[group] = np.full(len(axis.times), ABSENT)
         for columns, at in _same_presence(there):
             if columns.any():
-                result[group][at] = AGGREGATIONS[operator](rows[columns][:, at])
+                values = AGGREGATIONS[operator](rows[columns][:, at])
+                result[group][at] = _outwards(values, rows[columns][:, at], side) if operator in ADDING else values
         if group in lacking:
             result[group] = _marked(result[group], lacking[group])
     return result
+
+
+def _outwards(values: Scalar, rows: npt.NDArray[np.float64], side: Side) -> Scalar:
+    """Returns sums or means of bounds, widened by the rounding of the additions. Sums of integers are often exact."""
+    size = np.abs(rows).sum(axis=0)
+    is_exact = (size < LARGEST_EXACT) & (rows == np.rint(rows)).all(axis=0) & (values == np.rint(values))
+    return np.where(is_exact | (side == 0), values, values + side * len(rows) * np.finfo(np.float64).eps * size)
 
 
 def _same_presence(there: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.intp]]]:

@@ -6,9 +6,11 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from center.api.prometheus import series
@@ -398,3 +400,22 @@ def test_what_grafana_asks_is_answered(filled):
         assert filled.get(f"{API}/series?match[]=x&{wrong}", app=app).status_code == 400
     body = filled.ask("POST", f"{API}/query", app=app, json={"query": "1"})
     assert (body.status_code, "form" in body.json()["error"]) == (400, True)
+
+
+def test_sums_and_means_of_bounds_are_bounds_beyond_the_integers_of_a_float(desk: Desk) -> None:
+    desk.connect("jfk")
+    query = desk.register(measures={"s": "sum(distance)"})
+    distances = {"a": (1 << 53) + 1, "b": (1 << 53) + 1, "c": 3, "d": -5}
+    columns = {"carrier": pa.array(list(distances)), "distance": pa.array(list(distances.values()))}
+    desk.ship(query, "jfk", T0, columns)
+    app, exact = desk.app(), sum(distances.values())
+
+    def asked(text: str) -> Fraction:
+        params = {"query": text, "time": T0 / 1000 + 3600}
+        (sample,) = desk.get(f"{API}/query", app=app, params=params).json()["data"]["result"]
+        return Fraction(float(sample["value"][1]))
+
+    assert asked("sum(flights:s_lower)") <= exact <= asked("sum(flights:s_upper)")
+    assert asked("avg(flights:s_lower)") <= Fraction(exact, 4) <= asked("avg(flights:s_upper)")
+    few = 'flights:s_%s{carrier=~"c|d"}'
+    assert asked(f"sum({few % 'lower'})") == asked(f"sum({few % 'upper'})") == -2, "small integers are exact"

@@ -74,6 +74,11 @@ def newest_values(system: Kafka) -> Iterator[dict[str, Any]]:
     return (json.loads(v) for k, v in newest.items() if v is not None and "group" in json.loads(k))
 
 
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
 @pytest.fixture(params=SYSTEMS)
 def system(request: pytest.FixtureRequest, tmp_path: Path) -> System:
     return SYSTEMS[request.param](request, tmp_path)
@@ -194,12 +199,8 @@ def test_series_of_different_groups_and_queries_differ(
     desk.ship(two, "jfk", T0, {"distance": pa.array([5])})
     for query in (keyed, named, one, two):
         for hour in (1, 2):
-            desk.ship(
-                query,
-                "jfk",
-                T0 + hour * HOUR,
-                {n: pa.array([], pa.string()) for n in query.spec.group_by} | {"distance": pa.array([], pa.int64())},
-            )
+            empty = {name: pa.array([], pa.string()) for name in query.spec.group_by}
+            desk.ship(query, "jfk", T0 + hour * HOUR, {**empty, "distance": pa.array([], pa.int64())})
     catch_up(running)
     assert receiver.values("keyed_s") == receiver.values("named_s") == [1, 2, 4, 8, 16]
     assert {5.0, 31.0} <= set(receiver.values("a_b_c"))
