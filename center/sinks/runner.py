@@ -106,6 +106,8 @@ class SinkRunner:
         self._trimmed = 0
         self._gap: tuple[int, int] | None = None
         self._alarmed_since_ms = 0
+        self._may_have_alarm = True
+        """Of this process or of an earlier one."""
         self._failures = 0
         # Per window, `late_of` of the final answer that the sink has.
         self._late: dict[tuple[QueryRef, int], tuple[int, int]] = {}
@@ -126,6 +128,8 @@ class SinkRunner:
         except Exception as exc:  # a sink of a package may raise any exception, which must not stop other sinks
             return self._failed(exc)
         self._failures = 0
+        if self._may_have_alarm and not self.problem:
+            self._end_alarm()
         return pause_s
 
     def stop(self) -> None:
@@ -308,7 +312,15 @@ class SinkRunner:
             self._alarmed_since_ms = since_ms
             self._alarm("sink-failing", "a part of the sink does not work; `edgewater sinks show` says why")
 
+    def _end_alarm(self) -> None:
+        try:
+            self._catalog.alarms.end("sink-failing", EdgeId(""), about=f"sink {self.definition.name}: ")
+            self._may_have_alarm = False
+        except EdgewaterError as exc:
+            log.warning("sink %s: its alarm cannot be removed: %s", self.definition.name, exc)
+
     def _alarm(self, kind: str, message: str) -> None:
+        self._may_have_alarm |= kind == "sink-failing"
         try:
             text = f"sink {self.definition.name}: {message}"
             self._catalog.alarms.add(kind, text, EdgeId(""), self._now_ms())
