@@ -97,6 +97,13 @@ class QueryPreview:
         if self._bound.spec.group_by and self.counted:
             yield f"  {len(self._counts)} group(s); records of the largest, all windows together:"
             yield from (f"    {each['records']:>9} {_shown(each['group'])}" for each in self.groups())
+        yield from (f"  advice: {advice}" for advice in self.advice)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        if self.counted or not self.read or not self._bound.spec.where:
+            return ()
+        return (f"where: no record fulfils {self._bound.spec.where}",)
 
 
 def _shown(values: dict[str, Any]) -> str:

@@ -455,6 +455,8 @@ class Gateway:
     async def _watch_credentials(self) -> None:
         """Ends the sessions whose credential is no longer accepted, until cancelled."""
         end_ms, overdue = self._credentials.loaded.edges.next_end_ms(self._now_ms()), False
+        if self._credentials.problem is None:
+            self._status.end_alarm("credentials-unusable", EdgeId(""))
         while True:
             await asyncio.sleep(self._config.reload_ms / 1000)
             authorities = self._credentials.loaded.authorities
@@ -465,10 +467,13 @@ class Gateway:
                 message = f"changed credentials are not used, the previous ones stay in use: {problem}"
                 self._status.alarm("credentials-unusable", message, EdgeId(""), self._now_ms())
             elif changed:
+                self._status.end_alarm("credentials-unusable", EdgeId(""))
                 log.info("the credentials have been read again")
                 self.metrics.credential_reloads.inc()
             now_ms, loaded = self._now_ms(), self._credentials.loaded
             was_overdue, overdue = overdue, loaded.revocations is not None and loaded.revocations.is_overdue(now_ms)
+            if not overdue:
+                self._status.end_alarm("revocations-overdue", EdgeId(""))
             if overdue and not was_overdue:
                 message = "a revocation list in tls.crl is older than its next update; it stays in use"
                 self._status.alarm("revocations-overdue", message, EdgeId(""), now_ms)

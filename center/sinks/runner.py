@@ -107,6 +107,8 @@ class SinkRunner:
         self._trimmed = 0
         self._gap: tuple[int, int] | None = None
         self._alarmed_since_ms = 0
+        self._may_have_alarm = True
+        """Of this process or of an earlier one."""
         self._failures = 0
         self._asides: dict[QueryRef, Aside] = {}
         self._refused: int | None = None
@@ -130,6 +132,8 @@ class SinkRunner:
         except Exception as exc:  # a sink of a package may raise any exception, which must not stop other sinks
             return self._failed(exc)
         self._failures = 0
+        if self._may_have_alarm and not self.problem:
+            self._end_alarm()
         return pause_s
 
     def stop(self) -> None:
@@ -413,7 +417,15 @@ class SinkRunner:
             parts.append(f"query {ref.name}@{ref.version}, after the answer {aside.answer_id}: {aside.problem}")
         return "; ".join(filter(None, parts))
 
+    def _end_alarm(self) -> None:
+        try:
+            self._catalog.alarms.end("sink-failing", EdgeId(""), about=f"sink {self.definition.name}: ")
+            self._may_have_alarm = False
+        except EdgewaterError as exc:
+            log.warning("sink %s: its alarm cannot be removed: %s", self.definition.name, exc)
+
     def _alarm(self, kind: str, message: str) -> None:
+        self._may_have_alarm |= kind == "sink-failing"
         try:
             text = f"sink {self.definition.name}: {message}"
             self._catalog.alarms.add(kind, text, EdgeId(""), self._now_ms())

@@ -20,7 +20,7 @@ from edgewater.model import algebra
 from edgewater.model.accuracy import Accuracy
 from edgewater.model.binding import BoundExpression
 from edgewater.model.caching import CacheSpec, format_fraction
-from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.model.errors import InvalidInput, InvalidQuery, did_you_mean
 from edgewater.model.expressions import bind, bind_condition, bind_row
 from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
 from edgewater.model.quantities import (
@@ -554,7 +554,9 @@ def _amount(value: object, at: str) -> float:
             raise InvalidQuery(at, value, accepted)
         return value
     try:
-        return float(size_bytes(value, at, InvalidQuery))
+        return float(size_bytes(value, at))
+    except InvalidInput as exc:
+        raise InvalidQuery(at, value, accepted) from exc
     except OverflowError as exc:
         raise InvalidQuery(at, value, accepted, "it is too large") from exc
 

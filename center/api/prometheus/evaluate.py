@@ -53,6 +53,10 @@ AGGREGATIONS: dict[str, Callable[[Any], Any]] = {
     "count": lambda rows: np.full(rows.shape[1], float(len(rows))),
 }
 ADDING = ("sum", "avg")
+ACCEPTED = (
+    "accepted are selectors, numbers, + - * /, comparisons, parentheses and"
+    f" {', '.join(AGGREGATIONS)}, topk and bottomk of a selector"
+)
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": np.greater,
     "<": np.less,
@@ -191,16 +195,14 @@ def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Sam
             left, right = (evaluate(side, reader, axis, depth + 1) for side in (tree.lhs, tree.rhs))
             return _binary(tree, left, right)
         case ast.Call():
-            raise PromqlError(f"{tree.func.name}() is not supported; {REFUSED}")
+            of_range = ast.ValueType.Matrix in tree.func.arg_types
+            raise PromqlError(f"{tree.func.name}() is not supported; {REFUSED if of_range else ACCEPTED}")
         case ast.AggregateExpr():
             with np.errstate(all="ignore"):
                 return _aggregated(tree, reader, axis)
         case ast.MatrixSelector() | ast.SubqueryExpr():
             raise PromqlError(f"ranges such as [5m] are not supported; {REFUSED}")
-    raise PromqlError(
-        "this expression is not supported; accepted are selectors, numbers, + - * /, comparisons, parentheses and"
-        f" {', '.join(AGGREGATIONS)}, topk and bottomk of a selector"
-    )
+    raise PromqlError(f"this expression is not supported; {ACCEPTED}")
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {

@@ -16,6 +16,7 @@ from center.api.services import Center, Services
 from center.api.time_params import FromParams
 from center.sinks import SinkStatus, read_definition
 from edgewater.model.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
+from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/sinks", tags=["sinks"])
@@ -130,6 +131,7 @@ def _define(center: Services, name: str, body: bytes, content_type: str) -> Resp
 def remove(name: str, center: Center) -> None:
     """Removes a sink. The answers that it has written stay in its target."""
     center.sinks.remove(name)
+    center.catalog.alarms.end("sink-failing", EdgeId(""), about=f"sink {name}: ")
 
 
 @router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink", responses=problems(403, 404))

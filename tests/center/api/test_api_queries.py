@@ -8,6 +8,7 @@ import pytest
 
 from center.api.bodies import MAX_BODY_BYTES
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, QueryDetail
+from center.config import ColumnEntry
 from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
@@ -73,6 +74,29 @@ def test_an_invalid_query_is_refused_with_field_value_and_what_is_accepted(desk)
     assert (problem["field"], problem["value"]) == ("window.tumbling", "soon")
     assert problem["accepted"].startswith("a duration such as")
     assert problem["instance"] == "/v1/queries"
+
+
+@pytest.mark.parametrize("measure", ["count(distance >= 500)", "count(late)", "sum(late)", "mean(NOT late)"])
+def test_a_number_of_a_condition_is_refused_by_every_door_and_what_is_offered_is_accepted(desk, measure):
+    desk.catalog.streams.declare("flights", {"distance": ColumnEntry(type="int64"), "late": ColumnEntry(type="bool")})
+    sql = {"content": f"CREATE MATERIALIZED VIEW n AS SELECT {measure} AS n FROM flights GROUP BY TUMBLE('1h')"}
+    asked = [
+        ("POST", "/v1/queries", {"json": {**SPEC, "measures": {"n": measure}}}),
+        ("PUT", "/v1/queries/n", {"json": {**SPEC, "measures": {"n": measure}}}),
+        ("POST", "/v1/queries?dry_run=true", {"json": {**SPEC, "measures": {"n": measure}}}),
+        ("POST", "/v1/sql", {**sql, "headers": {"Content-Type": "application/sql"}}),
+    ]
+    for method, path, request in asked:
+        refused = desk.ask(method, path, **request)
+        assert (refused.status_code, refused.json()["field"]) == (422, "measures.n"), (path, refused.text)
+    offered = refused.json()["accepted"].split(", or ")[0].replace("condition", "late")
+    assert post(desk, {**SPEC, "measures": {"n": offered}}).status_code == 201
+
+
+def test_a_registered_query_that_would_be_refused_now_is_served(desk):
+    query = desk.register(name="old", measures={"n": "count(distance >= 500)"})
+    assert desk.get("/v1/queries/old").json()["spec"]["measures"] == {"n": "count(distance >= 500)"}
+    assert query in desk.catalog.queries.all()
 
 
 def test_measures_that_together_fit_no_frame_are_refused_with_their_sizes(desk):

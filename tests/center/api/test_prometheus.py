@@ -233,10 +233,13 @@ def test_an_aggregation_of_bounds_is_absent_where_one_group_has_none(desk):
 @pytest.mark.slow
 def test_what_is_about_time_is_refused_with_what_to_do_instead(filled):
     app = filled.app()
-    for expression in ("rate(flights:n[5m])", "increase(flights:n[1h])", "flights:n[5m]", "abs(flights:n)"):
+    for expression in ("rate(flights:n[5m])", "quantile_over_time(0.9, flights:n[1h])", "flights:n[5m]"):
         reply = filled.get(f"{API}/query", app=app, params={"query": expression})
         assert (reply.status_code, reply.json()["errorType"]) == (400, "bad_data")
         assert "a value is about its whole window already" in reply.json()["error"]
+    for expression in ("abs(flights:n)", "histogram_quantile(0.9, flights:n)", "time()", "absent(flights:n)"):
+        said = filled.get(f"{API}/query", app=app, params={"query": expression}).json()["error"]
+        assert "whole window" not in said and "accepted are selectors" in said
     for expression in ("sum(flights:n + 1)", "stddev(flights:n)", "topk(0, flights:n)", "topk(flights:n, flights:n)",
                        "flights:n @ 100", "a / on(x) group_left b", '"text"',
                        "flights:n and trips:n", "(" * 60 + "1" + ")" * 60, "1" + "+1" * 200, "x" * 9000):  # fmt: skip

@@ -239,7 +239,7 @@ def test_a_sink_that_fails_is_an_alarm_and_readyz_names_it_to_those_who_may_read
     postgres.start()
     warehouse.runner.step()
     warehouse.catch_up()
-    assert readyz("x") == {}
+    assert readyz("x") == {} and desk.catalog.alarms.latest() == []
     warehouse.runner.stop()
     assert "no process" in readyz("x")["warehouse"]
     warehouse.store.pause("warehouse", True)
