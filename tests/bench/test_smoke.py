@@ -32,7 +32,10 @@ BENCHES: dict[str, tuple[tuple[str, ...], tuple[pytest.MarkDecorator, ...]]] = {
     "workloads": (("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"), NIGHTLY),
     "evaluate": (("questions/s", "distinct, all groups merged"), ()),
     "frame_work": (("partials", "closes, sliding", "at most 40960 units"), ()),
-    "first_light": (("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"), E2E + NIGHTLY),
+    "first_light": (
+        ("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"),
+        E2E + NIGHTLY,
+    ),
     "hostile": (("partial/kll", "single/general_manager", "frame", "0 failures"), NIGHTLY),
     "journal": (("small",), ()),
     "least_bytes": (("groups a window", "error/E", "5.0%    0.1"), ()),
@@ -82,9 +85,7 @@ def test_every_bench_is_here() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "module", [pytest.param(name, marks=lanes) for name, (_, lanes) in BENCHES.items()]
-)
+@pytest.mark.parametrize("module", [pytest.param(name, marks=lanes) for name, (_, lanes) in BENCHES.items()])
 def test_a_smoke_run_shows_its_table(module: str, tmp_path: Path) -> None:
     done = smoke(module, tmp_path, "--smoke")
     assert done.returncode == 0, done.stderr[-4000:]
