@@ -26,7 +26,10 @@ BENCHES: dict[str, tuple[tuple[str, ...], tuple[pytest.MarkDecorator, ...]]] = {
         NIGHTLY,
     ),
     "compare": (("| script-1% | 4 | 3 |", "| error-1%-2s | 4 | 3 |"), E2E + NIGHTLY),
-    "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
+    "condor": (
+        ("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"),
+        SPARK + NIGHTLY,
+    ),
     "console": (("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"), E2E + NIGHTLY),
     "console_demo": (("commit_to_drawn_ms_p95", '"problems": []'), NIGHTLY),
     "workloads": (("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"), NIGHTLY),
@@ -45,7 +48,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], tuple[pytest.MarkDecorator, ...]]] = {
     "scale": (("next_answer_s", '"wrong_or_incomplete": 0', "small_partials_s", "close_cpu_s"), NIGHTLY),
     "scheduling": (("## goals", "kept: memory", "60 (94%)", "least slack", "MiB queued at most"), NIGHTLY),
     "shares": (("balanced", "1e-02"), ()),
-    "sinks": (("rows_per_s", "cpu_us_per_row", "lag_ms_p95"), E2E),
+    "sinks": (("rows_per_s", "cpu_us_per_row", "lag_ms_p95"), E2E + NIGHTLY),
     "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), ()),
     "sources": (("lines, combined", "kafka, ndjson"), ()),
     "synopses": (("throughput", "merge", "kll k=200, merged of 20", "plots in"), ()),
@@ -141,7 +144,7 @@ def test_a_part_of_a_nightly_smoke_run_shows_its_rows(
     assert all(text in printed for text in shown), printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.e2e
 def test_a_smoke_run_of_the_sessions_of_a_gateway_needs_no_jvm(tmp_path: Path) -> None:
     parts = ("sessions", "commits", "catalog", "pulls")

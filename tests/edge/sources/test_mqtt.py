@@ -75,6 +75,7 @@ class Broker:
                 return
             except OSError:
                 assert time.monotonic() < deadline and self._process.poll() is None
+                time.sleep(0.02)
 
     def kill(self) -> None:
         if self._process is not None:
