@@ -68,7 +68,7 @@ def render(target: str) -> Rendered:
     folder = (Path(__file__).parent if target.startswith("targets/") else ROOT / "k8s") / target
     done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return Rendered(target, tuple(yaml.safe_load_all(done.stdout)))
+    return Rendered(target, tuple(yaml.load_all(done.stdout, yaml.CSafeLoader)))
 
 
 @pytest.fixture(params=TARGETS)

@@ -65,6 +65,7 @@ class Pager:
         while not is_done():
             assert time.monotonic() < deadline_s, self.problem
             self.run(1, seconds)
+            time.sleep(0.01)
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ class Broker:
                 return
             except OSError:
                 assert time.monotonic() < deadline and self._process.poll() is None
+                time.sleep(0.02)
 
     def __enter__(self) -> Self:
         try:

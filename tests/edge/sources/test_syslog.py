@@ -62,7 +62,7 @@ def read(
         async with asyncio.timeout(TIMEOUT_S):
             first = asyncio.ensure_future(anext(stream))
             while made.address is None and not first.done():
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)
             if made.address is not None:
                 await asyncio.to_thread(send, made.address)
             chunks.append(await first)
