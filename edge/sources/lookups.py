@@ -100,6 +100,7 @@ class LookupTable:
 class FileVersion:
     """Identifies a version of a file. It changes when the file changes."""
 
+    device: int
     inode: int
     size: int
     modified_ns: int
@@ -108,7 +109,7 @@ class FileVersion:
     def of(cls, path: Path) -> Self:
         """Returns the current version of a file. Raises OSError."""
         status = path.stat()
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def load_table(config: LookupConfig, key_type: pa.DataType) -> LookupTable:

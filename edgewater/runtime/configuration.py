@@ -59,7 +59,7 @@ def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
         raise InvalidConfig(field, str(path), "YAML", reason) from (None if secret else exc)
 
 
-def file_signature(path: Path | None) -> tuple[int, int, int] | None:
+def file_signature(path: Path | None) -> tuple[int, ...] | None:
     """Returns a value that differs if the file's content, or a link to the file, has changed; None if there is no
     file.
     """
@@ -67,7 +67,7 @@ def file_signature(path: Path | None) -> tuple[int, int, int] | None:
         found = path.stat() if path is not None else None
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_ino, found.st_size)
+    return None if found is None else (found.st_mtime_ns, found.st_dev, found.st_ino, found.st_size)
 
 
 def validate(model: type[M], document: object, context: Mapping[str, Any] | None = None) -> M:

@@ -26,8 +26,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.codecs import CODECS, HEAD_BYTES, TAIL_BYTES, RecordSchema
-from edge.records import BLOCK_BYTES, Decoded, Rejection, RejectionReason
+from edge.codecs import CODECS, RecordSchema
+from edge.records import Decoded, Rejection, RejectionReason
+from edge.sources.files.alike import Alike, Known, Stamp, same_bytes
 from edge.sources.files.fingerprint import (
     current_path,
     files_named_after,
@@ -41,7 +42,7 @@ from edge.sources.files.fingerprint import (
     path_of,
 )
 from edge.sources.files.position import FileId, FilePosition, Span, united
-from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece, with_guesses
+from edge.sources.files.reader import FileReader, OpenReader, Piece, contains, file_gone_piece, with_guesses
 from edgewater.model.errors import InvalidConfig
 from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import LossReason
@@ -65,10 +66,6 @@ PARTIAL_COPY_MS = 5_000
 """A file that begins like another file is not read for this long. The other file may be deleted or truncated soon."""
 
 
-Stamp = tuple[int, int]
-"""The size and modification time (ns) of a file."""
-
-
 @dataclass(slots=True)
 class FollowedFile:
     """The state of one followed file.
@@ -83,8 +80,7 @@ class FollowedFile:
         damaged: whether the file was unreadable and gave no records.
         unlinked: whether the deletion of the file has been reported.
         expired: whether the file must be closed, because too many files are leaving.
-        like: the known file that has the same bytes up to `position.alike`, and perhaps further bytes.
-        alike: the offset up to which further bytes were the same.
+        alike: the offset up to which the bytes after `position.alike` were those of `position.like`, too.
         former: the deleted file that had the same path.
     """
 
@@ -97,7 +93,6 @@ class FollowedFile:
     damaged: bool = False
     unlinked: bool = False
     expired: bool = False
-    like: FileId | None = None
     alike: int = 0
     former: FileId | None = None
 
@@ -107,26 +102,6 @@ class FollowedFile:
         if self.reader is None:
             return False
         return current_path(self.reader.fileno()) is None or self.reader.was_overwritten()
-
-
-@dataclass(frozen=True, slots=True)
-class Alike:
-    """The comparison of a new file with the known files.
-
-    Attributes:
-        seen_ms: wall time at which the new file was seen first.
-        stamp: the stamp of the new file at the comparison.
-        known: the positions of the known files with which the new file begins, entirely as far as they were read.
-        until: the new file's length, if an open known file begins with all of the new file; 0 if none does; -1 if the
-            new file is too short to tell.
-        like: an open known file that begins with all of the new file.
-    """
-
-    seen_ms: int
-    stamp: Stamp
-    known: tuple[FilePosition, ...]
-    until: int
-    like: FilePosition | None
 
 
 class FollowedFiles:
@@ -360,7 +335,7 @@ class FollowedFiles:
             return []
         # Another file that is open, and differs from the new file after all bytes that were read, is not copied.
         closed = [p for p in known if p.file == path or not self._is_open(p)]
-        until = max([alike.until, *(p.offset for p in closed)])
+        until = max([0, alike.until, *(p.offset for p in closed)])
         if (until or alike.until < 0) and now_ms - alike.seen_ms < PARTIAL_COPY_MS:
             return []
         self._undecided.pop(identity, None)
@@ -370,14 +345,14 @@ class FollowedFiles:
         if until > 0 or known:
             reader.close()
             offset = until or max(p.offset for p in known)
-            position = replace(position, alike=offset, left_out=until > 0)
+            like = alike.like.identity if until > 0 and alike.like is not None else None
+            position = replace(position, alike=offset, left_out=until > 0, like=like)
             reader = self._open(path, position)
         if until > 0:
             other = [*known, *([] if alike.like is None else [alike.like])][0].file
             message = "%s begins like %s: it is assumed to be a copy, and its first %d bytes are not counted"
             log.warning(message, path, other, until)
-        like = alike.like.identity if until > 0 and alike.like is not None else None
-        self._files[position.identity] = FollowedFile(position, reader, like=like, former=former)
+        self._files[position.identity] = FollowedFile(position, reader, former=former)
         return []
 
     def _compared(self, identity: FileId, path: str, stamp: Stamp, now_ms: int) -> Alike:
@@ -389,33 +364,13 @@ class FollowedFiles:
         if before is not None and before.stamp == stamp and is_newest:
             return before
         seen_ms = now_ms if before is None else before.seen_ms
-        known, until, like = list[FilePosition](), 0, None
-        reader = self._open(path, None)
+        files: list[Known] = [(file.position, file.reader) for file in self._files.values()]
+        files += [(position, None) for position in self._released.values()]
+        reader, plain = self._open(path, None), not self._requires_complete(path)
         try:
-            for position in positions:
-                if position.file == path:
-                    is_known = has_digest(position) and reader.contains(
-                        position, any_head=self._requires_complete(path)
-                    )
-                else:
-                    is_read = identifies_content(position) and position.alike < position.offset
-                    is_known = is_read and reader.contains(position)
-                known += [position] if is_known else []
-            for file in self._files.values():
-                if file.reader is None or not identifies_content(file.position):
-                    continue
-                length = 0
-                if file.position in known:
-                    length = _common_length(file.reader, reader)
-                elif not self._requires_complete(path) and stamp[0] >= HEAD_BYTES:
-                    length = stamp[0] if _begins_with(file, path, stamp[0]) else 0
-                until, like = (length, file.position) if length > until else (until, like)
+            self._undecided[identity] = Alike.of(path, stamp, seen_ms, reader, files, plain=plain)
         finally:
             reader.close()
-        if not until and not self._requires_complete(path) and stamp[0] < HEAD_BYTES:
-            short = any(_begins_with(file, path, stamp[0]) for file in self._files.values())
-            until = -1 if short else 0  # it may be the beginning of a copy
-        self._undecided[identity] = Alike(seen_ms, stamp, tuple(known), until, like)
         return self._undecided[identity]
 
     def _is_open(self, position: FilePosition) -> bool:
@@ -437,10 +392,7 @@ class FollowedFiles:
         reader = self._open(path, moved)
         pieces = list[Piece]()
         if known is not None:
-            is_same = self._requires_complete(path)
-            if known.reader is not None and (
-                is_same or _rest(known.reader, moved) == _rest(reader, moved, known.reader)
-            ):
+            if known.reader is not None and self._has_rest(moved, known.reader, reader):
                 if has_writer(known.reader.fileno()) is True:
                     pieces.append(Piece(moved, moved, Decoded(self._schema.empty()), 0, (LossReason.FILE_GONE,)))
                 known.reader.close()
@@ -449,6 +401,11 @@ class FollowedFiles:
                 del self._files[position.identity]
         self._files[identity] = FollowedFile(moved, reader)
         return pieces
+
+    def _has_rest(self, position: FilePosition, known: FileReader, new: FileReader) -> bool:
+        """Returns whether a file that has replaced a known file has all its unread bytes."""
+        end = os.fstat(known.fileno()).st_size
+        return self._requires_complete(position.file) or same_bytes(known, new, position.offset, end)
 
     def _continue_rotated(self, position: FilePosition, path: str, identity: FileId, stamp: Stamp) -> None:
         """Continues in a file that rotation has made of a known file, and then deleted the known file."""
@@ -506,8 +463,8 @@ class FollowedFiles:
         opened = replace(reader.position, again=again)
         self._files[opened.identity] = FollowedFile(opened, reader)
         for each in self._files.values():
-            if each.like == position.identity and each.reader is not None:  # a copy that is behind
-                each.like, rest = None, replace(each.position, alike=max(each.position.alike, position.offset))
+            if each.position.like == position.identity and each.reader is not None:  # a copy that is behind
+                rest = replace(each.position, alike=max(each.position.alike, position.offset), like=None)
                 each.reader.close()
                 each.position, each.reader = rest, self._open(rest.file, rest)
         # A loss is stated even with a copy: bytes written between the copying and the truncation are in neither file.
@@ -560,18 +517,19 @@ class FollowedFiles:
     def _counted_piece(self, file: FollowedFile, reader: FileReader, piece: Piece) -> Piece:
         """Returns a piece with its guesses, and with an end that has the event times of the file."""
         position, start = file.position, piece.start.offset
-        former, like = self._files.get(file.former or (0, 0)), self._files.get(file.like or (0, 0))
+        former, like = self._files.get(file.former or (0, 0)), self._files.get(position.like or (0, 0))
         again = position.again if former is None else united(position.again, _counted(former.position))
         alike = max(piece.end.alike, file.alike)
         if alike <= start < piece.end.offset and like is not None and like.reader is not None:
-            length = piece.end.offset - start
-            if os.pread(like.reader.fileno(), length, start) == os.pread(reader.fileno(), length, start):
+            if same_bytes(like.reader, reader, start, piece.end.offset):
                 alike = file.alike = piece.end.offset
             else:
-                file.like = None
+                like = None
         times = piece.decoded.batch.column(TIME_COLUMN).to_numpy()
         span = (int(times.min()), int(times.max()) + 1) if len(times) else None
-        end = replace(piece.end, again=again, alike=alike, left_out=position.left_out, span=united(position.span, span))
+        own = united(position.span, span)
+        other = None if like is None else position.like
+        end = replace(piece.end, again=again, alike=alike, left_out=position.left_out, like=other, span=own)
         return with_guesses(replace(piece, end=end))
 
     def _has_ended(self, file: FollowedFile, reader: FileReader, now_ms: int) -> bool:
@@ -607,47 +565,6 @@ class FollowedFiles:
         for file in self._files.values():
             if file.reader is not None:
                 file.reader.close()
-
-
-def contains(open_reader: OpenReader, path: str, position: FilePosition, *, any_head: bool = False) -> bool:
-    """Returns whether the file at a path begins with all bytes before a position (`FileReader.contains`); False without
-    a file.
-    """
-    try:
-        reader = open_reader(path, None)
-    except FileNotFoundError:
-        return False
-    try:
-        return reader.contains(position, any_head=any_head)
-    finally:
-        reader.close()
-
-
-def _begins_with(file: FollowedFile, path: str, size: int) -> bool:
-    """Returns whether a known file begins with the file at a path, which is shorter."""
-    if file.reader is None or not 0 < size <= file.position.offset:
-        return size == 0
-    descriptor = file.reader.fileno()
-    with Path(path).open("rb", buffering=0) as other:
-        for at in [0, max(0, size - TAIL_BYTES), *range(0, size, BLOCK_BYTES)]:
-            length = min(TAIL_BYTES if at < BLOCK_BYTES else BLOCK_BYTES, size - at)
-            if os.pread(descriptor, length, at) != os.pread(other.fileno(), length, at):
-                return False
-    return True
-
-
-def _common_length(known: FileReader, new: FileReader) -> int:
-    """Returns the length of a new file if a known file begins like it, judged by the new file's last bytes; otherwise
-    0. The bytes that were read of the known file have been compared.
-    """
-    size, last = new.end()
-    return size if last and os.pread(known.fileno(), len(last), size - len(last)) == last else 0
-
-
-def _rest(reader: FileReader, position: FilePosition, known: FileReader | None = None) -> bytes:
-    """Returns the bytes after a position, at most `BLOCK_BYTES`, and at most as many as the known file has."""
-    end = os.fstat((known or reader).fileno()).st_size
-    return os.pread(reader.fileno(), max(0, min(BLOCK_BYTES, end - position.offset)), position.offset)
 
 
 def _counted(position: FilePosition) -> Span | None:

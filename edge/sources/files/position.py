@@ -40,6 +40,7 @@ class FilePosition:
             these records.
         alike: the file begins like another file up to this offset.
         left_out: whether the records before `alike` are not counted.
+        like: the other file, as long as it may have further bytes of this file.
         arrival_ms: wall time when the block at or before this position was read. Event times are validated against it.
         header: column names, for CSV.
         ended: whether reading of the file has ended for good, also if it is damaged.
@@ -66,6 +67,7 @@ class FilePosition:
     again: Span | None = None
     alike: int = 0
     left_out: bool = False
+    like: FileId | None = None
 
     @property
     def identity(self) -> FileId:
@@ -103,13 +105,9 @@ class FilePosition:
             result["tail"] = list(self.tail)
         if self.device:
             result["device"] = self.device
-        for name, span in (
-            ("digest", self.digest if self.offset else None),
-            ("span", self.span),
-            ("again", self.again),
-        ):
-            if span is not None:
-                result[name] = list(span)
+        digest = self.digest if self.offset else None
+        pairs = {"digest": digest, "span": self.span, "again": self.again, "like": self.like}
+        result |= {name: list(pair) for name, pair in pairs.items() if pair is not None}
         if self.alike:
             result |= {"alike": self.alike, "left_out": self.left_out}
         if self.ended:
@@ -138,7 +136,7 @@ class FilePosition:
     def _read(cls, document: dict[str, Any]) -> FilePosition:
         head, header, note = document["head"], document.get("header"), document.get("note")
         tail, offset = document.get("tail", (0, 0)), int(document["offset"])
-        digest, span, again = (_pair(document.get(name)) for name in ("digest", "span", "again"))
+        digest, span, again, like = (_pair(document.get(name)) for name in ("digest", "span", "again", "like"))
         return cls(
             file=str(document["file"]),
             inode=int(document["inode"]),
@@ -159,6 +157,7 @@ class FilePosition:
             again=again,
             alike=int(document.get("alike", 0)),
             left_out=bool(document.get("left_out", False)),
+            like=like,
         )
 
 

@@ -89,6 +89,20 @@ OpenReader = Callable[[str, FilePosition | None], FileReader]
 """Opens the file at a path. The position is in the same file; None for its beginning."""
 
 
+def contains(open_reader: OpenReader, path: str, position: FilePosition, *, any_head: bool = False) -> bool:
+    """Returns whether the file at a path begins with all bytes before a position (`FileReader.contains`); False without
+    a file.
+    """
+    try:
+        reader = open_reader(path, None)
+    except FileNotFoundError:
+        return False
+    try:
+        return reader.contains(position, any_head=any_head)
+    finally:
+        reader.close()
+
+
 def with_guesses(piece: Piece) -> Piece:
     """Returns a piece with its guesses, and without the records that are not counted. `FilePosition.alike` and `again`
     of its end decide.

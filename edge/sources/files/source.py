@@ -24,10 +24,10 @@ from edge.records import (
 )
 from edge.sources.files.backfill import BackfillFile, BackfillReader
 from edge.sources.files.fingerprint import InputFingerprints, identity_of, locate, matching_files
-from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, contains, requires_complete_by_name
+from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, requires_complete_by_name
 from edge.sources.files.parquet import ParquetReader
 from edge.sources.files.position import FilePosition
-from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece, note_piece, with_guesses
+from edge.sources.files.reader import FileReader, OpenReader, Piece, contains, file_gone_piece, note_piece, with_guesses
 from edge.sources.files.text import TextReader
 from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.streams import Delivery

@@ -225,13 +225,14 @@ def test_a_copy_that_is_read_by_halves_before_a_restart_stays_left_out(
 
 def test_files_that_differ_only_in_their_middle_are_two_files(world: Any, numbers: Any) -> None:
     def day(wet: int) -> str:
-        rows = (f'{{"t": {1_700_000_000_000 + n}, "distance": {n + 1000 * (n == wet)}}}\n' for n in range(200))
+        rows = (f'{{"t": {1_700_000_000_000 + n}, "distance": {1000 + n + 1000 * (n == wet)}}}\n' for n in range(200))
         return "".join(rows)
 
     world.write("north.log", day(90))
     chunks = follow_through(world, "*.log", lambda: world.write("south.log", day(110)), *WAIT, format="ndjson")
     assert len(numbers(chunks)) == 400 and guessed(chunks) == {}
-    assert sum(numbers(chunks)) == 2 * (sum(range(200)) + 1000)
+    assert sum(numbers(chunks)) == 2 * (sum(range(1000, 1200)) + 1000)
+    assert (world.folder / "north.log").stat().st_size == (world.folder / "south.log").stat().st_size
 
 
 def test_a_file_that_begins_like_an_open_file_and_goes_on_differently_counts_on_a_guess(
