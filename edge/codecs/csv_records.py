@@ -1,8 +1,8 @@
 """Finds the records of CSV. A line break in quotes does not end a record (RFC 4180).
 
-A quote opens a field only at the field's beginning, so a stray quote such as ``5" disk`` is text. A quote that stays
-open by mistake would hide all records after it. So a record with line breaks has at most `MAX_RECORD_BYTES`. The lines
-of a longer record are rejected, and the next line begins a record.
+A quote opens a field only at the field's beginning, so a stray quote such as ``5" disk`` is text. A quote that opens a
+field by mistake hides the lines after it, up to the next quote. The record is then invalid, and so are its lines. If it
+is longer than `OPEN_BYTES`, only its first lines are rejected, and the next line begins a record.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from edge.records import IntArray, RejectionReason, Rejections
 from edgewater.synopses import BoolArray
 
-MAX_RECORD_BYTES = 64 << 10
-"""The largest size of a record that has line breaks in quotes."""
+OPEN_BYTES = 64 << 10
+"""The largest size of the lines that a quote costs which is not closed, or is closed inside of a text."""
 _LF, _CR, _QUOTE = b'\n\r"'
-_OPEN = "a quote that is not closed; expected a closing quote within 64 KiB and before the end of the input"
+_OPEN = "a quote that is not closed; expected a closing quote before a delimiter or the end of a line"
 _AFTER_QUOTE = "text after a closing quote, in a record with line breaks; expected a delimiter or the end of the record"
 _LONE_CR = "a carriage return without a line feed; expected it in quotes only"
 
@@ -31,14 +31,14 @@ class _Layout:
         ends: the offset after each record, with its line feed.
         inner: the offsets of line feeds in quotes.
         begins, closes: the offsets of opening quotes, and the offsets after closing quotes.
-        too_long: the begins of the records that are longer than `MAX_RECORD_BYTES`. `ends` has their ends.
+        cut: the begins of the records that are cut after `OPEN_BYTES`. `ends` has their ends.
     """
 
     ends: IntArray
     inner: IntArray
     begins: IntArray
     closes: IntArray
-    too_long: IntArray
+    cut: IntArray
 
     @property
     def is_open(self) -> bool:
@@ -57,15 +57,16 @@ class _Layout:
         begins = self.begins[self.begins < offset]
         return _Layout(
             self.ends[self.ends <= offset], self.inner[self.inner < offset], begins, self.closes[: len(begins)],
-            self.too_long,
+            self.cut,
         )  # fmt: skip
 
 
-def _layout(data: bytes, delimiter: int) -> _Layout:
+def _layout(data: bytes, delimiter: int, is_whole: bool = True) -> _Layout:
+    """Returns the records in `data`. If `is_whole` is false, the rest of the last record may still come."""
     start, parts = 0, list[_Layout]()
     while True:
         part = _scanned(data, start, delimiter)
-        found = _first_too_long(part, start, len(data))
+        found = _first_to_cut(part, start, data, delimiter, is_whole)
         if found is None:
             break
         begin, start = found
@@ -86,7 +87,7 @@ def _scanned(data: bytes, start: int, delimiter: int) -> _Layout:
         begins, closes = _fields(data[start:], delimiter)  # there are stray quotes
     layout = _Layout(lines, lines, begins, closes, np.zeros(0, np.int64))
     inside = layout.inside(lines)
-    return _Layout(start + lines[~inside] + 1, start + lines[inside], start + begins, start + closes, layout.too_long)
+    return _Layout(start + lines[~inside] + 1, start + lines[inside], start + begins, start + closes, layout.cut)
 
 
 def _fields(data: bytes, delimiter: int) -> tuple[IntArray, IntArray]:
@@ -97,34 +98,51 @@ def _fields(data: bytes, delimiter: int) -> tuple[IntArray, IntArray]:
     return np.array([match.start() for match in found], np.int64), np.array(ends, np.int64)
 
 
-def _first_too_long(layout: _Layout, start: int, size: int) -> tuple[int, int] | None:
-    """Returns the begin of the first record that is too long, and the end of its last line within the limit."""
+def _wrong(layout: _Layout, data: bytes, delimiter: int) -> IntArray:
+    """Returns the offsets of closing quotes after which the field does not end."""
+    text = np.frombuffer(data + b"\n", np.uint8)
+    after = text[layout.closes]
+    is_right = (after == delimiter) | (after == _LF) | (after == _CR) | (after == _QUOTE)
+    return np.asarray(layout.closes[~is_right] - 1)
+
+
+def _first_to_cut(layout: _Layout, start: int, data: bytes, delimiter: int, is_whole: bool) -> tuple[int, int] | None:
+    """Returns the begin of the first invalid record that is too long, and the end of its last line within the limit."""
     if not len(layout.inner):
         return None
-    ends = np.append(layout.ends, size) if layout.is_open else layout.ends
+    ends = np.append(layout.ends, len(data))  # the last record may not be complete
     begins = np.append(start, ends[:-1])
-    of = np.unique(np.searchsorted(ends, layout.inner, "right"))
-    of = of[(ends - begins)[of] > MAX_RECORD_BYTES]
+    wrong = np.searchsorted(ends, _wrong(layout, data, delimiter), "right")
+    if layout.is_open and is_whole:
+        wrong = np.append(wrong, len(ends) - 1)
+    of = np.intersect1d(np.searchsorted(ends, layout.inner, "right"), wrong)
+    of = of[(ends - begins)[of] > OPEN_BYTES]
     if not len(of):
         return None
     begin = int(begins[of[0]])
     lines = layout.inner[layout.inner >= begin]
-    within = lines[lines < begin + MAX_RECORD_BYTES]
+    within = lines[lines < begin + OPEN_BYTES]
     return begin, int(within[-1] if len(within) else lines[0]) + 1
 
 
-def records_end(data: bytes, delimiter: str) -> int:
-    """Returns the offset after the last record in bytes that begin with a record; 0 if there is no whole record."""
+def records_end(data: bytes, is_full: bool, delimiter: str) -> int:
+    """Returns the offset after the last record in bytes that begin with a record; 0 if there is no whole record.
+
+    Args:
+        is_full: whether a record that has not ended will not be read further.
+    """
     if b'"' not in data:
         return data.rfind(b"\n") + 1
-    ends = _layout(data, ord(delimiter)).ends
+    ends = _layout(data, ord(delimiter), is_whole=False).ends
+    if not len(ends) and is_full:
+        ends = _layout(data, ord(delimiter)).ends
     return int(ends[-1]) if len(ends) else 0
 
 
 def is_one_record(data: bytes, delimiter: str) -> bool:
     """Returns whether bytes without a last line feed are one record."""
     layout = _layout(data + b"\n", ord(delimiter))
-    return len(layout.ends) == 1 and not len(layout.too_long)
+    return len(layout.ends) == 1 and not len(layout.cut)
 
 
 def whole_records(data: bytes, delimiter: str, rejections: Rejections) -> bytes:
@@ -161,11 +179,10 @@ def whole_records(data: bytes, delimiter: str, rejections: Rejections) -> bytes:
     if (text[begins] <= ord(" ")).any():
         visible = np.cumsum((text > ord(" ")) | (text == ord(delimiter)), dtype=np.int32)
         kept &= visible[ends - 1] > np.append(0, visible[ends[:-1] - 1])
-    opened = record_of(layout.too_long)
+    opened = record_of(layout.cut)
     reject(np.append(opened, len(ends) - 1) if layout.is_open else opened, _OPEN)
-    after = text[layout.closes]
-    wrong = layout.closes[(after != ord(delimiter)) & (after != _LF) & (after != _CR) & (after != _QUOTE)]
-    reject(np.intersect1d(record_of(layout.inner), record_of(wrong - 1)), _AFTER_QUOTE)
+    wrong = _wrong(layout, data, ord(delimiter))
+    reject(np.intersect1d(record_of(layout.inner), record_of(wrong)), _AFTER_QUOTE)
     returns = np.flatnonzero(text == _CR)
     returns = returns[(text[returns + 1] != _LF) & (text[returns + 1] != _CR)]
     reject(record_of(returns[~layout.inside(returns)]), _LONE_CR)

@@ -9,8 +9,10 @@ from typing import Protocol
 from edge.codecs.decompression import Digest, extended
 from edge.records import BLOCK_BYTES
 
-OPEN_RECORD_MS = 5_000
-"""A record whose lines so far end in quotes waits this long for its next line. Then its lines are a block."""
+OPEN_RECORD_MS = 60_000
+"""A record whose lines so far end in quotes waits this long for its end. Then its lines are a block. A program that
+writes through a buffer may write the end much later.
+"""
 
 
 class ByteStream(Protocol):
@@ -35,7 +37,7 @@ class Block:
     too_long: bool = False
 
 
-def lines_end(data: bytes) -> int:
+def lines_end(data: bytes, is_full: bool = False) -> int:
     """Returns the offset after the last line; 0 if there is no whole line."""
     return data.rfind(b"\n") + 1
 
@@ -44,7 +46,8 @@ class BlockReader:
     """Reads blocks in order, and buffers at most the bytes of two blocks.
 
     Args:
-        records_end: returns the offset after the last record in some bytes; 0 if there is no whole record.
+        records_end: returns the offset after the last record in some bytes; 0 if there is no whole record. The second
+            argument says whether no more bytes fit.
 
     Attributes:
         digest: the digest of all bytes before the next block; None if it is not known.
@@ -53,7 +56,7 @@ class BlockReader:
     def __init__(
         self,
         source: ByteStream,
-        records_end: Callable[[bytes], int] = lines_end,
+        records_end: Callable[[bytes, bool], int] = lines_end,
         block_bytes: int = BLOCK_BYTES,
         *,
         digest: Digest | None = None,
@@ -65,7 +68,12 @@ class BlockReader:
         self._held = b""
         self._skipped = 0
         self._skipped_start = b""
-        self._open: tuple[int, int] | None = None  # the size of the held bytes in quotes, and the time of their arrival
+        self._open_since_ms: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are lines that wait for the end of their record."""
+        return self._open_since_ms is not None
 
     def next(self, final: bool, now_ms: int = 0) -> Block | None:
         """Returns the next block; None if there is none at the moment.
@@ -81,7 +89,7 @@ class BlockReader:
             if not more:
                 return self._rest(final, now_ms)
             self._held += more
-        cut = self._records_end(self._held)
+        cut = self._records_end(self._held, True)
         if cut == 0:
             self._digest(self._held)
             self._skipped, self._skipped_start, self._held = len(self._held), self._held[:1024], b""
@@ -89,7 +97,7 @@ class BlockReader:
         return self._take(cut)
 
     def _take(self, length: int) -> Block:
-        data, self._held = self._held[:length], self._held[length:]
+        data, self._held, self._open_since_ms = self._held[:length], self._held[length:], None
         self._digest(data)
         return Block(data, length)
 
@@ -98,11 +106,10 @@ class BlockReader:
             self.digest = extended(self.digest, data)
 
     def _rest(self, final: bool, now_ms: int) -> Block | None:
-        cut = len(self._held) if final else self._records_end(self._held)
+        cut = len(self._held) if final else self._records_end(self._held, False)
         if not cut and (lines := lines_end(self._held)):
-            if self._open is None or self._open[0] != len(self._held):
-                self._open = len(self._held), now_ms
-            cut = lines if now_ms - self._open[1] >= OPEN_RECORD_MS else 0
+            self._open_since_ms = now_ms if self._open_since_ms is None else self._open_since_ms
+            cut = lines if now_ms - self._open_since_ms >= OPEN_RECORD_MS else 0
         return self._take(cut) if cut else None
 
     def _skip(self, final: bool) -> Block | None:

@@ -45,6 +45,11 @@ class LineStream:
         self._at_start = True
         self._decoder: LineDecoder | None = None if text.needs_header else text.decoder(text.header, where, check)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are lines that wait for the end of their record."""
+        return self._blocks.is_open
+
     def next(self, final: bool, arrival_ms: int) -> tuple[Decoded, int] | None:
         """Returns the records of the next block and its size in bytes; None if there is none at the moment.
 

@@ -89,6 +89,10 @@ class TextReader:
             if rest.length:
                 return self._piece(rest, arrival_ms)
 
+    @property
+    def is_open(self) -> bool:
+        return self._blocks.is_open
+
     def _piece(self, block: Block, arrival_ms: int) -> Piece:
         start = self.position
         if start.head[0] < HEAD_BYTES:  # when the file was opened, it was shorter than HEAD_BYTES
