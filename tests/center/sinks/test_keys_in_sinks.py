@@ -130,6 +130,25 @@ def test_integers_beyond_a_type_are_exact_or_null_and_cost_no_other_answer(desk:
         assert value is not None or row["contract"] == "beyond-int64"
 
 
+@pytest.mark.slow
+def test_an_integer_beside_an_answer_without_records_is_exact(desk: Desk, request: pytest.FixtureRequest) -> None:
+    system = Postgres(request.getfixturevalue("postgres"))
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"miles": "sum(distance)"}, budget={"staleness": "2s"})
+    start, running = desk.now // HOUR * HOUR, runner(desk, system.document)
+    desk.now += 3 * HOUR
+    desk.results.tick(desk.ledger, [], desk.now)
+    desk.ship(query, "jfk", start + 2 * HOUR, {"distance": pa.array([BIG])})
+    catch_up(running)
+    assert not running.problem
+    rows = rows_of(system, "flights", query.ref.version)
+    assert len(rows) > 1, "answers without records, too"
+    assert {r["miles"] for r in rows} == {None, BIG}
+    path = {"Accept": "text/csv"}
+    assert desk.get("/v1/queries/flights/windows", headers=path).text.count(str(BIG)) == 3
+    running.stop()
+
+
 class Receiver:
     """A receiver of remote write, which refuses what Prometheus refuses: another value of a series at one time."""
 
