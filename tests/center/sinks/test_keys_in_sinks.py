@@ -19,6 +19,7 @@ import pytest
 
 from center.sinks import SinkRunner, SinkStore, read_definition
 from center.sinks.base import Position, SinkAnswer, SinkQuery
+from edgewater.model.errors import InvalidConfig
 from edgewater.wire import remote_write_pb2 as pb
 from tests.center.api import conftest
 from tests.center.api.conftest import HOUR, T0, Desk
@@ -318,3 +319,10 @@ def test_a_query_that_its_system_refuses_costs_only_itself_and_is_written_later(
     starts = {name: sorted({at for n, at in made.rows if n == name}) for name in ("good", "bad")}
     assert starts["good"] == starts["bad"] and not running.problem
     running.stop()
+
+
+@pytest.mark.parametrize("label", ["version", "query", "__name__", "http.route", "9x", ""])
+def test_a_label_that_series_cannot_have_is_refused_when_the_sink_is_defined(label: str) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        read_definition("out", {"kind": "remote_write", "url": "http://h/write", "labels": {label: "x"}})
+    assert refused.value.field.startswith("sinks.out.labels")
