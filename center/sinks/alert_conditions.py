@@ -167,8 +167,8 @@ def _intervals(rows: pa.Table) -> dict[str, Estimates]:
     result = {}
     for name in rows.column_names:
         if f"{name}_lower" in names and f"{name}_upper" in names:
-            columns = (name, 0), (f"{name}_lower", -1), (f"{name}_upper", 1)
-            result[name] = Estimates(*(float_column(rows.column(n), side) for n, side in columns))
+            value, lower, upper = (rows.column(n) for n in (name, f"{name}_lower", f"{name}_upper"))
+            result[name] = Estimates(float_column(value, 0), float_column(lower, -1), float_column(upper, 1))
     return result
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from center.sinks.base import Sink, SinkContext, SinkQuery
 from edgewater.model.errors import InvalidConfig, installation
+from edgewater.model.key_texts import label_names
 from edgewater.runtime.configuration import Secret, Section, refusal
 
 if TYPE_CHECKING:
@@ -116,7 +117,15 @@ class RemoteWriteConfig(Section):
     token: Secret | None = None
     """A bearer token."""
     labels: dict[str, str] = {}
-    """Labels of each series."""
+    """Labels of each series, except `query` and `version`, which the sink sets."""
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        for name in labels:
+            if label_names([name], {"query", "version"}) != [name]:
+                raise refusal("letters, digits and _, and not query, version or __…", f"{name!r} is no label")
+        return labels
 
 
 class RemoteWriteKind:

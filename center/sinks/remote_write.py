@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 import cramjam
 import httpx
 import numpy as np
-import pyarrow as pa
 
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
 from center.sinks.kinds import RemoteWriteConfig
@@ -21,7 +20,7 @@ from center.sinks.store import REFUSED
 from edgewater.model.errors import StorageError
 from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import key_text, label_names
-from edgewater.model.number_columns import float_column
+from edgewater.model.number_columns import float_column, is_number
 from edgewater.wire import remote_write_pb2 as pb
 
 TIMEOUT_S = 30.0
@@ -105,7 +104,7 @@ class RemoteWriteSink:
         names = label_names(answer.group_columns, {*common, "__name__"})
         labels = [dict(zip(names, row, strict=True)) for row in zip(*groups, strict=True)]
         columns = [answer.own_columns["completeness"], *answer.measure_columns]
-        columns = [name for name in columns if _is_number(answer.rows.column(name).type)]
+        columns = [name for name in columns if is_number(answer.rows.column(name).type)]
         metrics = label_names([f"{answer.query.name}_{name}" for name in columns])
         for name, metric in zip(columns, metrics, strict=True):
             column = answer.rows.column(name)
@@ -116,7 +115,3 @@ class RemoteWriteSink:
                     labels=[pb.Label(name=n, value=v).SerializeToString() for n, v in pairs if v],
                     samples=[pb.Sample(value=float(values[row]), timestamp=answer.window_end_ms)],
                 ).SerializeToString()
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)

@@ -43,13 +43,14 @@ def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _common(types: list[pa.DataType]) -> pa.DataType:
     kinds = set(types)
-    if len(kinds) == 1 or not all(map(_is_number, kinds)):
+    if len(kinds) == 1 or not all(map(is_number, kinds)):
         return types[0]
     return pa.float64() if any(map(pa.types.is_floating, kinds)) else DECIMAL
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+def is_number(kind: pa.DataType) -> bool:
+    """Returns whether a column of this type has numbers."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _with_types(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:

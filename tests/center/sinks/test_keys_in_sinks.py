@@ -19,6 +19,7 @@ import pytest
 
 from center.sinks import SinkRunner, SinkStore, read_definition
 from center.sinks.base import Position, SinkAnswer, SinkQuery
+from edgewater.model.errors import InvalidConfig
 from edgewater.wire import remote_write_pb2 as pb
 from tests.center.api import conftest
 from tests.center.api.conftest import HOUR, T0, Desk
@@ -128,6 +129,25 @@ def test_integers_beyond_a_type_are_exact_or_null_and_cost_no_other_answer(desk:
         bounds = [row["miles_lower"], row["miles_upper"]]
         assert [None if b is None else int(b) for b in bounds] == [value, value]
         assert value is not None or row["contract"] == "beyond-int64"
+
+
+@pytest.mark.slow
+def test_an_integer_beside_an_answer_without_records_is_exact(desk: Desk, request: pytest.FixtureRequest) -> None:
+    system = Postgres(request.getfixturevalue("postgres"))
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"miles": "sum(distance)"}, budget={"staleness": "2s"})
+    start, running = desk.now // HOUR * HOUR, runner(desk, system.document)
+    desk.now += 3 * HOUR
+    desk.results.tick(desk.ledger, [], desk.now)
+    desk.ship(query, "jfk", start + 2 * HOUR, {"distance": pa.array([BIG])})
+    catch_up(running)
+    assert not running.problem
+    rows = rows_of(system, "flights", query.ref.version)
+    assert len(rows) > 1, "answers without records, too"
+    assert {r["miles"] for r in rows} == {None, BIG}
+    path = {"Accept": "text/csv"}
+    assert desk.get("/v1/queries/flights/windows", headers=path).text.count(str(BIG)) == 3
+    running.stop()
 
 
 class Receiver:
@@ -299,3 +319,10 @@ def test_a_query_that_its_system_refuses_costs_only_itself_and_is_written_later(
     starts = {name: sorted({at for n, at in made.rows if n == name}) for name in ("good", "bad")}
     assert starts["good"] == starts["bad"] and not running.problem
     running.stop()
+
+
+@pytest.mark.parametrize("label", ["version", "query", "__name__", "http.route", "9x", ""])
+def test_a_label_that_series_cannot_have_is_refused_when_the_sink_is_defined(label: str) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        read_definition("out", {"kind": "remote_write", "url": "http://h/write", "labels": {label: "x"}})
+    assert refused.value.field.startswith("sinks.out.labels")
