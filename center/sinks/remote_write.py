@@ -18,6 +18,7 @@ import pyarrow as pa
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
 from center.sinks.kinds import RemoteWriteConfig
 from edgewater.model.errors import StorageError
+from edgewater.runtime.http_exchange import failure, host_of, post
 from edgewater.wire import remote_write_pb2 as pb
 
 TIMEOUT_S = 30.0
@@ -42,9 +43,7 @@ class RemoteWriteSink:
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
         """Implements `Sink.open`."""
         if self._client is None:
-            token = self._options.token
-            headers = HEADERS if token is None else {**HEADERS, "Authorization": f"Bearer {token.get_secret_value()}"}
-            self._client = httpx.Client(headers=headers, timeout=TIMEOUT_S)
+            self._client = httpx.Client()
         stored = self._memory.load()
         return None if stored is None else stored[0]
 
@@ -69,17 +68,18 @@ class RemoteWriteSink:
 
     def _send(self, request: pb.WriteRequest) -> None:
         assert self._client is not None, "open comes first"
-        body = bytes(cramjam.snappy.compress_raw(request.SerializeToString()))
+        body, token = bytes(cramjam.snappy.compress_raw(request.SerializeToString())), self._options.token
+        headers = HEADERS if token is None else {**HEADERS, "Authorization": f"Bearer {token.get_secret_value()}"}
         try:
-            reply = self._client.post(self._options.url, content=body)
-        except httpx.HTTPError as exc:
-            raise StorageError(f"{self._options.url}: {exc or type(exc).__name__}") from exc
+            reply = post(self._client, self._options.url, body, headers, TIMEOUT_S)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+            raise StorageError(f"{host_of(self._options.url)}: {failure(exc)}") from None
         if reply.is_success:
             return
-        if reply.status_code == 400 and any(phrase in reply.text for phrase in KNOWN):
+        if reply.status == 400 and any(phrase in reply.text for phrase in KNOWN):
             self.refused += 1  # a repetition after a kill: newer samples were written, so these were written, too
             return
-        raise StorageError(f"{self._options.url}: HTTP {reply.status_code} {reply.text[:200]}")
+        raise StorageError(f"{host_of(self._options.url)}: HTTP {reply.status} {reply.text[:200]}")
 
     def _series(self, answer: SinkAnswer) -> Iterator[bytes]:
         groups = [answer.rows.column(name).to_pylist() for name in answer.group_columns]

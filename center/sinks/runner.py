@@ -7,6 +7,7 @@ only for operators and for the retention of answers.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from center.ledger import Phase
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
 from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
-from center.sinks.definitions import SinkDefinition
+from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.model.registered_query import RegisteredQuery
@@ -317,9 +318,11 @@ class SinkRunner:
 
     def _failed(self, exc: Exception) -> float:
         self._failures += 1
-        reason = exc.message if isinstance(exc, EdgewaterError) else f"{type(exc).__name__}: {exc}"
+        is_foreign = not isinstance(exc, EdgewaterError)
+        reason = masked(f"{type(exc).__name__}: {exc}" if is_foreign else str(exc), self.definition.options)
         if self._failures == 1:
-            log.warning("sink %s: %s", self.definition.name, reason, exc_info=not isinstance(exc, EdgewaterError))
+            trace = "".join(traceback.format_exception(exc)) if is_foreign else ""
+            log.warning("sink %s: %s", self.definition.name, masked(trace, self.definition.options) or reason)
         self._close()
         if self._failures >= ALARM_FAILURES:
             self._alarm("sink-failing", reason)
