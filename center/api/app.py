@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from importlib.metadata import version
 from typing import Any
 
@@ -109,6 +109,7 @@ def create_app(
     now_ms: Callable[[], int],
     monotonic: Callable[[], float] = time.monotonic,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+    sink_secrets: Collection[str] = (),
 ) -> FastAPI:
     """Creates the API as an ASGI application.
 
@@ -117,8 +118,9 @@ def create_app(
         monotonic: monotonic clock in seconds, which paces live streams.
         draw_seed: draws the seed of a new query's synopses. The seed must not be predictable: with it, anybody could
             choose records that distort the synopses.
+        sink_secrets: the setting `sink.secrets`.
     """
-    services = _services(catalog, results, components, config, now_ms, monotonic, draw_seed)
+    services = _services(catalog, results, components, config, now_ms, monotonic, draw_seed, frozenset(sink_secrets))
     app = FastAPI(
         title="Edgewater",
         summary="Streaming queries whose answers state their error, completeness and age",
@@ -156,6 +158,7 @@ def _services(
     now_ms: Callable[[], int],
     monotonic: Callable[[], float],
     draw_seed: Callable[[], int],
+    sink_secrets: frozenset[str],
 ) -> Services:
     metrics, limits = ApiMetrics(), config.limits
     audit = AuditLog(config.audit, now_ms, metrics.audit_failures.inc, required=config.audit_required)
@@ -190,6 +193,7 @@ def _services(
         SqlGuard(),
         SinkStore(results.engine),
         tasks,
+        sink_secrets,
     )
 
 

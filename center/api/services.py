@@ -34,6 +34,7 @@ class Services:
         now_ms: wall clock.
         parsing: limits parsing to one query at a time.
         draw_seed: draws the seed of a new query, a number from 0 to 2^64 - 1.
+        sink_secrets: the setting `sink.secrets`.
         tasks: the tasks of the API. The process sets how it ends if one of them fails.
     """
 
@@ -59,6 +60,7 @@ class Services:
     sql: SqlGuard
     sinks: SinkStore
     tasks: Tasks
+    sink_secrets: frozenset[str] = frozenset()
 
 
 def _services(request: Request) -> Services:

@@ -124,6 +124,7 @@ def run_api(config: CenterConfig) -> None:
         opened(lambda: ComponentRegistry(config.catalog_url)),
         config.api,
         now_ms=now_ms,
+        sink_secrets=config.sink.secrets,
     )
     services, api = app.state.services, config.api
     tasks = services.tasks
@@ -282,6 +283,7 @@ def run_sinks(config: CenterConfig) -> None:
         opened(lambda: SinkStore(results.engine), stop),
         owner=instance_name(),
         now_ms=now_ms,
+        listed=config.sink.secrets,
     )
     process.tasks.end = within_limit(stop.set)
     with contextlib.ExitStack() as stack:

@@ -17,6 +17,7 @@ from edgewater.model.errors import EdgewaterError
 from edgewater.model.key_texts import label_names
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import Secret, Section, refusal
+from edgewater.runtime.http_exchange import failure, host_of, post
 
 TIMEOUT_S = 10.0
 """Timeout of each step of an exchange with a target."""
@@ -181,15 +182,15 @@ class _Server:
         """
         if self._context is None:
             self._context = _trusted(self._ca)
-        host = "the URL"
+        host = host_of(url)
         try:
-            host = httpx.URL(url).host or host
-            reply = httpx.post(url, content=body, headers=dict(headers), timeout=TIMEOUT_S, verify=self._context)
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise DeliveryFailed(f"{host}: {exc or type(exc).__name__}") from exc
-        if reply.is_error or reply.is_redirect:
-            reason = f"{host}: HTTP {reply.status_code} {reply.text[:200]}"
-            raise DeliveryFailed(reason, is_final=reply.status_code in REFUSING)
+            with httpx.Client(verify=self._context) as client:
+                reply = post(client, url, body, headers, TIMEOUT_S)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+            raise DeliveryFailed(f"{host}: {failure(exc)}") from None
+        if not reply.is_success:
+            reason = f"{host}: HTTP {reply.status} {reply.text[:200]}"
+            raise DeliveryFailed(reason, is_final=reply.status in REFUSING)
 
 
 def _trusted(ca: Path | None) -> ssl.SSLContext:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,6 +33,7 @@ class SinkProcess:
         configured: sinks of ``center.yaml``. They replace sinks of the same name that the API has defined.
         owner: name of this process in the leases of sinks.
         now_ms: returns the wall time.
+        listed: the setting `sink.secrets`.
 
     Attributes:
         registry: Prometheus' metrics of the process.
@@ -48,10 +49,11 @@ class SinkProcess:
         *,
         owner: str,
         now_ms: Callable[[], int],
+        listed: Collection[str] = (),
     ) -> None:
         self._configured = {definition.name: definition for definition in configured}
         self._catalog, self._results, self._store = catalog, results, store
-        self._owner, self._now_ms = owner, now_ms
+        self._owner, self._now_ms, self._listed = owner, now_ms, listed
         self._threads: dict[str, _RunningSink] = {}
         self._refused: dict[str, str] = {}
         self.registry = CollectorRegistry()
@@ -71,13 +73,13 @@ class SinkProcess:
             sink.thread.join()
 
     def _follow_until(self, stop: threading.Event) -> None:
-        pause_s = 0.0
-        while not stop.wait(pause_s):
+        while True:
             try:
                 self._follow()
             except EdgewaterError as exc:
                 log.warning("the definitions of sinks cannot be read: %s", exc.message)
-            pause_s = LOOK_MS / 1000
+            if stop.wait(LOOK_MS / 1000):
+                return
 
     def problems(self) -> list[str]:
         """Returns why sinks do not work. Each text begins with the name of the sink."""
@@ -114,7 +116,7 @@ class SinkProcess:
             if status.definition is None or status.name in wanted:
                 continue
             try:
-                wanted[status.name] = read_definition(status.name, status.definition)
+                wanted[status.name] = read_definition(status.name, status.definition, listed=self._listed)
             except InvalidConfig as exc:  # such as a variable that this process does not have
                 self._refused[status.name] = exc.message
                 if status.problem != exc.message:

@@ -21,6 +21,7 @@ from edgewater.model.errors import StorageError
 from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import key_text, label_names
 from edgewater.model.number_columns import float_column, is_number
+from edgewater.runtime.http_exchange import failure, host_of, post
 from edgewater.wire import remote_write_pb2 as pb
 
 TIMEOUT_S = 30.0
@@ -48,9 +49,7 @@ class RemoteWriteSink:
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
         """Implements `Sink.open`."""
         if self._client is None:
-            token = self._options.token
-            headers = HEADERS if token is None else {**HEADERS, "Authorization": f"Bearer {token.get_secret_value()}"}
-            self._client = httpx.Client(headers=headers, timeout=TIMEOUT_S)
+            self._client = httpx.Client()
         stored = self._memory.load()
         if stored is None:
             return None
@@ -89,14 +88,16 @@ class RemoteWriteSink:
     def _send(self, series: Sequence[bytes]) -> None:
         assert self._client is not None, "open comes first"
         body = bytes(cramjam.snappy.compress_raw(pb.WriteRequest(timeseries=series).SerializeToString()))
+        token = self._options.token
+        headers = HEADERS if token is None else {**HEADERS, "Authorization": f"Bearer {token.get_secret_value()}"}
         try:
-            reply = self._client.post(self._options.url, content=body)
-        except httpx.HTTPError as exc:
-            raise StorageError(f"{self._options.url}: {exc or type(exc).__name__}") from exc
-        if reply.status_code in REFUSING:
+            reply = post(self._client, self._options.url, body, headers, TIMEOUT_S)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+            raise StorageError(f"{host_of(self._options.url)}: {failure(exc)}") from None
+        if reply.status in REFUSING:
             self.refused += len(series)
         elif not reply.is_success:
-            raise StorageError(f"{self._options.url}: HTTP {reply.status_code} {reply.text[:200]}")
+            raise StorageError(f"{host_of(self._options.url)}: HTTP {reply.status} {reply.text[:200]}")
 
     def _series(self, answer: SinkAnswer) -> Iterator[bytes]:
         groups = [map(key_text, answer.rows.column(name).to_pylist()) for name in answer.group_columns]

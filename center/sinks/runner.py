@@ -7,6 +7,7 @@ only for operators and for the retention of answers.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from center.ledger import Phase, late_counts
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
 from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
-from center.sinks.definitions import SinkDefinition
+from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import Aside, SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.model.registered_query import RegisteredQuery
@@ -217,7 +218,7 @@ class SinkRunner:
             except LeaseLost:
                 raise
             except Exception as exc:
-                problems[ref] = _reason(exc)
+                problems[ref] = self._reason(exc)
                 self._reopened([])
         if problems:
             has = self._position if stored is None else stored
@@ -250,8 +251,8 @@ class SinkRunner:
                 self._reopened(r for r in self._queries if r not in {ref, *self._asides})
                 assert self._sink is not None
                 self._sink.write([], self._position)
-                log.warning("sink %s: query %s is set aside: %s", self.definition.name, ref, _reason(exc))
-                self._set_asides({**self._asides, ref: Aside(self._position.answer_id, _reason(exc))})
+                log.warning("sink %s: query %s is set aside: %s", self.definition.name, ref, self._reason(exc))
+                self._set_asides({**self._asides, ref: Aside(self._position.answer_id, self._reason(exc))})
         self._write([], position)
 
     def _try_asides(self) -> None:
@@ -271,7 +272,7 @@ class SinkRunner:
                 raise
             except Exception as exc:
                 self._reopened(others)
-                self._set_asides({**self._asides, ref: Aside(aside.answer_id, _reason(exc))})
+                self._set_asides({**self._asides, ref: Aside(aside.answer_id, self._reason(exc))})
             else:
                 self._set_asides({r: a for r, a in self._asides.items() if r != ref})
 
@@ -434,9 +435,10 @@ class SinkRunner:
 
     def _failed(self, exc: Exception) -> float:
         self._failures += 1
-        reason = _reason(exc)
+        reason, is_foreign = self._reason(exc), not isinstance(exc, EdgewaterError)
         if self._failures == 1:
-            log.warning("sink %s: %s", self.definition.name, reason, exc_info=not isinstance(exc, EdgewaterError))
+            trace = "".join(traceback.format_exception(exc)) if is_foreign else ""
+            log.warning("sink %s: %s", self.definition.name, masked(trace, self.definition.options) or reason)
         self._close()
         if self._failures >= ALARM_FAILURES:
             self._alarm("sink-failing", reason)
@@ -449,6 +451,10 @@ class SinkRunner:
             log.warning("sink %s: its state cannot be stored: %s", self.definition.name, other)
         return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 20)))
 
+    def _reason(self, exc: Exception) -> str:
+        text = exc.message if isinstance(exc, EdgewaterError) else f"{type(exc).__name__}: {exc}"
+        return masked(text, self.definition.options)
+
     def _give_up(self) -> None:
         self._close()
         self._epoch, self._status = None, None
@@ -460,10 +466,6 @@ class SinkRunner:
                 sink.close()
             except Exception:
                 log.exception("sink %s: it could not be closed", self.definition.name)
-
-
-def _reason(exc: Exception) -> str:
-    return exc.message if isinstance(exc, EdgewaterError) else f"{type(exc).__name__}: {exc}"
 
 
 def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:

@@ -157,7 +157,7 @@ async def check(request: Request, params: Annotated[FromParams, Query()], center
 def _check(request: Request, center: Services, body: bytes, content_type: str, start_ms: int | None) -> RuleCheck:
     document = read_document(body, content_type, "a sink of the kind alerts")
     try:
-        options = read_definition("check", document, only_references=True, field="").options
+        options = read_definition("check", document, reads_secrets=False, field="").options
     except InvalidConfig as exc:
         field = exc.field.removeprefix("check").removeprefix(".")
         raise InvalidRequest(field, exc.value, exc.accepted, exc.reason) from None

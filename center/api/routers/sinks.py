@@ -101,8 +101,9 @@ def sink(name: str, center: Center) -> SinkState:
 async def define(name: str, request: Request, center: Center) -> Response:
     """Defines a sink. A changed sink continues after the last answer that it has.
 
-    A secret is `{"env": NAME}` or `{"file": PATH}`, which the process `edgewater center sink` reads. A sink of the
-    center's file can be changed only there (409).
+    A secret is `{"env": NAME}` or `{"file": PATH}`, which the process `edgewater center sink` reads. The setting
+    `sink.secrets` of the center's file lists the names and paths. A sink of the center's file can be changed only there
+    (409).
     """
     body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     return await run_sync(_define, center, name, body, content_type, limiter=center.parsing)
@@ -111,7 +112,7 @@ async def define(name: str, request: Request, center: Center) -> Response:
 def _define(center: Services, name: str, body: bytes, content_type: str) -> Response:
     document = read_document(body, content_type, "a sink")
     try:
-        definition = read_definition(name, document, only_references=True, field="")
+        definition = read_definition(name, document, listed=center.sink_secrets, reads_secrets=False, field="")
     except InvalidConfig as exc:
         raise InvalidRequest(exc.field.removeprefix(f"{name}."), exc.value, exc.accepted, exc.reason) from None
     try:

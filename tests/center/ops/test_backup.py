@@ -296,6 +296,24 @@ def test_what_is_wrong_with_a_backup_or_its_place_is_said(tmp_path: Path, world:
     assert not (tmp_path / "b2").exists()
     with exclusive_lock(tmp_path / "new"), pytest.raises(StorageError, match="another `edgewater center run`"):
         restore_backup(config(tmp_path / "new"), target, world.clock, silent)
+    manifest = json.loads((target / "backup.json").read_text())
+    outside = tmp_path / "outside.frames"
+    outside.write_bytes(b"secret")
+    (target / "log" / "commits").mkdir(parents=True, exist_ok=True)
+    (target / "log" / "commits" / "link.frames").symlink_to(outside)
+    for name in (
+        *("log/../../outside.frames", "../outside.frames", str(outside), "log/commits/../../../outside.frames"),
+        *("log/commits/link.frames", "log", "log/commits/..", "log//outside.frames", "./catalog.db", "x\0y"),
+    ):
+        altered = {**manifest, "sizes": {**manifest["sizes"], name: 6}}
+        (target / "backup.json").write_text(json.dumps(altered))
+        with pytest.raises(InvalidInput):
+            restore_backup(config(tmp_path / "new"), target, world.clock, silent)
+    for sizes in ({}, [], {"catalog.db": manifest["sizes"]["catalog.db"]}, {**manifest["sizes"], "catalog.db": "?"}):
+        (target / "backup.json").write_text(json.dumps({**manifest, "sizes": sizes}))
+        with pytest.raises(InvalidInput):
+            restore_backup(config(tmp_path / "new"), target, world.clock, silent)
+    (target / "backup.json").write_text(json.dumps(manifest))
     (target / "results.db").write_bytes(b"")
     with pytest.raises(InvalidInput, match=r"results\.db"):
         restore_backup(config(tmp_path / "new"), target, world.clock, silent)

@@ -401,4 +401,5 @@ def test_a_stored_definition_has_no_secret_at_any_depth(desk: Desk) -> None:
     assert refused.status_code == 422 and "top-secret" not in refused.text
     assert refused.json()["field"] == "targets.t.webhook.url"
     document["targets"] = {"t": {"webhook": {"url": {"env": "HOOK"}, "headers": {"Authorization": {"file": "/x"}}}}}
+    desk.sink_secrets = ("HOOK", "/x")
     assert desk.ask("PUT", "/v1/sinks/pager", json=document).status_code == 201
