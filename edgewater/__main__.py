@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from edgewater.model.errors import EdgewaterError, InvalidInput, installation
+from edgewater.model.errors import EdgewaterError, InvalidInput, did_you_mean, installation
 
 GROUP = "edgewater.commands"
 OWN_PACKAGES = frozenset({"edgewater", "edge", "center", "sim"})
@@ -115,6 +115,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Imports the command that is invoked."""
+        if args and not args[0].startswith("-") and self._point(args[0]) is None:
+            raise click.UsageError(f"no such command {args[0]!r}{did_you_mean(args[0], self.list_commands(ctx))}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         point = self._point(name)
         return name, command if point is None else _loaded(point), rest

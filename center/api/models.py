@@ -558,6 +558,7 @@ class Answer(BaseModel):
     rest: dict[str, float | int | None] = Field(
         description="The part of the total of each `count` and `sum` that is in no group. Null: unknown."
     )
+    notes: list[str] | None = Field(default=None, description="If edges withhold values: how much is in no group.")
     confidence: float | None = Field(
         description="Probability that a value of `data` lies in [lower, upper]; 1: the bounds always hold, as those of"
         " totals do. Null: no bound is known."

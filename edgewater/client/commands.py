@@ -582,7 +582,8 @@ def print_answer(answer: Answer) -> None:
     rows = [
         (*map(key_text, group.values()), *(cells[at] for _, cells in columns)) for at, group in enumerate(answer.groups)
     ]
-    print_table((*answer.group_by, *(name for name, _ in columns)), rows, empty="no groups")
+    empty = "no groups: edges withhold all of them under the budget" if any(answer.rest.values()) else "no groups"
+    print_table((*answer.group_by, *(name for name, _ in columns)), rows, empty=empty)
     for name, total in answer.total.items() if answer.group_by else ():
         click.echo(plain(f"all groups: {name} {total}{_in_no_group(total, answer.rest.get(name))}"))
 

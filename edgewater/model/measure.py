@@ -192,6 +192,11 @@ def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]
     # `distinct` is a keyword of SQL, and SQL's `quantile` has two arguments.
     match = re.fullmatch(r"\s*(distinct|quantile)\s*\((.*)\)\s*", text, re.IGNORECASE | re.DOTALL)
     tree = parse_sql(f"{match[1]}_of({match[2]})" if match else text, at)
+    if isinstance(tree, exp.Filter):
+        condition = tree.expression.this.sql()
+        counted = isinstance(tree.this, exp.Count)
+        written = f"sum(if({condition}, 1, 0))" if counted else f"an argument such as if({condition}, x, null)"
+        raise InvalidQuery(at, text, f"{written}, or a query of its own with `where: {condition}`", "no FILTER is read")
     if isinstance(tree, exp.Count) and isinstance(tree.this, exp.Distinct):
         return "distinct", list(tree.this.expressions)
     if isinstance(tree, exp.Anonymous):

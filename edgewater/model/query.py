@@ -83,6 +83,10 @@ class ErrorBudget:
         return {**dict(self.limits), **{name: format_fraction(share) for name, share in self.relative}}
 
 
+WITHHOLDS_GROUPS = (
+    "edges withhold what is below their shares of {limits}, so `data` may lack groups, and is empty if all of them are"
+    " below; `total` has everything, and `rest` says how much of it is in no group"
+)
 RELATIVE_SAVES_REPEATS = (
     "of a group's own value withholds no group: each edge sends every group at least once per window, unless its "
     "value is 0, as without a budget. It saves only updates that would be sent again; "
@@ -295,6 +299,8 @@ class QuerySpec:
         notes = [
             f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in budget.relative
         ]
+        if limits := ", ".join(f"{name} {limit:,.15g}" for name, limit in budget.limits if limit):
+            notes.insert(0, f"budget.error: {WITHHOLDS_GROUPS.format(limits=limits)}")
         named = budget.measures
         for measure in self.measures:
             if not has_bounds(measure.function.name, measure.parameters):

@@ -1,4 +1,4 @@
-"""The tutorial as a newcomer types it: every command of the page, and every output that the page shows."""
+"""The tutorial and the README as a newcomer types them: every command, and every output that they show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 from sim.demo.ports import free_port
 from tests.installations import install, installed_extras
 
-TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIAL, README = ROOT / "docs" / "tutorial.md", ROOT / "README.md"
 SERVERS = ("edgewater center run", "edgewater edge run")
 INSTALLATION = ("python3 -m venv", "pip install")
 """Commands that are not run: `install` makes the environment that they make, without a download."""
@@ -44,6 +45,11 @@ def commands(page: str) -> list[Command]:
                 until = lines.index(heredoc[1]) + 1
             found.append(Command("\n".join(lines[:until]), "\n".join(lines[until:])))
     return found
+
+
+def with_any_numbers(command: Command) -> Command:
+    """Returns a command whose output may have other numbers: which groups are withheld depends on the time."""
+    return Command(command.text, re.sub(r"\d[\d.,]*", "…", command.shown))
 
 
 def matches(shown: str, output: str) -> bool:
@@ -121,14 +127,21 @@ def terminals(directory: Path, extras: frozenset[str]) -> Iterator[Terminals]:
             opened.stop(kind)
 
 
-def test_every_command_and_every_output_of_the_tutorial(tmp_path: Path) -> None:
+def test_every_command_and_every_output_of_the_tutorial_and_the_readme(tmp_path: Path) -> None:
     page = commands(TUTORIAL.read_text())
     (extras,) = {installed_extras(c.text) for c in page if c.text.startswith("pip install")}
     page = [c for c in page if not c.text.startswith(INSTALLATION)]
     assert len(page) >= 15
+    # The README's own query, at the same center and with what the README installs.
+    section = README.read_text().split("## Ask your own question")[1].split("\n## ")[0]
+    assert {installed_extras(c.text) for c in commands(section) if c.text.startswith("pip install")} == {extras}
+    readme = [c for c in commands(section) if not c.text.startswith((*INSTALLATION, "edgewater center run"))]
+    assert len(readme) >= 7
     with terminals(tmp_path, extras) as terminal:
         for command in page:
             terminal.type(command)
+        for command in readme:
+            terminal.type(with_any_numbers(command))
 
 
 def test_the_comparison_of_outputs_finds_differences() -> None:

@@ -94,6 +94,8 @@ def test_any_other_edgewater_error_ends_with_code_1_and_one_line() -> None:
 
 def test_an_unknown_command_is_refused() -> None:
     assert invoke({}, "nonsense").exit_code == 2
+    meant = CliRunner().invoke(main, ["qury", "ls"])
+    assert (meant.exit_code, "did you mean query?" in meant.output) == (2, True)
 
 
 def test_the_kernel_and_its_command_import_neither_side() -> None:

@@ -11,6 +11,7 @@ from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, QueryDetail
 from center.config import ColumnEntry
 from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.sql import to_sql
 from edgewater.model.streams import EdgeId
 
 SPEC = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
@@ -47,7 +48,18 @@ def test_registering_the_same_query_again_returns_the_existing_one(desk):
 def test_the_answer_to_a_registration_says_what_a_relative_budget_does_not_save(desk):
     relative = post(desk, {**SPEC, "name": "relative", "budget": {"error": {"n": "1%"}}}).json()
     assert relative["notes"][0].startswith("budget.error.n: 1.0% of a group's own value withholds no group")
-    assert "notes" not in post(desk, {**SPEC, "budget": {"error": {"n": 10}}}).json()
+    assert "notes" not in post(desk, {**SPEC, "name": "exact"}).json()
+
+
+def test_the_answer_to_a_registration_says_that_small_groups_are_withheld(desk):
+    budget = {"error": {"n": 1000}}
+    (note,) = post(desk, {**SPEC, "budget": budget}).json()["notes"]
+    assert note.startswith("budget.error: edges withhold what is below their shares of n 1,000")
+    assert "notes" not in post(desk, {**SPEC, "name": "zero", "budget": {"error": {"n": 0}}}).json()
+    sql = to_sql(QuerySpec.from_mapping({**SPEC, "name": "sql", "budget": budget}))
+    made = desk.ask("POST", "/v1/sql", content=sql, headers={"Content-Type": "application/sql"})
+    assert made.json()["notes"] == [note]
+    assert desk.ask("POST", "/v1/queries?dry_run=true", json={**SPEC, "budget": budget}).json()["notes"] == [note]
 
 
 def test_another_query_under_a_name_that_is_taken_is_a_conflict(desk):

@@ -173,3 +173,10 @@ def test_a_name_that_only_shares_a_word_is_not_suggested(called: str) -> None:
     with pytest.raises(InvalidQuery) as refused:
         Measure.parse("m", f"{called}(x)")
     assert "did you mean" not in refused.value.reason
+
+
+@pytest.mark.parametrize("text", ["count(*) FILTER (WHERE status >= 500)", "sum(bytes) FILTER (WHERE status >= 500)"])
+def test_a_filter_is_met_with_what_counts_its_records(text: str) -> None:
+    with pytest.raises(InvalidQuery) as refused:
+        Measure.parse("m", text)
+    assert "if(status >= 500, " in refused.value.accepted
