@@ -154,8 +154,8 @@ def explain(
         reason = (
             "the stream has ended at every expected edge, and no record that was read since the query was registered"
         )
-        lacks = dict.fromkeys(remedy for w in waits for remedy in w.lacks)
-        remedy = "; ".join([*lacks, REMEDIES["no_records"]])
+        remedies = dict.fromkeys(remedy for w in waits for remedy in w.lacks)
+        remedy = "; ".join([*remedies, REMEDIES["no_records"]])
         return result("no_records", f"{reason} counts in it: {_joined(waits)}", remedy, query.registered_at_ms)
     begins = "" if query.windows.from_ms == MIN_TIME_MS else f"its windows begin at {rfc3339(query.windows.from_ms)}; "
     lacks = "; ".join(dict.fromkeys(remedy for w in waits for remedy in w.lacks))

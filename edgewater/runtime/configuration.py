@@ -181,7 +181,7 @@ RemoteAddress = Annotated[str, _address("host:port of the other side, such as 12
 class FileSecret(SecretStr):
     """The current secret in a file. While the file cannot be read or has no secret, the last secret is used."""
 
-    def __init__(self, secret: str, path: Path, signature: tuple[int, int, int] | None, is_pem: bool) -> None:
+    def __init__(self, secret: str, path: Path, signature: tuple[int, ...] | None, is_pem: bool) -> None:
         super().__init__(secret)
         self._path = path
         self._is_pem = is_pem

@@ -464,9 +464,9 @@ class FollowedFiles:
         self._files[opened.identity] = FollowedFile(opened, reader)
         for each in self._files.values():
             if each.position.like == position.identity and each.reader is not None:  # a copy that is behind
-                rest = replace(each.position, alike=max(each.position.alike, position.offset), like=None)
+                alone = replace(each.position, alike=max(each.position.alike, position.offset), like=None)
                 each.reader.close()
-                each.position, each.reader = rest, self._open(rest.file, rest)
+                each.position, each.reader = alone, self._open(alone.file, alone)
         # A loss is stated even with a copy: bytes written between the copying and the truncation are in neither file.
         losses = (LossReason.FILE_TRUNCATED,)
         end = replace(opened, note=note)
