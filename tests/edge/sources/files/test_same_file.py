@@ -208,9 +208,9 @@ def test_an_equal_file_is_left_out_on_a_guess_until_it_differs(world: Any, ndjso
 def test_a_copy_that_is_read_by_halves_before_a_restart_stays_left_out(
     world: Any, ndjson: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge.codecs import BlockReader
+    from edge.codecs import TextFormat
 
-    monkeypatch.setattr(BlockReader.__init__, "__defaults__", (1000,))
+    monkeypatch.setattr(TextFormat.blocks, "__defaults__", (1000,))
     world.write("north.log", ndjson(0, 100))
     chunks = follow_through(
         world, "*.log", lambda: world.write("south.log", ndjson(0, 100)), *WAIT, *WAIT, format="ndjson"
