@@ -184,6 +184,7 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
             _check_store(path)
         with _stores(f"sqlite:///{new[CATALOG]}", f"sqlite:///{new[RESULTS]}") as (catalog, results):
             require_pair(catalog, results, _random())
+            catalog.backups.begin_after_restore(now_ms())
             results.begin_after_restore(catalog.backups.lineage(), now_ms())
         try:
             _copy_segments({source / n: config.log_dir / Path(n).relative_to(LOG) for n in info.segments}, report)

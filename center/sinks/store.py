@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from center.results import LeaseLost
+from center.results import LeaseLost, restored_at_ms
 from center.sinks.base import Position, SinkMemory
 from center.storage.database import (
     FreeText,
@@ -248,9 +248,11 @@ class SinkStore:
                 row = _row(connection, name)
             if row.owner not in ("", owner) and row.until_ms > now_ms:
                 return None
-            values = {"owner": owner, "epoch": row.epoch + 1, "until_ms": now_ms + lease_ms}
+            # The sink's system may have an epoch from after the backup that was restored.
+            epoch = max(int(row.epoch), restored_at_ms(connection)) + 1
+            values = {"owner": owner, "epoch": epoch, "until_ms": now_ms + lease_ms}
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
-            return int(row.epoch) + 1
+            return epoch
 
     def state_problem(self, name: str, problem: str, now_ms: int) -> None:
         """Stores why a process cannot build a sink. If another process runs the sink, nothing is stored."""
@@ -289,7 +291,8 @@ class SinkStore:
         """
         with write_transaction(self._engine) as connection:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
-            if row is None or row.epoch != epoch:
+            restored = restored_at_ms(connection)
+            if row is None or row.epoch != epoch or epoch <= restored:
                 raise LeaseLost(f"sink {name} is run by another process, or is no longer defined")
             values: dict[str, Any] = {
                 "until_ms": until_ms,
@@ -305,7 +308,7 @@ class SinkStore:
             if trimmed is not None and trimmed > row.trimmed:
                 values["trimmed"] = trimmed
                 # A new sink begins with the stored answers, so answers that were deleted before are not a gap.
-                if row.epoch > 1 or row.answer_id:
+                if row.epoch > restored + 1 or row.answer_id:
                     values |= _gap(row, has, trimmed)
             if problem is not None:
                 values |= {

@@ -92,9 +92,9 @@ def put_store(source: Path, name: str, directory: Path) -> None:
         shutil.copy(path, directory / path.name)
 
 
-def restored_world(path: Path, world: World) -> World:
+def restored_world(path: Path, world: World, database: str | None = None) -> World:
     """The restored center, to whose edges the same frames may be told."""
-    again = World(path)
+    again = World(path, database=database)
     again.truth, again._next_seq, again.now = world.truth, dict(world._next_seq), world.now
     for edge, seq in again._next_seq.items():
         record = again.catalog.edges.get(edge)
@@ -204,6 +204,41 @@ def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
             assert any(window == 1000 and revision > max(r for _, r in before) for window, revision in after)
             assert again.store.last_answer_id() > last
             before |= after
+
+
+def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
+    tmp_path: Path, world: World, job: MicroBatches, shared_database: Callable[[], str | None]
+) -> None:
+    (ref,) = world.register("q")
+    for window in range(40):
+        world.ship_records(world.edges[0], ref, window, ["/a"])  # the windows stay open, and the store keeps their data
+    job.run()
+    sinks = SinkStore(world.store.engine)
+    sinks.define("lake", {"kind": "lake"})
+    world.catalog.alarms.add("before", "", JFK, 1)
+    take_backup(config(world.path), tmp_path / "b", world.clock, silent)
+    epoch = max(sinks.take("lake", owner, 1, 0) or 0 for owner in ("one", "two", "three"))
+    late, (lost,) = world.store.newest()[1], world.register("lost")
+    world.now += 60_000
+    database, target = shared_database(), tmp_path / "r"
+    restore_backup(config(target, database), tmp_path / "b", world.clock, silent)
+    with (
+        contextlib.closing(restored_world(target, world, database)) as again,
+        contextlib.closing(MicroBatches(again, keep_frames_ms=0)) as restored,
+    ):
+        again.ship_records(world.edges[1], ref, 1, ["/b"])
+        restored.run()
+        again.end(ref)
+        restored.run()
+        assert again.all_consumed() and again.answers() == world.truth
+        assert again.catalog.quarantine.frames() == []
+        again.catalog.alarms.add("after", "", JFK, 2)
+        assert {alarm.kind for alarm in again.catalog.alarms.latest()} == {"before", "after"}
+        taken = SinkStore(again.store.engine).take("lake", "one", again.now, 0)
+        assert taken is not None and taken > epoch
+        assert again.store.newest()[1] > late + 1
+        (other,) = again.register("lost")
+        assert other.version > lost.version
 
 
 def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reconciled(
