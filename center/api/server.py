@@ -92,5 +92,5 @@ class ApiServer(GuardedServer):
             log.info("%s has been read again", tls.cert)
 
 
-def _signatures(tls: ApiTlsSection) -> tuple[tuple[int, int, int] | None, ...]:
+def _signatures(tls: ApiTlsSection) -> tuple[tuple[int, int, int, int] | None, ...]:
     return file_signature(tls.cert), file_signature(tls.key)

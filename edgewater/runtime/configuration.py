@@ -59,7 +59,7 @@ def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
         raise InvalidConfig(field, str(path), "YAML", reason) from (None if secret else exc)
 
 
-def file_signature(path: Path | None) -> tuple[int, ...] | None:
+def file_signature(path: Path | None) -> tuple[int, int, int, int] | None:
     """Returns a value that differs if the file's content, or a link to the file, has changed; None if there is no
     file.
     """
@@ -178,7 +178,7 @@ RemoteAddress = Annotated[str, _address("host:port of the other side, such as 12
 class FileSecret(SecretStr):
     """The current secret in a file. While the file cannot be read or is empty, the last secret is used."""
 
-    def __init__(self, secret: str, path: Path, signature: tuple[int, int, int] | None) -> None:
+    def __init__(self, secret: str, path: Path, signature: tuple[int, int, int, int] | None) -> None:
         super().__init__(secret)
         self._path = path
         self._signature = signature
