@@ -470,7 +470,7 @@ class FollowedFiles:
         return Piece(position, end, Decoded(self._schema.empty(), (note,)), 0, losses, input_gone=True)
 
     def _part(self, position: FilePosition) -> None:
-        """Compares no copies with a file any more, because it is closed. Copies that are behind are left out to its end."""
+        """Compares no copies with a closed file any more. Copies that are behind are left out up to its end."""
         for copy in self._files.values():
             if copy.position.like == position.identity and copy.reader is not None:
                 at = replace(copy.position, alike=max(copy.position.alike, position.offset), like=None)
