@@ -197,6 +197,11 @@ class Answer:
         return list(self.quality["completeness"]["missing"])
 
     @property
+    def guessed(self) -> int:
+        """The number of records of the window that edges counted, or left out, on a guess."""
+        return sum(self.quality["completeness"].get("guessed", {}).values())
+
+    @property
     def rejected(self) -> int:
         """The number of records that sources rejected and that belong, or may belong, to the window."""
         return int(self.quality["completeness"].get("rejected", 0))

@@ -598,6 +598,7 @@ def summary(answer: Answer) -> str:
     """Returns one line: the window, phase, completeness and contract."""
     missing = f" without {', '.join(answer.missing)}" if answer.missing else ""
     missing += f", {answer.rejected} records rejected" if answer.rejected else ""
+    missing += f", {answer.guessed} records on a guess" if answer.guessed else ""
     missing += answer.delivery_text
     violations = ", ".join(str(v["code"]) for v in answer.violations)
     contract = "met" if answer.contract_met else f"not met ({violations})"

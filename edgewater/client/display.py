@@ -27,6 +27,7 @@ def answer_html(answer: Answer) -> str:
     """
     missing = f", without {', '.join(answer.missing)}" if answer.missing else ""
     missing += f", {answer.rejected} records rejected" if answer.rejected else ""
+    missing += f", {answer.guessed} records on a guess" if answer.guessed else ""
     missing += answer.delivery_text
     contract = "met" if answer.contract_met else "not met: " + ", ".join(str(v["code"]) for v in answer.violations)
     head = (

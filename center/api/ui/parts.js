@@ -50,9 +50,9 @@ export function Phase({ phase, revision }) {
 export function Completeness({ quality }) {
   const c = quality.completeness;
   const lacking = [...c.missing, ...(c.left || [])];
-  const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : [c.after_final && `${c.after_final} records came when it was final`, c.rejected && `sources rejected ${c.rejected} records`].filter(Boolean).join("; ") || "every expected edge";
+  const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : [c.after_final && `${c.after_final} records came when it was final`, c.rejected && `sources rejected ${c.rejected} records`, c.guessed && `edges guessed: ${Object.entries(c.guessed).map(([reason, n]) => `${reason} ${n}`).join(", ")}`].filter(Boolean).join("; ") || "every expected edge";
   const delivery = Object.entries(c.delivery || {}).map(([edge, each]) => `${edge} counts ${each.join(", ")}`);
-  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${[title, ...delivery].join("; ")}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}${c.rejected ? html` <small>${f.number(c.rejected)} rejected</small>` : ""}${delivery.length ? html` <small>${[...new Set(Object.values(c.delivery).flat())].sort().join(", ")}</small>` : ""}</span>`;
+  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${[title, ...delivery].join("; ")}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}${c.rejected ? html` <small>${f.number(c.rejected)} rejected</small>` : ""}${c.guessed ? html` <small>${f.number(Object.values(c.guessed).reduce((sum, n) => sum + n, 0))} on a guess</small>` : ""}${delivery.length ? html` <small>${[...new Set(Object.values(c.delivery).flat())].sort().join(", ")}</small>` : ""}</span>`;
 }
 
 export function Contract({ contract }) {

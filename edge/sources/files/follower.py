@@ -19,6 +19,7 @@ true of a file that replaces another one and does not begin with its content.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -462,15 +463,21 @@ class FollowedFiles:
         again = united(position.again, _counted(position))
         opened = replace(reader.position, again=again)
         self._files[opened.identity] = FollowedFile(opened, reader)
-        for each in self._files.values():
-            if each.position.like == position.identity and each.reader is not None:  # a copy that is behind
-                alone = replace(each.position, alike=max(each.position.alike, position.offset), like=None)
-                each.reader.close()
-                each.position, each.reader = alone, self._open(alone.file, alone)
+        self._part(position)
         # A loss is stated even with a copy: bytes written between the copying and the truncation are in neither file.
         losses = (LossReason.FILE_TRUNCATED,)
         end = replace(opened, note=note)
         return Piece(position, end, Decoded(self._schema.empty(), (note,)), 0, losses, input_gone=True)
+
+    def _part(self, position: FilePosition) -> None:
+        """Compares no copies with a closed file any more. Copies that are behind are left out up to its end."""
+        for copy in self._files.values():
+            if copy.position.like == position.identity and copy.reader is not None:
+                at = replace(copy.position, alike=max(copy.position.alike, position.offset), like=None)
+                with contextlib.suppress(FileNotFoundError):
+                    reader = self._open(at.file, at)
+                    copy.reader.close()
+                    copy.position, copy.reader = at, reader
 
     # Reading
 
@@ -556,6 +563,7 @@ class FollowedFiles:
         status, path = os.fstat(reader.fileno()), current_path(reader.fileno())
         reader.close()
         file.reader = None
+        self._part(end)
         file.stamp = status.st_size, status.st_mtime_ns
         return replace(end, file=end.file if path is None or not file.leaving else path, size=status.st_size)
 

@@ -173,7 +173,8 @@ function Spec({ detail }) {
   return html`<dl class="facts">${facts.map(([k, v]) => html`<div><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>
     ${detail.alarms.length > 0 && html`<section class="card alarm"><h2>Alarms about this query</h2><ul>${detail.alarms.slice(0, 5).map((a) => html`<li><b>${a.kind}</b> ${a.message}</li>`)}</ul></section>`}
     ${detail.after_final > 0 && html`<p class="problem">${f.number(detail.after_final)} records came for windows when these were final, and are in no answer.</p>`}
-    ${detail.rejected > 0 && html`<p class="problem">${f.number(detail.rejected)} records were rejected by their sources, and are in no answer.</p>`}`;
+    ${detail.rejected > 0 && html`<p class="problem">${f.number(detail.rejected)} records were rejected by their sources, and are in no answer.</p>`}
+    ${detail.guessed > 0 && html`<p class="problem">${f.number(detail.guessed)} records were counted, or left out, on a guess of their edge.</p>`}`;
 }
 
 /** The groups of an answer, by the width of their widest interval, by name, or by a measure's first value; unknown ones last. */

@@ -284,12 +284,14 @@ def test_rotation_and_links_need_no_guess(world: Any, ndjson: Any, numbers: Any,
     assert losses(chunks) == (["file-truncated"] if style == "copytruncate" else [])
 
 
-def test_a_slow_copytruncate_counts_each_record_once(world: Any, ndjson: Any, numbers: Any) -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_slow_copy_counts_each_record_once(world: Any, ndjson: Any, numbers: Any, deleted: bool) -> None:
     """The copy takes longer than the agent waits, so it is left out on a guess before the truncation."""
     data, log = ndjson(0, 1000), world.write("app.log", ndjson(0, 1000))
     copied = lambda begin, end: lambda: world.append("app.log.1", data[begin:end])  # noqa: E731
     steps = [copied(0, 5_000), *WAIT, copied(5_000, 9_000), *WAIT, copied(9_000, None)]
-    cut = [lambda: os.truncate(log, 0), *NOTHING, lambda: world.append("app.log", ndjson(1000, 1100))]
+    end = log.unlink if deleted else lambda: os.truncate(log, 0)
+    cut = [end, *NOTHING * 4, lambda: world.append("app.log", ndjson(1000, 1100))]
     chunks = follow_through(world, "app.log*", *steps, *cut, *NOTHING * 4, format="ndjson")
     assert sorted(numbers(chunks)) == list(range(1100))
     assert guessed(chunks) == {"assumed-copy": 1000}
