@@ -52,8 +52,7 @@ class MessageDecoder:
         """Decodes messages to one batch.
 
         Args:
-            bodies: the body of each message; None for a message without a body, as Kafka's tombstones. An empty or
-                blank body is no record, as a blank line is none in a file.
+            bodies: the body of each message. An empty body, or None, deletes something and is no record.
             more: by column, one value per message; None for null. Values have the column's type, or are texts.
             arrival_ms: the time against which event times are validated.
             where: returns the place of a message in its topic. If given, the first rejected message is logged with its
@@ -62,7 +61,7 @@ class MessageDecoder:
         """
         rejections = Rejections(rejected)
         types = self._schema.textual
-        records = [n for n, body in enumerate(bodies) if body and body.strip(_BLANK)]
+        records = [n for n, body in enumerate(bodies) if body]
         texts = [bodies[n] or b"" for n in records]
         arrays = {name: _typed(more[name], types[name]) for name in self._more}
         if len(records) < len(bodies):
@@ -136,20 +135,19 @@ class ColumnsSchema(RecordSchema):
         return dict(self.columns)
 
 
-_BLANK = b" \t\r\n\v\f\0"
-
-
 def joined(bodies: Sequence[bytes], delimiter: str | None = None) -> bytes:
-    """Returns bodies that are not blank as lines, without the NUL that ends a string of C.
+    """Returns the bodies as lines, without the NUL that ends a string of C.
 
-    A line feed inside a body becomes a space, because no text format but CSV has line feeds in values.
+    A line feed inside a body becomes a space, because no text format but CSV has line feeds in values. A blank body
+    becomes a line that is rejected, because blank lines would be skipped without a count.
 
     Args:
         delimiter: the delimiter of CSV, in which a line feed in quotes stays; None for other formats.
     """
     joined = b"\n".join(bodies)
-    if b"\0" in joined or joined.count(b"\n") != len(bodies) - 1:
-        joined = b"\n".join([_one_line(body.rstrip(b"\0\r\n"), delimiter) for body in bodies])
+    is_plain = b"\0" not in joined and joined.count(b"\n") == len(bodies) - 1
+    if not is_plain or any(not body or body.isspace() for body in bodies):
+        joined = b"\n".join([_one_line(body.rstrip(b"\0\r\n"), delimiter) or b"?" for body in bodies])
     return joined
 
 

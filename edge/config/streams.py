@@ -35,7 +35,7 @@ class TimeConfig(Model):
     time_of_day: str | None = Field(default=None, min_length=1)
     """A second column, with the time of day, if `column` has dates."""
     unit: str = "ms"
-    """`ms`, `s`, `us`, `iso8601`, or a pattern of `strptime`. If a source of the stream has the format `combined`, the
+    """`ms`, `s`, `us`, `iso8601`, or a pattern of `strptime`. If a source of the stream is an access log, the
     default is the time of access logs."""
     min_time: Instant = YEAR_2000_MS
     """Records with an earlier event time are rejected."""
@@ -131,7 +131,7 @@ class StreamConfig(Model):
     columns: dict[str, str]
     """Name and type of each column: string, int64, float64 or bool."""
     time: TimeConfig
-    """The column and unit of the event time. The section may be missing if a source has the format `combined`."""
+    """The column and unit of the event time. The section may be missing if a source is an access log."""
     lookups: list[LookupConfig] = Field(default=[], max_length=8)
     """Files whose columns are added to the records. A key may be a column that an earlier lookup has added."""
     constants: dict[str, Constant] = {}

@@ -178,7 +178,8 @@ class _Decoder:
         rejections = Rejections()
         table = decoder.parse(messages, rejections).combine_chunks()
         more = {name: _array(table, name) for name in table.column_names if name != _TEXT}
-        bodies = _array(table, _TEXT).cast(pa.binary()).fill_null(b"").to_pylist()
+        # A message without a text is rejected. Only brokers have empty messages that delete something.
+        bodies = [text or b"?" for text in _array(table, _TEXT).cast(pa.binary()).to_pylist()]
         return self._body.decode(bodies, more, arrival_ms, rejected=rejections.as_tuple())
 
 

@@ -183,6 +183,19 @@ def test_levels_of_the_topic_are_columns_and_bad_messages_cost_only_themselves(b
     assert sum(r.count for chunk in chunks for r in chunk.rejected) == 1
 
 
+def test_an_empty_payload_deletes_a_retained_message_and_is_no_record(broker: Broker) -> None:
+    def publish() -> None:
+        broker.send("devices/a/temp", [b"", *bodies(1)])
+        broker.send("devices/b/temp", [b""], retain=True)
+        broker.send("devices/c/temp", [bodies(2)[0] + b"\0", *bodies(3)])
+
+    made = source(broker, "devices/{device}/temp")
+    chunks = read(made, lambda c: len(numbers(c)) == 3, connected=publish)
+    rows = [(row["n"], row["device"]) for chunk in chunks for row in chunk.batch.to_pylist()]
+    assert rows == [(1, "a"), (2, "c"), (3, "c")]
+    assert not any(chunk.rejected for chunk in chunks)
+
+
 def test_messages_that_were_journaled_but_not_acknowledged_count_once(broker: Broker) -> None:
     publish = lambda: broker.send("t", bodies(*range(20)))  # noqa: E731
     first = read(source(broker, "t"), lambda c: len(numbers(c)) == 20, commits=False, connected=publish)
