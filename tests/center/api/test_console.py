@@ -24,6 +24,7 @@ import pytest
 from center.api.console import ROUTES, console_files
 from center.catalog import Change
 from center.sinks import SinkRunner, SinkStore, read_definition
+from edgewater.model.key_texts import key_text
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import Rest, Withheld
@@ -363,6 +364,30 @@ def test_group_names_full_of_markup_are_text_and_200_groups_are_listed_by_width(
         assert t.page.get_by_text(nasty, exact=False).count() >= 1
         assert t.page.locator("main img").count() == 0
         assert t.page.title() == "Query – Edgewater"
+
+
+@needs_browser
+def test_groups_that_look_alike_are_chosen_one_by_one(browser, desk):
+    desk.connect("jfk")
+    query = desk.register(name="alike", group_by=["carrier", "distance"], measures={"n": "count()"}, edges=["jfk"])
+    big = 1 << 53
+    keys = [(None, 1), ("null", 1), ("", 1), ("x", big), ("x", big + 1)]
+    rows = [key for at, key in enumerate(keys) for _ in range(at + 1)]
+    columns = {"carrier": pa.array([c for c, _ in rows]), "distance": pa.array([d for _, d in rows])}
+    desk.ship(query, "jfk", T0, columns)
+    with desk.served() as url, tab(browser, url) as t:
+        t.open("/ui/queries/alike")
+        t.drawn()
+        t.lists("section[aria-label=Groups] tbody tr", 5)
+        texts = [f"carrier={key_text(c)}, distance={d}" for c, d in keys]
+        for at, text in enumerate(texts):
+            row = t.page.locator("section[aria-label=Groups] tbody tr").filter(
+                has=t.page.get_by_role("button", name=text, exact=True)
+            )
+            assert row.count() == 1 and str(at + 1) in row.inner_text()
+            row.get_by_role("button").click()
+            t.page.locator("section[aria-label=Chart] h2 small").filter(has_text=text).wait_for()
+            t.drawn()
 
 
 @needs_browser

@@ -82,4 +82,6 @@ def differing_rows(answer: Answer, columns: Mapping[str, list[Any]], rows: int) 
 
 
 def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, Decimal) else value
+    if not isinstance(value, Decimal):
+        return value
+    return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
