@@ -16,7 +16,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -125,6 +125,7 @@ class SeriesReader:
 
     Attributes:
         cache: shared by requests.
+        alive: raises an error if the client has gone. Called before each window.
         queries: those that the caller may read, by name and version. The series of a version continue in the next
             version.
         warnings: which answers could not be evaluated, and why.
@@ -133,6 +134,7 @@ class SeriesReader:
     results: ResultStore
     queries: tuple[RegisteredQuery, ...]
     cache: SamplesCache
+    alive: Callable[[], None] = lambda: None
     warnings: list[str] = field(default_factory=list)
     _evaluated: int = field(default=0, init=False)
 
@@ -149,23 +151,23 @@ class SeriesReader:
             if selection is None or not self._may_show(query, axis):
                 continue
             ends_ms = _next_version_ms(query, self.queries[number + 1 : number + 2])
-            known: dict[Labels, bool] = {}
-            count = 0
+            windows: list[tuple[int, int, dict[Labels, float]]] = []
             for record, until_ms in self._newest_by_time(query, axis):
+                self.alive()
                 first = int(np.searchsorted(times, record.window_end_ms, "left"))
                 until_ms = min(until_ms, ends_ms)
                 end = int(np.searchsorted(times, min(until_ms, record.window_end_ms + lookback_ms(query) + 1), "left"))
                 if first >= end:
                     continue
-                for labels, value in self.series(query, record, selection).items():
-                    if labels not in known:
-                        known[labels] = wanted.selects(labels)
-                        count += known[labels]
-                        if count > MAX_SERIES:
-                            raise TooMany(
-                                f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels"
-                            )
-                    if known[labels]:
+                windows.append((first, end, self.series(query, record, selection)))
+            each = list(dict.fromkeys(labels for _, _, series in windows for labels in series))
+            selected = {labels for labels, is_one in zip(each, wanted.selects(each), strict=True) if is_one}
+            if len(selected) > MAX_SERIES:
+                raise TooMany(f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels")
+            for first, end, series in windows:
+                self.alive()
+                for labels, value in series.items():
+                    if labels in selected:
                         if labels not in found:
                             found[labels] = np.full(len(times), ABSENT)
                         found[labels][first:end] = value
@@ -302,7 +304,7 @@ class Wanted(Protocol):
     def of(self, query: RegisteredQuery) -> SeriesSelection | None:
         """Returns the part of a query that has to be evaluated; None: no part."""
 
-    def selects(self, labels: Labels) -> bool: ...
+    def selects(self, series: Sequence[Labels]) -> list[bool]: ...
 
 
 def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> SeriesSelection | None:
