@@ -24,6 +24,7 @@ from center.api.answer_cache import AnswerRenderer
 from center.api.audit import AuditLog, AuditMiddleware
 from center.api.authentication import Authenticator
 from center.api.edge_progress import EdgeProgress
+from center.api.lanes import Lane
 from center.api.limits import PendingResponses, Rates, Slots, Turns
 from center.api.live_feed import AnswerPoller, LiveFeed
 from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
@@ -96,6 +97,8 @@ ROUTERS = tuple(
         prometheus,
     )
 )
+COSTLY_AT_ONCE = 4
+"""Requests that may cost much and are worked on at the same time. All others keep threads for themselves."""
 REFRESH_S = 1.0
 """Interval at which changed credentials are read."""
 
@@ -182,6 +185,7 @@ def _services(
         SynopsisCache(config.cache_bytes),
         SamplesCache(),
         CapacityLimiter(1),
+        Lane(COSTLY_AT_ONCE),
         Authenticator(config, now_ms),
         Rates(limits, metrics.on_refused),
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),

@@ -20,8 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
-from anyio import CapacityLimiter
 
+from center.api.lanes import Lane
 from center.api.problems import HttpProblem
 from edgewater.model.errors import InvalidQuery, StorageError, installation
 
@@ -36,7 +36,7 @@ _CHILD = Path(__file__).with_name("sql_child.py")
 _ACCEPTED = {
     "memory": "a statement that needs at most 512 MiB of memory",
     "time": f"a statement that takes at most {TIMEOUT_S:g} s",
-    "rows": "a result of at most 100,000 rows and 64 MiB; add LIMIT, or GROUP BY",
+    "rows": "a result of at most 100,000 rows, 2,000,000 values and 64 MiB; add LIMIT, or GROUP BY",
     "statement": "a SELECT in the SQL of DuckDB over the columns that DESCRIBE lists",
 }
 
@@ -49,7 +49,7 @@ class SqlGuard:
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        self.turns = CapacityLimiter(MAX_CHILDREN)
+        self.lane = Lane(MAX_CHILDREN)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._spares: list[subprocess.Popen[bytes]] = []

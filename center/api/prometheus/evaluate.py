@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -88,25 +88,33 @@ class Matchers:
     each: tuple[tuple[str, str, str], ...]
     """Name, operator (``= != =~ !~``) and value."""
 
-    def selects(self, labels: Labels) -> bool:
-        held = dict(labels)
-        return all(_holds(operator, held.get(name, ""), value) for name, operator, value in self.each)
+    def selects(self, series: Sequence[Labels]) -> list[bool]:
+        """Returns whether each series fulfils the matchers. Each pattern is compiled once, which may take 10 ms."""
+        held = [dict(labels) for labels in series]
+        selected = [True] * len(held)
+        for name, operator, wanted in self.each:
+            values = [labels.get(name, "") for labels in held]
+            fulfilled = _hold(operator, values, wanted)
+            selected = [both and one for both, one in zip(selected, fulfilled, strict=True)]
+        return selected
 
     def of(self, query: RegisteredQuery) -> SeriesSelection | None:
         equal = {name: value for name, operator, value in self.each if operator == "="}
         return selection(query, equal.pop("__name__", None), equal)
 
 
-def _holds(operator: str, value: str, wanted: str) -> bool:
+def _hold(operator: str, values: Sequence[str], wanted: str) -> list[bool]:
+    """Returns whether each value fulfils a matcher. An RE2 pattern matches whole values, in linear time.
+
+    Raises:
+        pa.ArrowInvalid: RE2 refuses the pattern.
+    """
     if operator in ("=", "!="):
-        return (value == wanted) == (operator == "=")
-    return _matches(value, wanted) == (operator == "=~")
-
-
-def _matches(value: str, pattern: str) -> bool:
-    """Returns whether an RE2 pattern matches the whole value, in linear time."""
-    found: bool = pc.match_substring_regex(pa.array([value]), f"^(?:{pattern})$")[0].as_py()
-    return found
+        return [(value == wanted) == (operator == "=") for value in values]
+    distinct = list(dict.fromkeys(values))
+    found = pc.match_substring_regex(pa.array(distinct, pa.string()), f"^(?:{wanted})$").to_pylist()
+    matches = dict(zip(distinct, found, strict=True))
+    return [matches[value] == (operator == "=~") for value in values]
 
 
 def parse(text: str) -> Any:
@@ -142,13 +150,13 @@ def matchers(selector: Any) -> Matchers:
     ]
     if selector.name is not None:
         each.insert(0, ("__name__", "=", selector.name))
+    accepts_empty = True
     for _, operator, value in each:
-        if operator.endswith("~"):
-            try:
-                _matches("", value)
-            except pa.ArrowInvalid as exc:
-                raise PromqlError(f"{value[:200]!r} is no regular expression (RE2): {exc}") from None
-    if all(_holds(operator, "", value) for _, operator, value in each):
+        try:
+            accepts_empty &= _hold(operator, [""], value)[0]
+        except pa.ArrowInvalid as exc:
+            raise PromqlError(f"{value[:200]!r} is no regular expression (RE2): {exc}") from None
+    if accepts_empty:
         raise PromqlError("vector selector must contain at least one non-empty matcher")
     return Matchers(tuple(each))
 

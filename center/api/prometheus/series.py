@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -124,6 +124,7 @@ class SeriesReader:
 
     Attributes:
         cache: shared by requests.
+        alive: raises an error if the client has gone. Called before each window.
         queries: those that the caller may read, by name and version. The series of a version continue in the next
             version.
         warnings: which answers could not be evaluated, and why.
@@ -132,6 +133,7 @@ class SeriesReader:
     results: ResultStore
     queries: tuple[RegisteredQuery, ...]
     cache: SamplesCache
+    alive: Callable[[], None] = lambda: None
     warnings: list[str] = field(default_factory=list)
     _evaluated: int = field(default=0, init=False)
 
@@ -148,23 +150,23 @@ class SeriesReader:
             if selection is None or not self._may_show(query, axis):
                 continue
             ends_ms = _next_version_ms(query, self.queries[number + 1 : number + 2])
-            known: dict[Labels, bool] = {}
-            count = 0
+            windows: list[tuple[int, int, dict[Labels, float]]] = []
             for record, until_ms in self._newest_by_time(query, axis):
+                self.alive()
                 first = int(np.searchsorted(times, record.window_end_ms, "left"))
                 until_ms = min(until_ms, ends_ms)
                 end = int(np.searchsorted(times, min(until_ms, record.window_end_ms + lookback_ms(query) + 1), "left"))
                 if first >= end:
                     continue
-                for labels, value in self.series(query, record, selection).items():
-                    if labels not in known:
-                        known[labels] = wanted.selects(labels)
-                        count += known[labels]
-                        if count > MAX_SERIES:
-                            raise TooMany(
-                                f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels"
-                            )
-                    if known[labels]:
+                windows.append((first, end, self.series(query, record, selection)))
+            each = list(dict.fromkeys(labels for _, _, series in windows for labels in series))
+            selected = {labels for labels, is_one in zip(each, wanted.selects(each), strict=True) if is_one}
+            if len(selected) > MAX_SERIES:
+                raise TooMany(f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels")
+            for first, end, series in windows:
+                self.alive()
+                for labels, value in series.items():
+                    if labels in selected:
                         if labels not in found:
                             found[labels] = np.full(len(times), ABSENT)
                         found[labels][first:end] = value
@@ -301,7 +303,7 @@ class Wanted(Protocol):
     def of(self, query: RegisteredQuery) -> SeriesSelection | None:
         """Returns the part of a query that has to be evaluated; None: no part."""
 
-    def selects(self, labels: Labels) -> bool: ...
+    def selects(self, series: Sequence[Labels]) -> list[bool]: ...
 
 
 def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> SeriesSelection | None:

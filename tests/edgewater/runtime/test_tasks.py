@@ -27,6 +27,7 @@ OWN = {
     "edge/testing.py": {"start"},  # a kit for tests
     "edgewater/runtime/connections.py": {"connection_made"},  # of one connection
     "center/ingest/edge_session.py": {"run"},  # awaited by one session
+    "center/api/lanes.py": {"run"},  # of one request
     "center/api/live_feed.py": {"read", "_run"},  # all that wait for a read get its exception
     "center/api/evaluate_stream.py": {"__call__"},  # of one request
     "center/sinks/alert_delivery.py": {"_in_thread"},  # the attempt has the exception
