@@ -134,7 +134,7 @@ class CheckReport:
                 lines += _source_lines(source)
             lines += (f"  advice: {advice}" for advice in stream.advice)
         lines += () if self.preview is None else self.preview.lines()
-        advised = any(s.advice or any(source.advice for source in s.sources) for s in self.streams)
+        advised = any(stream.advice or any(s.advice for s in stream.sources) for stream in self.streams)
         advised |= self.preview is not None and bool(self.preview.advice)
         lines.append("not ok: see the problems above" if not self.ok else OK_ADVISED if advised else "ok")
         return "\n".join(lines)

@@ -147,19 +147,18 @@ def explain(
         return result(state, _joined(blocking), "; ".join(remedies), min(since, default=None))
     if unmerged and not answered:
         return result("merging", f"{unmerged} frames wait for the job")
-    ended = all(w.cause == "ended" for w in waits)
+    ended, lacks = all(w.cause == "ended" for w in waits), dict.fromkeys(x for w in waits for x in w.lacks)
     if answered:
         return result("answered", "every expected edge has ended the stream" if ended else "")
     if ended:
         reason = (
             "the stream has ended at every expected edge, and no record that was read since the query was registered"
         )
-        remedies = dict.fromkeys(remedy for w in waits for remedy in w.lacks)
-        remedy = "; ".join([*remedies, REMEDIES["no_records"]])
+        remedy = "; ".join([*lacks, REMEDIES["no_records"]])
         return result("no_records", f"{reason} counts in it: {_joined(waits)}", remedy, query.registered_at_ms)
     begins = "" if query.windows.from_ms == MIN_TIME_MS else f"its windows begin at {rfc3339(query.windows.from_ms)}; "
-    lacks = "; ".join(dict.fromkeys(remedy for w in waits for remedy in w.lacks))
-    return result("waiting", f"{begins}no window has been closed by every expected edge: {_joined(waits)}", lacks)
+    reason = f"{begins}no window has been closed by every expected edge: {_joined(waits)}"
+    return result("waiting", reason, "; ".join(lacks))
 
 
 def _remedies(wait: EdgeWait) -> Iterator[str]:

@@ -195,12 +195,15 @@ class QuerySpec:
 
     @classmethod
     def from_yaml(cls, text: str) -> QuerySpec:
-        """Reads one query from YAML. Raises InvalidQuery."""
+        """Reads a query that a user has written in YAML. Raises InvalidQuery, as for a query that is registered."""
         try:
             mapping = load_yaml(text)
         except yaml.YAMLError as exc:
             raise InvalidQuery("", text, "YAML", str(exc).replace("\n", " ")) from exc
-        return cls.from_mapping(mapping)
+        spec = cls.from_mapping(mapping)
+        for measure in spec.measures:
+            measure.require_no_condition()
+        return spec
 
     @classmethod
     def from_mapping(cls, mapping: object) -> QuerySpec:

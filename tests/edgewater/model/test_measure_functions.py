@@ -180,3 +180,10 @@ def test_a_filter_is_met_with_what_counts_its_records(text: str) -> None:
     with pytest.raises(InvalidQuery) as refused:
         Measure.parse("m", text)
     assert "if(status >= 500, " in refused.value.accepted
+
+
+def test_a_query_in_a_file_is_refused_like_one_that_is_registered() -> None:
+    text = "{name: q, from: s, window: {tumbling: 1m}, measures: {m: count(status >= 500)}}"
+    with pytest.raises(InvalidQuery) as refused:
+        QuerySpec.from_yaml(text)
+    assert refused.value.field == "measures.m"
