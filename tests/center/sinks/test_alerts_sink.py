@@ -104,6 +104,16 @@ def test_a_webhook_gets_each_change_once_signed(desk: Desk, receiver: Receiver) 
     assert headers["Idempotency-Key"] == first["id"] and headers["X-Team"] == "ops"
 
 
+def test_final_revisions_that_come_after_later_windows_change_no_alert(desk: Desk, receiver: Receiver) -> None:
+    query = desk.register(lateness="2h")
+    for hour in range(6):  # of which the first are final before the sink reads any
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1 if hour % 2 else 5})
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}})
+    pager.run_until(lambda: sum(len(notice["alerts"]) for notice in receiver.notices) >= 6)
+    assert [a["status"] for notice in receiver.notices for a in notice["alerts"]] == ["firing", "resolved"] * 3
+    assert desk.get("/v1/alerts").json()["alerts"] == []
+
+
 def test_a_target_that_refuses_delays_only_itself_and_gets_everything_later(desk: Desk, receiver: Receiver) -> None:
     query = desk.register(lateness="99h")
     with Receiver().serving() as broken:

@@ -68,6 +68,7 @@ def test_late_events_with_other_values_are_compensated():
     assert ours["coverage"] >= 0.8
 
 
+@pytest.mark.nightly  # tests/center/early/test_early_trouble.py has it for the processes' cores
 def test_a_silent_edge_neither_blocks_answers_nor_is_ignored():
     row, outcomes = run_study(Study(edges=10, silent_edge=True, measure="count", windows=30))
     assert row["coverage"] == 1
