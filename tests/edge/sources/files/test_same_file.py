@@ -228,6 +228,32 @@ def test_an_equal_file_is_left_out_on_a_guess_until_it_differs(world: Any, ndjso
     assert numbers(more) == list(range(500, 510)) and guessed(more) == {}
 
 
+@pytest.mark.parametrize("longer", [False, True])
+def test_files_that_are_there_at_the_first_start_are_compared_too(
+    world: Any, ndjson: Any, numbers: Any, longer: bool
+) -> None:
+    world.write("a.log", ndjson(0, 100))
+    world.write("b.log", ndjson(0, 150 if longer else 100))
+    world.write("c.log", ndjson(1000, 1100))
+    chunks = follow_through(world, "*.log", *WAIT, format="ndjson")
+    if longer:
+        assert sorted(numbers(chunks)) == sorted([*range(100), *range(150), *range(1000, 1100)])
+        assert guessed(chunks) == {"read-again": 100}
+    else:
+        assert sorted(numbers(chunks)) == [*range(100), *range(1000, 1100)]
+        assert guessed(chunks) == {"assumed-copy": 100}
+
+
+def test_a_file_keeps_its_identity_when_its_device_gets_another_number(world: Any, ndjson: Any, numbers: Any) -> None:
+    """A file system that is mounted again, or a new start of the machine."""
+    world.write("app.log", ndjson(0, 100))
+    first = follow_through(world, "*.log", format="ndjson")
+    world.append("app.log", ndjson(100, 150))
+    position = {**first[-1].end, "device": first[-1].end["device"] + 1}
+    more = follow_through(world, "*.log", *NOTHING, position=position, format="ndjson")
+    assert numbers(more) == list(range(100, 150)) and losses(more) == [] and guessed(more) == {}
+
+
 def test_a_copy_that_is_read_by_halves_before_a_restart_stays_left_out(
     world: Any, ndjson: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
