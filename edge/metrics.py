@@ -210,6 +210,9 @@ class LookupCollector:
             return
         labels = ["stream", "file"]
         rows = GaugeMetricFamily("edgewater_edge_lookup_rows", "Rows of the version in use.", labels=labels)
+        rejected = GaugeMetricFamily(
+            "edgewater_edge_lookup_rejected_rows", "Rows of the version in use that are left out.", labels=labels
+        )
         loaded = GaugeMetricFamily(
             "edgewater_edge_lookup_loaded_timestamp_seconds",
             "Time at which the version in use was loaded.",
@@ -224,6 +227,7 @@ class LookupCollector:
         for lookup in self._lookups:
             at = [lookup.stream, lookup.config.file]
             rows.add_metric(at, lookup.rows)
+            rejected.add_metric(at, lookup.rejected_rows)
             if lookup.loaded_ms is not None:
                 loaded.add_metric(at, lookup.loaded_ms / 1000)
             failed.add_metric(at, float(lookup.failure is not None))

@@ -23,6 +23,7 @@ from rich.text import Text
 from edge.config import load_config
 from edgewater.model.errors import EdgewaterError, InvalidConfig, ProtocolError
 from edgewater.runtime.configuration import split_address
+from edgewater.runtime.http_exchange import failure
 from edgewater.runtime.terminal import console, plain, table
 
 TOKEN = "EDGEWATER_EDGE_TOKEN"
@@ -77,7 +78,7 @@ def _get(client: httpx.Client, url: str, **request: Any) -> httpx.Response:
     try:
         return client.get(url, **request)
     except (httpx.TransportError, httpx.InvalidURL) as exc:
-        raise AgentUnreachable(f"cannot reach the agent at {url}: {exc}; does it run?") from None
+        raise AgentUnreachable(f"cannot reach the agent at {url}: {failure(exc)}; does it run?") from None
 
 
 def samples(client: httpx.Client, address: AgentAddress) -> Samples:

@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.examples import FULL
 
+pytest_plugins = ["tests.programs"]
+
 # Limits of time fail on a machine that does something else meanwhile. By default the examples are the same in each run,
 # and a quarter of them; `make test-all` draws others.
 UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -49,6 +51,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
         gc.enable()
 
 

@@ -26,6 +26,7 @@ from center.ledger import late_counts
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, csv_table, render, to_stated_table
 from center.serving.answer_tables import as_far_as_readable, to_json, with_quality, with_version
+from edgewater.model.number_columns import concatenated
 from edgewater.model.registered_query import RegisteredQuery
 
 R = TypeVar("R")
@@ -147,7 +148,7 @@ class AnswerRenderer:
             with_version(with_quality(*each, record, text_times=form == CSV), query.ref.version)
             for each, record in zip(stated, records, strict=True)
         ]
-        table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+        table = concatenated(tables) if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
             pyarrow.csv.write_csv(csv_table(table), sink)

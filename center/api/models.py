@@ -31,6 +31,8 @@ EXAMPLE_SPEC: dict[str, Any] = {
     "budget": {"staleness": "2s"},
     "lateness": "1h",
 }
+MAX_RECORDS = (1 << 63) - 1
+"""A sum of the counts that edges state is at most this number, which fits into a column of a table."""
 EXAMPLE_SPEC_YAML = """\
 name: flights_by_carrier
 from: flights                  # a stream that edges serve
@@ -341,7 +343,7 @@ class StreamList(BaseModel):
                     columns=columns,
                     differing=[text for text in differing if text],
                     edges=[edge for edge, _ in here],
-                    records=sum(records[edge].records.get(name, 0) for edge, _ in here),
+                    records=min(sum(records[edge].records.get(name, 0) for edge, _ in here), MAX_RECORDS),
                     **watermark(least),
                 )
             )
@@ -556,6 +558,7 @@ class Answer(BaseModel):
     rest: dict[str, float | int | None] = Field(
         description="The part of the total of each `count` and `sum` that is in no group. Null: unknown."
     )
+    notes: list[str] | None = Field(default=None, description="If edges withhold values: how much is in no group.")
     confidence: float | None = Field(
         description="Probability that a value of `data` lies in [lower, upper]; 1: the bounds always hold, as those of"
         " totals do. Null: no bound is known."

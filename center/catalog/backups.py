@@ -36,6 +36,13 @@ class Backups:
         with self._transactions.write() as connection:
             write_lineage(connection, t.counters, lineage)
 
+    def begin_after_restore(self, now_ms: int) -> None:
+        """Continues with a catalog that may be older than queries that edges have. No new query gets the version of one
+        of them, as none is registered each second.
+        """
+        with self._transactions.locked() as connection:
+            remember_versions(connection, [now_ms // 1000])
+
     def reconcile(self, lineage: Lineage, consumed: Mapping[str, int], now_ms: int) -> None:
         """Records that catalog and result store are of different moments: records of every edge may be missing.
 
@@ -50,7 +57,7 @@ class Backups:
             for ref, position in refs.items():
                 behind = (c.name == ref.name) & (c.version == ref.version) & (c.last_position < position)
                 connection.execute(update(t.queries).where(behind).values(last_position=position))
-            remember_versions(connection, (ref.version for ref in refs))
+            remember_versions(connection, [now_ms // 1000, *(ref.version for ref in refs)])
             for edge in connection.execute(select(t.edges.c.edge)).scalars().all():
                 record_lost_state(connection, EdgeId(edge), now_ms)
             message = (

@@ -120,7 +120,9 @@ def require_fit_at_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> None:
 
 def require_fit(spec: QuerySpec, columns: Mapping[str, pa.DataType], where: str) -> None:
     try:
-        spec.bind(columns)
+        for bound in spec.bind(columns).measures:
+            if bound.argument is not None:
+                bound.measure.require_no_condition(bound.argument.type)
     except InvalidQuery as exc:
         where += f", {exc.reason}" if exc.reason else ""
         raise InvalidQuery(exc.field, exc.value, exc.accepted, where) from exc

@@ -7,6 +7,7 @@ The ledger is a state machine without I/O and without a clock. It decides from t
 from center.ledger.accuracy_quality import ALL_RECORDS_NEEDED
 from center.ledger.events import (
     FRAMES,
+    ClockStepped,
     EdgesChanged,
     Emission,
     FramesMerged,
@@ -35,6 +36,7 @@ __all__ = [
     "LATE_COUNTS",
     "STALENESS",
     "WITHHELD",
+    "ClockStepped",
     "EdgesChanged",
     "Emission",
     "FrameSummary",

@@ -152,6 +152,15 @@ class QueryTooLarge(QueryFailed):
 
 
 @dataclass(frozen=True, slots=True)
+class ClockStepped:
+    """The wall clock was set forward by `by_ms`, or back if negative, while less time has passed. The event is not
+    stored: it matters until the process ends or an edge shows that the new time is right.
+    """
+
+    by_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimeAdvanced:
     """The wall clock reached `now_ms`."""
 
@@ -179,7 +188,7 @@ class LateSlice:
     reason: str
 
 
-LedgerEvent = QueryRegistered | QueryDeleted | EdgesChanged | FramesMerged | SlicesRefused | TimeAdvanced
+LedgerEvent = QueryRegistered | QueryDeleted | EdgesChanged | FramesMerged | SlicesRefused | ClockStepped | TimeAdvanced
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from center.ledger.answer_work import EventWork
 from center.ledger.early_answers import EarlyAnswerBook
 from center.ledger.events import (
+    ClockStepped,
     EdgesChanged,
     Emission,
     FramesMerged,
@@ -66,6 +67,7 @@ class Ledger:
         self._transaction: LedgerTransaction | None = None
         self._is_stale = False
         self._revisions_after = 0
+        self._ahead_ms = 0
 
     def handle(self, event: LedgerEvent) -> list[Emission]:
         """Applies an event, and returns the answers to write now, ordered by query and window.
@@ -88,6 +90,10 @@ class Ledger:
             case SlicesRefused(ref, slice_starts):
                 if not self.is_deleted(ref):
                     self._touch(ref).refuse(slice_starts)
+            case ClockStepped(by_ms):
+                self._ahead_ms = max(0, self._ahead_ms + by_ms)
+                for book in self._books.values():
+                    book.ahead_ms = self._ahead_ms
             case TimeAdvanced(now_ms):
                 return self._advance_time(now_ms)
         return []
@@ -223,7 +229,7 @@ class Ledger:
 
     def _new_book(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]]) -> WindowBook:
         book = _book_of(state, entries, self._margin_ms)
-        book.revisions_after = self._revisions_after
+        book.revisions_after, book.ahead_ms = self._revisions_after, self._ahead_ms
         return book
 
     def load(self, snapshots: Mapping[QueryRef, bytes | None], revisions_after: int = 0) -> None:

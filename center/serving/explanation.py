@@ -23,7 +23,7 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import Estimates
 
 NO_BOUND = "no bound is known"
-_VALUE = ("estimate", "lower", "upper")
+_VALUE = ("estimate", "lower", "upper", "not_finite")
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ def _withheld_at_edge(bounds: Mapping[str, Any] | None, measure: Measure, closed
 def _main_value(cell: Cell) -> tuple[str, Cell]:
     """Returns a cell if it is an interval, or the first interval in it. Lists have none."""
     if "estimate" in cell:
-        return "", {name: cell[name] for name in _VALUE}
+        return "", {name: cell[name] for name in _VALUE if name in cell}
     for name, member in cell.items():
         if isinstance(member, Mapping):
             inner, value = _main_value(dict(member))

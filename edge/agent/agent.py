@@ -30,7 +30,7 @@ from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edge.worker import Worker
-from edgewater.model.errors import InvalidConfig, Retired, StorageError
+from edgewater.model.errors import InvalidConfig, OutdatedState, Retired, StorageError
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.runtime.allocator import release_free_memory
 from edgewater.runtime.connections import ConnectionLimits, guarded
@@ -38,6 +38,7 @@ from edgewater.runtime.health import EmbeddedServer
 from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.listeners import Listeners
 from edgewater.runtime.problems import problem
+from edgewater.runtime.tasks import Tasks
 from edgewater.wire import DropReason
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Agent:
         lookups: the lookups of each stream that has lookups.
         configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is in
             use.
+        tasks: the loops of the agent.
     """
 
     config: EdgeConfig
@@ -85,6 +87,7 @@ class Agent:
     configuration_failure: Callable[[], str] = str
     skipped: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
+    tasks: Tasks = field(default_factory=lambda: Tasks(expected=(OutdatedState, InvalidConfig)))
 
     @property
     def sources(self) -> list[Source]:
@@ -119,7 +122,8 @@ class Agent:
             servers = [_server(app, tls, self._count_refused, listeners is not None) for _, _, app, tls in apps]
             rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
             serving = [
-                asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
+                self.tasks.start("http", server.serve([socket]))
+                for server, socket in zip(servers, listening, strict=True)
             ]
             await self._run(servers, serving, rpc, stop, started)
 
@@ -134,7 +138,7 @@ class Agent:
         for each in rpc:
             await each.start()
         started()
-        tasks = [asyncio.create_task(loop) for loop in self.loops()]
+        tasks = [self.tasks.start(name, loop) for name, loop in self.loops().items()]
         stopping = asyncio.create_task(stop.wait())
         try:
             await self._first_failure([*tasks, *serving], stopping)
@@ -155,22 +159,21 @@ class Agent:
                 with contextlib.suppress(StorageError):  # the file then contains the reserved, larger number
                     self.daily_quota.close()
 
-    def loops(self) -> list[Coroutine[Any, Any, None]]:
-        """Returns the loops of the agent, without the HTTP server. Each loop runs until it is cancelled."""
-        lookups = [lookups.run() for lookups in self.lookups.values()]
+    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Returns the loops of the agent by name, without the HTTP server. Each loop runs until it is cancelled."""
         reading = self.reading
-        return [
-            self.commit.run(),
-            self._connect(),
-            reading.tick(),
-            reading.sync(),
-            self._checkpoint(),
-            reading.read_all(),
-            self.backfills.run(),
-            self.worker.run(),
-            reading.fingerprint_inputs(),
-            *lookups,
-        ]
+        return {
+            "group-commit": self.commit.run(),
+            "uplink": self._connect(),
+            "tick": reading.tick(),
+            "sync": reading.sync(),
+            "checkpoint": self._checkpoint(),
+            "sources": reading.read_all(),
+            "backfills": self.backfills.run(),
+            "worker": self.worker.run(),
+            "inputs": reading.fingerprint_inputs(),
+            **{f"lookups-{stream}": lookups.run() for stream, lookups in self.lookups.items()},
+        }
 
     async def _connect(self) -> None:
         await self.commit.durable()  # the center stores the number of this process, so the state must have it
@@ -299,6 +302,7 @@ class Agent:
             lookups=self.lookups,
             missing=self.missing,
             configuration_failure=self.configuration_failure,
+            failures=self.tasks.failures,
         )
 
     def missing(self) -> list[str]:
@@ -308,7 +312,7 @@ class Agent:
 
     def _own_reasons(self) -> list[str]:
         """Returns the reasons why this edge cannot accept records."""
-        reasons = []
+        reasons = self.tasks.missing()
         if self.uplink.retired.is_set():
             reasons.append(RETIRED)
         if not self.outbox.configured.is_set():

@@ -51,6 +51,13 @@ class UnreportedDrops:
             key = (MIN_TIME_MS, _ONE, key[2]) if key[2].is_late else self._unite(key)
         self.counts[key] = self.counts.get(key, 0) + records
 
+    def inherit(self, other: UnreportedDrops) -> None:
+        """Adds the late records of a version that is removed, without their slices, which no version has any more."""
+        for (_, _, reason), records in other.counts.items():
+            if not reason.is_rejection:
+                self.add(MIN_TIME_MS, reason.label, records)
+        self.since_ms = self.since_ms if other.since_ms is None or not self.counts else other.since_ms
+
     def _unite(self, key: _Place) -> _Place:
         """Replaces all places of a reason by one that covers them and `key`; returns that place."""
         reason = key[2]

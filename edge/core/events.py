@@ -25,10 +25,13 @@ class Configured:
 
     Attributes:
         windows: by query, the windows of a query that does not have all windows.
+        counts_earlier: whether the oldest version of a query counts the records that belong to windows of versions that
+            are removed. It is false in journals of 0.3.0, whose frames must be built again as they were.
     """
 
     queries: tuple[tuple[QueryRef, QuerySpec], ...]
     windows: Mapping[QueryRef, WindowRange] = field(default_factory=dict)
+    counts_earlier: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from edge.codecs import MessageDecoder, TextFormatName
 from edge.config import TextConfig, TlsConfig, secret
 from edge.records import Chunk, Decoded, Position, Source, guesses
 from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
-from edgewater.model.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig, installation
 from edgewater.model.streams import TIME_COLUMN, Delivery
 from edgewater.runtime.configuration import Duration, RemoteAddress, refusal, split_address
 from edgewater.wire import DropReason, LossReason
@@ -425,7 +425,7 @@ class Mqtt:
         try:
             import paho.mqtt.client  # noqa: F401
         except ImportError as exc:
-            accepted = "the package paho-mqtt: pip install 'edgewater[mqtt]'"
+            accepted = f"the package paho-mqtt: {installation('mqtt')}"
             raise InvalidConfig(f"streams.{context.stream}.sources.mqtt", options.broker, accepted, str(exc)) from exc
         return [MqttSource(options, context)]
 

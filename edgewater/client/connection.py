@@ -18,6 +18,8 @@ from tenacity import wait_random_exponential
 from edgewater.client.answers import Answer, Gap, Progress, from_json
 from edgewater.client.requests import Pause, Request, RequestRefused, Unreachable, checked, segment
 from edgewater.model.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
+from edgewater.runtime.http_exchange import failure
+from edgewater.runtime.secret_files import read_secret_file
 
 DEFAULT_URL = "http://127.0.0.1:7480"
 SILENCE_S = 30.0
@@ -98,8 +100,8 @@ class Connection:
         if not path:
             return None
         try:
-            return _plain("EDGEWATER_TOKEN_FILE", Path(path).read_text())
-        except (OSError, UnicodeDecodeError) as exc:
+            return _plain("EDGEWATER_TOKEN_FILE", read_secret_file(Path(path)))
+        except (OSError, ValueError) as exc:
             raise InvalidConfig("EDGEWATER_TOKEN_FILE", path, "a readable file with a token", str(exc)) from None
 
     def _verify(self) -> ssl.SSLContext | bool:
@@ -132,8 +134,9 @@ def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportErro
             " the argument timeout= of Center and AsyncCenter, or the option --timeout, in seconds",
             timeout_s=seconds,
         )
-    what = str(exc) or type(exc).__name__
-    return Unreachable(f"cannot reach the center at {base}: {what}; is it running? EDGEWATER_URL is its address")
+    return Unreachable(
+        f"cannot reach the center at {base}: {failure(exc)}; is it running? EDGEWATER_URL is its address"
+    )
 
 
 def arguments(request: Request) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sim.demo.ports import free_port
 from sim.demo.run import DemoFailed
@@ -21,7 +21,7 @@ MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sb
 
 
 class Broker(ABC):
-    """A broker at `address`, with its log and its state in `directory`."""
+    """A broker at `address`, with its log and its state in `directory`. It runs while it is entered."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.port = directory, free_port()
@@ -49,6 +49,17 @@ class Broker(ABC):
             if time.monotonic() > deadline or self._process.poll() is not None:
                 raise DemoFailed(f"the broker at {self.address} does not run; see {path}")
             time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def kill(self) -> None:
         """Ends the broker as `kill -9` does; nothing happens if it does not run."""

@@ -12,17 +12,14 @@ import pytest
 
 from center.catalog import Catalog
 from center.spark.spark_session import SessionConfig, start_session
-from tests.center.postgres import OLDEST, PostgresServer, find_binaries, serving
+from tests.center.postgres import PostgresServer, serving
 from tests.center.results_world import Job
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
+def postgres(postgres_binaries: Path) -> Iterator[PostgresServer]:
     """One server for all tests."""
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip(f"no PostgreSQL {OLDEST} or newer on this machine (Debian: apt-get install postgresql)")
-    with serving(binaries) as server:
+    with serving(postgres_binaries) as server:
         yield server
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.programs import find
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("base", "overlays/dev", "overlays/prod", "overlays/edge-site", "targets/center", "targets/edges")
@@ -62,37 +63,36 @@ def unhashed(name: str) -> str:
 
 @cache
 def render(target: str) -> Rendered:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("kubectl is not installed")
+    kubectl = find("kubectl")
+    assert kubectl is not None, "the test requests no fixture `kubectl`"
     folder = (Path(__file__).parent if target.startswith("targets/") else ROOT / "k8s") / target
     done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return Rendered(target, tuple(yaml.safe_load_all(done.stdout)))
+    return Rendered(target, tuple(yaml.load_all(done.stdout, yaml.CSafeLoader)))
 
 
 @pytest.fixture(params=TARGETS)
-def rendered(request: pytest.FixtureRequest) -> Rendered:
+def rendered(request: pytest.FixtureRequest, kubectl: str) -> Rendered:
     return render(request.param)
 
 
 @pytest.fixture(scope="session")
-def every_rendered() -> list[Rendered]:
+def every_rendered(kubectl: str) -> list[Rendered]:
     return [render(target) for target in TARGETS]
 
 
 @pytest.fixture(scope="session")
-def dev() -> Rendered:
+def dev(kubectl: str) -> Rendered:
     return render("overlays/dev")
 
 
 @pytest.fixture(scope="session")
-def prod() -> Rendered:
+def prod(kubectl: str) -> Rendered:
     return render("overlays/prod")
 
 
 @pytest.fixture(scope="session")
-def center() -> Rendered:
+def center(kubectl: str) -> Rendered:
     """A center with all components."""
     return render("targets/center")
 

@@ -50,6 +50,7 @@ def test_executors_have_the_priority_and_the_toleration_of_the_other_pods(center
 
 
 @pytest.mark.parametrize("target", ["targets/center", "targets/edges"])
+@pytest.mark.usefixtures("kubectl")
 def test_every_pod_and_executor_can_pull_from_a_private_registry(target: str) -> None:
     rendered = render(target)
     for each in rendered.pods:
@@ -58,6 +59,7 @@ def test_every_pod_and_executor_can_pull_from_a_private_registry(target: str) ->
 
 
 @pytest.mark.parametrize("target", ["targets/center", "targets/edges"])
+@pytest.mark.usefixtures("kubectl")
 def test_pods_ask_the_name_server_of_their_node_or_of_the_cluster(target: str) -> None:
     rendered = render(target)
     for each in rendered.pods:
@@ -72,6 +74,7 @@ def test_a_backup_reaches_the_database_and_nobody_reaches_it(center: Rendered) -
     assert not any(allowed(center, pod(center, p["name"]), backup, 7480) for p in center.pods)
 
 
+@pytest.mark.usefixtures("kubectl")
 def test_a_sidecar_of_a_labelled_application_reaches_the_gateway_and_its_application_does_not_need_to(
     center: Rendered,
 ) -> None:
@@ -82,6 +85,7 @@ def test_a_sidecar_of_a_labelled_application_reaches_the_gateway_and_its_applica
     assert not allowed(center, unlabelled, pod(center, "edgewater-gateway"), 7400)
 
 
+@pytest.mark.usefixtures("kubectl")
 def test_edges_with_a_volume_have_a_stable_name_and_take_pushes_from_any_node() -> None:
     edges = render("targets/edges")
     spec = edges.find("StatefulSet", "edgewater-edge")["spec"]

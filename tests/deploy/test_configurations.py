@@ -222,6 +222,7 @@ def test_the_entry_point_that_images_start_is_installed() -> None:
     assert shutil.which("edgewater", path=str(Path(sys.executable).parent))
 
 
+@pytest.mark.usefixtures("kubectl")
 def test_an_agent_beside_an_application_takes_its_configuration_and_no_push_from_elsewhere(tmp_path: Path) -> None:
     shop = render("targets/sidecar")
     (pod,) = shop.pods

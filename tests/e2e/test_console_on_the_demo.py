@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bench.console import CHROMIUM
 from bench.console_demo import ALL, KEPT, run
 
 LARGEST = 150_000
@@ -13,7 +12,7 @@ LARGEST = 150_000
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.full,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"),
+    pytest.mark.usefixtures("chromium"),
 ]
 
 

@@ -151,7 +151,7 @@ async def ask(url: str, stop: asyncio.Event, outcomes: Counter[str], keep: bool)
                 outcomes[str(reply.status_code)] += 1
             except httpx.TransportError as exc:
                 outcomes[repr(exc)] += 1
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
 
 async def push(url: str, stop: asyncio.Event) -> Counter[str]:
@@ -243,7 +243,7 @@ def test_no_request_and_no_record_is_lost_while_gateways_and_apis_are_replaced(t
                 pushed = await pushing
                 await asyncio.gather(*clients)
                 print(dict(outcomes), {part: [round(s, 2) for s in times] for part, times in took.items()})
-                assert outcomes.keys() == {"200"} and outcomes["200"] > 1000
+                assert outcomes.keys() == {"200"} and outcomes["200"] > 200
                 await until("answers", lambda: _equal(api, client, pushed), client)
             except AssertionError:
                 print(center.logs())

@@ -492,6 +492,10 @@ class FollowedFiles:
 
         return [file for file, _ in sorted(files, key=order)]
 
+    def has_open_record(self) -> bool:
+        """Returns whether there are lines that wait for the end of their record."""
+        return any(file.reader is not None and file.reader.is_open for file in self._files.values())
+
     def next(self, file: FollowedFile, now_ms: int) -> Piece | None:
         """Returns the file's next records; None if the caller shall continue with the next file.
 

@@ -61,6 +61,10 @@ class ParquetReader:
             self._parquet = parquet
         return self._parquet
 
+    @property
+    def is_open(self) -> bool:
+        return False
+
     def next(self, final: bool, arrival_ms: int) -> Piece | None:
         start = self.position
         if start.ended:

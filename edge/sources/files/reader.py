@@ -37,6 +37,10 @@ class FileReader(Protocol):
     def position(self) -> FilePosition:
         """The start of the next piece."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are lines that wait for the end of their record."""
+
     def next(self, final: bool, arrival_ms: int) -> Piece | None:
         """Returns the next records; None if there are none at the moment.
 

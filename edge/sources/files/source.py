@@ -57,6 +57,7 @@ class FileSource:
         requires_complete: returns whether the file at a path can only be read once it is complete.
         now_ms: returns the wall time, for arrival times.
         sleep: waits between polls of followed files.
+        busy_sleep: waits likewise, while there may be records that are not read.
         coalesce_s: returns how long a followed file waits between two short reads.
         rotate_wait_ms: how long a file outside the pattern stays open after its last record. It is closed earlier if no
             process has it open for writing.
@@ -77,6 +78,7 @@ class FileSource:
         follow: bool = False,
         requires_complete: Callable[[str], bool] = requires_complete_by_name,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        busy_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         coalesce_s: CoalesceTime = shortest_wait,
         poll_s: float = POLL_S,
         rotate_wait_ms: int = ROTATE_WAIT_MS,
@@ -89,7 +91,7 @@ class FileSource:
         self._follow = follow
         self._requires_complete = requires_complete
         self._now_ms = now_ms
-        self._sleep = sleep
+        self._sleep, self._busy_sleep = sleep, busy_sleep
         self._coalesce_s = coalesce_s
         self._poll_s = poll_s
         self._rotate_wait_ms = rotate_wait_ms
@@ -153,7 +155,9 @@ class FileSource:
                         if at_end:
                             break  # the next round reads the next appended lines together
                     drained &= at_end
-                if not progress:
+                if followed.has_open_record():  # its lines have arrived, so the source is not idle
+                    await self._busy_sleep(self._poll_s)
+                elif not progress:
                     await self._sleep(self._poll_s)
                 elif was_drained and drained:
                     waited_s = self._coalesce_s(self.stream, self.name)

@@ -13,7 +13,6 @@ from edge.codecs import (
     NO_BYTES,
     TAIL_BYTES,
     Block,
-    BlockReader,
     ByteStream,
     Digest,
     Input,
@@ -64,7 +63,7 @@ class TextReader:
         left = position.alike - position.offset
         self._is_limited = left > 0
         limited = _Limited(self._input, left) if self._is_limited else self._input
-        self._blocks = BlockReader(limited, digest=self.position.digest)
+        self._blocks = text.blocks(limited, digest=self.position.digest)
         self._is_overwritten = False
         self._stamp: tuple[int, int] | None = None
         self._last_reread: tuple[tuple[int, int, int], Decoded, Digest | None] | None = None
@@ -76,12 +75,12 @@ class TextReader:
             return self._finish_block()
         while True:
             # final=False comes first, because the last readable byte of a damaged file does not end a line.
-            block = self._blocks.next(final=False)
+            block = self._blocks.next(final=False, now_ms=arrival_ms)
             if block is None and self._is_limited and self._input.damage is None:
                 self._is_limited = False
                 self.position = replace(self.position, alike=self.position.offset)  # it may be in the middle of a line
                 self._input.seek(self.position.offset)
-                self._blocks = BlockReader(self._input, digest=self.position.digest)
+                self._blocks = self._text.blocks(self._input, digest=self.position.digest)
                 continue
             if block is None and self._input.damage is not None:
                 return self._report_damage()
@@ -92,6 +91,10 @@ class TextReader:
             rest = self._without_header(block)
             if rest.length:
                 return self._piece(rest, arrival_ms)
+
+    @property
+    def is_open(self) -> bool:
+        return self._blocks.is_open
 
     def _piece(self, block: Block, arrival_ms: int) -> Piece:
         start = self.position
@@ -126,7 +129,7 @@ class TextReader:
         self._input.seek(start.offset + start.block)
         self._tail = b""
         self.position = start.after_block(start.block, start.arrival_ms, self._tail_after(self._input.tail), digest)
-        self._blocks = BlockReader(self._input, digest=digest)
+        self._blocks = self._text.blocks(self._input, digest=digest)
         return Piece(start, self.position, Decoded(rest.batch.slice(start.row)), start.block)
 
     def reread(self, start: FilePosition | None, end: FilePosition) -> Piece:
@@ -159,7 +162,7 @@ class TextReader:
             self._input.seek(offset)
             where = f"{context.file}: bytes {offset} to {offset + length}, read before,"
             unchanged = not context.row or self._has_tail(context)
-            blocks = BlockReader(_Limited(self._input, length), digest=before)
+            blocks = self._text.blocks(_Limited(self._input, length), digest=before)
             block = blocks.next(final=True)
             if block is None or block.length != length:
                 raise InputGone(f"{where} are gone")

@@ -47,6 +47,8 @@ SPEC: dict[str, Any] = {
 class Desk:
     """The center as the API sees it, with a clock that tests set."""
 
+    sink_secrets: tuple[str, ...] = ("WAREHOUSE_URL",)
+
     def __init__(self, path: Path) -> None:
         self.now = T0 + 1000 * HOUR
         url = f"sqlite:///{path}/catalog.db"
@@ -58,7 +60,9 @@ class Desk:
 
     def app(self, **config: Any) -> FastAPI:
         section = ApiSection(**config)
-        return create_app(self.catalog, self.results, self.components, section, now_ms=lambda: self.now)
+        clock = lambda: self.now  # noqa: E731
+        secrets = self.sink_secrets
+        return create_app(self.catalog, self.results, self.components, section, now_ms=clock, sink_secrets=secrets)
 
     def ask(self, method: str, path: str, *, app: FastAPI | None = None, **request: Any) -> httpx.Response:
         async def once() -> httpx.Response:
@@ -173,8 +177,8 @@ class Desk:
         server = Server(configured, section, services.feed.changes.end, reload_s=0.05)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        assert started.wait(30)
         try:
+            assert started.wait(30)
             yield f"{'http' if section.tls is None else 'https'}://{bound_address(listener)}"
         finally:
             server.should_exit = True

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from center.api.prometheus import series
 from sim.demo.ports import free_address
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.api.test_api_sessions import ship, two_sessions
+from tests.programs import running
 
 __all__ = ["two_sessions"]
 
@@ -86,37 +87,26 @@ def is_ready(address: str) -> bool:
         return False
 
 
-def needs(program: str) -> None:
-    if shutil.which(program) is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"{program} is not installed (Debian: prometheus)")
-        pytest.skip(f"{program} is not installed (Debian: prometheus)")
-
-
 @pytest.fixture(scope="module")
-def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, str]]:
+def peers(tmp_path_factory: pytest.TempPathFactory, prometheus: str, promtool: str) -> Iterator[tuple[Desk, str]]:
     """A center, and the address of a Prometheus with the same samples."""
-    for program in ("prometheus", "promtool"):
-        needs(program)
     path = tmp_path_factory.mktemp("prometheus")
     desk = fill(Desk(path))
     (path / "samples.om").write_text(open_metrics(desk))
     (path / "prometheus.yml").write_text("global: {}\n")
-    blocks = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "samples.om", "data"]
+    blocks = [promtool, "tsdb", "create-blocks-from", "openmetrics", "samples.om", "data"]
     subprocess.run(blocks, cwd=path, check=True, capture_output=True)
     address = free_address()
     arguments = [f"--web.listen-address={address}", "--storage.tsdb.path=data", "--storage.tsdb.retention.time=100y",
                  "--query.lookback-delta=1h", "--log.level=error"]  # fmt: skip
-    process = subprocess.Popen(["prometheus", *arguments], cwd=path, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + WITHIN_S
-        while not is_ready(address):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)  # until another program listens
-        yield desk, f"http://{address}"
+        with running([prometheus, *arguments], cwd=path, stderr=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + WITHIN_S
+            while not is_ready(address):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)  # until another program listens
+            yield desk, f"http://{address}"
     finally:
-        process.terminate()
-        process.wait(20)
         for store in (desk.catalog, desk.components, desk.results):
             store.close()
 
@@ -243,10 +233,13 @@ def test_an_aggregation_of_bounds_is_absent_where_one_group_has_none(desk):
 @pytest.mark.slow
 def test_what_is_about_time_is_refused_with_what_to_do_instead(filled):
     app = filled.app()
-    for expression in ("rate(flights:n[5m])", "increase(flights:n[1h])", "flights:n[5m]", "abs(flights:n)"):
+    for expression in ("rate(flights:n[5m])", "quantile_over_time(0.9, flights:n[1h])", "flights:n[5m]"):
         reply = filled.get(f"{API}/query", app=app, params={"query": expression})
         assert (reply.status_code, reply.json()["errorType"]) == (400, "bad_data")
         assert "a value is about its whole window already" in reply.json()["error"]
+    for expression in ("abs(flights:n)", "histogram_quantile(0.9, flights:n)", "time()", "absent(flights:n)"):
+        said = filled.get(f"{API}/query", app=app, params={"query": expression}).json()["error"]
+        assert "whole window" not in said and "accepted are selectors" in said
     for expression in ("sum(flights:n + 1)", "stddev(flights:n)", "topk(0, flights:n)", "topk(flights:n, flights:n)",
                        "flights:n @ 100", "a / on(x) group_left b", '"text"',
                        "flights:n and trips:n", "(" * 60 + "1" + ")" * 60, "1" + "+1" * 200, "x" * 9000):  # fmt: skip
@@ -410,3 +403,22 @@ def test_what_grafana_asks_is_answered(filled):
         assert filled.get(f"{API}/series?match[]=x&{wrong}", app=app).status_code == 400
     body = filled.ask("POST", f"{API}/query", app=app, json={"query": "1"})
     assert (body.status_code, "form" in body.json()["error"]) == (400, True)
+
+
+def test_sums_and_means_of_bounds_are_bounds_beyond_the_integers_of_a_float(desk: Desk) -> None:
+    desk.connect("jfk")
+    query = desk.register(measures={"s": "sum(distance)"})
+    distances = {"a": (1 << 53) + 1, "b": (1 << 53) + 1, "c": 3, "d": -5}
+    columns = {"carrier": pa.array(list(distances)), "distance": pa.array(list(distances.values()))}
+    desk.ship(query, "jfk", T0, columns)
+    app, exact = desk.app(), sum(distances.values())
+
+    def asked(text: str) -> Fraction:
+        params = {"query": text, "time": T0 / 1000 + 3600}
+        (sample,) = desk.get(f"{API}/query", app=app, params=params).json()["data"]["result"]
+        return Fraction(float(sample["value"][1]))
+
+    assert asked("sum(flights:s_lower)") <= exact <= asked("sum(flights:s_upper)")
+    assert asked("avg(flights:s_lower)") <= Fraction(exact, 4) <= asked("avg(flights:s_upper)")
+    few = 'flights:s_%s{carrier=~"c|d"}'
+    assert asked(f"sum({few % 'lower'})") == asked(f"sum({few % 'upper'})") == -2, "small integers are exact"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.center.catalog_world import spec
 from tests.center.gateway_world import RawEdge, center, frame, on_a_loop
-from tests.center.postgres import OLDEST, find_binaries, serving_pair
+from tests.center.postgres import serving_pair
 
 FRAMES = 2_000
 
@@ -17,11 +17,10 @@ FRAMES = 2_000
 @pytest.mark.slow
 @pytest.mark.full
 @on_a_loop
-async def test_each_frame_is_indexed_once_when_the_database_is_killed_and_its_standby_promoted(tmp_path: Path) -> None:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip(f"no PostgreSQL {OLDEST} or newer on this machine (Debian: apt-get install postgresql)")
-    with serving_pair(binaries) as (primary, standby):
+async def test_each_frame_is_indexed_once_when_the_database_is_killed_and_its_standby_promoted(
+    tmp_path: Path, postgres_binaries: Path
+) -> None:
+    with serving_pair(postgres_binaries) as (primary, standby):
         async with center(tmp_path, url=primary.url_of_pair(standby)) as c, RawEdge(c.port) as edge:
             c.catalog.queries.register(spec(), 1)
             await edge.hello()

@@ -11,7 +11,5 @@ from sim.demo.brokers import KafkaBroker
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    made = KafkaBroker(tmp_path_factory.mktemp("kafka"))
-    made.start()
-    yield made
-    made.kill()
+    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as made:
+        yield made

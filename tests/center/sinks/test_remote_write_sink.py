@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,39 +14,32 @@ import pytest
 from center.sinks import SinkRunner, SinkStore, read_definition
 from sim.demo.ports import free_port
 from tests.center.api.conftest import HOUR, Desk
+from tests.programs import running
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[str]:
-    program = shutil.which("prometheus")
-    if program is None:
-        assert "CI" not in os.environ
-        pytest.skip("Debian's prometheus is not installed")
+def receiver(tmp_path: Path, prometheus: str) -> Iterator[str]:
     port = free_port()
     config = tmp_path / "prometheus.yml"
     config.write_text("global: {}\n")
     arguments = [f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/tsdb",
                  f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver"]  # fmt: skip
-    process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url, deadline_s = f"http://127.0.0.1:{port}", time.monotonic() + 30
-    while True:
-        try:
-            if httpx.get(f"{url}/-/ready").is_success:
-                break
-        except httpx.HTTPError:
-            pass
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
-    try:
+    with running([prometheus, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+        while True:
+            try:
+                if httpx.get(f"{url}/-/ready").is_success:
+                    break
+            except httpx.HTTPError:
+                pass
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
         yield url
-    finally:
-        process.kill()
-        process.wait()
 
 
-def test_finals_are_series_and_a_page_that_comes_again_changes_nothing(tmp_path: Path, prometheus: str) -> None:
+def test_finals_are_series_and_a_page_that_comes_again_changes_nothing(tmp_path: Path, receiver: str) -> None:
     desk = Desk(tmp_path)
     desk.now = int(time.time() * 1000)  # noqa: TID251  # it refuses times far from its clock
     start = desk.now // HOUR * HOUR - 3 * HOUR
@@ -56,7 +47,7 @@ def test_finals_are_series_and_a_page_that_comes_again_changes_nothing(tmp_path:
     query = desk.register(lateness="0s", measures={"n": "count()", "p": "quantile(dep_delay, 0.9)"})
     document = {
         "kind": "remote_write",
-        "url": f"{prometheus}/api/v1/write",
+        "url": f"{receiver}/api/v1/write",
         "labels": {"site": "x"},
         "begin": "beginning",
     }
@@ -85,7 +76,7 @@ def test_finals_are_series_and_a_page_that_comes_again_changes_nothing(tmp_path:
     def series(text: str) -> dict[str, list[float]]:
         end_s = (start + 3 * HOUR) // 1000
         params = {"query": text, "start": str(start // 1000 + 3600), "end": str(end_s), "step": "3600"}
-        result: list[Any] = httpx.get(f"{prometheus}/api/v1/query_range", params=params).json()["data"]["result"]
+        result: list[Any] = httpx.get(f"{receiver}/api/v1/query_range", params=params).json()["data"]["result"]
         return {r["metric"]["carrier"]: [float(value) for _, value in r["values"]] for r in result}
 
     assert series('flights_n{site="x"}') == {"UA": [10.0, 11.0, 12.0], "AA": [1.0, 1.0, 1.0]}

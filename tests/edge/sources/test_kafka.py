@@ -30,10 +30,8 @@ SCHEMA = RecordSchema({"n": pa.int64(), "k": pa.string(), "h": pa.string()}, Eve
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    made = Broker(tmp_path_factory.mktemp("broker"))
-    made.start()
-    yield made
-    made.kill()
+    with Broker(tmp_path_factory.mktemp("broker")) as made:
+        yield made
 
 
 def partition(broker: Broker, topic: str, *, idle: ActivityMarker = no_marker, **options: Any) -> KafkaPartition:
@@ -75,10 +73,11 @@ def record(n: int, **more: Any) -> bytes:
 
 def test_messages_are_records_in_order_and_reading_goes_on_at_any_offset(broker: Broker) -> None:
     broker.create("plain", 1)
-    broker.send("plain", 0, [record(n) for n in range(5)] + [b"oops", None, b'{"n":\n5,"at":%d}' % AT_MS, b""])
+    last = b'{"n":\n5,"at":%d}\0' % AT_MS
+    broker.send("plain", 0, [*(record(n) for n in range(5)), b"oops", None, b"", last])
     chunks = read(partition(broker, "plain"), lambda c: bool(c) and c[-1].end == {"offset": 9})
     assert numbers(chunks) == list(range(6))
-    assert [(r.reason, r.count) for chunk in chunks for r in chunk.rejected] == [("malformed", 2)]
+    assert [(r.reason, r.count) for chunk in chunks for r in chunk.rejected] == [("malformed", 1)]
     assert chunks[-1].end == {"offset": 9} and all(chunk.keep for chunk in chunks)
     for offset in range(5):
         rest = read(partition(broker, "plain"), lambda c, n=6 - offset: len(numbers(c)) >= n, {"offset": offset})
@@ -228,8 +227,6 @@ def test_a_quiet_partition_is_marked_as_idle_again_and_again(broker: Broker, mon
 def test_a_partition_is_not_idle_while_its_broker_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.source_kinds.LOOK_S", 0.02)
     mortal = Broker(tmp_path)
-    mortal.start()
-    mortal.create("t", 1)
     marks: list[bool] = []
 
     @contextlib.contextmanager
@@ -239,7 +236,8 @@ def test_a_partition_is_not_idle_while_its_broker_is_gone(tmp_path: Path, monkey
         marks.append(True)
         yield
 
-    with pytest.raises(KafkaFailed) as failed:
+    with mortal, pytest.raises(KafkaFailed) as failed:
+        mortal.create("t", 1)
         read(partition(mortal, "t", idle=idle), lambda c: False)
     assert failed.value.fault.field == "brokers" and "refused" in failed.value.fault.reason
     # About the time that the client needs to see the end of its connection, and far less than the idle rule waits.

@@ -20,10 +20,8 @@ from tests.edge.test_agent_backfill import answers, register, stop, unread
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    made = Broker(tmp_path)
-    made.start()
-    yield made
-    made.kill()
+    with Broker(tmp_path) as made:
+        yield made
 
 
 @pytest.mark.slow

@@ -33,25 +33,24 @@ class Relays:
 
 
 @pytest.fixture(scope="module")
-def relays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relays]:
+def relays(tmp_path_factory: pytest.TempPathFactory, stunnel: str) -> Iterator[Relays]:
     directory = tmp_path_factory.mktemp("tls")
     names = {"good": "DNS:localhost", "expired": "DNS:localhost", "other": "DNS:other.example", "edge": "DNS:edge"}
     make_certificates(directory, names, expired=["expired"])
     made = Relays(directory)
-    made.broker.start()
-    made.broker.create("t", 1)
     relay = {name: (port, made.broker.port) for name, port in made.ports.items()}
     with (
-        tls_relay(directory, *relay["good"], "good"),
-        tls_relay(directory, *relay["expired"], "expired"),
-        tls_relay(directory, *relay["other"], "other"),
-        tls_relay(directory, *relay["mutual"], "good", client_ca=True),
+        made.broker,
+        tls_relay(stunnel, directory, *relay["good"], "good"),
+        tls_relay(stunnel, directory, *relay["expired"], "expired"),
+        tls_relay(stunnel, directory, *relay["other"], "other"),
+        tls_relay(stunnel, directory, *relay["mutual"], "good", client_ca=True),
     ):
+        made.broker.create("t", 1)
         tls = {"security.protocol": "SSL", "ssl.ca.location": str(directory / "ca.pem")}
         address = {"bootstrap.servers": f"localhost:{made.ports['good']}"}
         made.broker.send("t", 0, [record(n) for n in range(3)], properties={**address, **tls})
         yield made
-    made.broker.kill()
 
 
 def test_records_are_read_over_tls_if_the_ca_of_the_broker_is_named(relays: Relays) -> None:
@@ -97,9 +96,7 @@ def test_a_client_without_tls_is_told_that_the_broker_ends_the_connection(relays
 def test_credentials_that_the_broker_refuses_are_named_and_the_password_is_not(
     tmp_path: Path, mechanism: str, user: str
 ) -> None:
-    broker = Broker(tmp_path, "--authentication")
-    broker.start()
-    try:
+    with Broker(tmp_path, "--authentication") as broker:
         with pytest.raises(InvalidConfig) as refused:
             check(broker, "t", username=user, password=PASSWORD, mechanism=mechanism)
         assert (refused.value.field, refused.value.value) == ("username", user)
@@ -107,8 +104,6 @@ def test_credentials_that_the_broker_refuses_are_named_and_the_password_is_not(
         with pytest.raises(InvalidConfig) as anonymous:
             check(broker, "t")
         assert anonymous.value.field == "brokers"
-    finally:
-        broker.kill()
 
 
 def test_credentials_and_files_become_properties_of_the_client() -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
-import shutil
 import socket
 import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import paho.mqtt.client as mqtt
 import pyarrow as pa
@@ -28,11 +26,9 @@ from edge.sources.mqtt import ANSWER_S, KIND, MqttConfig, MqttFailed, MqttSource
 from edgewater.model.errors import InvalidConfig
 from sim.demo.ports import free_port
 from tests.certificates import make_certificates
+from tests.programs import find
 
-MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
-if MOSQUITTO is None and not os.environ.get("CI"):
-    pytest.skip("mosquitto is not installed (Debian's package mosquitto)", allow_module_level=True)
-
+pytestmark = pytest.mark.usefixtures("mosquitto")
 AT_MS = 1_700_000_000_000
 SCHEMA = RecordSchema({"n": pa.int64(), "device": pa.string()}, EventTime("at", max_skew_ms=None))
 TIMEOUT_S = 60.0
@@ -40,7 +36,7 @@ PASSWORD = "s3cret-of-the-test"
 
 
 class Broker:
-    """mosquitto.
+    """mosquitto, which runs while it is entered.
 
     Args:
         saves: it writes its sessions to a file after each change, so that a kill loses nothing.
@@ -66,8 +62,9 @@ class Broker:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        assert MOSQUITTO is not None
-        self._process = subprocess.Popen([MOSQUITTO, "-c", str(self._config)], stderr=subprocess.DEVNULL)
+        program = find("mosquitto")
+        assert program is not None
+        self._process = subprocess.Popen([program, "-c", str(self._config)], stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
@@ -75,6 +72,18 @@ class Broker:
                 return
             except OSError:
                 assert time.monotonic() < deadline and self._process.poll() is None
+                time.sleep(0.02)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def kill(self) -> None:
         if self._process is not None:
@@ -109,10 +118,8 @@ class Broker:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    made = Broker(tmp_path)
-    made.start()
-    yield made
-    made.kill()
+    with Broker(tmp_path) as made:
+        yield made
 
 
 def source(broker: Broker, *topics: str, **options: Any) -> MqttSource:
@@ -174,6 +181,19 @@ def test_levels_of_the_topic_are_columns_and_bad_messages_cost_only_themselves(b
     rows = [(row["n"], row["device"]) for chunk in chunks for row in chunk.batch.to_pylist()]
     assert rows == [(1, "a-1"), (2, "a-1"), (3, "b")]
     assert sum(r.count for chunk in chunks for r in chunk.rejected) == 1
+
+
+def test_an_empty_payload_deletes_a_retained_message_and_is_no_record(broker: Broker) -> None:
+    def publish() -> None:
+        broker.send("devices/a/temp", [b"", *bodies(1)])
+        broker.send("devices/b/temp", [b""], retain=True)
+        broker.send("devices/c/temp", [bodies(2)[0] + b"\0", *bodies(3)])
+
+    made = source(broker, "devices/{device}/temp")
+    chunks = read(made, lambda c: len(numbers(c)) == 3, connected=publish)
+    rows = [(row["n"], row["device"]) for chunk in chunks for row in chunk.batch.to_pylist()]
+    assert rows == [(1, "a"), (2, "c"), (3, "c")]
+    assert not any(chunk.rejected for chunk in chunks)
 
 
 def test_messages_that_were_journaled_but_not_acknowledged_count_once(broker: Broker) -> None:
@@ -267,16 +287,12 @@ def test_a_quiet_session_is_marked_as_idle_again_and_again(broker: Broker, monke
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Broker]:
+def guarded(tmp_path: Path, mosquitto_passwd: str) -> Iterator[Broker]:
     """A broker with one user."""
     passwords = tmp_path / "passwords"
-    tool = shutil.which("mosquitto_passwd")
-    assert tool is not None, "the package mosquitto has it"
-    subprocess.run([tool, "-c", "-b", str(passwords), "edge", PASSWORD], check=True, capture_output=True)
-    made = Broker(tmp_path, f"password_file {passwords}", "allow_anonymous false")
-    made.start()
-    yield made
-    made.kill()
+    subprocess.run([mosquitto_passwd, "-c", "-b", str(passwords), "edge", PASSWORD], check=True, capture_output=True)
+    with Broker(tmp_path, f"password_file {passwords}", "allow_anonymous false") as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -301,9 +317,7 @@ def test_what_the_broker_refuses_is_named_and_the_password_is_not(
 
 
 def test_a_session_that_the_broker_no_longer_has_is_a_stated_loss(tmp_path: Path) -> None:
-    forgetful = Broker(tmp_path, saves=False)
-    forgetful.start()
-    try:
+    with Broker(tmp_path, saves=False) as forgetful:
         first = read(source(forgetful, "t"), lambda c: bool(c))
         assert (first[0].losses, first[0].keep, first[0].end is not None) == ((), True, True)
         forgetful.send("t", bodies(1))
@@ -314,8 +328,6 @@ def test_a_session_that_the_broker_no_longer_has_is_a_stated_loss(tmp_path: Path
         publish = lambda: forgetful.send("t", bodies(2))  # noqa: E731
         after = read(source(forgetful, "t"), lambda c: bool(numbers(c)), same[-1].end, connected=publish)
         assert (after[0].losses, numbers(after)) == (("input-gone",), [2])
-    finally:
-        forgetful.kill()
 
 
 def test_another_client_with_the_same_client_id_is_named(broker: Broker) -> None:
@@ -382,9 +394,8 @@ def test_tls_needs_the_ca_of_the_broker_its_host_name_and_a_client_certificate_i
         tmp_path, f"cafile {certificates / 'ca.pem'}", f"certfile {certificates / server}.pem",
         f"keyfile {certificates / server}.key", "require_certificate true", "allow_anonymous true",
     )  # fmt: skip
-    made.start()
     tls = {key: str(certificates / f"{name}.{'key' if key == 'key' else 'pem'}") for key, name in files.items()}
-    try:
+    with made:
         if reason is None:
             assert check(made, "t", broker=f"localhost:{made.port}", tls=tls).problems == ()
             return
@@ -392,8 +403,6 @@ def test_tls_needs_the_ca_of_the_broker_its_host_name_and_a_client_certificate_i
             check(made, "t", broker=f"localhost:{made.port}", tls=tls)
         assert refused.value.field == ("tls" if reason else "broker")
         assert reason in refused.value.reason
-    finally:
-        made.kill()
 
 
 @pytest.mark.parametrize(

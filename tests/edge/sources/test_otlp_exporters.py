@@ -46,9 +46,11 @@ def agent_of(tmp_path: Path) -> Iterator[Start]:
         made.append(agent)
         return agent
 
-    yield make
-    for agent in made:
-        agent.close()
+    try:
+        yield make
+    finally:
+        for agent in made:
+            agent.close()
 
 
 def logs(first: int, count: int) -> ExportLogsServiceRequest:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.wire import remote_write_pb2 as pb
 from sim.demo.ports import free_port
 from tests.edge.agent_process import COUNT, QUERY, AgentProcess
-from tests.edge.sources.test_syslog import program
+from tests.programs import running
 
 PATH = "/api/v1/write"
 HEADERS = {
@@ -253,6 +253,15 @@ def test_streams_of_one_path_divide_the_metrics(tmp_path: Path) -> None:
     edge.close()
 
 
+@pytest.mark.parametrize("damaged", [b"\x0a\xff", b"\xff", b"\x0a\x05ab", b"x" * (remote_write.MAX_SERIES_BYTES + 1)])
+def test_a_series_that_cannot_be_read_costs_only_itself(edge: Edge, damaged: bytes) -> None:
+    message = pb.WriteRequest.FromString(request([(named("a"), [(1.0, 0)]), (named("b"), [(2.0, 0)])], edge.start_ms))
+    message.timeseries.insert(1, damaged)
+    reply = edge.post(bytes(snappy.compress_raw(message.SerializeToString())))
+    assert reply.status_code == 400 and "1 samples are rejected" in reply.text and "2 records count" in reply.text
+    assert [row["metric"] for row in edge.records] == ["a", "b"]
+
+
 def test_series_beyond_the_limit_are_rejected_and_known_ones_go_on(tmp_path: Path) -> None:
     edge = Edge(tmp_path, {"events": {"max_series": 2}})
     edge.send(*((named(f"c{n}_total"), [(1.0, 0)]) for n in range(2)))
@@ -269,7 +278,7 @@ def test_series_beyond_the_limit_are_rejected_and_known_ones_go_on(tmp_path: Pat
         ({"Content-Type": "application/x-protobuf;proto=io.prometheus.write.v2.Request"}, 415),
         ({"X-Prometheus-Remote-Write-Version": "2.0.0"}, 415),
         ({"X-Prometheus-Remote-Write-Version": "7"}, 415),
-        ({"Content-Encoding": "gzip"}, 400),
+        ({"Content-Encoding": "gzip"}, 415),
     ],
 )
 def test_requests_of_another_kind_are_refused(edge: Edge, headers: dict[str, str], status: int) -> None:
@@ -443,17 +452,19 @@ SUM = QuerySpec.from_mapping(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.full)])
-def test_increments_of_a_real_prometheus_count_once_through_refusals_and_kills(tmp_path: Path, kills: int) -> None:
-    exporter, prometheus, port = Exporter(), None, free_port()
+def test_increments_of_a_real_prometheus_count_once_through_refusals_and_kills(
+    tmp_path: Path, prometheus: str, kills: int
+) -> None:
+    exporter, port = Exporter(), free_port()
     sources = [{"remote_write": {"metrics": ["hits_total"], "columns": {"path": "label.path"}}}]
     options: dict[str, Any] = {"columns": {"value": "float64", "path": "string"}, "port": port}
     for name in ("refusing", "counting"):
         (tmp_path / name).mkdir()
     refusing = AgentProcess(tmp_path / "refusing", sources, query=None, **options)
-    agent = refusing
+    agent, helpers = refusing, ExitStack()
     try:
         refusing.start()
-        prometheus = start_prometheus(tmp_path, exporter.port, port)
+        helpers.enter_context(running_prometheus(prometheus, tmp_path, exporter.port, port))
         refusing.until(lambda: refused(refusing) >= 3)
         refusing.close()
         agent = AgentProcess(tmp_path / "counting", sources, query=SUM, **options)
@@ -477,9 +488,7 @@ def test_increments_of_a_real_prometheus_count_once_through_refusals_and_kills(t
         agent.kill()
         assert (*agent.recovered(), rejected) == (float(sum(exporter.counts)), [], [])
     finally:
-        if prometheus is not None:
-            prometheus.kill()
-            prometheus.wait()
+        helpers.close()
         agent.close()
         exporter.close()
 
@@ -493,7 +502,8 @@ def first_values(agent: AgentProcess) -> float:
     return (agent.metrics() or {}).get(name, 0)
 
 
-def start_prometheus(directory: Path, target: int, agent: int) -> subprocess.Popen[bytes]:
+@contextmanager
+def running_prometheus(program: str, directory: Path, target: int, agent: int) -> Iterator[None]:
     config = {
         "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
         "scrape_configs": [{"job_name": "test", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}],
@@ -507,8 +517,8 @@ def start_prometheus(directory: Path, target: int, agent: int) -> subprocess.Pop
     path = directory / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
     command = [
-        program("prometheus"), f"--config.file={path}", f"--storage.tsdb.path={directory / 'tsdb'}",
+        program, f"--config.file={path}", f"--storage.tsdb.path={directory / 'tsdb'}",
         f"--web.listen-address=127.0.0.1:{free_port()}",
     ]  # fmt: skip
-    with (directory / "prometheus.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+    with (directory / "prometheus.log").open("wb") as log, running(command, stdout=log, stderr=log):
+        yield

@@ -257,9 +257,9 @@ def test_a_file_keeps_its_identity_when_its_device_gets_another_number(world: An
 def test_a_copy_that_is_read_by_halves_before_a_restart_stays_left_out(
     world: Any, ndjson: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge.codecs import BlockReader
+    from edge.codecs import TextFormat
 
-    monkeypatch.setattr(BlockReader.__init__, "__defaults__", (1000,))
+    monkeypatch.setattr(TextFormat.blocks, "__defaults__", (1000,))
     world.write("north.log", ndjson(0, 100))
     chunks = follow_through(
         world, "*.log", lambda: world.write("south.log", ndjson(0, 100)), *WAIT, *WAIT, format="ndjson"
