@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge.codecs import HEAD_BYTES, TAIL_BYTES
 from edge.records import BLOCK_BYTES
@@ -25,7 +25,8 @@ class Alike:
     Attributes:
         seen_ms: wall time at which the new file was seen first.
         stamp: the stamp of the new file at the comparison.
-        known: the positions of the known files with which the new file begins, entirely as far as they were read.
+        known: the positions of the known files with which the new file begins, as far as they were read. The position
+            of an open file may be at its end.
         until: the offset up to which the new file is the beginning of an open known file, if the new file does not go
             on differently; 0 if there is no such file; -1 if the new file is too short to tell.
         like: the position of this known file.
@@ -56,18 +57,22 @@ class Alike:
                 is_candidate = identifies_content(position) and position.alike < position.offset
             if is_candidate and new.contains(position, any_head=position.file == path and not plain):
                 known.append(position)
+        size = stamp[0]
         for position, reader in files:
-            if reader is None or not identifies_content(position):
+            if reader is None:
                 continue
             length = 0
-            if position in known:
-                length = _length_within(reader, new, position.offset, stamp[0] if plain else None)
-            elif position not in known and plain and HEAD_BYTES <= stamp[0] <= position.offset:
-                length = stamp[0] if _begins_with(reader, new, stamp[0]) else 0
+            if not plain and position in known:
+                length = _length_within(reader, new)
+            elif plain and size >= HEAD_BYTES and position.head == new.position.head:
+                common = min(size, os.fstat(reader.fileno()).st_size)
+                if _begin_alike(reader, new, common):
+                    length = size if common == size else 0
+                    known += [replace(position, offset=common)] if not length and position not in known else []
             until, like = (length, position) if length > until else (until, like)
-        if not until and plain and stamp[0] < HEAD_BYTES:
-            short = (r for p, r in files if r is not None and (not stamp[0] or stamp[0] <= p.offset))
-            until = -1 if any(_begins_with(reader, new, stamp[0]) for reader in short) else 0
+        if not until and plain and size < HEAD_BYTES:
+            short = (r for p, r in files if r is not None and (not size or size <= p.offset))
+            until = -1 if any(_begin_alike(reader, new, size) for reader in short) else 0
         return cls(seen_ms, stamp, tuple(known), until, like)
 
 
@@ -80,21 +85,14 @@ def same_bytes(one: FileReader, other: FileReader, begin: int, end: int) -> bool
     return True
 
 
-def _begins_with(known: FileReader, new: FileReader, size: int) -> bool:
-    """Returns whether a known file begins with all `size` bytes of a new file."""
+def _begin_alike(one: FileReader, other: FileReader, size: int) -> bool:
+    """Returns whether two files begin with the same `size` bytes."""
     # The ends come first, because most other files differ there.
     ends = (0, min(HEAD_BYTES, size)), (max(0, size - TAIL_BYTES), size), (0, size)
-    return all(same_bytes(known, new, begin, end) for begin, end in ends)
+    return all(same_bytes(one, other, begin, end) for begin, end in ends)
 
 
-def _length_within(known: FileReader, new: FileReader, offset: int, size: int | None) -> int:
-    """Returns the length of a new file if a known file begins with all of it; otherwise 0. Both begin with the same
-    bytes up to an offset.
-
-    Args:
-        size: the length; None for a compressed file, of which only the last bytes are compared.
-    """
-    if size is not None:
-        return size if same_bytes(known, new, offset, size) else 0
+def _length_within(known: FileReader, new: FileReader) -> int:
+    """Returns the length of a new compressed file if a known file has its last bytes at the same place; otherwise 0."""
     length, last = new.end()
     return length if last and os.pread(known.fileno(), len(last), length - len(last)) == last else 0

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.codecs import CODECS, RecordSchema
+from edge.codecs import CODECS, HEAD_BYTES, RecordSchema
 from edge.records import Decoded, Rejection, RejectionReason
 from edge.sources.files.alike import Alike, Known, Stamp, same_bytes
 from edge.sources.files.fingerprint import (
@@ -36,7 +36,6 @@ from edge.sources.files.fingerprint import (
     find_copy,
     has_digest,
     has_writer,
-    identifies_content,
     identity_of,
     is_rotated_name,
     matching_files,
@@ -329,8 +328,8 @@ class FollowedFiles:
             self._undecided.pop(identity, None)
             return self._take_over(replaced, path, identity)
         rotated = next((p for p in alike.known if is_rotated_name(path, p.file) and self._is_gone(p)), None)
-        known = [p for p in alike.known if identifies_content(p)]
-        if rotated is not None and identifies_content(rotated):
+        known = [p for p in alike.known if p.offset >= HEAD_BYTES]  # shorter beginnings may be equal by chance
+        if rotated is not None and rotated in known:
             self._undecided.pop(identity, None)
             self._continue_rotated(rotated, path, identity, stamp)
             return []

@@ -65,8 +65,8 @@ class FileReader(Protocol):
     def contains(self, position: FilePosition, *, any_head: bool = False) -> bool:
         """Returns whether this file begins with all bytes before a position.
 
-        Of the position's own file, unless it has ended, only the beginning and the bytes just before the position are
-        compared. Of any other file, all bytes are compared by their digest.
+        All bytes are compared by their digest. Of the position's own file, if it is long and has not ended, only the
+        beginning and the bytes just before the position are compared.
 
         Args:
             any_head: compare the digest even if the first bytes on disk differ, as in a file that is compressed anew.

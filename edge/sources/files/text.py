@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import google_crc32c
@@ -63,6 +64,8 @@ class TextReader:
         self._is_limited = left > 0
         limited = _Limited(self._input, left) if self._is_limited else self._input
         self._blocks = text.blocks(limited, digest=self.position.digest)
+        self._is_overwritten = False
+        self._stamp: tuple[int, int] | None = None
         self._last_reread: tuple[tuple[int, int, int], Decoded, Digest | None] | None = None
 
     def next(self, final: bool, arrival_ms: int) -> Piece | None:
@@ -208,7 +211,7 @@ class TextReader:
     def contains(self, position: FilePosition, *, any_head: bool = False) -> bool:
         if not any_head and not self._has_head(position):
             return False
-        is_file = position.is_at(self._input.identity) and not position.ended
+        is_file = position.is_at(self._input.identity) and not position.ended and position.offset > BLOCK_BYTES
         if self._input.codec is None or is_file or position.digest is None:
             self._input.seek(position.offset)
             if self._input.offset != position.offset or not self._has_tail(position):
@@ -240,7 +243,23 @@ class TextReader:
         return self._input.offset, self._input.tail
 
     def was_overwritten(self) -> bool:
-        return self._input.was_overwritten()
+        self._is_overwritten = self._is_overwritten or self._input.was_overwritten() or self._was_rewritten()
+        return self._is_overwritten
+
+    def _was_rewritten(self) -> bool:
+        """Returns whether a short file has other content than before, although its size is the same."""
+        status, before = os.fstat(self._input.fileno()), self._stamp
+        self._stamp = status.st_size, status.st_mtime_ns
+        if (
+            before is None
+            or before[0] != self._stamp[0]
+            or before[1] == self._stamp[1]
+            or self._input.codec is not None
+        ):
+            return False
+        read, digest = self.position.offset, self.position.digest
+        is_short = digest is not None and read <= BLOCK_BYTES
+        return is_short and extended(NO_BYTES, os.pread(self._input.fileno(), read, 0)) != digest
 
     def fileno(self) -> int:
         return self._input.fileno()

@@ -171,6 +171,29 @@ def test_a_file_that_is_written_over_itself_is_read_again_on_a_guess(
     assert (losses(chunks), guessed(chunks)) == (["file-truncated"], {"read-again": 100})
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_change_in_the_middle_of_a_short_file_is_read_again_on_a_guess(
+    world: Any, ndjson: Any, numbers: Any, restarted: bool
+) -> None:
+    """An editor has changed a record, or another device has written a file of the same size into its place."""
+    log = world.write("app.log", ndjson(100, 200))
+    edited = ndjson(100, 150) + ndjson(151, 152) + ndjson(151, 200)
+
+    def edit() -> None:
+        with log.open("r+") as file:
+            file.write(edited)
+        os.utime(log, (1, 1))
+
+    if restarted:
+        first = follow_through(world, "*.log", format="ndjson")
+        edit()
+        chunks = first + follow_through(world, "*.log", *NOTHING, position=first[-1].end, format="ndjson")
+    else:
+        chunks = follow_through(world, "*.log", edit, *NOTHING, format="ndjson")
+    assert numbers(chunks) == [*range(100, 200), *range(100, 150), 151, *range(151, 200)]
+    assert (losses(chunks), guessed(chunks)) == (["file-truncated"], {"read-again": 100})
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_deleted_file_and_a_new_one_of_its_name(world: Any, ndjson: Any, numbers: Any, again: bool) -> None:
     log = world.write("app.log", ndjson(0, 100))
@@ -203,6 +226,32 @@ def test_an_equal_file_is_left_out_on_a_guess_until_it_differs(world: Any, ndjso
     differs = lambda: world.append("south.log", ndjson(500, 510))  # noqa: E731
     more = follow_through(world, "*.log", differs, *NOTHING, position=chunks[-1].end, format="ndjson")
     assert numbers(more) == list(range(500, 510)) and guessed(more) == {}
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_files_that_are_there_at_the_first_start_are_compared_too(
+    world: Any, ndjson: Any, numbers: Any, longer: bool
+) -> None:
+    world.write("a.log", ndjson(0, 100))
+    world.write("b.log", ndjson(0, 150 if longer else 100))
+    world.write("c.log", ndjson(1000, 1100))
+    chunks = follow_through(world, "*.log", *WAIT, format="ndjson")
+    if longer:
+        assert sorted(numbers(chunks)) == sorted([*range(100), *range(150), *range(1000, 1100)])
+        assert guessed(chunks) == {"read-again": 100}
+    else:
+        assert sorted(numbers(chunks)) == [*range(100), *range(1000, 1100)]
+        assert guessed(chunks) == {"assumed-copy": 100}
+
+
+def test_a_file_keeps_its_identity_when_its_device_gets_another_number(world: Any, ndjson: Any, numbers: Any) -> None:
+    """A file system that is mounted again, or a new start of the machine."""
+    world.write("app.log", ndjson(0, 100))
+    first = follow_through(world, "*.log", format="ndjson")
+    world.append("app.log", ndjson(100, 150))
+    position = {**first[-1].end, "device": first[-1].end["device"] + 1}
+    more = follow_through(world, "*.log", *NOTHING, position=position, format="ndjson")
+    assert numbers(more) == list(range(100, 150)) and losses(more) == [] and guessed(more) == {}
 
 
 def test_a_copy_that_is_read_by_halves_before_a_restart_stays_left_out(
@@ -297,21 +346,27 @@ def test_a_slow_copy_counts_each_record_once(world: Any, ndjson: Any, numbers: A
     assert guessed(chunks) == {"assumed-copy": 1000}
 
 
-def test_a_parquet_file_that_is_written_anew_is_read_again_on_a_guess(world: Any, numbers: Any) -> None:
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_parquet_file_that_is_written_anew_is_read_again_on_a_guess_if_anything_differs(
+    world: Any, numbers: Any, changed: bool
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def write(count: int) -> None:
-        table = pa.table({"t": pa.array([1_700_000_000_000 + n for n in range(count)]), "distance": list(range(count))})
+    def write(**values: list[Any]) -> int:
+        rows = [1_700_000_000_000 + n for n in range(50)]
         names = {"carrier": pa.string(), "delay": pa.float64(), "late": pa.bool_()}
-        for name, kind in names.items():
-            table = table.append_column(name, pa.nulls(count, kind))
-        pq.write_table(table, world.folder / ".new")
+        nulls = {name: pa.nulls(50, kind) for name, kind in names.items()}
+        pq.write_table(pa.table({"t": rows, "distance": list(range(50)), **nulls, **values}), world.folder / ".new")
         (world.folder / ".new").rename(world.folder / "a.parquet")
+        return int((world.folder / "a.parquet").stat().st_size)
 
-    write(50)
-    chunks = follow_through(world, "*.parquet", *NOTHING * 2, lambda: write(80), *NOTHING * 6)
-    assert numbers(chunks) == [*range(50), *range(80)] and guessed(chunks) == {"read-again": 50}
+    size = write()
+    swapped = [*range(20), 21, 20, *range(22, 50)]
+    anew = lambda: write(**({"distance": swapped} if changed else {})) == size or pytest.fail("the sizes differ")  # noqa: E731
+    chunks = follow_through(world, "*.parquet", *NOTHING * 2, anew, *NOTHING * 6)
+    assert numbers(chunks) == [*range(50), *(swapped if changed else [])]
+    assert guessed(chunks) == ({"read-again": 50} if changed else {})
 
 
 def test_a_backfill_states_the_same_guesses(world: Any, ndjson: Any, numbers: Any) -> None:
