@@ -200,12 +200,17 @@ class SinkRunner:
         return self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
 
     def _open_sink(self) -> Position | None:
-        """Opens the sink for its queries. After a failure, sets aside each query with which alone it does not open."""
+        """Opens the sink. If it fails again, sets aside each query with which alone the sink does not open."""
         assert self._sink is not None
         wanted = {ref: q.of_sink for ref, q in self._queries.items()}
-        if not self._failures:
+        try:
             return self._sink.open([q for ref, q in wanted.items() if ref not in self._asides])
-        stored = self._sink.open([])
+        except LeaseLost:
+            raise
+        except Exception:
+            if not self._failures:
+                raise
+        stored = self._reopened([])
         problems = {}
         for ref, query in wanted.items():
             try:
