@@ -205,12 +205,17 @@ class SinkRunner:
         return self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
 
     def _open_sink(self) -> Position | None:
-        """Opens the sink for its queries. After a failure, sets aside each query with which alone it does not open."""
+        """Opens the sink. If it fails again, sets aside each query with which alone the sink does not open."""
         assert self._sink is not None
         wanted = {ref: q.of_sink for ref, q in self._queries.items()}
-        if not self._failures:
+        try:
             return self._sink.open([q for ref, q in wanted.items() if ref not in self._asides])
-        stored = self._sink.open([])
+        except LeaseLost:
+            raise
+        except Exception:
+            if not self._failures:
+                raise
+        stored = self._reopened([])
         problems = {}
         for ref, query in wanted.items():
             try:
@@ -256,25 +261,26 @@ class SinkRunner:
         self._write([], position)
 
     def _try_asides(self) -> None:
-        """Writes the next answers of the queries that are set aside."""
+        """Writes the next page of each query that is set aside. The next step goes on with further answers."""
         self._tried_ms = self._now_ms()
         for ref, aside in list(self._asides.items()):
             others = [r for r in self._queries if r not in self._asides]
             try:
                 self._reopened([*others, ref])
-                while aside.answer_id < self._position.answer_id:
-                    page = self._results.changes_after(aside.answer_id, MAX_ANSWERS, max_bytes=PAGE_BYTES).records
-                    page = [r for r in page if r.answer_id <= self._position.answer_id]
-                    last = page[-1].answer_id if page else self._position.answer_id
-                    self._write([r for r in page if r.query == ref and self._wants(r)], self._position)
-                    aside = aside._replace(answer_id=last)
+                page = self._results.changes_after(aside.answer_id, MAX_ANSWERS, max_bytes=PAGE_BYTES).records
+                page = [r for r in page if r.answer_id <= self._position.answer_id]
+                self._write([r for r in page if r.query == ref and self._wants(r)], self._position)
+                last = page[-1].answer_id if page else self._position.answer_id
             except LeaseLost:
                 raise
             except Exception as exc:
                 self._reopened(others)
                 self._set_asides({**self._asides, ref: Aside(aside.answer_id, self._reason(exc))})
             else:
-                self._set_asides({r: a for r, a in self._asides.items() if r != ref})
+                rest = {r: a for r, a in self._asides.items() if r != ref}
+                has_more = last < self._position.answer_id
+                self._set_asides({**rest, ref: aside._replace(answer_id=last)} if has_more else rest)
+                self._tried_ms = 0 if has_more else self._tried_ms
 
     def _open_typed(self, refs: Iterable[QueryRef]) -> None:
         """Opens the sink again if it was opened without the types of these queries, which have answers now."""
