@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,8 @@ from edgewater.runtime.http_exchange import failure
 from edgewater.runtime.secret_files import read_secret_file
 
 DEFAULT_URL = "http://127.0.0.1:7480"
+MAX_REPLY_BYTES = 1 << 30
+"""A larger reply is an error. An address that is not of a center may send bytes without an end."""
 SILENCE_S = 30.0
 """A live stream without any event for this time, in seconds, is broken, because `progress` arrives every few
 seconds.
@@ -86,7 +88,7 @@ class Connection:
             raise InvalidConfig(where, address, f"an address such as {DEFAULT_URL}", str(exc)) from None
         if url.scheme not in ("http", "https") or not url.host:
             raise InvalidConfig(where, address, f"an address such as {DEFAULT_URL}")
-        headers = {"User-Agent": f"edgewater/{version('edgewater')}"}
+        headers = {"User-Agent": f"edgewater/{version('edgewater')}", "Accept-Encoding": "identity"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         return {"base_url": url, "headers": headers, "timeout": self.timeout, "verify": self._verify()}
@@ -122,6 +124,44 @@ def _plain(where: str, token: str) -> str:
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidConfig(where, "…", "a token: printable ASCII characters without spaces")
     return token
+
+
+class _Bounded(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """The body of a reply, of at most `MAX_REPLY_BYTES`."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._left = MAX_REPLY_BYTES
+
+    def _counted(self, part: bytes) -> bytes:
+        self._left -= len(part)
+        if self._left < 0:
+            raise httpx.ReadError(f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB; ask for fewer windows")
+        return part
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self._counted, self._inner)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._inner:
+            yield self._counted(part)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def bounded(response: httpx.Response) -> None:
+    """Limits the size of a reply. A stream of events has no end. A hook of `httpx.Client`."""
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        response.stream = _Bounded(response.stream)
+
+
+async def bounded_async(response: httpx.Response) -> None:
+    """The same as `bounded`, for `httpx.AsyncClient`."""
+    bounded(response)
 
 
 def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportError) -> EdgewaterError:

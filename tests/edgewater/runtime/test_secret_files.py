@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socketserver
 import threading
@@ -17,7 +19,9 @@ import pytest
 from center.config import CenterConfig
 from center.sinks import read_definition
 from edge.config import parse_config
+from edgewater.client import AsyncCenter, Center, connection
 from edgewater.client.connection import Connection
+from edgewater.client.requests import Unreachable
 from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import read_secret
 from edgewater.runtime.http_exchange import MOST_REPLY_BYTES, failure, post
@@ -174,3 +178,24 @@ def test_a_refused_connection_is_named() -> None:
     with httpx.Client() as client, pytest.raises(httpx.ConnectError) as failed:
         post(client, "http://127.0.0.1:1/", b"", {}, 1.0)
     assert "refused" in failure(failed.value)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_reply_without_an_end_is_an_error(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(handler: Any) -> None:
+        handler.request.recv(65_536)
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while True:
+                handler.request.send(b" " * 65_536)
+
+    async def ask(url: str) -> None:
+        async with AsyncCenter(url) as center:
+            await center.edges()
+
+    monkeypatch.setattr(connection, "MAX_REPLY_BYTES", 1 << 20)
+    with serving(endless) as url, pytest.raises(Unreachable):
+        if asynchronous:
+            asyncio.run(ask(url))
+        else:
+            Center(url).edges()
