@@ -35,8 +35,7 @@ def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
     types: dict[str, list[pa.DataType]] = {}
     for table in tables:
         for field, column in zip(table.schema, table.columns, strict=True):
-            is_known = column.null_count < len(column)
-            types.setdefault(field.name, []).extend([field.type] if is_known else [])
+            types.setdefault(field.name, []).extend([] if _is_guess(column) else [field.type])
     common = {name: _common(found) for name, found in types.items() if found}
     return pa.concat_tables([_with_types(table, common) for table in tables], promote_options="permissive")
 
@@ -53,13 +52,18 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
+def _is_guess(column: pa.ChunkedArray) -> bool:
+    """Returns whether the type of a column of numbers may be a guess, because the column has no value."""
+    return column.null_count == len(column) and (is_number(column.type) or pa.types.is_null(column.type))
+
+
 def _with_types(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         kind = types.get(name, column.type)
         if kind == column.type:
             columns.append(column)
-        elif column.null_count == len(column):
+        elif _is_guess(column):
             columns.append(pa.nulls(len(column), kind))
         elif pa.types.is_floating(kind):
             floats = float_column(column, side_of(name))
