@@ -242,6 +242,12 @@ def test_a_bad_logfmt_line_is_rejected_with_its_reason_alone(line: str, reason: 
     assert reasons(decoded) == {reason: 1}
 
 
+def test_a_nul_in_logfmt_stays_beside_an_escaped_text() -> None:
+    lines = [f't={NOW} level="a\0b"', f't={NOW} level="x\\\\n\\ny\\\\"']
+    decoded = decode("logfmt", "\n".join(lines), RecordSchema({"level": pa.string()}, LEVELS.time))
+    assert decoded.batch.column("level").to_pylist() == ["a\0b", "x\\n\ny\\"]
+
+
 WORD = st.text(st.sampled_from('ab="\\ tn'), max_size=6)
 
 
