@@ -47,8 +47,13 @@ class Tasks:
         """Starts a task on the running event loop. The task raises the exception of `work`."""
         task = asyncio.create_task(self._watched(name, work), name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_end)
         return task
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # it has been logged, so asyncio need not log it again
 
     def thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         """Starts a daemon thread."""
