@@ -83,6 +83,10 @@ class CatalogEvents:
         events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
         return version, events
 
+    def older_since_ms(self) -> int:
+        """As `Backups.older_since_ms`, of the pending version or a later one. Raises StorageError."""
+        return self._catalog.backups.older_since_ms()
+
     def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str) -> None:
         """Adds an alarm about a query to the catalog. Raises StorageError."""
         self._catalog.alarms.add(kind, message, edge, now_ms, query)
@@ -287,6 +291,7 @@ class LedgerWriter:
         version, events = self._catalog_events.pending()
         if not events:
             return []
+        self._store.require_newer(self._ledger, self._catalog_events.older_since_ms())
         emissions = self._tick(events, now_ms)
         self._metrics.keep_only(
             {e.query.ref.name for e in events if isinstance(e, QueryRegistered)},

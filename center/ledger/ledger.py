@@ -66,7 +66,7 @@ class Ledger:
         self._paused_until_ms: dict[QueryRef, int] = {}
         self._transaction: LedgerTransaction | None = None
         self._is_stale = False
-        self._revisions_after = 0
+        self.revisions_after = 0
         self._ahead_ms = 0
 
     def handle(self, event: LedgerEvent) -> list[Emission]:
@@ -229,7 +229,7 @@ class Ledger:
 
     def _new_book(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]]) -> WindowBook:
         book = _book_of(state, entries, self._margin_ms)
-        book.revisions_after, book.ahead_ms = self._revisions_after, self._ahead_ms
+        book.revisions_after, book.ahead_ms = self.revisions_after, self._ahead_ms
         return book
 
     def load(self, snapshots: Mapping[QueryRef, bytes | None], revisions_after: int = 0) -> None:
@@ -243,7 +243,7 @@ class Ledger:
         Raises:
             StorageError, UnsupportedVersion: see `restore`.
         """
-        self._is_stale, self._revisions_after = True, revisions_after
+        self._is_stale, self.revisions_after = True, revisions_after
         self._books, self._deleted, self._pending = {}, {}, set()
         for ref, snapshot in snapshots.items():
             if snapshot is None:

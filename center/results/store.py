@@ -457,9 +457,22 @@ class ResultStore(AnswerReader):
         """
         with write_transaction(self._engine) as connection:
             write_lineage(connection, t.counters, lineage)
-            for name in (REVISIONS, "answer", "late"):
-                value = max(now_ms, read_counter(connection, name) + 1)
-                connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
+            _raise_numbers(connection, now_ms)
+
+    def require_newer(self, ledger: Ledger, since_ms: int) -> None:
+        """Continues as `begin_after_restore`, if edges have proved at a later time than the ledger knows that the
+        stores are older than what the center has acknowledged.
+
+        Args:
+            since_ms: the time of the proof; 0: there is none.
+        """
+        if since_ms <= ledger.revisions_after:
+            return
+        with write_transaction(self._engine) as connection:
+            if since_ms > restored_at_ms(connection):  # no other driver has done it
+                _raise_numbers(connection, since_ms)
+        self._loaded = None
+        self.load_ledger(ledger)
 
     def copy_query(self, key: str, to: ResultStore) -> None:
         """Copies a query's rows into an empty store. The job can then continue the query there."""
@@ -469,6 +482,12 @@ class ResultStore(AnswerReader):
                 rows = [dict(r._mapping) for r in connection.execute(select(table).where(table.c.query == key))]
                 if rows:
                     target.execute(insert(table), rows)
+
+
+def _raise_numbers(connection: Connection, now_ms: int) -> None:
+    for name in (REVISIONS, "answer", "late"):
+        value = max(now_ms, read_counter(connection, name) + 1)
+        connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
 
 
 def restored_at_ms(connection: Connection) -> int:

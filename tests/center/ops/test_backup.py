@@ -287,6 +287,43 @@ def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reco
             assert set(lacking["lost_state"]) == set(world.edges)
 
 
+def test_older_copies_of_both_stores_are_recognised_by_what_an_edge_knows(
+    tmp_path: Path, world: World, job: MicroBatches
+) -> None:
+    (ref,) = world.register("q")
+    world.ship_window(ref, 0)
+    job.run()
+    for name in ("catalog.db", "results.db"):
+        copy_store(world, name, tmp_path / "old")
+    world.ship_window(ref, 1)
+    world.ship_records(world.edges[0], ref, 2, ["/a"])
+    job.run()
+    before = given(world.store, ref)
+    last = world.store.last_answer_id()
+    job.close()
+    world.close()
+    for name in ("catalog.db", "results.db"):
+        put_store(tmp_path / "old", name, world.path)
+    pair(world.path).close()  # nothing in the stores says that they are old
+    world.now += 60_000
+    with contextlib.closing(restored_world(world.path, world)) as again, contextlib.closing(MicroBatches(again)) as job:
+        assert {a.kind for a in again.catalog.alarms.latest()} == {"frames-lost"}
+        for edge in again.edges:
+            again.ship_records(edge, ref, 1, ["/other"])
+        again.end(ref)
+        job.run()
+        after = given(again.store, ref)
+        assert {key: after[key] for key in after.keys() & before.keys()}.items() <= before.items()
+        assert any(window == 1000 and revision >= again.now for window, revision in after)
+        assert again.store.last_answer_id() > last
+        newest = {r.window_start_ms: r for r in again.store.answers_after(0, 100)}
+        assert set(newest[1000].quality["completeness"]["lost_state"]) == set(again.edges)
+        numbers = again.store.newest()
+        job.restart()
+        job.writer.advance()
+        assert again.store.newest() == numbers, "a proof counts once"
+
+
 def test_stores_of_two_centers_are_refused(tmp_path: Path, world: World) -> None:
     other = tmp_path / "other"
     other.mkdir()
