@@ -31,6 +31,7 @@ TEXTS = (
 )
 OF_EXTRA = {
     "edgewater": "", "edgewater/client": "client", "edgewater/runtime/terminal.py": "client",
+    "edgewater/runtime/http_exchange.py": "client",
     "edge": "", "edge/watch.py": "client", "edge/sources/kafka": "kafka", "edge/sources/mqtt": "mqtt",
     "edge/sources/otlp": "otlp", "edge/sources/grpc_receiving.py": "otlp", "edge/sources/remote_write": "remote-write",
     "center": "center", "center/watch.py": "client", "center/sinks": "center,postgres,delta,iceberg,kafka,remote-write",
