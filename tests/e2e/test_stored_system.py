@@ -122,18 +122,18 @@ def compare_files(system: System, finals: list[Answer]) -> None:
     """The Parquet files and the Delta tables have the rows of each final answer, once."""
     for sink, read in (("archive", parquet_rows), ("lake", delta_rows)):
         wait_for_sink(system, sink)
-        tables = {(a["query"], a["version"]): read(system.directory, a) for a in finals}
+        tables = {
+            of: read(system.directory, f"{of[0]}_v{of[1]}") for of in {(a["query"], a["version"]) for a in finals}
+        }
         compare_rows(finals, tables)
 
 
-def parquet_rows(directory: Path, answer: Answer) -> list[dict[str, Any]]:
-    path = directory / "parquet" / f"{answer['query']}_v{answer['version']}"
-    return list(ds.dataset(path, format="parquet").to_table().to_pylist())
+def parquet_rows(directory: Path, table: str) -> list[dict[str, Any]]:
+    return list(ds.dataset(directory / "parquet" / table, format="parquet").to_table().to_pylist())
 
 
-def delta_rows(directory: Path, answer: Answer) -> list[dict[str, Any]]:
-    path = directory / "delta" / f"{answer['query']}_v{answer['version']}"
-    return list(DeltaTable(path).to_pyarrow_table().to_pylist())
+def delta_rows(directory: Path, table: str) -> list[dict[str, Any]]:
+    return list(DeltaTable(directory / "delta" / table).to_pyarrow_table().to_pylist())
 
 
 def compare_tables(system: System, finals: list[Answer]) -> None:
