@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-iot test test-all test-data test-images soak fuzz simulate quick check docs proto reference release lock vendor audit sbom bench results compare clean
+.PHONY: help demo demo-iot test test-all nightly test-data test-images soak fuzz simulate quick check docs proto reference release lock vendor audit sbom bench results compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -17,7 +17,7 @@ $(PY):
 
 # Only files with the hashes of the lock are installed; the checkout itself is built without fetching anything.
 $(STAMP)%: $(PY) pyproject.toml requirements/%.txt
-	@echo "installing edgewater[$*] into $(VENV) …"
+	@echo "installing edgewater with the extra $* into $(VENV) …"
 	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --require-hashes -r requirements/$*.txt
 	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
@@ -37,16 +37,19 @@ demo: $(STAMP)demo ## run everything on a year of New York flights: center, thre
 demo-iot: $(STAMP)iot ## devices, brokers, three edges and a center; the edges are killed; every answer compared with the truth
 	@$(PY) -m sim.demo.iot $(ARGS)
 
-# Four workers on two cores: one has the tests that start a JVM and one those that start processes, which wait half of the time
+# Three workers on two cores: one has the tests that start a JVM and one those that start processes, which wait half of the time
 # (tests/conftest.py).
 # Bytecode is kept: each process that a test starts would compile the product anew.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 4 --dist loadgroup
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 3 --dist loadgroup
 
 test: $(STAMP)prepared ## all tests, on two cores; ARGS="tests/center -k ledger" picks some
 	@$(PYTEST) $(ARGS)
 
-test-all: $(STAMP)prepared ## the same with every law of the synopses on every data set
-	@$(PYTEST) --full $(ARGS)
+test-all: $(STAMP)prepared ## the same with every law of the synopses on every data set, and the nightly tests
+	@$(PYTEST) --full -m "not data and not images" $(ARGS)
+
+nightly: $(STAMP)prepared ## the tests that repeat the proof of others, with other or larger input
+	@$(PYTEST) -m nightly $(ARGS)
 
 test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
 	@test -d ../shared/data || { echo "make test-data: there is no ../shared/data; make test needs none"; exit 1; }

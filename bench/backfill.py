@@ -92,7 +92,7 @@ async def _measure(directory: Path, rounds: int) -> dict[str, Any]:
     queries = [LIVE]
     agent.durable.handle(Configured(tuple(queries)))
     agent.outbox.configured.set()
-    tasks = [asyncio.create_task(loop) for loop in agent.loops()]
+    tasks = [asyncio.create_task(loop) for loop in agent.loops().values()]
     core = agent.durable.core
     while agent.durable.core.streams["log"].is_open("log:file:" + str(directory / "log.ndjson")):
         await asyncio.sleep(0.02)

@@ -299,7 +299,7 @@ def main(windows: int, rate: int, error: float, seed: int, smoke: bool, as_json:
     cases = list(CASES)
     with tempfile.TemporaryDirectory() as scratch:
         if smoke:
-            cases, windows, rate, logs = cases[:1], 4, 300, made_downloads(Path(scratch), 10_000, days=1)
+            cases, windows, rate, logs = cases[:1], 4, 100, made_downloads(Path(scratch), 10_000, days=1)
         else:
             logs = existing(DOWNLOADS_WEEK)
         trace = PackageTrace.read(logs, windows, rate, seed)

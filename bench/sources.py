@@ -31,7 +31,7 @@ import psutil
 import pyarrow as pa
 
 from edge.codecs import (
-    COMBINED_TIME,
+    ACCESS_TIME,
     CsvDialect,
     EventTime,
     LineDecoder,
@@ -91,7 +91,7 @@ def _line(format_: TextFormatName, n: int, path: str, status: int, size: int) ->
 
 
 def text_format(format_: TextFormatName) -> TextFormat:
-    unit = COMBINED_TIME if format_ == "combined" else "ms"
+    unit = ACCESS_TIME if format_ == "combined" else "ms"
     schema = RecordSchema(COLUMNS, EventTime("time", unit, max_skew_ms=None))
     header = ("time", *COLUMNS, "agent") if format_ == "csv" else None
     return TextFormat(format_, schema, CsvDialect(), header, LinePattern(PATTERN) if format_ == "regex" else None)

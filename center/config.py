@@ -288,6 +288,9 @@ class SinkProcessSection(Section):
 
     metrics: Address | None = None
     """Address that serves /livez, /readyz and /metrics. None: they are not served."""
+    secrets: list[str] = []
+    """Names of variables and paths of files that sinks defined by the API may use: as `{env: NAME}`, `{file: PATH}` or
+    `ca`, or as a path of Kafka's TLS. An administrator of the API can send these secrets to any server."""
 
 
 class RetentionSection(Section):

@@ -112,7 +112,7 @@ def _run_agent(settings: EdgeConfig, file: ConfigFile, listeners: Listeners, wat
             release_start_code()
             running = functools.partial(agent.run, listeners=listeners, started=file.confirm)
             try:
-                return asyncio.run(until_stopped(running, file, watches))
+                return asyncio.run(until_stopped(running, file, watches, agent.tasks))
             except OutdatedState as exc:
                 logging.getLogger("edge").error("%s; %s", exc, BEGINS_ANEW)
                 begin_anew(agent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -125,12 +126,16 @@ class EdgeCollector:
         names = [(status.stream, status.source) for status in statuses]
         records = {name: status.records for name, status in zip(names, statuses, strict=True)}
         yield _counter("source_records", "Records read, by source, since the agent started.", labels, records)
-        rejected = {
-            (*name, reason): count
-            for name, status in zip(names, statuses, strict=True)
-            for reason, count in status.rejected.items()
-        }
-        yield _counter("rejected_records", "Records that could not be decoded.", [*labels, "reason"], rejected)
+        for metric, text, of in (
+            ("rejected_records", "Records that could not be decoded.", attrgetter("rejected")),
+            ("guessed_records", "Records that count, or do not count, on a guess.", attrgetter("guessed")),
+        ):
+            by_reason = {
+                (*name, reason): count
+                for name, status in zip(names, statuses, strict=True)
+                for reason, count in of(status).items()
+            }
+            yield _counter(metric, text, [*labels, "reason"], by_reason)
         gauges: dict[str, tuple[str, Callable[[SourceStatus], float | None]]] = {
             "source_failing": (
                 "Parts of a source, such as partitions, that cannot be read; /readyz and edge top have the reason.",
@@ -205,6 +210,9 @@ class LookupCollector:
             return
         labels = ["stream", "file"]
         rows = GaugeMetricFamily("edgewater_edge_lookup_rows", "Rows of the version in use.", labels=labels)
+        rejected = GaugeMetricFamily(
+            "edgewater_edge_lookup_rejected_rows", "Rows of the version in use that are left out.", labels=labels
+        )
         loaded = GaugeMetricFamily(
             "edgewater_edge_lookup_loaded_timestamp_seconds",
             "Time at which the version in use was loaded.",
@@ -219,6 +227,7 @@ class LookupCollector:
         for lookup in self._lookups:
             at = [lookup.stream, lookup.config.file]
             rows.add_metric(at, lookup.rows)
+            rejected.add_metric(at, lookup.rejected_rows)
             if lookup.loaded_ms is not None:
                 loaded.add_metric(at, lookup.loaded_ms / 1000)
             failed.add_metric(at, float(lookup.failure is not None))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from edge.records import Decoded, Rejection, Rejections
 from edge.source_kinds import SourceContext
 from edge.sources import build_source, check_package, file_opener, package_sources
 from edge.sources.files import matching_files
-from edge.sources.lookups import load_table, open_lookups
+from edge.sources.lookups import StreamLookups, load_table, open_lookups
 from edgewater.model.errors import InvalidConfig, InvalidInput, InvalidQuery
 from edgewater.model.quantities import format_duration
 from edgewater.model.query import QuerySpec
@@ -90,6 +90,7 @@ class SourceReport:
 class StreamReport:
     stream: str
     sources: tuple[SourceReport, ...]
+    advice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,16 @@ class CheckReport:
 
     def to_json(self) -> dict[str, object]:
         streams = {s.stream: [source.to_json() for source in s.sources] for s in self.streams}
+        advice = {s.stream: list(s.advice) for s in self.streams if s.advice}
         preview = {} if self.preview is None else {"query": self.preview.to_json()}
-        return {"edge": self.edge, "ok": self.ok, "problems": list(self.problems), "streams": streams, **preview}
+        return {
+            "edge": self.edge,
+            "ok": self.ok,
+            "problems": list(self.problems),
+            "streams": streams,
+            "advice": advice,
+            **preview,
+        }
 
     def to_text(self) -> str:
         """Returns the report as text, one finding per line."""
@@ -123,8 +132,10 @@ class CheckReport:
             lines.append(f"stream {stream.stream}")
             for source in stream.sources:
                 lines += _source_lines(source)
+            lines += (f"  advice: {advice}" for advice in stream.advice)
         lines += () if self.preview is None else self.preview.lines()
-        advised = any(s.advice for stream in self.streams for s in stream.sources)
+        advised = any(stream.advice or any(s.advice for s in stream.sources) for stream in self.streams)
+        advised |= self.preview is not None and bool(self.preview.advice)
         lines.append("not ok: see the problems above" if not self.ok else OK_ADVISED if advised else "ok")
         return "\n".join(lines)
 
@@ -163,7 +174,12 @@ def check(
     preview = None if query is None else _preview(config, query, now_ms)
     for name, stream in config.streams.items():
         problems += _lookup_problems(name, stream)
-        add = preview.add if preview is not None and query is not None and query.stream == name else _nothing
+        keys = _LookupKeys(open_lookups(name, stream, now_ms))
+        adds = [
+            keys.add,
+            *([preview.add] if preview is not None and query is not None and query.stream == name else []),
+        ]
+        add = _each(adds)
         reports: list[SourceReport] = []
         for number, source in enumerate(stream.sources):
             if source.package is None:
@@ -175,12 +191,37 @@ def check(
                 reports.append(_check_package_source(path, stream, source.package, context, taken, connects, add))
         deliveries = [_delivery(name, stream, source, now_ms) for source in stream.sources]
         with_deliveries = (replace(r, delivery=d) for r, d in zip(reports, deliveries, strict=True))
-        streams.append(StreamReport(name, tuple(with_deliveries)))
+        streams.append(StreamReport(name, tuple(with_deliveries), tuple(keys.advice())))
     return CheckReport(config.edge, tuple(streams), tuple(problems), preview)
 
 
-def _nothing(_: pa.RecordBatch) -> None:
-    """Takes the records of streams that the query does not read."""
+def _each(adds: Sequence[Add]) -> Add:
+    def add(batch: pa.RecordBatch) -> None:
+        for take in adds:
+            take(batch)
+
+    return add
+
+
+class _LookupKeys:
+    """Counts which records have a row in the stream's lookups."""
+
+    def __init__(self, lookups: StreamLookups) -> None:
+        self._lookups = lookups
+        self._keys = [0] * len(lookups.lookups)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if not self._keys:
+            return
+        joined = self._lookups.join_loaded(batch)
+        for number, lookup in enumerate(self._lookups.lookups):
+            self._keys[number] += batch.num_rows - joined.column(lookup.config.stream_key).null_count
+
+    def advice(self) -> Iterator[str]:
+        for keys, lookup in zip(self._keys, self._lookups.lookups, strict=True):
+            if keys and lookup.loaded_ms is not None and lookup.unmatched == keys:
+                key = lookup.config.stream_key
+                yield f"lookup {lookup.config.file} has no row for any of {keys} records with a {key}; check its key"
 
 
 def _preview(config: EdgeConfig, query: QuerySpec, now_ms: Callable[[], int]) -> QueryPreview:
@@ -229,7 +270,9 @@ def _check_package_source(
         findings.add(sample)
         add(sample.batch)
     findings.nbytes = found.nbytes
-    return _report(name, stream, findings, facts=found.facts, advice=found.advice)
+    return _report(
+        name, stream, findings, facts=found.facts, advice=found.advice, nothing=f"{name} has none now; check its names"
+    )
 
 
 def _delivery(name: str, stream: StreamConfig, source: SourceConfig, now_ms: Callable[[], int]) -> Delivery | None:
@@ -305,7 +348,8 @@ def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int, add: Add) 
             _read_beginning(path, file, stream, findings, now_ms, add)
         except (InvalidInput, OSError) as exc:
             findings.problems.append(str(exc))
-    return _report(name, stream, findings, files=len(paths))
+    nothing = "the files are empty" if paths else "no file matches the path yet; check it"
+    return _report(name, stream, findings, files=len(paths), nothing=nothing)
 
 
 def _report(
@@ -316,9 +360,12 @@ def _report(
     files: int = 0,
     facts: tuple[str, ...] = (),
     advice: tuple[str, ...] = (),
+    nothing: str,
 ) -> SourceReport:
     if findings.records == 0 and findings.rejections.count and not findings.problems:
         findings.problems.append("every record that was read is rejected")
+    if findings.records == 0 and not findings.rejections.count and not findings.problems:
+        advice = (*advice, f"no record was read: {nothing}")
     return SourceReport(
         name,
         files=files,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from edgewater.model.key_texts import key_text
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.timestamps import rfc3339
@@ -96,6 +97,13 @@ class QueryPreview:
         if self._bound.spec.group_by and self.counted:
             yield f"  {len(self._counts)} group(s); records of the largest, all windows together:"
             yield from (f"    {each['records']:>9} {_shown(each['group'])}" for each in self.groups())
+        yield from (f"  advice: {advice}" for advice in self.advice)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        if self.counted or not self.read or not self._bound.spec.where:
+            return ()
+        return (f"where: no record fulfils {self._bound.spec.where}",)
 
 
 def _shown(values: dict[str, Any]) -> str:
@@ -103,5 +111,5 @@ def _shown(values: dict[str, Any]) -> str:
 
 
 def _cut(value: Any) -> str:
-    text = "null" if value is None else str(value).replace("\n", " ")
+    text = key_text(value).replace("\n", " ")
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

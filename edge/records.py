@@ -19,6 +19,7 @@ import pyarrow as pa
 from edge.series import SeriesUpdate
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import Delivery
+from edgewater.wire import DropReason
 
 IntArray = npt.NDArray[np.int64]
 Position = dict[str, Any]
@@ -66,6 +67,28 @@ class RejectionReason(StrEnum):
     CORRUPT = "corrupt"
     FILE_TRUNCATED = "file-truncated"
     FILE_GONE = "file-gone"
+
+
+ASSUMED = {
+    DropReason.ASSUMED_COPY: "a file that begins like another file is a copy of it; these records do not count again",
+    DropReason.ASSUMED_REPETITION: "a request or a message equal to an earlier one repeats it; it does not count again,"
+    " and needs no guess if it has an Idempotency-Key",
+    DropReason.FIRST_TOTAL: "the first total of a series does not count, because its increment is not known",
+    DropReason.LATE_TOTAL: "a total that came after a later one does not count, because the later one includes it",
+    DropReason.OVERLAPPING_TOTAL: "a total with another start, or after the end of its series, continues the series",
+    DropReason.ASSUMED_RESET: "a smaller total than the last one begins the series anew; two senders of one series need"
+    " a label, or an attribute such as service.instance.id, that tells them apart",
+    DropReason.READ_AGAIN: "a file was replaced or overwritten; records with event times of its old content count, too",
+}
+"""What an edge assumes, by guess."""
+
+
+def guesses(reason: DropReason, times_ms: IntArray) -> tuple[Rejection, ...]:
+    """Returns the statement that records with these event times were counted, or left out, on a guess."""
+    counted = Rejections()
+    counted.add(reason.label, "", ASSUMED[reason], len(times_ms))
+    counted.add_times(reason.label, times_ms)
+    return counted.as_tuple()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +151,7 @@ class Rejections:
         self._around: tuple[int, int] | None = None
         self.extend(initial)
 
-    def add(self, reason: RejectionReason, example: str | bytes, message: str, count: int = 1) -> None:
+    def add(self, reason: str, example: str | bytes, message: str, count: int = 1) -> None:
         if count:
             self.extend([Rejection(str(reason), count, truncate_example(example), message)])
 
@@ -142,7 +165,7 @@ class Rejections:
                 first, end = self._around or new.around
                 self._around = min(first, new.around[0]), max(end, new.around[1])
 
-    def add_times(self, reason: RejectionReason, times_ms: IntArray) -> None:
+    def add_times(self, reason: str, times_ms: IntArray) -> None:
         """Adds the event times of rejected records with this reason, as far as the times can be read."""
         if len(times_ms):
             each = np.stack([times_ms, times_ms + 1, np.ones_like(times_ms)], axis=1)
@@ -200,11 +223,13 @@ class Decoded:
         batch: the stream's columns in their declared types, then int64 `event_time_ms` without nulls.
         rejected: the records that could not be decoded, by reason.
         skipped: numbers of valid values that are no records, by reason.
+        guessed: the records that count, or do not count, on a guess (`guesses`), by reason.
     """
 
     batch: pa.RecordBatch
     rejected: tuple[Rejection, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
+    guessed: tuple[Rejection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +245,11 @@ class PushId:
     key: bytes
     body: bytes
     shown: str = field(default="", compare=False)
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether only the content of a batch identifies it, so that a repeated push may be a new batch."""
+        return not self.shown
 
     def to_hex(self) -> str:
         return (self.key + self.body).hex()
@@ -249,6 +279,7 @@ class Chunk:
         keep: whether the journal stores the records as well as `end`, because the source may not deliver them again.
         opens: sources of the same stream that the agent reads from now on, such as new partitions of a topic. Sources
             that are read already are ignored.
+        guessed: as in `Decoded`.
     """
 
     source: str
@@ -263,11 +294,12 @@ class Chunk:
     series: SeriesUpdate | None = None
     keep: bool = False
     opens: tuple[Source, ...] = ()
+    guessed: tuple[Rejection, ...] = ()
 
     @property
     def rejected_records(self) -> tuple[RejectedRecords, ...]:
-        """The rejected records by event time, in the form of the core's events."""
-        return tuple(part for rejection in self.rejected for part in rejection.parts())
+        """The rejected and the guessed records by event time, in the form of the core's events."""
+        return tuple(part for each in (*self.rejected, *self.guessed) for part in each.parts())
 
     @property
     def is_full_read(self) -> bool:
@@ -289,7 +321,7 @@ class Chunk:
         nbytes = self.nbytes * rows // total
         head = replace(self, batch=self.batch.slice(0, rows), end=middle, nbytes=nbytes)
         tail = replace(
-            self, batch=self.batch.slice(rows), start=middle, rejected=(), nbytes=self.nbytes - nbytes
+            self, batch=self.batch.slice(rows), start=middle, rejected=(), guessed=(), nbytes=self.nbytes - nbytes
         )  # fmt: skip
         return head, tail
 
@@ -302,8 +334,9 @@ def position_inside(start: Position, end: Position, rows: int) -> Position:
     if end.get("row"):
         return {**end, "row": start.get("row", 0) + rows}
     block = end["offset"] - start["offset"]
-    before = {"tail": start["tail"]} if "tail" in start else {}  # the tail is of the bytes before the offset
-    rest = {key: value for key, value in end.items() if key != "tail"}
+    of_offset = ("tail", "digest")  # of the bytes before the offset
+    before = {key: start[key] for key in of_offset if key in start}
+    rest = {key: value for key, value in end.items() if key not in of_offset}
     return {**rest, **before, "offset": start["offset"], "block": block, "row": start.get("row", 0) + rows}
 
 

@@ -8,13 +8,14 @@ The code is pure: it takes times as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from edgewater.synopses.encoding.state import State
+from edgewater.wire import DropReason
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -23,6 +24,8 @@ FloatArray = npt.NDArray[np.float64]
 KEY_BYTES = 16
 FORGET_NS = 86_400 * 10**9
 """When the memory is full, series without a point for this time are removed."""
+_ENDED = -1
+"""The start of a remembered point after which the end of its series was reported."""
 _KIND = "series"
 
 
@@ -86,10 +89,11 @@ class Increments:
 
     Attributes:
         counts: whether the point has an increment. A point that is rejected, late or repeated has none. The first point
-            of a series also has none if its total began before the memory.
+            of a series also has none if its total may have begun before the memory.
         bits, is_int, extra: the increments, in the form of `Totals`.
-        out_of_order: whether the point is rejected, because its start is older than the start of its series, or because
-            another point has the same time and another total. Probably two processes send the same series.
+        out_of_order: whether the point is rejected, because it is late and has another start, or because another point
+            has the same time and another total. Probably two processes send the same series.
+        guesses: masks of the points whose increments, or whose lack of increments, are assumed.
         too_many: whether the point is rejected, because the memory is full and the series is new.
         update: the change to apply to the memory when the increments are ingested.
     """
@@ -100,6 +104,7 @@ class Increments:
     extra: FloatArray
     out_of_order: BoolArray
     too_many: BoolArray
+    guesses: Mapping[DropReason, BoolArray]
     update: SeriesUpdate
 
     @property
@@ -131,14 +136,19 @@ class SeriesMemory:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def increments(self, points: Totals, now_ns: int, max_series: int) -> Increments:
+    def increments(
+        self, points: Totals, now_ns: int, max_series: int, ended: Mapping[bytes, int] | None = None
+    ) -> Increments:
         """Returns the increments of points. Changes nothing. O(n log n).
 
-        A series begins anew when its start is later, or its total smaller. The total is then the increment.
+        A series begins anew when its start is not before the time of its last point. Its total is then the increment.
+        A smaller total is assumed to begin the series anew, too. Otherwise the increment is the difference of totals.
+        If two such points have different starts, their intervals overlap, so this is an assumption.
 
         Args:
             now_ns: wall time, to find series that can be removed.
             max_series: the largest number of series in the memory.
+            ended: by series, the time in ns at which its end was reported.
         """
         ids, first_of = self._numbered(points.keys)
         known, forget_before_ns = len(self), 0
@@ -150,11 +160,25 @@ class SeriesMemory:
         too_many = ids >= known + max(max_series - known + int(stale.sum()), 0)
         in_memory = ids < known
         since_ns = max(self.since_ns, forget_before_ns)
-        order, previous, has_previous, out_of_order = self._ordered(points, ids, in_memory, too_many)
-        counts, added = _added(points, order, previous, has_previous, since_ns)
-        last = order[np.append(ids[order][1:] != ids[order][:-1], True)[: len(order)]]
-        update = SeriesUpdate(_take(points, last), since_ns, forget_before_ns)
-        return Increments(counts, added.bits, added.is_int, added.extra, out_of_order, too_many, update)
+        order, previous, has_previous, out_of_order, late = self._ordered(points, ids, in_memory, too_many)
+        counts, added, guesses = _added(points, order, previous, has_previous, since_ns)
+        guesses[DropReason.LATE_TOTAL] = late & (points.floats != 0)
+        last = _take(points, order[np.append(ids[order][1:] != ids[order][:-1], True)[: len(order)]])
+        update = SeriesUpdate(self._with_ends(last, ended or {}), since_ns, forget_before_ns)
+        return Increments(counts, added.bits, added.is_int, added.extra, out_of_order, too_many, guesses, update)
+
+    def _with_ends(self, last: Totals, ended: Mapping[bytes, int]) -> Totals:
+        """Returns the last points of a batch, and the remembered points of further series that have ended."""
+        start_ns = np.where([ended.get(key, 0) > t for key, t in zip(last.keys, last.time_ns, strict=True)], _ENDED, 0)
+        last = replace(last, start_ns=np.where(start_ns == 0, last.start_ns, start_ns).astype(np.int64))
+        keys = [key for key in ended.keys() - set(last.keys) if key in self._rows]
+        known = self._points(np.array([self._rows[key] for key in keys], np.int64))
+        joined = {
+            name: np.concatenate([getattr(last, name), getattr(known, name)])
+            for name in ("time_ns", "bits", "is_int", "extra")
+        }
+        ends = np.full(len(keys), _ENDED, np.int64)
+        return Totals([*last.keys, *keys], start_ns=np.concatenate([last.start_ns, ends]), **joined)
 
     def _numbered(self, keys: Sequence[bytes]) -> tuple[IntArray, dict[bytes, int]]:
         """Returns a number for each point's series, and the new series. The number is the row, or follows all rows for
@@ -169,30 +193,22 @@ class SeriesMemory:
 
     def _ordered(
         self, points: Totals, ids: IntArray, in_memory: BoolArray, too_many: BoolArray
-    ) -> tuple[IntArray, Totals, BoolArray, BoolArray]:
-        """Returns (order, previous, has_previous, out_of_order).
+    ) -> tuple[IntArray, Totals, BoolArray, BoolArray, BoolArray]:
+        """Returns (order, previous, has_previous, out_of_order, late).
 
         `order` has the indices of the points that may count, by series and time. `previous` has the point before each
-        of them, if `has_previous`. `out_of_order` is a mask of all points.
+        of them, if `has_previous`. `out_of_order` and `late` are masks of all points.
         """
         n = len(points)
         before = self._points(np.where(in_memory, ids, -1))
         earlier = in_memory & (points.time_ns <= before.time_ns)
         # The increment of a late point is part of the increment of the later point of the same process.
-        is_process = (points.start_ns == before.start_ns) | (points.start_ns == 0) | (before.start_ns == 0)
-        is_known = (points.time_ns < before.time_ns) | (points.floats == before.floats)
-        out_of_order = earlier & ~(is_process & is_known)
+        is_late = earlier & (points.time_ns < before.time_ns)
+        is_process = (points.start_ns == before.start_ns) | (points.start_ns == 0) | (before.start_ns <= 0)
+        out_of_order = np.where(is_late, ~is_process, earlier & (points.floats != before.floats))
+        is_included = (points.start_ns > 0) & (points.start_ns == before.start_ns) & (points.floats <= before.floats)
         order = np.lexsort((np.arange(n), points.time_ns, ids))
         order = order[~(earlier | too_many)[order]]
-        # If the start goes back, another process has the same identity.
-        starts = np.concatenate((points.start_ns, before.start_ns))
-        rank = np.unique(starts, return_inverse=True)[1].astype(np.int64)
-        highest = np.maximum(rank[:n], rank[n:])[order]
-        base = np.unique(ids[order], return_inverse=True)[1].astype(np.int64) * (len(starts) + 1)
-        highest = np.maximum.accumulate(base + highest) - base if len(order) else highest
-        back = (points.start_ns[order] != 0) & (rank[:n][order] < highest)
-        out_of_order[order[back]] = True
-        order = order[~back]
         follows = np.append(False, ids[order][1:] == ids[order][:-1])[: len(order)]
         repeated = follows & (np.append(0, points.time_ns[order][:-1])[: len(order)] == points.time_ns[order])
         first = np.maximum.accumulate(np.where(repeated, 0, np.arange(len(order))))
@@ -207,7 +223,7 @@ class SeriesMemory:
             np.where(follows, points.is_int[shifted], before.is_int[order]),
             np.where(follows, points.extra[shifted], before.extra[order]),
         )
-        return order, previous, follows | in_memory[order], out_of_order
+        return order, previous, follows | in_memory[order], out_of_order, is_late & is_process & ~is_included
 
     def _points(self, rows: IntArray) -> Totals:
         """Returns the last points of series by row. Row -1 gives a point with start 0 and time 0."""
@@ -235,7 +251,7 @@ class SeriesMemory:
             self._extra = np.append(self._extra, np.zeros(more))
         # A point without a start does not replace the known start.
         start_ns = update.last.start_ns
-        self._start_ns[at] = np.where(start_ns != 0, start_ns, self._start_ns[at])
+        self._start_ns[at] = np.where((start_ns != 0) | (self._start_ns[at] < 0), start_ns, self._start_ns[at])
         self._time_ns[at], self._bits[at] = update.last.time_ns, update.last.bits
         self._is_int[at], self._extra[at] = update.last.is_int, update.last.extra
 
@@ -264,24 +280,35 @@ class SeriesMemory:
 
 def _added(
     points: Totals, order: IntArray, previous: Totals, has_previous: BoolArray, since_ns: int
-) -> tuple[BoolArray, Totals]:
-    """Returns a mask of the points with an increment, and the increments. Both have the length of `points`."""
+) -> tuple[BoolArray, Totals, dict[DropReason, BoolArray]]:
+    """Returns a mask of the points with an increment, the increments, and masks of the guesses. All have the length of
+    `points`.
+    """
     now = _take(points, order)
     both_int = now.is_int & previous.is_int
     smaller = np.where(both_int, now.bits < previous.bits, now.floats < previous.floats)
-    begins = (previous.start_ns != 0) & (now.start_ns > previous.start_ns)
+    has_other_start = (previous.start_ns != 0) & (now.start_ns != 0) & (now.start_ns != previous.start_ns)
+    begins = has_other_start & (now.start_ns >= previous.time_ns)
     # If the start equals the point's time, the true start is unknown.
     has_start = (now.start_ns != 0) & (now.start_ns < now.time_ns)
-    anew = np.where(begins, has_start, smaller)
     counts = np.zeros(len(points), np.bool_)
-    counts[order] = np.where(has_previous, anew | ~begins, has_start & (now.start_ns >= since_ns))
+    counts[order] = np.where(has_previous, has_start | ~begins, has_start & (now.start_ns >= since_ns))
+    overlaps = has_previous & ~begins & ~smaller & (has_other_start | (previous.start_ns < 0)) & (previous.floats != 0)
+    guesses = {
+        DropReason.FIRST_TOTAL: ~counts[order] & (now.floats != 0),
+        DropReason.OVERLAPPING_TOTAL: overlaps,
+        DropReason.ASSUMED_RESET: has_previous & ~begins & smaller,
+    }
     difference = np.where(both_int, now.bits - previous.bits, (now.floats - previous.floats).view(np.int64))
     differs = has_previous & ~begins & ~smaller
     bits, is_int, extra = points.bits.copy(), points.is_int.copy(), points.extra.copy()
     bits[order] = np.where(differs, difference, now.bits)
     is_int[order] = np.where(differs, both_int, now.is_int)
     extra[order] = np.where(differs, now.extra - previous.extra, now.extra)
-    return counts, Totals(points.keys, points.start_ns, points.time_ns, bits, is_int, extra)
+    for reason, at_order in guesses.items():
+        guesses[reason] = np.zeros(len(points), np.bool_)
+        guesses[reason][order] = at_order
+    return counts, Totals(points.keys, points.start_ns, points.time_ns, bits, is_int, extra), guesses
 
 
 def _take(points: Totals, at: IntArray) -> Totals:

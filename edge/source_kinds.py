@@ -38,8 +38,9 @@ class SourceContext:
         stream: name of the stream.
         schema: columns and event time of the records that the sources return.
         now_ms: returns the wall time.
-        sleep: sleeps for a number of seconds.
-        idle: takes the name of a source. Returns a context manager. Within it, the source has nothing to read.
+        sleep: sleeps for a number of seconds. A source that looks for input after a time calls it within `idle`.
+        idle: takes the name of a source. Returns a context manager. Within it, the source has nothing to read and waits
+            until input comes.
     """
 
     stream: str
@@ -51,9 +52,7 @@ class SourceContext:
 
 Item = TypeVar("Item")
 LOOK_S = 2.0
-"""A source marks itself as idle again after this time, in seconds, because the idle rule counts from the start of a
-mark.
-"""
+"""`next_item` calls `is_empty` again after this time, in seconds."""
 
 
 async def next_item(

@@ -34,6 +34,7 @@ class SourceStatus:
         reason: why the first failing source cannot be read; None if no source fails.
         records: number of records since the agent started.
         rejected: number of rejected records since the agent started, by reason.
+        guessed: number of records that were counted, or left out, on a guess since the agent started, by reason.
         behind_s: the longest time, in seconds, for which one of the sources has been read without a wait for input.
         positions: by source, the position at which reading continues after a restart.
     """
@@ -47,6 +48,7 @@ class SourceStatus:
     reason: str | None
     records: int
     rejected: Mapping[str, int]
+    guessed: Mapping[str, int]
     lag: Lag
     behind_s: float
     positions: Mapping[str, Position]
@@ -62,6 +64,7 @@ class _Entry:
     sources: list[Source] = field(default_factory=list)
     records: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    guessed: dict[str, int] = field(default_factory=dict)
 
 
 class SourceStates:
@@ -103,6 +106,10 @@ class SourceStates:
                 )  # fmt: skip
                 log.debug("stream %s, source %s: %s (%s)", entry.stream, source, rejection.message, rejection.example)
             entry.rejected[rejection.reason] = entry.rejected.get(rejection.reason, 0) + rejection.count
+        for guess in chunk.guessed:
+            if guess.reason not in entry.guessed:
+                log.warning("stream %s, source %s: %s: %s", entry.stream, source, guess.reason, guess.message)
+            entry.guessed[guess.reason] = entry.guessed.get(guess.reason, 0) + guess.count
 
     def statuses(
         self, failures: Mapping[str, str], positions: Mapping[str, Position], is_open: Callable[[Source], bool]
@@ -135,6 +142,7 @@ class SourceStates:
             reasons[0] if reasons else None,
             entry.records,
             dict(entry.rejected),
+            dict(entry.guessed),
             Lag.of_all([self._lag(source) for source in running]),
             max((self._meter.busy_for_s(source.name) for source in running), default=0.0),
             {

@@ -40,7 +40,7 @@ class StreamTap:
         """Passes a chunk to all requests that wait for it. Called with each chunk that is read, before it is
         ingested.
         """
-        if self._waiting[stream] and (chunk.batch.num_rows or chunk.rejected):
+        if self._waiting[stream] and (chunk.batch.num_rows or chunk.rejected or chunk.guessed):
             for waiter, source in self._waiting[stream].items():
                 if not waiter.done() and chunk.source.startswith(source):
                     waiter.set_result(chunk)
@@ -105,12 +105,12 @@ def tap_routes(config: EdgeConfig, tap: StreamTap) -> list[Route]:
 def _sample(chunk: Chunk | None, count: int) -> dict[str, Any]:
     """Returns some records of a chunk at equal distances, the number of its records, and its rejections."""
     if chunk is None:
-        return {"source": None, "of": 0, "records": [], "rejected": []}
+        return {"source": None, "of": 0, "records": [], "rejected": [], "guessed": []}
     rows = chunk.batch.num_rows
     at = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64)) if rows else np.arange(0)
     records = [_plain(record) for record in chunk.batch.take(at).to_pylist()]
-    rejected = [rejection.to_json() for rejection in chunk.rejected]
-    return {"source": chunk.source, "of": rows, "records": records, "rejected": rejected}
+    rejected, guessed = ([each.to_json() for each in part] for part in (chunk.rejected, chunk.guessed))
+    return {"source": chunk.source, "of": rows, "records": records, "rejected": rejected, "guessed": guessed}
 
 
 def _plain(record: Mapping[str, Any]) -> dict[str, Any]:

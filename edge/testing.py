@@ -43,6 +43,7 @@ STREAM = "events"
 SECRET = "s3cret-of-the-test"
 TIMEOUT_S = 60.0
 CANCEL_S = 2.0
+IDLE_MS = 1_000
 _COUNT = QuerySpec.from_mapping(
     {"name": "n", "from": STREAM, "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 )
@@ -89,7 +90,14 @@ class _Run:
                 "center": {"address": "127.0.0.1:1"},
                 "state_dir": str(directory / "state"),
                 "http": {"listen": "127.0.0.1:0"},
-                "streams": {STREAM: {"columns": subject.columns, "time": {"column": "at"}, "sources": [subject.entry]}},
+                "streams": {
+                    STREAM: {
+                        "columns": subject.columns,
+                        "time": {"column": "at"},
+                        "idle": f"{IDLE_MS}ms",
+                        "sources": [subject.entry],
+                    }
+                },
                 "limits": {"checkpoint": "1h"},
             }
         )
@@ -275,6 +283,17 @@ async def an_unreachable_system_costs_no_record_and_is_named(run: _Run) -> None:
     assert run.counted == run.produced or run.may_repeat, "records count twice"
 
 
+@_runs
+async def windows_close_while_the_source_is_silent(run: _Run) -> None:
+    """Waits after the last record. The idle rule must move the watermark beyond it, however long the source waits."""
+    run.start()
+    await run.produce(5)
+    await run.until(lambda: run.counted >= run.produced, "last record")
+    silent_ms = now_ms()
+    stream = run.agent.durable.core.streams[STREAM]
+    await run.until(lambda: (stream.watermark_ms or 0) > silent_ms, "watermark beyond the last record")
+
+
 class _Shown(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
@@ -290,4 +309,5 @@ CASES: tuple[Callable[[Subject, Path], None], ...] = (
     reading_ends_soon_when_it_is_cancelled,
     names_are_stable_and_nothing_shows_the_secret,
     an_unreachable_system_costs_no_record_and_is_named,
+    windows_close_while_the_source_is_silent,
 )

@@ -9,16 +9,28 @@ it.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+LOOK_S = 2.0
+"""A source that still waits for input had nothing to read until this time ago, in seconds. Earlier input would have
+ended its wait.
+"""
 REFUSED_S = 2.0
 """A refused push counts as unread input for this long, in seconds, because its sender repeats it after one second."""
 
 ActivityMarker = Callable[[str], AbstractContextManager[None]]
 """Takes the name of a source, and returns a context manager around one activity of the source."""
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    with suppress(RuntimeError):  # there is no event loop
+        return asyncio.current_task()
+    return None
 
 
 def no_marker(_: str) -> AbstractContextManager[None]:
@@ -35,6 +47,7 @@ class _SourceActivity:
         began_s: start of each busy section in progress, by section number. The first section is the source's own read
             loop; the others are pushed requests.
         idle: number of waits for input in progress.
+        waiter: the task that waits for input; None if there is none.
         drained_s: end of the last wait for input. All input had been read then.
         empty_s: start of the last wait for input. The source had nothing to read then.
         refused_s: time of the last refused push.
@@ -46,6 +59,7 @@ class _SourceActivity:
     depth: int = 0
     began_s: dict[int, float] = field(default_factory=dict)
     idle: int = 0
+    waiter: asyncio.Task[Any] | None = None
     drained_s: float = -math.inf
     empty_s: float = -math.inf
     refused_s: float = -math.inf
@@ -62,13 +76,17 @@ class _SourceActivity:
             return now_s - min(pushed)  # requests may overlap, so the oldest one counts
         return now_s - self.drained_s if self.began_s and not self.idle else 0.0
 
-    def last_empty_s(self, now_s: float) -> float:
+    def last_empty_s(self, now_s: float, sleeps: bool) -> float:
         """Returns the last time at which the source had nothing to read, in seconds of the monotonic clock. Returns
         -infinity if the source has always had input, or if a push was refused within the last `REFUSED_S` seconds.
+
+        Args:
+            sleeps: whether the source does not look for input before its wait ends.
         """
         if now_s - self.refused_s <= REFUSED_S:
             return -math.inf
-        return min([self.empty_s, *list(self.began_s.values())[1:]])
+        empty_s = max(self.empty_s, now_s - LOOK_S) if self.idle and not sleeps else self.empty_s
+        return min([empty_s, *list(self.began_s.values())[1:]])
 
 
 class BusyMeter:
@@ -85,6 +103,16 @@ class BusyMeter:
         self._sources: dict[str, _SourceActivity] = {}
         self._began_s = self._before_s = monotonic()  # start of the current interval, and of the previous one
         self._sections = 0
+        self._asleep: set[asyncio.Task[Any] | None] = set()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleeps. A source that sleeps while it is marked as idle does not see its input before it wakes up."""
+        task = asyncio.current_task()
+        self._asleep.add(task)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._asleep.discard(task)
 
     @contextmanager
     def busy(self, source: str) -> Iterator[None]:
@@ -103,13 +131,13 @@ class BusyMeter:
     def idle(self, source: str) -> Iterator[None]:
         """Marks a wait for input inside a busy section. All input has been read when the wait begins.
 
-        A source waits for a short time, and then checks for input again, because the idle rule counts from the last
-        check.
+        The wait may take long if input ends it. The idle rule then counts from a moment ago, not from the begin of the
+        wait, so no kind of source has to renew its mark. A source that looks for input after a time calls `sleep`.
         """
         with self.backpressured(source):
             state = self._sources[source]
             state.idle += 1
-            state.empty_s = self._monotonic()
+            state.empty_s, state.waiter = self._monotonic(), _current_task()
             try:
                 yield
             finally:
@@ -138,7 +166,7 @@ class BusyMeter:
         """Returns the seconds since the source last had nothing to read; infinity if it has never been empty."""
         state = self._sources.get(source)
         now_s = self._monotonic()
-        return math.inf if state is None else now_s - state.last_empty_s(now_s)
+        return math.inf if state is None else now_s - state.last_empty_s(now_s, state.waiter in self._asleep)
 
     def busy_for_s(self, source: str) -> float:
         """Returns for how many seconds a source has been read without a wait for input."""

@@ -23,6 +23,7 @@ from rich.text import Text
 from edge.config import load_config
 from edgewater.model.errors import EdgewaterError, InvalidConfig, ProtocolError
 from edgewater.runtime.configuration import split_address
+from edgewater.runtime.http_exchange import failure
 from edgewater.runtime.terminal import console, plain, table
 
 TOKEN = "EDGEWATER_EDGE_TOKEN"
@@ -77,7 +78,7 @@ def _get(client: httpx.Client, url: str, **request: Any) -> httpx.Response:
     try:
         return client.get(url, **request)
     except (httpx.TransportError, httpx.InvalidURL) as exc:
-        raise AgentUnreachable(f"cannot reach the agent at {url}: {exc}; does it run?") from None
+        raise AgentUnreachable(f"cannot reach the agent at {url}: {failure(exc)}; does it run?") from None
 
 
 def samples(client: httpx.Client, address: AgentAddress) -> Samples:
@@ -118,11 +119,14 @@ def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
         return found.get(metric, {}).get(())
 
     sources = _sources(client, address)
-    rejected: dict[str, int] = {}
-    for source in sources:
-        for reason, records in source["rejected"].items():
-            key = f"{source['stream']}/{reason}"
-            rejected[key] = rejected.get(key, 0) + records
+
+    def by_reason(kind: str) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for source in sources:
+            for reason, records in source.get(kind, {}).items():  # an agent of 0.3.0 has no guesses
+                key = f"{source['stream']}/{reason}"
+                counts[key] = counts.get(key, 0) + records
+        return counts
 
     return {
         "ready": ready.status_code == 200,
@@ -131,7 +135,8 @@ def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
         "retired": one("retired") == 1.0,
         "records": by_name("records_total"),
         "watermarks": by_name("watermark_seconds"),
-        "rejected": rejected,
+        "rejected": by_reason("rejected"),
+        "guessed": by_reason("guessed"),
         "sources": sources,
         "dropped": by_name("dropped_records_total"),
         "input_losses": by_name("input_losses_total"),
@@ -212,7 +217,7 @@ def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
     ]
     lost = [
         (kind, name, f"{n:.0f}")
-        for kind in ("rejected", "dropped", "input_losses", "refused")
+        for kind in ("rejected", "guessed", "dropped", "input_losses", "refused")
         for name, n in state[kind].items()
         if n
     ]
@@ -222,13 +227,17 @@ def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
         Text(plain(f"{ready}; {link}{'; retired' if state['retired'] else ''}")),
         table(("stream", "records", "per second", "watermark"), records, "records in"),
         table(SOURCE_COLUMNS, _source_rows(state["sources"], before["sources"] if before else (), seconds), "sources"),
-        table(("kind", "reason", "records"), lost, "not counted") if lost else Text("every record is counted"),
+        table(("kind", "reason", "records"), lost, "not counted, or counted on a guess")
+        if lost
+        else Text("every record is counted"),
         table(QUERY_COLUMNS, queries, "queries, by slack") if queries else Text("no query"),
         table(("", "value"), gauges),
     )
 
 
-SOURCE_COLUMNS = ("stream", "source", "state", "per second", "rejected", "lag", "lag, s", "position", "delivery")
+SOURCE_COLUMNS = (
+    "stream", "source", "state", "per second", "rejected", "guessed", "lag", "lag, s", "position", "delivery",
+)  # fmt: skip
 
 
 def _source_rows(
@@ -252,7 +261,7 @@ def _source_rows(
     return [
         (
             s["stream"], s["source"], state(s), rate(s),
-            ", ".join(f"{reason} {n}" for reason, n in s["rejected"].items()),
+            *(", ".join(f"{reason} {n}" for reason, n in s.get(kind, {}).items()) for kind in ("rejected", "guessed")),
             "?" if s["lag"]["messages"] is None else str(s["lag"]["messages"]),
             "?" if s["lag"]["seconds"] is None else f"{s['lag']['seconds']:.1f}",
             position(s), ", ".join(s["delivery"]),
@@ -318,3 +327,5 @@ def tap(where: str, stream: str, source: str, records: int, wait_s: float, as_js
         console().print(table(columns, [[str(r[c]) for c in columns] for r in found["records"]]))
     for rejection in found["rejected"]:
         click.echo(f"rejected: {plain(json.dumps(rejection, ensure_ascii=False))}")
+    for guess in found.get("guessed", ()):
+        click.echo(f"on a guess: {plain(json.dumps(guess, ensure_ascii=False))}")

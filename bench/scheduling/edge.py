@@ -267,7 +267,7 @@ async def _serve(agent: Agent, directory: Path) -> None:
             closed.extend((f.query.name, c.slice_start_ms, at_ms) for f in frames for c in f.unpack().closes)
             agent.outbox.on_ack(frames[-1].seq)
 
-    tasks = [asyncio.create_task(loop) for loop in (*agent.loops(), ship())]
+    tasks = [asyncio.create_task(loop) for loop in (*agent.loops().values(), ship())]
     before_s = time.process_time()
     while not (directory / "stop").exists():
         state = {"records": core.streams["events"].records}

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bench.synopses.characterize import characterize
+from bench.synopses.characterize import CURVES, characterize
 from bench.synopses.errors import TRIALS, errors
 from bench.synopses.speed import SMOKE, SpeedSize, merging, throughput
 
@@ -42,7 +42,7 @@ def main(only: str | None, path: Path, trials: int, largest: int, images: Path, 
         if name in result and only in (None, name):
             click.echo(f"\n{name}\n{table(result[name])}")
     if only in (None, "characterize"):
-        result["characterize"] = characterize(trials, largest, images, points)
+        result["characterize"] = characterize(trials, largest, images, points, CURVES[:1] if smoke else CURVES)
         click.echo(f"plots in {images}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -7,7 +7,7 @@ As in Apache's datasketches-characterization, curves are quantiles of the signed
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,11 +93,13 @@ def quantiles_of_errors(curve: Curve, size: int, n: int, form: str, trials: int)
     return [float(q) for q in np.quantile(errors, LEVELS)]
 
 
-def characterize(trials: int, largest: int, images: Path, points: int = 9) -> list[dict[str, Any]]:
-    """Measures every curve and plots it to `images`/synopses-<name>.svg."""
+def characterize(
+    trials: int, largest: int, images: Path, points: int = 9, curves: Sequence[Curve] = CURVES
+) -> list[dict[str, Any]]:
+    """Measures curves and plots each to `images`/synopses-<name>.svg."""
     ns = [int(n) for n in np.unique(np.geomspace(64, largest, points).round())]
     found = []
-    for curve in CURVES:
+    for curve in curves:
         against_n = {form: [quantiles_of_errors(curve, curve.size, n, form, trials) for n in ns] for form in FORMS}
         middle = min(8_000, largest)
         against_size = {

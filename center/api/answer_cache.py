@@ -22,9 +22,11 @@ import pyarrow.csv
 from cachetools import LRUCache
 
 from center.api.negotiation import ARROW, CSV, JSON
+from center.ledger import late_counts
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, csv_table, render, to_stated_table
 from center.serving.answer_tables import as_far_as_readable, to_json, with_quality, with_version
+from edgewater.model.number_columns import concatenated
 from edgewater.model.registered_query import RegisteredQuery
 
 R = TypeVar("R")
@@ -83,7 +85,15 @@ class AnswerRenderer:
     ) -> bytes:
         """Returns one answer as JSON without line breaks; `summary` and `base` as in `center.serving.render`."""
         based_on = None if base is None else base.revision
-        key = (record.query, record.window_start_ms, record.revision, _late(record), questions, summary, based_on)
+        key = (
+            record.query,
+            record.window_start_ms,
+            record.revision,
+            late_counts(record.quality),
+            questions,
+            summary,
+            based_on,
+        )
         with self._lock:
             held = self._cache.get(key)
         self._on_lookup(held is not None)
@@ -138,7 +148,7 @@ class AnswerRenderer:
             with_version(with_quality(*each, record, text_times=form == CSV), query.ref.version)
             for each, record in zip(stated, records, strict=True)
         ]
-        table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+        table = concatenated(tables) if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
             pyarrow.csv.write_csv(csv_table(table), sink)
@@ -166,21 +176,12 @@ def entity_tag(
     identity = (
         RELEASE,
         query.ref,
-        [(r.answer_id, r.window_start_ms, r.revision, _late(r)) for r in records],
+        [(r.answer_id, r.window_start_ms, r.revision, late_counts(r.quality)) for r in records],
         questions,
         page,
         form,
     )
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
-
-
-def _late(record: AnswerRecord) -> tuple[int, int]:
-    """Returns the numbers of records that came, or were rejected, after the answer was final.
-
-    Nothing else of it may change.
-    """
-    records = record.quality["records"]
-    return records["after_final"], records["rejected"]
 
 
 def _answer_json(answer: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from importlib.metadata import version
 from typing import Any
 
@@ -24,6 +24,7 @@ from center.api.answer_cache import AnswerRenderer
 from center.api.audit import AuditLog, AuditMiddleware
 from center.api.authentication import Authenticator
 from center.api.edge_progress import EdgeProgress
+from center.api.lanes import Lane
 from center.api.limits import PendingResponses, Rates, Slots, Turns
 from center.api.live_feed import AnswerPoller, LiveFeed
 from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
@@ -58,6 +59,7 @@ from center.serving import SynopsisCache
 from center.sinks import SinkStore
 from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.problems import MEDIA_TYPE
+from edgewater.runtime.tasks import Tasks
 
 DESCRIPTION = """
 Streaming queries over data from many places. Every answer states its error, its completeness and its age.
@@ -95,6 +97,8 @@ ROUTERS = tuple(
         prometheus,
     )
 )
+COSTLY_AT_ONCE = 4
+"""Requests that may cost much and are worked on at the same time. All others keep threads for themselves."""
 REFRESH_S = 1.0
 """Interval at which changed credentials are read."""
 
@@ -108,6 +112,7 @@ def create_app(
     now_ms: Callable[[], int],
     monotonic: Callable[[], float] = time.monotonic,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+    sink_secrets: Collection[str] = (),
 ) -> FastAPI:
     """Creates the API as an ASGI application.
 
@@ -116,8 +121,9 @@ def create_app(
         monotonic: monotonic clock in seconds, which paces live streams.
         draw_seed: draws the seed of a new query's synopses. The seed must not be predictable: with it, anybody could
             choose records that distort the synopses.
+        sink_secrets: the setting `sink.secrets`.
     """
-    services = _services(catalog, results, components, config, now_ms, monotonic, draw_seed)
+    services = _services(catalog, results, components, config, now_ms, monotonic, draw_seed, frozenset(sink_secrets))
     app = FastAPI(
         title="Edgewater",
         summary="Streaming queries whose answers state their error, completeness and age",
@@ -155,12 +161,15 @@ def _services(
     now_ms: Callable[[], int],
     monotonic: Callable[[], float],
     draw_seed: Callable[[], int],
+    sink_secrets: frozenset[str],
 ) -> Services:
     metrics, limits = ApiMetrics(), config.limits
     audit = AuditLog(config.audit, now_ms, metrics.audit_failures.inc, required=config.audit_required)
     renderer = AnswerRenderer(config.cache_bytes, metrics.on_lookup)
     progress = EdgeProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
+    tasks = Tasks()
+    metrics.registry.register(tasks.failures)
     feed = LiveFeed(
         results, progress, renderer, AnswerPoller(results.newest_answers), config.progress_ms / 1000, monotonic
     )
@@ -176,6 +185,7 @@ def _services(
         SynopsisCache(config.cache_bytes),
         SamplesCache(),
         CapacityLimiter(1),
+        Lane(COSTLY_AT_ONCE),
         Authenticator(config, now_ms),
         Rates(limits, metrics.on_refused),
         Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
@@ -186,6 +196,8 @@ def _services(
         draw_seed,
         SqlGuard(),
         SinkStore(results.engine),
+        tasks,
+        sink_secrets,
     )
 
 
@@ -200,13 +212,12 @@ def _misdirected(services: Services) -> Callable[[Scope, str], ASGIApp]:
 def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(services.feed.changes.run()), asyncio.create_task(_refresh(services))]
+        services.tasks.start("newest-answers", services.feed.changes.run())
+        services.tasks.start("credentials", _refresh(services))
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await services.tasks.cancel()
             services.sql.close()
 
     return lifespan

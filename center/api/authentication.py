@@ -155,10 +155,35 @@ class _Keys(jwt.PyJWKClient):  # type: ignore[misc]  # not typed where it is not
             raise jwt.PyJWKClientConnectionError("the issuer could not be reached just now")
         try:
             self.uri = self._locate()
-            return super().fetch_data()
+            # The base class would read a document of any size.
+            keys = _document(self.uri)
+            if not isinstance(keys, dict):
+                raise jwt.PyJWKClientConnectionError(f"{self.uri} has no keys")
+            if self.jwk_set_cache is not None:
+                self.jwk_set_cache.put(keys)
+            self._last_successful_fetch = time.monotonic()
+            return keys
         except Exception:
             self._failed_s = time.monotonic()
             raise
+
+
+def _document(url: str) -> Any:
+    """Returns a JSON document of the issuer, of at most `MAX_DOCUMENT_BYTES`.
+
+    Raises:
+        OSError, PyJWKClientConnectionError: the document cannot be read, is too large, or takes too long.
+        ValueError: it is not JSON.
+    """
+    ends_s, content = time.monotonic() + FETCH_TIMEOUT_S, b""
+    with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as response:
+        if url.startswith("https://") and not response.url.startswith("https://"):
+            raise jwt.PyJWKClientConnectionError(f"{url} redirects to a URL without https")
+        while part := response.read1(MAX_DOCUMENT_BYTES):
+            content += part
+            if len(content) > MAX_DOCUMENT_BYTES or time.monotonic() > ends_s:
+                raise jwt.PyJWKClientConnectionError(f"{url} is too large or too slow")
+    return json.loads(content)
 
 
 class _JwtVerifier:
@@ -207,8 +232,7 @@ class _JwtVerifier:
         with self._lock:
             if self._jwks_url is None:
                 url = f"{self._config.issuer.rstrip('/')}/.well-known/openid-configuration"
-                with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as response:
-                    document = json.loads(response.read(MAX_DOCUMENT_BYTES))
+                document = _document(url)
                 if document.get("issuer") != self._config.issuer:
                     raise jwt.PyJWKClientConnectionError(f"{url} is of another issuer")
                 found = str(document["jwks_uri"])

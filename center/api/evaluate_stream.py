@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -139,6 +140,7 @@ class DuplexResponse(Response):
         answers: called with each chunk of the body, and whether it is the last chunk.
         require_allowed: called before each chunk is answered; raises EdgewaterError to end the stream.
         idle_s: time without a chunk after which the stream ends.
+        limiter: limits the threads that answer lines.
     """
 
     media_type = NDJSON
@@ -148,11 +150,13 @@ class DuplexResponse(Response):
         answers: Callable[[bytes, bool], Iterator[bytes]],
         require_allowed: Callable[[], Awaitable[None]],
         idle_s: float,
+        limiter: CapacityLimiter | None = None,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._answers = answers
         self._require_allowed = require_allowed
         self._idle_s = idle_s
+        self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
@@ -180,7 +184,10 @@ class DuplexResponse(Response):
                 yield _line({"id": None, "error": problem_of(exc, "")})
                 return
             answers = self._answers(*part)
-            while not disconnected.is_set() and (body := await run_sync(next, answers, None)) is not None:
+            while not disconnected.is_set():
+                body = await run_sync(next, answers, None, limiter=self._limiter)
+                if body is None:
+                    break
                 if body:
                     yield body
             if disconnected.is_set():

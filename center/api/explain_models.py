@@ -56,6 +56,7 @@ class ExplainedRevision(IntervalCell):
     revision: int
     phase: Phase
     given_at: Rfc3339
+    not_finite: str | None = None
 
 
 class Explanation(BaseModel):
@@ -73,6 +74,9 @@ class Explanation(BaseModel):
     estimate: float | int | None
     lower: float | int | None
     upper: float | int | None
+    not_finite: str | None = Field(
+        default=None, description="NaN, Infinity or -Infinity, for which JSON has no number: `estimate` is null."
+    )
     confidence: float | None
     parts: list[ErrorPart]
     edges: list[ExplainedEdge]

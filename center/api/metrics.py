@@ -16,7 +16,7 @@ from center.catalog import COMPONENTS, ComponentRegistry, component_status
 from center.results import ResultStore
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import MAX_TIME_MS
-from edgewater.wire import REJECTIONS
+from edgewater.wire import GUESSES, REJECTIONS
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -123,10 +123,16 @@ class CenterCollector(Collector):
             "Records that sources rejected, and that windows of the query lack or may lack.",
             labels=["query", "edge", "reason"],
         )
+        guessed = CounterMetricFamily(
+            "edgewater_guessed_records",
+            "Records that edges counted or left out on a guess.",
+            labels=["query", "edge", "reason"],
+        )
         for (ref, edge, reason), records in self._results.late_records().items():
-            (rejected if reason in REJECTIONS else late).add_metric([ref.name, edge, reason], records)
+            family = rejected if reason in REJECTIONS else guessed if reason in GUESSES else late
+            family.add_metric([ref.name, edge, reason], records)
         newest = GaugeMetricFamily("edgewater_last_answer_id", "The id of the newest answer.", value=given)
-        return [newest, late, rejected]
+        return [newest, late, rejected, guessed]
 
 
 class MetricsMiddleware:

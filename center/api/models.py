@@ -20,7 +20,7 @@ from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
 from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Constant, Delivery, type_name
 from edgewater.model.timestamps import rfc3339
-from edgewater.wire import REJECTIONS
+from edgewater.wire import GUESSES, REJECTIONS
 
 EXAMPLE_SPEC: dict[str, Any] = {
     "name": "flights_by_carrier",
@@ -31,6 +31,8 @@ EXAMPLE_SPEC: dict[str, Any] = {
     "budget": {"staleness": "2s"},
     "lateness": "1h",
 }
+MAX_RECORDS = (1 << 63) - 1
+"""A sum of the counts that edges state is at most this number, which fits into a column of a table."""
 EXAMPLE_SPEC_YAML = """\
 name: flights_by_carrier
 from: flights                  # a stream that edges serve
@@ -195,6 +197,9 @@ class QueryEdge(BaseModel):
     rejected: dict[str, int] = Field(
         description="Records that its sources rejected since it runs the query, by reason."
     )
+    guessed: dict[str, int] = Field(
+        description="Records that it counted or left out on a guess since it runs the query, by reason."
+    )
 
     @classmethod
     def of(
@@ -213,8 +218,9 @@ class QueryEdge(BaseModel):
             code=status.code if status and refused else None,
             message=status.message if status and refused else None,
             shipped=Shipped(**shipped),
-            after_final={reason: n for reason, n in late.items() if reason not in REJECTIONS},
+            after_final={reason: n for reason, n in late.items() if reason not in REJECTIONS and reason not in GUESSES},
             rejected={reason: n for reason, n in late.items() if reason in REJECTIONS},
+            guessed={reason: n for reason, n in late.items() if reason in GUESSES},
         )
 
 
@@ -225,6 +231,7 @@ class QueryDetail(Query):
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
     after_final: int = Field(description="Accepted records that came for final windows, over all edges.")
     rejected: int = Field(description="Records that sources rejected, over all edges.")
+    guessed: int = Field(description="Records that edges counted or left out on a guess, over all edges.")
     versions: list[QueryVersion] = Field(description="All versions that have, or may have, answers; ascending.")
     alarms: list[Alarm] = Field(description="The latest alarms about this query, the latest first.")
 
@@ -336,7 +343,7 @@ class StreamList(BaseModel):
                     columns=columns,
                     differing=[text for text in differing if text],
                     edges=[edge for edge, _ in here],
-                    records=sum(records[edge].records.get(name, 0) for edge, _ in here),
+                    records=min(sum(records[edge].records.get(name, 0) for edge, _ in here), MAX_RECORDS),
                     **watermark(least),
                 )
             )
@@ -551,6 +558,7 @@ class Answer(BaseModel):
     rest: dict[str, float | int | None] = Field(
         description="The part of the total of each `count` and `sum` that is in no group. Null: unknown."
     )
+    notes: list[str] | None = Field(default=None, description="If edges withhold values: how much is in no group.")
     confidence: float | None = Field(
         description="Probability that a value of `data` lies in [lower, upper]; 1: the bounds always hold, as those of"
         " totals do. Null: no bound is known."

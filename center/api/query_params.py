@@ -31,7 +31,8 @@ class QuestionParams(BaseModel):
         Field(
             max_length=MAX_VALUES,
             description="`column:value`, such as `carrier:UA`. Only groups with this value; repeated for one column:"
-            " any of the values; for several columns: all must hold. `null` stands for a missing value.",
+            " any of the values; for several columns: all must hold. `null` stands for a missing value,"
+            ' `"null"` for the text, `""` for the empty text.',
             examples=[["carrier:UA"]],
         ),
     ] = []
@@ -175,11 +176,11 @@ def _computed(texts: list[str], spec: QuerySpec) -> tuple[ComputedValue, ...]:
 def _groups(texts: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:
     by_column: dict[str, list[str]] = {}
     for text in texts:
-        column, colon, value = text.partition(":")
-        if not colon or column not in spec.group_by:
+        column = max((c for c in spec.group_by if text.startswith(f"{c}:")), key=len, default=None)
+        if column is None:
             columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
             raise InvalidRequest("group", text, f"column:value with one of the columns {columns}")
-        by_column.setdefault(column, []).append(value)
+        by_column.setdefault(column, []).append(text[len(column) + 1 :])
     return tuple((column, tuple(dict.fromkeys(values))) for column, values in sorted(by_column.items()))
 
 

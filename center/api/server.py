@@ -15,6 +15,7 @@ from center.config import ApiSection, ApiTlsSection, load_certificate
 from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import file_signature
 from edgewater.runtime.connections import ConnectionLimits, GuardedServer, guarded
+from edgewater.runtime.tasks import Tasks
 
 GRACE_S = 5
 """How long open requests may take when the API is told to stop."""
@@ -53,12 +54,19 @@ class ApiServer(GuardedServer):
 
     Args:
         on_stop: as of `GuardedServer`.
+        tasks: the tasks of the process.
     """
 
     def __init__(
-        self, config: uvicorn.Config, api: ApiSection, on_stop: Callable[[], None], reload_s: float = RELOAD_S
+        self,
+        config: uvicorn.Config,
+        api: ApiSection,
+        on_stop: Callable[[], None],
+        reload_s: float = RELOAD_S,
+        tasks: Tasks | None = None,
     ) -> None:
         super().__init__(config, on_stop, DRAIN_S)
+        self._tasks = tasks or Tasks()
         self._api = api
         self._reload_s = reload_s
 
@@ -66,7 +74,7 @@ class ApiServer(GuardedServer):
         if self._api.tls is None:
             await super().main_loop()
             return
-        watching = asyncio.create_task(self._watch_certificate(self._api.tls), name="api-certificate")
+        watching = self._tasks.start("certificate", self._watch_certificate(self._api.tls))
         try:
             await super().main_loop()
         finally:
@@ -92,5 +100,5 @@ class ApiServer(GuardedServer):
             log.info("%s has been read again", tls.cert)
 
 
-def _signatures(tls: ApiTlsSection) -> tuple[tuple[int, int, int] | None, ...]:
+def _signatures(tls: ApiTlsSection) -> tuple[tuple[int, ...] | None, ...]:
     return file_signature(tls.cert), file_signature(tls.key)

@@ -13,6 +13,7 @@ from center.api.answer_cache import AnswerRenderer
 from center.api.audit import AuditLog
 from center.api.authentication import Authenticator
 from center.api.edge_progress import EdgeProgress
+from center.api.lanes import Lane
 from center.api.limits import Rates, Slots, Turns
 from center.api.live_feed import LiveFeed
 from center.api.metrics import ApiMetrics
@@ -23,6 +24,7 @@ from center.config import ApiLimitsSection
 from center.results import ResultStore
 from center.serving import SynopsisCache
 from center.sinks import SinkStore
+from edgewater.runtime.tasks import Tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,11 @@ class Services:
 
     Attributes:
         now_ms: wall clock.
-        parsing: limits parsing to one query at a time.
+        parsing: limits the reading of registrations and definitions to one at a time.
+        costly: the threads of requests that may cost much.
         draw_seed: draws the seed of a new query, a number from 0 to 2^64 - 1.
+        sink_secrets: the setting `sink.secrets`.
+        tasks: the tasks of the API. The process sets how it ends if one of them fails.
     """
 
     catalog: Catalog
@@ -46,6 +51,7 @@ class Services:
     synopses: SynopsisCache
     samples: SamplesCache
     parsing: CapacityLimiter
+    costly: Lane
     authenticator: Authenticator
     rates: Rates
     live_slots: Slots
@@ -56,6 +62,8 @@ class Services:
     draw_seed: Callable[[], int]
     sql: SqlGuard
     sinks: SinkStore
+    tasks: Tasks
+    sink_secrets: frozenset[str] = frozenset()
 
 
 def _services(request: Request) -> Services:

@@ -16,6 +16,7 @@ import pyarrow as pa
 READY = b"+"
 MEMORY_BYTES = 512 << 20
 MAX_RESULT_ROWS = 100_000
+MAX_VALUES = 2_000_000
 MAX_RESULT_BYTES = 64 << 20
 SETTINGS = (
     "enable_external_access = false",
@@ -52,7 +53,8 @@ def answer(connection: duckdb.DuckDBPyConnection) -> tuple[dict[str, str], pa.Ta
         return {"error": "memory"}, None
     except (duckdb.Error, pa.ArrowException) as exc:
         return {"error": "statement", "message": str(exc).splitlines()[0]}, None
-    if table.num_rows > MAX_RESULT_ROWS or table.nbytes > MAX_RESULT_BYTES:
+    rows, values = table.num_rows, table.num_rows * table.num_columns
+    if rows > MAX_RESULT_ROWS or values > MAX_VALUES or table.nbytes > MAX_RESULT_BYTES:
         return {"error": "rows"}, None
     return {}, table
 

@@ -20,10 +20,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
-from anyio import CapacityLimiter
 
+from center.api.lanes import Lane
 from center.api.problems import HttpProblem
-from edgewater.model.errors import InvalidQuery, StorageError
+from edgewater.model.errors import InvalidQuery, StorageError, installation
 
 TIMEOUT_S = 3.0
 START_S = 30.0
@@ -36,7 +36,7 @@ _CHILD = Path(__file__).with_name("sql_child.py")
 _ACCEPTED = {
     "memory": "a statement that needs at most 512 MiB of memory",
     "time": f"a statement that takes at most {TIMEOUT_S:g} s",
-    "rows": "a result of at most 100,000 rows and 64 MiB; add LIMIT, or GROUP BY",
+    "rows": "a result of at most 100,000 rows, 2,000,000 values and 64 MiB; add LIMIT, or GROUP BY",
     "statement": "a SELECT in the SQL of DuckDB over the columns that DESCRIBE lists",
 }
 
@@ -49,7 +49,7 @@ class SqlGuard:
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        self.turns = CapacityLimiter(MAX_CHILDREN)
+        self.lane = Lane(MAX_CHILDREN)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._spares: list[subprocess.Popen[bytes]] = []
@@ -71,7 +71,7 @@ class SqlGuard:
             HttpProblem: DuckDB is not installed.
         """
         if find_spec("duckdb") is None:
-            raise HttpProblem("unavailable", "SELECT needs the package duckdb at the center: edgewater[sql]")
+            raise HttpProblem("unavailable", f"SELECT needs the package duckdb at the center: {installation('sql')}")
         parts = [json.dumps({"sql": text, "tables": list(tables)}).encode() + b"\n"]
         for table in tables.values():
             sink = pa.BufferOutputStream()

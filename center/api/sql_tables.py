@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -13,7 +12,9 @@ from center.api.services import Services
 from center.api.versions import clipped
 from center.ledger import Phase
 from center.serving.answer_tables import TIME, empty_table, stated_answer, with_types, with_version, without_zone
+from center.serving.cells import plain_key
 from edgewater.model.errors import InvalidQuery
+from edgewater.model.number_columns import concatenated
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import type_name
 from edgewater.model.timestamps import rfc3339
@@ -43,7 +44,7 @@ def query_table(
         if start is None or start != end or not tables:
             tables.append(_version_table(center, query, start, end, most_rows - sum(t.num_rows for t in tables)))
     try:
-        table = pa.concat_tables(reversed(tables), promote_options="permissive")
+        table = concatenated(tables[::-1])
         return with_types(table.select(_in_order(tables)), tables[0].schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
         newest = versions[-1]
@@ -76,7 +77,7 @@ def _version_table(
                 reason = f"its answers up to the window at {reached} have more than {most_rows} rows"
                 raise InvalidQuery("sql", query.ref.name, accepted, reason)
         if cursor is None:
-            return with_types(pa.concat_tables(tables, promote_options="permissive"), tables[0].schema)
+            return with_types(concatenated(tables), tables[0].schema)
 
 
 def columns_of(table: pa.Table) -> list[tuple[str, str]]:
@@ -91,7 +92,7 @@ def rows_table(columns: Mapping[str, pa.DataType], rows: Iterable[Sequence[objec
 
 
 def to_rows(table: pa.Table) -> list[list[Any]]:
-    """Returns a table's rows as JSON values: times in RFC 3339, NaN and infinity as null, other types as text."""
+    """Returns a table's rows as JSON values: times in RFC 3339, NaN and infinity by name, other types as text."""
     columns = [[_json(value) for value in column.to_pylist()] for column in _renderable(table).columns]
     return [list(row) for row in zip(*columns, strict=True)]
 
@@ -106,10 +107,8 @@ def _renderable(table: pa.Table) -> pa.Table:
 
 
 def _json(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
+    if value is None or isinstance(value, bool | int | float | str):
+        return plain_key(value)
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, list):

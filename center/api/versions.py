@@ -46,12 +46,13 @@ def only_version(
 ) -> tuple[RegisteredQuery, int | None, int | None]:
     """Returns the version that has the windows of a range, and the range.
 
-    An open range begins with the newest version.
+    An open range begins with the newest version that has windows in it.
 
     Raises:
         InvalidRequest: the range has windows of several versions, which do not merge.
     """
-    query = versions[-1] if start_ms is None else version_with(versions, start_ms)
+    last_ms = MAX_TIME_MS if end_ms is None else end_ms - 1
+    query = version_with(versions, last_ms if start_ms is None else start_ms)
     if end_ms is not None and end_ms > query.windows.until_ms and query is not versions[-1]:
         accepted = f"a range within one version: version {query.ref.version} ends at {rfc3339(query.windows.until_ms)}"
         raise InvalidRequest("end", rfc3339(end_ms), accepted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from edgewater.model.query import ErrorBudget
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
+from edgewater.wire import DropReason
 
 NAMED_EDGES = 3
 """A reason names this many edges, and the number of the others."""
@@ -44,6 +45,9 @@ EDGE_REMEDIES: dict[EdgeCause, str] = {
     "no_records": "see /readyz of the edge, and whether its sources have input",
 }
 
+REJECTED = "correct the format, the columns or the time of the stream at the edge: `edgewater edge check` says why"
+LATE = "raise `disorder` of the stream at the edge, or the query's `lateness`"
+
 SAVES_NOTHING = (
     "the edges withheld nothing of the last window: a limit relative to each group's own value is used up by a group's "
     "first record, so every group is sent once; only what would be sent again can stay behind. A limit as an amount, "
@@ -59,12 +63,14 @@ class EdgeWait:
     Attributes:
         text: a sentence without its full stop.
         since_ms: wall time since which it waits; None: unknown.
+        lacks: remedies for records that the edge has not counted.
     """
 
     edge: EdgeId
     cause: EdgeCause
     text: str
     since_ms: int | None = None
+    lacks: tuple[str, ...] = ()
 
     @property
     def holds_back(self) -> bool:
@@ -135,22 +141,44 @@ def explain(
     if blocking and all(w.cause == "refused" for w in waits):
         return result("refused", _joined(blocking), since_ms=query.registered_at_ms)
     if blocking:
-        remedies = dict.fromkeys(EDGE_REMEDIES[w.cause] for w in blocking if w.cause in EDGE_REMEDIES)
+        remedies = dict.fromkeys(remedy for w in blocking for remedy in _remedies(w))
         since = [w.since_ms for w in blocking if w.since_ms is not None]
         state: WaitState = "answered" if answered else "waiting"
         return result(state, _joined(blocking), "; ".join(remedies), min(since, default=None))
     if unmerged and not answered:
         return result("merging", f"{unmerged} frames wait for the job")
-    ended = all(w.cause == "ended" for w in waits)
+    ended, lacks = all(w.cause == "ended" for w in waits), dict.fromkeys(x for w in waits for x in w.lacks)
     if answered:
         return result("answered", "every expected edge has ended the stream" if ended else "")
     if ended:
         reason = (
             "the stream has ended at every expected edge, and no record that was read since the query was registered"
         )
-        return result("no_records", f"{reason} counts in it: {_joined(waits)}", since_ms=query.registered_at_ms)
+        remedy = "; ".join([*lacks, REMEDIES["no_records"]])
+        return result("no_records", f"{reason} counts in it: {_joined(waits)}", remedy, query.registered_at_ms)
     begins = "" if query.windows.from_ms == MIN_TIME_MS else f"its windows begin at {rfc3339(query.windows.from_ms)}; "
-    return result("waiting", f"{begins}no window has been closed by every expected edge: {_joined(waits)}")
+    reason = f"{begins}no window has been closed by every expected edge: {_joined(waits)}"
+    return result("waiting", reason, "; ".join(lacks))
+
+
+def _remedies(wait: EdgeWait) -> Iterator[str]:
+    yield from wait.lacks
+    # An edge whose sources reject everything has input.
+    if wait.cause in EDGE_REMEDIES and not (wait.cause == "no_records" and wait.lacks):
+        yield EDGE_REMEDIES[wait.cause]
+
+
+def _not_counted(record: EdgeRecord, stream: str) -> tuple[str, tuple[str, ...]]:
+    """Returns what an edge has not counted of its records, as the end of a sentence, and the remedies."""
+    rejected = sum(n for _, _, n in record.rejected.get(stream, ()))
+    late = sum(record.drops.get(reason.label, 0) for reason in (DropReason.TOO_LATE, DropReason.OUT_OF_ORDER))
+    text = ""
+    if rejected:
+        reasons = ", ".join(sorted({reason for _, reason, _ in record.rejected[stream]}))
+        text += f"; its sources rejected {rejected} records of {stream} ({reasons})"
+    if late:
+        text += f"; {late} records came too late"
+    return text, tuple(remedy for remedy, n in ((REJECTED, rejected), (LATE, late)) if n)
 
 
 def _is_relative(budget: ErrorBudget | None) -> bool:
@@ -167,9 +195,10 @@ def _at_edge(
         return EdgeWait(edge, "refused", f"{edge} refuses the query: {status.message}", query.registered_at_ms)
     state = edge_state(record, now_ms)
     watermark_ms, records = record.watermarks.get(stream), record.records.get(stream, 0)
+    lost, lacks = _not_counted(record, stream)
     if watermark_ms is not None and watermark_ms >= MAX_TIME_MS and status is not None:
-        text = f"{edge} has read {records} records of {stream} to the end"
-        return EdgeWait(edge, "ended", text)
+        text = f"{edge} has read {records} records of {stream} to the end{lost}"
+        return EdgeWait(edge, "ended", text, lacks=lacks)
     if state == "retired":
         return EdgeWait(edge, "retired", f"{edge} is retired", record.last_seen_ms)
     if state == "unreachable":
@@ -178,9 +207,10 @@ def _at_edge(
     if status is None:
         return EdgeWait(edge, "unconfirmed", f"{edge} has not confirmed the query yet", query.registered_at_ms)
     if watermark_ms is None:
-        return EdgeWait(edge, "no_records", f"{edge} has read no record of {stream}", record.first_seen_ms)
-    text = f"{edge} has read {records} records of {stream} and expects more from {rfc3339(watermark_ms)} on"
-    return EdgeWait(edge, "open", text)
+        text = f"{edge} has read no {'valid ' if lost else ''}record of {stream}{lost}"
+        return EdgeWait(edge, "no_records", text, record.first_seen_ms, lacks)
+    text = f"{edge} has read {records} records of {stream} and expects more from {rfc3339(watermark_ms)} on{lost}"
+    return EdgeWait(edge, "open", text, lacks=lacks)
 
 
 def _joined(waits: Sequence[EdgeWait]) -> str:

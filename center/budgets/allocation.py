@@ -181,11 +181,25 @@ class BudgetAllocator:
         self.targets = {EdgeId(e): dict(t) for e, t in state["targets"].items()}
         self.decided_at_ms = state["decided_at_ms"]
 
+    def reset(self, edges: Iterable[EdgeId]) -> None:
+        """Forgets the state, because it cannot be used. Each edge may apply the whole budget until it reports."""
+        whole = self.divided | self.undivided
+        self.holdings = {edge: NO_HOLDING.reissue(0, whole, {}) for edge in edges}
+        self.targets, self.decided_at_ms = {}, 0
+
     def in_force(self, slice_start_ms: int) -> dict[str, float]:
         """Returns, per divided measure, the largest error that all edges together may withhold of a slice. It is at
         most E.
         """
-        return {m: math.fsum(h.max_share_at(m, slice_start_ms) for h in self.holdings.values()) for m in self.divided}
+        return {
+            m: _sum(min(h.max_share_at(m, slice_start_ms), limit) for h in self.holdings.values())
+            for m, limit in self.divided.items()
+        }
+
+    def _taken(self, measure: str, from_ms: int) -> dict[EdgeId, float]:
+        """Returns the largest share that each edge may apply to a slice from `from_ms` on, at most the budget."""
+        limit = self.divided[measure]
+        return {e: min(h.max_share_from(measure, from_ms), limit) for e, h in self.holdings.items()}
 
     @_handle.register
     def _(self, event: MembersChanged) -> list[ShareViolation]:
@@ -239,9 +253,9 @@ class BudgetAllocator:
         return ""
 
     def _claimed(self, report: BudgetReport) -> dict[str, float]:
-        return {
-            m: s for m, s in report.shares.items() if m in self.divided | self.undivided and math.isfinite(s) and s > 0
-        }
+        """Returns the shares that a report claims, each at most the budget. NaN counts as the budget."""
+        known = self.divided | self.undivided
+        return {m: s if s < known[m] else known[m] for m, s in report.shares.items() if m in known and not s <= 0}
 
     def _entitled(self, held: Holding) -> dict[str, float]:
         """Returns the shares that an edge gets after a violation: the smaller of the confirmed and the pending grant,
@@ -277,8 +291,8 @@ class BudgetAllocator:
     def _decide(self, present: list[EdgeId], effective_from_ms: int, now_ms: int) -> None:
         best = {edge: dict(self.undivided) for edge in present}
         for measure, limit in self.divided.items():
-            taken = (h.max_share_from(measure, effective_from_ms) for e, h in self.holdings.items() if e not in best)
-            shares = _divide(max(0.0, limit - math.fsum(taken)), self._weights(present, measure))
+            taken = (share for e, share in self._taken(measure, effective_from_ms).items() if e not in best)
+            shares = _divide(max(0.0, limit - _sum(taken)), self._weights(present, measure))
             for edge, share in shares.items():
                 best[edge][measure] = share
         soon = now_ms - self.decided_at_ms < self.policy.min_interval_ms
@@ -350,11 +364,11 @@ class BudgetAllocator:
         if measure not in self.divided or not wanted:
             return 1.0
         limit = self.divided[measure]
-        taken = {e: h.max_share_from(measure, effective_from_ms) for e, h in self.holdings.items()}
+        taken = self._taken(measure, effective_from_ms)
         grown = {e: max(taken[e], self.targets[e][measure]) for e in wanted}
-        if math.fsum((taken | grown).values()) <= limit:
+        if _sum((taken | grown).values()) <= limit:
             return 1.0
-        room = limit - math.fsum(taken.values())
+        room = limit - _sum(taken.values())
         return min(1.0 - _RELATIVE_TOLERANCE, max(0.0, room * (1.0 - _RELATIVE_TOLERANCE) / math.fsum(wanted.values())))
 
 
@@ -366,6 +380,14 @@ def _divide(amount: float, weights: Mapping[EdgeId, float]) -> dict[EdgeId, floa
     while math.fsum(shares.values()) > amount:
         shares[largest] = math.nextafter(shares[largest], 0.0)
     return shares
+
+
+def _sum(shares: Iterable[float]) -> float:
+    """Returns the sum of shares, infinite if it exceeds all numbers."""
+    try:
+        return math.fsum(shares)
+    except OverflowError:
+        return math.inf
 
 
 def _over(amount: float, share: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, case, func, insert, select, update
+from sqlalchemy import Connection, case, delete, func, insert, select, update
 
 from center.catalog import schema as t
 from center.catalog.transactions import Transactions
@@ -27,7 +27,7 @@ MAX_LISTED = 1_000
 
 @dataclass(frozen=True, slots=True)
 class AlarmRecord:
-    """An event that must not happen. A repetition increases `times`, but adds no alarm.
+    """An event that must not happen, or a state that still lasts. A repetition increases `times`, but adds no alarm.
 
     `times` may include older messages of the same kind, edge and query: see `add_alarm`.
 
@@ -60,6 +60,15 @@ class Alarms:
         with self._transactions.locked() as connection:
             add_alarm(connection, kind, message, edge, now_ms, query)
 
+    def end(self, kind: str, edge: EdgeId, query: str = "", about: str = "") -> None:
+        """Removes the alarms of a state that has ended. The log has them.
+
+        Args:
+            about: the beginning of the alarms' messages.
+        """
+        with self._transactions.locked() as connection:
+            end_alarms(connection, kind, edge, query, about)
+
     def latest(self, limit: int = MAX_LISTED, query: str | None = None) -> list[AlarmRecord]:
         """The latest alarms, the newest first.
 
@@ -84,6 +93,13 @@ class Alarms:
             AlarmRecord(r.kind, EdgeId(r.edge), r.message, r.first_at_ms, r.last_at_ms, r.times, r.query)
             for r in newest_first
         ]
+
+
+def end_alarms(connection: Connection, kind: str, edge: EdgeId, query: str = "", about: str = "") -> None:
+    """Removes the alarms of a state that has ended, within a transaction: see `Alarms.end`."""
+    c = t.alarms.c
+    ended = (c.kind == kind) & (c.edge == edge) & (c.query == query) & c.message.startswith(about, autoescape=True)
+    connection.execute(delete(t.alarms).where(ended))
 
 
 def add_alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:

@@ -9,8 +9,8 @@ from sqlalchemy import select, update
 from center.catalog import schema as t
 from center.catalog.alarms import add_alarm
 from center.catalog.edge_rows import record_lost_state
-from center.catalog.query_rows import remember_versions
-from center.catalog.transactions import Transactions
+from center.catalog.query_rows import OLDER, note_older, remember_versions
+from center.catalog.transactions import Transactions, read_counter
 from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
 from edgewater.model.registered_query import query_from_key
 from edgewater.model.streams import EdgeId
@@ -36,6 +36,16 @@ class Backups:
         with self._transactions.write() as connection:
             write_lineage(connection, t.counters, lineage)
 
+    def begin_after_restore(self, now_ms: int) -> None:
+        """Continues with a catalog that may be older than queries that edges have: see `note_older`."""
+        with self._transactions.locked() as connection:
+            note_older(connection, now_ms)
+
+    def older_since_ms(self) -> int:
+        """Returns the wall time at which the catalog was last known to be older than what an edge has; 0: never."""
+        with self._transactions.read() as connection:
+            return read_counter(connection, OLDER)
+
     def reconcile(self, lineage: Lineage, consumed: Mapping[str, int], now_ms: int) -> None:
         """Records that catalog and result store are of different moments: records of every edge may be missing.
 
@@ -51,6 +61,7 @@ class Backups:
                 behind = (c.name == ref.name) & (c.version == ref.version) & (c.last_position < position)
                 connection.execute(update(t.queries).where(behind).values(last_position=position))
             remember_versions(connection, (ref.version for ref in refs))
+            note_older(connection, now_ms)
             for edge in connection.execute(select(t.edges.c.edge)).scalars().all():
                 record_lost_state(connection, EdgeId(edge), now_ms)
             message = (

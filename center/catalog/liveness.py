@@ -23,6 +23,7 @@ from center.storage.database import (
     write_transaction,
 )
 from edgewater.model.errors import EdgewaterError
+from edgewater.runtime.tasks import Tasks
 
 Component = Literal["gateway", "job", "api"]
 Role = Literal["", "leader", "standby"]
@@ -183,6 +184,7 @@ class HeartbeatThread:
 
     Args:
         problem: returns why the component cannot do its work; empty: there is no problem.
+        tasks: the tasks of the process.
     """
 
     def __init__(
@@ -197,6 +199,7 @@ class HeartbeatThread:
         role: Callable[[], Role] = lambda: "",
         needed: int = 1,
         interval_s: float = HEARTBEAT_INTERVAL_S,
+        tasks: Tasks | None = None,
     ) -> None:
         self._registry = registry
         self._component: Component = component
@@ -207,15 +210,17 @@ class HeartbeatThread:
         self._interval_s = interval_s
         self._started_at_ms = now_ms()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{component}", daemon=True)
+        self._tasks = tasks or Tasks()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread = self._tasks.thread("heartbeat", self._run)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(timeout=10)
+        if self._thread is not None:
+            self._thread.join(timeout=10)
         try:
             self._registry.remove(self._component, self._instance)
         except EdgewaterError as exc:

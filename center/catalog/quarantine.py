@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, and_, delete, func, insert, literal, select, update
 
 from center.catalog import schema as t
-from center.catalog.alarms import add_alarm
+from center.catalog.alarms import add_alarm, end_alarms
 from center.catalog.frame_index import drop_segments, entry_of, without_frames
 from center.catalog.transactions import Transactions
 from center.storage.frame_facts import FrameFacts
@@ -194,13 +194,19 @@ class Quarantine:
             for ref in refs:
                 paused = _is_of(t.set_aside_queries, ref) & (t.set_aside_queries.c.state == SetAside.PAUSED)
                 connection.execute(update(t.set_aside_queries).where(paused).values(state=""))
+                end_alarms(connection, f"query-{SetAside.PAUSED}", EdgeId(""), query_key(ref))
 
     def retry_query(self, name: str) -> None:
         """Lets the job retry a query that is set aside. Raises NotFound."""
         c = t.set_aside_queries.c
         with self._transactions.write() as connection:
-            if connection.execute(delete(t.set_aside_queries).where(c.name == name, c.state != "")).rowcount == 0:
+            set_aside = (c.name == name) & (c.state != "")
+            rows = connection.execute(select(c.version, c.state).where(set_aside)).all()
+            if not rows:
                 raise NotFound(f"query {name[:200]} is neither paused nor quarantined")
+            connection.execute(delete(t.set_aside_queries).where(set_aside))
+            for row in rows:
+                end_alarms(connection, f"query-{row.state}", EdgeId(""), query_key(QueryRef(name, row.version)))
 
     def queries(self) -> dict[QueryRef, SetAsideQuery]:
         """The live queries that are set aside, in the order of their names."""

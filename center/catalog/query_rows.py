@@ -32,6 +32,8 @@ FORGET_AFTER_MS = 86_400_000
 """Time after which the rows of a deleted query may be removed: by then the job has dropped the query's state."""
 FORGOTTEN = "forgotten"
 """The counter of the highest version of a query that was forgotten."""
+OLDER = "older"
+"""The counter with the wall time at which the catalog was last known to be older than what edges have."""
 
 
 def live_refs(connection: Connection) -> set[QueryRef]:
@@ -67,10 +69,23 @@ def forget_ended(connection: Connection, before_ms: int) -> None:
 
 def remember_versions(connection: Connection, versions: Iterable[int]) -> None:
     """Reserves version numbers: no query that is registered later gets one of them."""
-    highest = max([*versions, read_counter(connection, FORGOTTEN)])
-    forgotten = t.counters.c.name == FORGOTTEN
-    if connection.execute(update(t.counters).where(forgotten).values(value=highest)).rowcount == 0:
-        connection.execute(insert(t.counters).values(name=FORGOTTEN, value=highest))
+    _raise_counter(connection, FORGOTTEN, max(versions, default=0))
+
+
+def note_older(connection: Connection, now_ms: int) -> None:
+    """Records that the catalog is older than what edges have: both stores were replaced by copies.
+
+    New answers get revisions above `now_ms`, because readers may have lower ones (`ResultStore.begin_after_restore`). A
+    query that is registered later gets no version that an edge may know, as none is registered each second.
+    """
+    _raise_counter(connection, OLDER, now_ms)
+    remember_versions(connection, [now_ms // 1000])
+
+
+def _raise_counter(connection: Connection, name: str, value: int) -> None:
+    value, counter = max(value, read_counter(connection, name)), t.counters.c.name == name
+    if connection.execute(update(t.counters).where(counter).values(value=value)).rowcount == 0:
+        connection.execute(insert(t.counters).values(name=name, value=value))
 
 
 def readable(row: Row[Any]) -> RegisteredQuery | None:
@@ -120,7 +135,9 @@ def require_fit_at_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> None:
 
 def require_fit(spec: QuerySpec, columns: Mapping[str, pa.DataType], where: str) -> None:
     try:
-        spec.bind(columns)
+        for bound in spec.bind(columns).measures:
+            if bound.argument is not None:
+                bound.measure.require_no_condition(bound.argument.type)
     except InvalidQuery as exc:
         where += f", {exc.reason}" if exc.reason else ""
         raise InvalidQuery(exc.field, exc.value, exc.accepted, where) from exc

@@ -30,6 +30,7 @@ from center.catalog.edge_rows import (
     served_streams,
     streams_to_json,
 )
+from center.catalog.query_rows import note_older
 from center.catalog.streams import DeclaredStream, require_declared
 from center.catalog.transactions import count_rows, increment_version
 from center.edge_access import UNLIMITED, EdgeAccess
@@ -131,6 +132,7 @@ class SessionBatch:
             lost = f"edge {edge}: frames {begin} to {start.oldest_seq - 1} of incarnation {start.incarnation} are lost"
             add_alarm(connection, "frames-lost", lost, edge, start.now_ms)
             record_lost_state(connection, edge, start.now_ms)
+            note_older(connection, start.now_ms)  # before a frame of this session is indexed
             awaited = start.oldest_seq
         if row is not None and row.incarnation != start.incarnation:
             lost_state = _state_lost(edge, start.incarnation, row.incarnation, progress is not None)

@@ -78,16 +78,13 @@ class Groups:
             group = self._add(key, slot, np.ones(sources, bool))
             group.counts = counts.get(key, group.counts)
 
-    def inherit(
-        self, source: int, sums: NDArray[np.float32], slots: int, late: float = 0.0, uneven: float = 0.0
-    ) -> None:
+    def inherit(self, source: int, sums: NDArray[np.float32], slots: int) -> None:
         """Sets the delays of a source that another query has observed. Only for a query without groups.
 
-        For the arguments see `ArrivalTriangle.inherit` and `StragglerModel.inherit`.
+        For the arguments see `ArrivalTriangle.inherit`.
         """
         trigger = self._groups[ALL].trigger
         trigger.triangle.inherit(source, sums.reshape(trigger.triangle.sums[:, :, source].shape), slots)
-        trigger.model.inherit(late, uneven)
 
     def undeclare(self) -> None:
         """Withdraws the declared delays. From now on, every lag of the grid can occur."""

@@ -46,17 +46,16 @@ class Delays(NamedTuple):
     Attributes:
         slots: number of slots for which the delays have been observed.
         sums: the edge's part of `ArrivalTriangle.sums`, float32 [arrivals or at risk, memory, lag].
-        late, uneven: `StragglerModel.late` and `StragglerModel.uneven`, which are sums over all edges.
     """
 
     slots: int
     sums: NDArray[np.float32]
-    late: float
-    uneven: float
 
     def to_list(self) -> list[Any]:
         """Returns the delays as JSON of type `Inherited`."""
-        return [self.slots, *to_base64([self.sums.tobytes()]), self.late, self.uneven]
+        # 0.3.0 reads two more numbers. They were sums over all edges, by which one edge changed the intervals of
+        # queries that do not expect it.
+        return [self.slots, *to_base64([self.sums.tobytes()]), 0.0, 0.0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +273,9 @@ class ObservedArrivals:
         if self._accuracy.scope is not None or not len(self.groups):
             return {}
         trigger = next(iter(self.groups)).trigger
-        observed, sums, model = trigger.triangle.observed.tolist(), trigger.triangle.sums, trigger.model
+        observed, sums = trigger.triangle.observed.tolist(), trigger.triangle.sums
         return {
-            name: Delays(observed[i], np.asarray(sums[:, :, i]), float(model.late[0]), float(model.uneven[0]))
+            name: Delays(observed[i], np.asarray(sums[:, :, i]))
             for i, (name, edge) in enumerate(self._edges.items())
             if edge.applied is not None and not edge.silent_slots and not edge.unread
         }
@@ -396,8 +395,8 @@ class ObservedArrivals:
         self._remap_sources([None if name in joining else i for i, name in enumerate(self._edges)])
         for i, name in enumerate(self._edges):
             if name in joining and name in self.inherited:
-                slots, sums, late, uneven = self.inherited.pop(name)
-                self.groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots, late, uneven)
+                slots, sums, *_ = self.inherited.pop(name)
+                self.groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots)
 
     def _remap_sources(self, rows: Sequence[int | None]) -> None:
         """Renumbers the sources.

@@ -177,14 +177,6 @@ class StragglerModel(ArrayState):
             model._is_late = None  # the result changes `late_from`
         return result
 
-    def inherit(self, late: float, uneven: float) -> None:
-        """Sets the sums of late arrivals of the first trigger to the sums of another query of the same records.
-
-        The sums stay as they are if the trigger has at least as many late arrivals as the other query.
-        """
-        if late > self.late[0]:
-            self.late[0], self.uneven[0] = late, uneven
-
     def restore(self, arrays: Arrays) -> None:
         """Sets the state from the result of `to_state`. The older form, without late arrivals, is also accepted."""
         super().restore({name: getattr(self, name) for name in _LATE} | arrays)

@@ -26,6 +26,7 @@ from center.budgets import (
 from center.catalog import BudgetStateChange, Catalog
 from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment
 from center.ingest.status_writer import StatusWriter
+from edgewater.model.errors import named
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -33,6 +34,8 @@ from edgewater.wire import QueryRef
 RATES_WRITE_INTERVAL_MS = 5_000
 """The least time between two writes of a state in which only rates have changed. Reports wait in memory until then."""
 ALARM = "share-not-granted"
+RESET = "budget-reset"
+"""The alarm about a query whose shares could not be divided."""
 log = logging.getLogger(__name__)
 
 
@@ -86,8 +89,8 @@ class BudgetSync:
         compute = partial(_update, assigned, applied, self._now_ms(), self._policy)
         violations, written = await asyncio.to_thread(self._catalog.budgets.update, ref, compute, self._now_ms())
         for violation in violations:
-            message = f"query {ref.name}: {violation.message}"
-            self._status.alarm(ALARM, message, violation.edge, self._now_ms(), query_key(ref))
+            kind, message = ALARM if violation.edge else RESET, f"query {ref.name}: {violation.message}"
+            self._status.alarm(kind, message, violation.edge, self._now_ms(), query_key(ref))
         if written:
             # Reports that came meanwhile stay. If nothing was written, because only rates have changed, all reports
             # stay.
@@ -106,7 +109,7 @@ class BudgetSync:
         delays = await asyncio.to_thread(self._catalog.budgets.processing_delays)
         rates = await asyncio.to_thread(self._catalog.budgets.sampling_rates)
         grants = {ref: grants for ref, grants in self.snapshot.grants.items() if ref in live}
-        grants.update({ref: grants_of(state) for ref, state in states.items()})
+        grants.update({ref: grants_of(state) for ref, state in states.items() if ref in live})
         self.snapshot, self._budgets_version = BudgetSnapshot(grants, delays, rates), version
 
 
@@ -120,13 +123,20 @@ def _update(
 ) -> BudgetStateChange:
     """Applies reports and the current members to one query's stored state, inside the catalog's transaction."""
     allocator = BudgetAllocator(*error_limits(assigned.query.spec), policy)
-    if state is not None:
-        allocator.restore(state)
-    before = allocator.durable_state()
-    violations: list[ShareViolation] = allocator.handle(assigned.members(now_ms))
-    for edge, report in reports.items():
-        violations += allocator.handle(ShareReported(edge, report, now_ms))
-    violations += allocator.handle(RebalanceEvent(now_ms, assigned.horizon_ms(now_ms)))
+    try:
+        if state is not None:
+            allocator.restore(state)
+        before = allocator.durable_state()
+        violations: list[ShareViolation] = allocator.handle(assigned.members(now_ms))
+        for edge, report in reports.items():
+            violations += allocator.handle(ShareReported(edge, report, now_ms))
+        violations += allocator.handle(RebalanceEvent(now_ms, assigned.horizon_ms(now_ms)))
+    except Exception as exc:  # a state, or reports, with which the allocator cannot work: this query begins anew
+        log.exception("the budget of query %s is divided anew", query_key(assigned.query.ref))
+        known = assigned.expected | {edge.edge for edge in assigned.retired}
+        allocator.reset(known)
+        message = f"its error budget cannot be divided ({named(exc)}); it is divided anew"
+        return BudgetStateChange(allocator.to_json(), True, [ShareViolation(EdgeId(""), message)])
     changed = allocator.durable_state() != before
     if not changed and now_ms - written_at_ms < RATES_WRITE_INTERVAL_MS:
         return BudgetStateChange(None, False, violations)

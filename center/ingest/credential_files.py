@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Signature = tuple[tuple[int, int, int] | None, ...]
+Signature = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -503,6 +503,10 @@ class GatewaySession:
             self._status.alarm(CLOCK_DIFFERS, clock_differs(self.edge, most_ms), self.edge, beat.seen_at_ms)
             if beat.clock_offset_ms > 0:
                 self.fail(ProtocolError(clock_differs(self.edge, most_ms)))
+        else:
+            self._status.end_alarm(CLOCK_DIFFERS, self.edge)
+        if beat.watermarks and not ahead:
+            self._status.end_alarm("watermark-ahead", self.edge)
         return replace(
             beat,
             watermarks={s: latest_ms[s] if s in ahead else w for s, w in beat.watermarks.items()},

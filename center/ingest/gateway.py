@@ -51,6 +51,7 @@ from edgewater.model.errors import (
 )
 from edgewater.model.streams import EdgeId
 from edgewater.runtime.configuration import is_loopback
+from edgewater.runtime.tasks import Tasks
 from edgewater.runtime.token_bucket import TokenBucket
 from edgewater.wire import CODE_METADATA, RETRY_METADATA, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
@@ -137,6 +138,9 @@ class Gateway:
     Args:
         catalog, log: the destination of frames. Only the gateway appends to this `log` object.
         now_ms: wall clock, ms since the epoch.
+
+    Attributes:
+        tasks: the gateway's tasks. The process sets how it ends if one of them fails.
     """
 
     def __init__(self, catalog: Catalog, log: FrameLog, config: GatewayConfig, now_ms: Callable[[], int]) -> None:
@@ -147,7 +151,7 @@ class Gateway:
         self._credentials = CredentialFiles(config.tokens, config.tokens_file, config.tls)
         self._sessions: dict[EdgeId, GatewaySession] = {}
         self._server: Any = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._committing: asyncio.Task[None] | None = None
         self._opening: set[EdgeId] = set()
         self._awaiting_hello: Counter[frozenset[EdgeId] | None] = Counter()
         self._refusals = limits.FixedWindow(now_ms)
@@ -158,6 +162,8 @@ class Gateway:
         self._refreshing = asyncio.Lock()
         self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
+        self.tasks = Tasks()
+        self.metrics.registry.register(self.tasks.failures)
         self._decompression = limits.DecompressionMemory(config.compression_bytes, self.metrics)
         # The address does not decide: a gateway on loopback may be behind a proxy that other machines can reach.
         self._stream_rules = StreamRules(config.streams, edges_set_clocks=not self._credentials.authenticates)
@@ -200,13 +206,11 @@ class Gateway:
             port = self._listen(address)
         except RuntimeError as exc:
             raise InvalidConfig("gateway.listen", address, "a host:port that is free", str(exc)) from exc
-        self._tasks = [
-            asyncio.create_task(self._group_commit.run(), name="group-commit"),
-            asyncio.create_task(self._status.run(), name="status-writer"),
-            asyncio.create_task(self._hello_queue.run(), name="hellos"),
-            asyncio.create_task(self._poll(), name="poll"),
-            asyncio.create_task(self._watch_credentials(), name="credentials"),
-        ]
+        self._committing = self.tasks.start("group-commit", self._group_commit.run())
+        self.tasks.start("status-writer", self._status.run())
+        self.tasks.start("hellos", self._hello_queue.run())
+        self.tasks.start("poll", self._poll())
+        self.tasks.start("credentials", self._watch_credentials())
         await self._server.start()
         return port
 
@@ -226,17 +230,15 @@ class Gateway:
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
         self._group_commit.close()
-        if self._tasks and self._group_commit.stalled is None:
-            await asyncio.wait(self._tasks[:1], timeout=STOP_GRACE_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._committing is not None and self._group_commit.stalled is None:
+            await asyncio.wait([self._committing], timeout=STOP_GRACE_S)
+        await self.tasks.cancel()
         self._validator.close()
         await self._status.flush(all_heartbeats=True)
 
     def readiness(self) -> list[str]:
         """Returns the reasons why frames cannot be acknowledged; empty: they can. May be called from any thread."""
-        missing = []
+        missing = self.tasks.missing()
         if self._server is None:
             missing.append("the gateway has not started")
         if self._group_commit.stalled is not None:
@@ -453,6 +455,8 @@ class Gateway:
     async def _watch_credentials(self) -> None:
         """Ends the sessions whose credential is no longer accepted, until cancelled."""
         end_ms, overdue = self._credentials.loaded.edges.next_end_ms(self._now_ms()), False
+        if self._credentials.problem is None:
+            self._status.end_alarm("credentials-unusable", EdgeId(""))
         while True:
             await asyncio.sleep(self._config.reload_ms / 1000)
             authorities = self._credentials.loaded.authorities
@@ -463,10 +467,13 @@ class Gateway:
                 message = f"changed credentials are not used, the previous ones stay in use: {problem}"
                 self._status.alarm("credentials-unusable", message, EdgeId(""), self._now_ms())
             elif changed:
+                self._status.end_alarm("credentials-unusable", EdgeId(""))
                 log.info("the credentials have been read again")
                 self.metrics.credential_reloads.inc()
             now_ms, loaded = self._now_ms(), self._credentials.loaded
             was_overdue, overdue = overdue, loaded.revocations is not None and loaded.revocations.is_overdue(now_ms)
+            if not overdue:
+                self._status.end_alarm("revocations-overdue", EdgeId(""))
             if overdue and not was_overdue:
                 message = "a revocation list in tls.crl is older than its next update; it stays in use"
                 self._status.alarm("revocations-overdue", message, EdgeId(""), now_ms)

@@ -52,7 +52,7 @@ class _Pending:
     delays: dict[tuple[EdgeId, QueryRef], QueryDelayRecord] = field(default_factory=dict)
     inputs: dict[EdgeId, tuple[InputRecord, ...]] = field(default_factory=dict)
     ends: dict[EdgeId, tuple[str, int]] = field(default_factory=dict)
-    alarms: dict[tuple[EdgeId, str, str], tuple[str, int]] = field(default_factory=dict)
+    alarms: dict[tuple[EdgeId, str, str], tuple[str | None, int]] = field(default_factory=dict)
 
 
 class StatusWriter:
@@ -73,6 +73,7 @@ class StatusWriter:
         self._interval_s = interval_s
         self._now_ms = now_ms
         self._pending = _Pending()
+        self._lasting = {(alarm.edge, alarm.kind) for alarm in catalog.alarms.latest()}
         self._heard: dict[EdgeId, tuple[int, int]] = {}
         self._silent: frozenset[EdgeId] = frozenset()
         self._sign_at_ms = 0
@@ -121,7 +122,15 @@ class StatusWriter:
             log.error("%s: %s", kind, message)
         self._metrics.alarms.labels(kind).inc()
         self._pending.alarms[edge, kind, query] = (message, now_ms)
+        self._lasting.add((edge, kind))
         self._changed.set()
+
+    def end_alarm(self, kind: str, edge: EdgeId) -> None:
+        """Removes an alarm about a state that has ended. It costs nothing if this process knows no such alarm."""
+        if (edge, kind) in self._lasting:
+            self._lasting.discard((edge, kind))
+            self._pending.alarms[edge, kind, ""] = (None, self._now_ms())
+            self._changed.set()
 
     async def run(self) -> None:
         """Writes until cancelled."""
@@ -172,7 +181,10 @@ class StatusWriter:
         again."""
         while taken.alarms:
             (edge, kind, query), (message, at_ms) = next(iter(taken.alarms.items()))
-            self._catalog.alarms.add(kind, message, edge, at_ms, query)
+            if message is None:
+                self._catalog.alarms.end(kind, edge, query)
+            else:
+                self._catalog.alarms.add(kind, message, edge, at_ms, query)
             del taken.alarms[edge, kind, query]
         if taken.heartbeats:
             self._catalog.edges.record_heartbeats(taken.heartbeats.values())

@@ -112,7 +112,9 @@ def read_hello(message: pb.Hello) -> Hello:
         message.sent_at_ms,
         min(message.protocol_max, PROTOCOL),
         StateDigest(
-            tuple(message.runs), dict(message.durable_records), {f.seq: f.crc32c for f in message.frames[:MAX_DIGESTS]}
+            tuple(message.runs),
+            {stream: min(count, MAX_SEQ) for stream, count in message.durable_records.items()},
+            {f.seq: f.crc32c for f in message.frames if f.seq < MAX_SEQ},
         ),
     )
 
@@ -192,7 +194,7 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int, incarnation
     return HeartbeatRecord(
         edge=edge,
         watermarks={
-            s.stream: MAX_TIME_MS if s.ended else s.watermark_ms
+            s.stream: MAX_TIME_MS if s.ended else min(s.watermark_ms, MAX_TIME_MS)
             for s in streams
             if s.ended or s.watermark_ms > MIN_TIME_MS
         },

@@ -156,6 +156,7 @@ class Job:
             CatalogEvents(self._catalog, lambda: self._store.partition),
             self.metrics,
             now_ms=config.clock,
+            monotonic=time.monotonic,
             progress=self._progress,
         )
         self.processor = BatchProcessor(

@@ -11,6 +11,7 @@ from center.catalog import Catalog
 from center.job.metrics import JobMetrics
 from center.ledger import (
     STALENESS,
+    ClockStepped,
     EdgesChanged,
     Emission,
     FrameSummary,
@@ -29,7 +30,7 @@ from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
-from edgewater.wire import REJECTIONS, QueryRef
+from edgewater.wire import GUESSES, REJECTIONS, QueryRef
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,10 @@ ALARM_EVERY_MS = 10_000
 FOR_EVER_MS = 1 << 62
 PAUSE_MS = 60_000
 """If a query's state or answers raise exceptions, time alone does not advance the query for this long."""
+LEAST_STEP_MS = 1_000
+"""The wall clock and a monotonic clock differ by less than this between two readings unless the wall clock is set."""
+FAILING = "query-failing"
+"""The alarm about a query that cannot be advanced by time."""
 MAX_ALARMS = 20
 """Maximum alarms about refused partials of one transaction; the catalog stores no more messages."""
 MAX_MESSAGE = 2_000
@@ -78,9 +83,21 @@ class CatalogEvents:
         events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
         return version, events
 
+    def older_since_ms(self) -> int:
+        """As `Backups.older_since_ms`, of the pending version or a later one. Raises StorageError."""
+        return self._catalog.backups.older_since_ms()
+
     def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str) -> None:
         """Adds an alarm about a query to the catalog. Raises StorageError."""
         self._catalog.alarms.add(kind, message, edge, now_ms, query)
+
+    def end_alarm(self, kind: str, query: str) -> None:
+        """Removes the alarm about a state of a query. Raises StorageError."""
+        self._catalog.alarms.end(kind, EdgeId(""), query)
+
+    def with_alarm(self, kind: str) -> list[str]:
+        """Returns the keys of the queries of this driver that have an alarm of a kind. Raises StorageError."""
+        return [a.query for a in self._catalog.alarms.latest() if a.kind == kind and a.query in self._partition()]
 
     def end(self, query: QueryRef, now_ms: int) -> None:
         """Marks a query as ended: all its windows are final, and edges may forget it. Raises StorageError."""
@@ -96,6 +113,7 @@ class LedgerWriter:
 
     Args:
         now_ms: wall clock, ms; the time of answers.
+        monotonic: clock in seconds that nobody sets, which shows steps of the wall clock; None if there is none.
         progress: where it notes the query that it works on.
     """
 
@@ -107,6 +125,7 @@ class LedgerWriter:
         metrics: JobMetrics,
         *,
         now_ms: Callable[[], int],
+        monotonic: Callable[[], float] | None = None,
         progress: DriverProgress = NoProgress(),  # noqa: B008
     ) -> None:
         ledger.on_query = lambda ref: progress.enter(Track.LEDGER, query_key(ref))
@@ -115,7 +134,8 @@ class LedgerWriter:
         self._store = store
         self._catalog_events = catalog_events
         self._metrics = metrics
-        self._now_ms = now_ms
+        self._now_ms, self._monotonic = now_ms, monotonic
+        self._read: tuple[int, float] | None = None
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._closed = False
@@ -125,6 +145,9 @@ class LedgerWriter:
         self._next_alarms_ms = 0
         self._alarmed_delays: set[tuple[QueryRef, str]] = set()
         self._ended: set[QueryRef] = set()
+        # When each failing query is tried again, by its key; and whether it has those of earlier terms.
+        self._failing: dict[str, int] = {}
+        self._knows_failing = False
 
     def begin_term(self) -> None:
         """Begins a term: this driver leads from now on.
@@ -135,6 +158,8 @@ class LedgerWriter:
             self._catalog_events.acknowledge(None)
             self._alarmed_in_all = 0
             self._ended.clear()
+            self._failing.clear()
+            self._knows_failing = False
         self._changed.set()
 
     def require_lease(self, key: str) -> None:
@@ -232,8 +257,8 @@ class LedgerWriter:
         try:
             for late, records in self._store.late_records().items():
                 ref, edge, reason = late
-                if reason in REJECTIONS:
-                    continue  # the gateway raises one alarm for all queries
+                if reason in REJECTIONS or reason in GUESSES:
+                    continue  # the gateway raises one alarm for all queries; a guess is probably right
                 if query_key(ref) in self._store.partition and self._alarmed.get(late) != records:
                     message = (
                         f"query {query_key(ref)}: accepted records came for windows that were final ({reason}); their"
@@ -260,9 +285,13 @@ class LedgerWriter:
                 log.warning("the alarm about exceeded delays is not stored: %s", exc)
 
     def _apply_catalog_events(self, now_ms: int) -> list[Emission]:
+        if abs(step_ms := self._step_ms(now_ms)) >= LEAST_STEP_MS:
+            log.warning("the wall clock was set by %+.1f s", step_ms / 1000)
+            self._ledger.handle(ClockStepped(step_ms))
         version, events = self._catalog_events.pending()
         if not events:
             return []
+        self._store.require_newer(self._ledger, self._catalog_events.older_since_ms())
         emissions = self._tick(events, now_ms)
         self._metrics.keep_only(
             {e.query.ref.name for e in events if isinstance(e, QueryRegistered)},
@@ -270,6 +299,13 @@ class LedgerWriter:
         )
         self._catalog_events.acknowledge(version)
         return emissions
+
+    def _step_ms(self, now_ms: int) -> int:
+        """Returns by how much the wall clock was set since the last call."""
+        if self._monotonic is None:
+            return 0
+        before, self._read = self._read, (now_ms, self._monotonic())
+        return 0 if before is None else now_ms - before[0] - round((self._read[1] - before[1]) * 1000)
 
     def _tick(self, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
         """Advances all queries, except queries whose state or answer raises an exception."""
@@ -280,7 +316,20 @@ class LedgerWriter:
                 self._pause_failed(exc, now_ms)
                 continue
             self._count(emissions, "deadline")
+            self._end_failures(now_ms)
             return emissions
+
+    def _end_failures(self, now_ms: int) -> None:
+        """Removes the alarms about queries that were tried again, and did not fail."""
+        try:
+            if not self._knows_failing:
+                self._failing = dict.fromkeys(self._catalog_events.with_alarm(FAILING), 0) | self._failing
+                self._knows_failing = True
+            for key in [key for key, until_ms in self._failing.items() if until_ms <= now_ms]:
+                self._catalog_events.end_alarm(FAILING, key)
+                del self._failing[key]
+        except StorageError as exc:
+            log.warning("the alarms about queries that work again are not removed: %s", exc)
 
     def _pause_failed(self, failure: QueryFailed, now_ms: int) -> None:
         cause = failure.__cause__
@@ -291,9 +340,10 @@ class LedgerWriter:
         log.error("%s", message, exc_info=cause)
         self._ledger.pause(failure.query, until_ms)
         self._metrics.failures.labels("query").inc()
+        query = query_key(failure.query)
+        self._failing[query] = until_ms
         try:
-            query = query_key(failure.query)
-            self._catalog_events.alarm("query-failing", message[:MAX_MESSAGE], EdgeId(""), now_ms, query)
+            self._catalog_events.alarm(FAILING, message[:MAX_MESSAGE], EdgeId(""), now_ms, query)
         except StorageError as exc:  # the query fails again in a minute
             log.warning("the alarm about a failing query is not stored: %s", exc)
 

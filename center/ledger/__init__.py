@@ -7,6 +7,7 @@ The ledger is a state machine without I/O and without a clock. It decides from t
 from center.ledger.accuracy_quality import ALL_RECORDS_NEEDED
 from center.ledger.events import (
     FRAMES,
+    ClockStepped,
     EdgesChanged,
     Emission,
     FramesMerged,
@@ -22,7 +23,7 @@ from center.ledger.events import (
     state_refusal,
 )
 from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction
-from center.ledger.quality import Phase, Quality, with_late_records
+from center.ledger.quality import LATE_COUNTS, Phase, Quality, late_counts, united_late_counts, with_late_records
 from center.ledger.stored_state import QueryChanges, pack_state
 from center.ledger.violations import ACCURACY, STALENESS, WITHHELD, Violation, with_violations
 from center.ledger.withheld import WithheldBound
@@ -32,8 +33,10 @@ __all__ = [
     "ALL_RECORDS_NEEDED",
     "AT_ONCE_MS",
     "FRAMES",
+    "LATE_COUNTS",
     "STALENESS",
     "WITHHELD",
+    "ClockStepped",
     "EdgesChanged",
     "Emission",
     "FrameSummary",
@@ -53,8 +56,10 @@ __all__ = [
     "TimeAdvanced",
     "Violation",
     "WithheldBound",
+    "late_counts",
     "pack_state",
     "state_refusal",
+    "united_late_counts",
     "with_late_records",
     "with_violations",
 ]

@@ -31,7 +31,7 @@ class FrameSummary:
         arrivals: arrival statistics, for a query with an accuracy; None if the frame has no such statistics.
         losses: input of the edge that is lost or may be lost.
         dropped: records that the edge accepted but did not count because they came too late, and records that sources
-            rejected.
+            rejected, and records that the edge counted or left out on a guess.
     """
 
     query: QueryRef
@@ -152,6 +152,15 @@ class QueryTooLarge(QueryFailed):
 
 
 @dataclass(frozen=True, slots=True)
+class ClockStepped:
+    """The wall clock was set forward by `by_ms`, or back if negative, while less time has passed. The event is not
+    stored: it matters until the process ends or an edge shows that the new time is right.
+    """
+
+    by_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimeAdvanced:
     """The wall clock reached `now_ms`."""
 
@@ -160,9 +169,9 @@ class TimeAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class LateSlice:
-    """Records of one or several slices that are missing in answers to windows over the slices.
+    """Records of one or several slices that are missing in answers to windows over the slices, or may be.
 
-    The windows were final when the records came, or a source rejected the records.
+    The windows were final when the records came, a source rejected the records, or an edge guessed.
 
     Attributes:
         slice_start_ms, slice_end_ms: the slice, or a range of slices. A range means that the event time of rejected
@@ -179,7 +188,7 @@ class LateSlice:
     reason: str
 
 
-LedgerEvent = QueryRegistered | QueryDeleted | EdgesChanged | FramesMerged | SlicesRefused | TimeAdvanced
+LedgerEvent = QueryRegistered | QueryDeleted | EdgesChanged | FramesMerged | SlicesRefused | ClockStepped | TimeAdvanced
 
 
 @dataclass(frozen=True, slots=True)

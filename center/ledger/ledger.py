@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from center.ledger.answer_work import EventWork
 from center.ledger.early_answers import EarlyAnswerBook
 from center.ledger.events import (
+    ClockStepped,
     EdgesChanged,
     Emission,
     FramesMerged,
@@ -65,7 +66,8 @@ class Ledger:
         self._paused_until_ms: dict[QueryRef, int] = {}
         self._transaction: LedgerTransaction | None = None
         self._is_stale = False
-        self._revisions_after = 0
+        self.revisions_after = 0
+        self._ahead_ms = 0
 
     def handle(self, event: LedgerEvent) -> list[Emission]:
         """Applies an event, and returns the answers to write now, ordered by query and window.
@@ -88,6 +90,10 @@ class Ledger:
             case SlicesRefused(ref, slice_starts):
                 if not self.is_deleted(ref):
                     self._touch(ref).refuse(slice_starts)
+            case ClockStepped(by_ms):
+                self._ahead_ms = max(0, self._ahead_ms + by_ms)
+                for book in self._books.values():
+                    book.ahead_ms = self._ahead_ms
             case TimeAdvanced(now_ms):
                 return self._advance_time(now_ms)
         return []
@@ -166,8 +172,8 @@ class Ledger:
         return [ref for ref, book in self._books.items() if book.has_ended or book.is_abandoned(now_ms)]
 
     def states_late(self, ref: QueryRef) -> bool:
-        """Returns whether records of a query came too late or were rejected, so that its answers may have to state
-        this.
+        """Returns whether records of a query came too late, were rejected or were guessed, so that its answers may have
+        to state this.
         """
         state = self.book(ref).state
         return state.after_final > 0 or state.rejected > 0
@@ -223,7 +229,7 @@ class Ledger:
 
     def _new_book(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]]) -> WindowBook:
         book = _book_of(state, entries, self._margin_ms)
-        book.revisions_after = self._revisions_after
+        book.revisions_after, book.ahead_ms = self.revisions_after, self._ahead_ms
         return book
 
     def load(self, snapshots: Mapping[QueryRef, bytes | None], revisions_after: int = 0) -> None:
@@ -237,7 +243,7 @@ class Ledger:
         Raises:
             StorageError, UnsupportedVersion: see `restore`.
         """
-        self._is_stale, self._revisions_after = True, revisions_after
+        self._is_stale, self.revisions_after = True, revisions_after
         self._books, self._deleted, self._pending = {}, {}, set()
         for ref, snapshot in snapshots.items():
             if snapshot is None:

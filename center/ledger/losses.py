@@ -94,12 +94,12 @@ def bounded_loss(loss: InputLoss, frame: FrameSummary, clock: StreamClock) -> In
     return replace(loss, to_ms=clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS))
 
 
-def loss_of_rejected(rejected: DroppedRecords, window: SlicedWindow) -> InputLoss:
-    """Returns rejected records in the form of a loss of input. It is used to find the windows that lack the records."""
-    start_ms = rejected.slice_start_ms
-    until_ms = window.slice_end(start_ms) if rejected.until_ms is None else rejected.until_ms
+def loss_of_uncertain(records: DroppedRecords, window: SlicedWindow) -> InputLoss:
+    """Returns rejected or guessed records in the form of a loss of input, which finds the windows of the records."""
+    start_ms = records.slice_start_ms
+    until_ms = window.slice_end(start_ms) if records.until_ms is None else records.until_ms
     from_ms = None if start_ms == MIN_TIME_MS else start_ms
-    return InputLoss("", rejected.reason.label, from_ms, None if until_ms == MAX_TIME_MS else until_ms)
+    return InputLoss("", records.reason.label, from_ms, None if until_ms == MAX_TIME_MS else until_ms)
 
 
 def edges_leaving(state: QueryState, edges: Sequence[EdgeRecord], expected: Collection[EdgeId]) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from center.ledger.accuracy_quality import AccuracyQuality
 from center.ledger.violations import (
     AFTER_FINAL,
+    GUESSED,
     REJECTED,
     STALENESS,
     Violation,
@@ -24,7 +26,7 @@ from center.ledger.violations import (
 from center.ledger.withheld import Totals, WithheldBound, over_budget, without_bounds
 from edgewater.model.query import ErrorBudget, QuerySpec
 from edgewater.model.streams import Constant, Delivery, EdgeId
-from edgewater.wire import REJECTIONS, InputLoss, Rest
+from edgewater.wire import GUESSES, REJECTIONS, InputLoss, Rest
 
 
 class Phase(StrEnum):
@@ -290,33 +292,37 @@ def assess(
 
 
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Adds records that are in no answer to the window to the result of `Quality.to_mapping()`.
+    """Adds records that are in no answer to the window, or may be, to the result of `Quality.to_mapping()`.
 
-    The window was final when the records came, or sources rejected the records. The values of a rejected record are not
-    known. It is also not known whether the query's condition would accept it. So with rejected records, the number of
-    expected records is unknown.
+    The window was final when the records came, sources rejected the records, or edges guessed. The values of a rejected
+    record are not known. It is also not known whether the query's condition would accept it. So with rejected or
+    guessed records, the number of expected records is unknown.
 
     Args:
         quality: the result of `Quality.to_mapping()`.
         counts: number of records by reason (`LateSlice.reason`).
     """
     rejected = {reason: n for reason, n in counts.items() if reason in REJECTIONS and n}
-    late = {reason: n for reason, n in counts.items() if reason not in REJECTIONS and n}
-    if not rejected and not late:
+    guessed = {reason: n for reason, n in counts.items() if reason in GUESSES and n}
+    late = {reason: n for reason, n in counts.items() if n and reason not in rejected and reason not in guessed}
+    if not rejected and not guessed and not late:
         return dict(quality)
     records, completeness = dict(quality["records"]), dict(quality["completeness"])
     violations = []
     for name, code, by_reason, what in (
         ("after_final", AFTER_FINAL, late, "accepted records of the window are not in the answer"),
         ("rejected", REJECTED, rejected, "records that sources rejected are, or may be, records of the window"),
+        ("guessed", GUESSED, guessed, "records, or more, were counted or left out on a guess"),
     ):
         if by_reason:
             records[name] = completeness[name] = sum(by_reason.values())
             reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(by_reason.items()))
             violations.append(Violation(code, f"{records[name]} {what} ({reasons})"))
-    lacking = sum(counts.values())
-    completeness["ratio"] *= records["observed"] / (records["observed"] + lacking)
-    if rejected:
+    if guessed:
+        completeness["guessed"] = guessed
+    lacking = sum(n for reason, n in counts.items() if reason not in guessed or not GUESSES[reason].adds)
+    completeness["ratio"] *= records["observed"] / (records["observed"] + lacking) if lacking else 1.0
+    if rejected or guessed:
         records["expected"] = None
     elif records["expected"] is not None and "prediction" not in quality:
         records["expected"] = records["observed"] + lacking
@@ -327,6 +333,24 @@ def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> 
         "error": {**quality["error"], "missing": None},
         "contract": with_violations(quality["contract"], violations),
     }
+
+
+LATE_COUNTS = ("after_final", "rejected", "guessed")
+"""The members of `records` that change after the final answer."""
+
+
+def late_counts(quality: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the part of a final answer's quality that may change."""
+    return tuple(quality["records"].get(name, 0) for name in LATE_COUNTS)
+
+
+def united_late_counts(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the members of several windows' completeness that count records, as the completeness of all windows."""
+    parts, guessed = list(parts), Counter[str]()
+    for part in parts:
+        guessed.update(part.get("guessed", {}))
+    counts = {name: sum(part.get(name, 0) for part in parts) for name in ("after_final", "rejected")}
+    return {name: n for name, n in {**counts, "guessed": dict(guessed)}.items() if n}
 
 
 def _requested(spec: QuerySpec) -> dict[str, Any]:

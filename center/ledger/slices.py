@@ -14,7 +14,7 @@ from center.ledger.events import FrameSummary, LateSlice
 from center.ledger.state import EdgeIncarnation, QueryState, SealedSlice, SliceState, StateTable
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
-from edgewater.wire import REJECTIONS, SliceClose
+from edgewater.wire import GUESSES, REJECTIONS, SliceClose
 
 AFTER_FINAL = "after-final"
 """The reason of records that are in no answer to a window because they came after the final answer."""
@@ -121,12 +121,13 @@ class ReportedSlices:
         return {edge for (edge, _), close in state.closes.items() if close.observed} if state else set()
 
     def late_counts(self) -> tuple[int, int]:
-        """Returns two numbers of records in `late`: records that came too late, and records that sources rejected."""
-        rejected = sum(records for place, records in self.late.items() if place.reason in REJECTIONS)
-        return sum(self.late.values()) - rejected, rejected
+        """Returns two numbers of records in `late`: records that came too late, and rejected or guessed records."""
+        uncertain = {**REJECTIONS, **GUESSES}
+        others = sum(records for place, records in self.late.items() if place.reason in uncertain)
+        return sum(self.late.values()) - others, others
 
     def add_dropped(self, frames: Iterable[FrameSummary]) -> None:
-        """Counts the records that edges accepted but dropped, and the records that sources rejected."""
+        """Counts the records that edges accepted but dropped, rejected, or counted or left out on a guess."""
         for frame in frames:
             for drop in frame.dropped:
                 self._add_late(

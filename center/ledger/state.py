@@ -57,7 +57,7 @@ class QueryState:
         final_through_ms: windows that end at or before this event time are final. It never decreases.
         due_from_ms: start of the next window that may become due without data; None if there is no such window.
         after_final: number of records so far that came for a window when the window was final.
-        rejected: number of records so far that sources rejected.
+        rejected: number of records so far that sources rejected, or that edges counted or left out on a guess.
         sealed_before_ms: for session windows, slices that start before this event time belong only to final sessions.
             It never decreases.
         sessions_cut: number of final sessions so far that were cut at their maximum length.

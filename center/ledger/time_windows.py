@@ -102,7 +102,7 @@ class TimeWindowBook(WindowBook):
         today = self._state.running_clock.to_event_ms(now_ms - (self._due_after_ms or 0))
         first = start = max(self._state.due_from_ms, self._window.first_ending_after(min(closed, today)))
         overdue: list[int] = []
-        while len(overdue) < most and self._due_at(start) <= now_ms and start < self._own.until_ms:
+        while len(overdue) < most and self._due_without_data(start) <= now_ms and start < self._own.until_ms:
             if start not in self.windows and self._end(start) > closed:
                 overdue.append(start)
             start = self._window.following(start)

@@ -38,6 +38,9 @@ REJECTED = "rejected"
 """Violation code: sources have rejected records of the window, or records that may belong to the window because their
 event time cannot be read."""
 
+GUESSED = "guessed"
+"""Violation code: an edge counted records of the window, or left them out, on a guess."""
+
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""
 

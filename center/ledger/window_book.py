@@ -29,7 +29,7 @@ from center.ledger.answer_work import AnswerWork
 from center.ledger.deadlines import Deadlines
 from center.ledger.events import Emission, FrameSummary, refusal
 from center.ledger.expected_edges import with_edges
-from center.ledger.losses import Losses, Span, bounded_loss, loss_of_rejected
+from center.ledger.losses import Losses, Span, bounded_loss, loss_of_uncertain
 from center.ledger.quality import EdgeStatements, Phase, Quality, assess
 from center.ledger.slices import FrameReports, ReportedSlices
 from center.ledger.state import QueryState, SealedSlice, SliceState, StateEntry, StateTable, WindowState, at_most
@@ -79,6 +79,7 @@ class WindowBook(ABC):
             None if self._due_after_ms is None else self._due_at,
         )
         self.revisions_after = 0
+        self.ahead_ms = 0  # by which the wall clock was set forward (`ClockStepped`)
         self.has_backlog = False
         self._stored = StoredEdges()
         self._writing: QueryState | None = None
@@ -156,9 +157,9 @@ class WindowBook(ABC):
         for frame in frames:
             if frame.losses:
                 stated.setdefault(frame.edge, []).extend(bounded_loss(loss, frame, clock) for loss in frame.losses)
-        rejected = [d for frame in frames for d in frame.dropped if d.reason.is_rejection]
-        if rejected:
-            lost = [loss_of_rejected(each, self._spec.window) for each in rejected]
+        uncertain = [d for frame in frames for d in frame.dropped if not d.reason.is_late]
+        if uncertain:
+            lost = [loss_of_uncertain(each, self._spec.window) for each in uncertain]
             dirty |= self._windows_lacking(at_most(lost), now_ms)
         for edge, losses in stated.items():
             self._set_state(self._state.with_losses(edge, losses))
@@ -187,8 +188,8 @@ class WindowBook(ABC):
         if self._due_after_ms is None:
             return min(refined, default=None)
         first = self.deadlines.next_due()
-        starts = [*([] if first is None else [first]), *self._next_without_data()]
-        due = [self._due_at(min(starts))] if starts else []
+        due = [] if first is None else [self._due_at(first)]
+        due += map(self._due_without_data, self._next_without_data())
         return min([*due, *refined], default=None)
 
     @abstractmethod
@@ -335,7 +336,7 @@ class WindowBook(ABC):
     def _windows_lacking(self, losses: Sequence[InputLoss], now_ms: int) -> set[int]:
         """Returns the windows that are not final and need a new answer because of losses."""
         for loss in losses:
-            self._open_lacking(loss.from_ms, loss.to_ms, self._state.running_clock.to_event_ms(now_ms))
+            self._open_lacking(loss.from_ms, loss.to_ms, self._today_ms(now_ms))
         spans = ((start, self._required_span(start)) for start in self.windows)
         return {start for start, span in spans if any(loss.overlaps(*span) for loss in losses)}
 
@@ -512,6 +513,23 @@ class WindowBook(ABC):
 
     def _is_final(self, end_ms: int) -> bool:
         return end_ms <= self._state.final_through_ms
+
+    def _today_ms(self, now_ms: int) -> int:
+        """Returns the event time that the stream has reached. A clock that was set forward does not show this alone."""
+        clock = self._state.running_clock
+        return min(clock.to_event_ms(now_ms), max(clock.to_event_ms(now_ms - self.ahead_ms), self._heard_ms))
+
+    @property
+    def _heard_ms(self) -> int:
+        """The event time up to which an edge has reported."""
+        through = self._state.through_ms.values()
+        return max((each for each in through if each < MAX_TIME_MS), default=MIN_TIME_MS)
+
+    def _due_without_data(self, start_ms: int) -> int:
+        """Returns when a window without data is due. If only a clock that was set forward says that the window has
+        ended, the time that the clock has left out is added.
+        """
+        return self._due_at(start_ms) + (0 if self._end(start_ms) <= self._heard_ms else self.ahead_ms)
 
     def _due_at(self, start_ms: int) -> int:
         return self._state.running_clock.to_wall_ms(self._end(start_ms)) + (self._due_after_ms or 0)

@@ -15,6 +15,7 @@ import fcntl
 import functools
 import json
 import os
+import re
 import secrets
 import shutil
 import sqlite3
@@ -42,6 +43,7 @@ from edgewater.model.timestamps import rfc3339
 MANIFEST, CATALOG, RESULTS, LOG = "backup.json", "catalog.db", "results.db", "log"
 LINKED = ".backup"
 """Directory in the frame log that has the segments of a backup while the backup is being taken."""
+_SEGMENT = re.compile(rf"{LOG}/[A-Za-z0-9_-]+/[A-Za-z0-9_-][A-Za-z0-9._-]*")
 FORMAT = 1
 PAGES_AT_ONCE = 4096
 """Number of SQLite's pages (16 MiB) that are copied between two reports of progress."""
@@ -130,17 +132,24 @@ def read_backup(directory: Path) -> BackupInfo:
 
     try:
         document = json.loads(path.read_text())
-        info = BackupInfo(int(document["format"]), str(document["taken_at"]), dict(document["sizes"]))
+        sizes = {str(name): int(size) for name, size in document["sizes"].items()}
+        info = BackupInfo(int(document["format"]), str(document["taken_at"]), sizes)
     except OSError as exc:
         raise refused(f"{path} cannot be read: {exc.strerror}") from exc
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise refused(f"{path} is damaged: {exc}") from exc
     if info.format != FORMAT:
         raise refused(f"it has format {info.format}")
+    if not {CATALOG, RESULTS} <= info.sizes.keys():
+        raise refused(f"{path} lacks {CATALOG} or {RESULTS}")
+    root = directory.resolve()
     for name, size in info.sizes.items():
+        if name not in (CATALOG, RESULTS) and not _SEGMENT.fullmatch(name):
+            raise refused(f"{path} names {name[:200]!r}, which no backup has")
         file = directory / name
-        if not file.is_file() or file.stat().st_size != size:
-            raise refused(f"{name} is missing or does not have {size} bytes")
+        # A link could name any file that the user of the restore can read.
+        if file.resolve() != root / name or not file.is_file() or file.stat().st_size != size:
+            raise refused(f"{name} is missing, is a link, or does not have {size} bytes")
     return info
 
 
@@ -175,6 +184,7 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
             _check_store(path)
         with _stores(f"sqlite:///{new[CATALOG]}", f"sqlite:///{new[RESULTS]}") as (catalog, results):
             require_pair(catalog, results, _random())
+            catalog.backups.begin_after_restore(now_ms())
             results.begin_after_restore(catalog.backups.lineage(), now_ms())
         try:
             _copy_segments({source / n: config.log_dir / Path(n).relative_to(LOG) for n in info.segments}, report)
@@ -330,6 +340,8 @@ def _save_rows(reader: Connection, target: Path, report: Report) -> None:
 
 def _link_all(log: Path, segments: list[str]) -> None:
     for name in segments:
+        if not _SEGMENT.fullmatch(f"{LOG}/{name}"):
+            raise StorageError(f"the catalog names the segment {name[:200]!r}, which is not of a frame log")
         _link(log / name, log / LINKED / name)
 
 

@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sqlalchemy import Connection, MetaData, delete, func, insert, inspect, select, text, union
+from sqlalchemy import Connection, MetaData, column, delete, func, insert, inspect, select, text, union
+from sqlalchemy import table as table_named
 
 from center.catalog import schema as catalog_schema
 from center.results import schema as results_schema
@@ -20,6 +21,15 @@ from center.storage.database import open_engine, read_transaction, write_transac
 from edgewater.model.errors import InvalidConfig
 
 ROWS_AT_ONCE = 1000
+_SEQUENCES = text("""
+    SELECT sequence.oid::regclass::text, owner.relname, a.attname
+    FROM pg_depend d
+    JOIN pg_class sequence ON sequence.oid = d.objid AND sequence.relkind = 'S'
+    JOIN pg_class owner ON owner.oid = d.refobjid
+    JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+    WHERE d.deptype IN ('a', 'i') AND sequence.relnamespace = current_schema()::regnamespace
+""")
+"""The sequences of PostgreSQL's current schema, each with the table and the column that it numbers."""
 CATALOG: tuple[MetaData, ...] = (catalog_schema.metadata,)
 RESULTS: tuple[MetaData, ...] = (results_schema.metadata, sinks_metadata)
 
@@ -126,7 +136,7 @@ def _copy(reader: Connection, writer: Connection, stores: tuple[MetaData, ...]) 
 
 
 def _continue_numbers(writer: Connection) -> None:
-    """Makes PostgreSQL number new alarms after the copied alarms."""
-    alarms = catalog_schema.alarms
-    last = select(func.coalesce(func.max(alarms.c.id), 0) + 1).scalar_subquery()
-    writer.execute(select(func.setval(func.pg_get_serial_sequence(alarms.name, "id"), last, False)))
+    """Makes each sequence of the database number new rows after the copied rows."""
+    for sequence, owner, name in writer.execute(_SEQUENCES).all():
+        last = select(func.coalesce(func.max(column(name)), 0) + 1).select_from(table_named(owner)).scalar_subquery()
+        writer.execute(select(func.setval(sequence, last, False)))

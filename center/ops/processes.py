@@ -35,6 +35,7 @@ from edgewater.runtime.allocator import return_large_blocks
 from edgewater.runtime.clock import now_ms
 from edgewater.runtime.configuration import is_loopback
 from edgewater.runtime.health import bound_address, health_server, listen
+from edgewater.runtime.tasks import Tasks, within_limit
 
 if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark, nor the gateway
     from center.catalog import Catalog, Component, HeartbeatThread
@@ -123,19 +124,30 @@ def run_api(config: CenterConfig) -> None:
         opened(lambda: ComponentRegistry(config.catalog_url)),
         config.api,
         now_ms=now_ms,
+        sink_secrets=config.sink.secrets,
     )
     services, api = app.state.services, config.api
-    server = ApiServer(server_config(app, api, services.metrics.on_refused), api, services.feed.changes.end)
+    tasks = services.tasks
+    config_of_server = server_config(app, api, services.metrics.on_refused)
+    server = ApiServer(config_of_server, api, services.feed.changes.end, tasks=tasks)
+    tasks.end = within_limit(lambda: setattr(server, "should_exit", True))
     if api.authenticates and api.tls is None and not is_loopback(api.listen):
         log.warning("tokens are sent over the network without encryption: set api.tls, or use a proxy with TLS")
     with contextlib.ExitStack() as stack:
         if api.metrics is not None:
             ready = functools.partial(missing_components, services)
-            address = stack.enter_context(health_server(services.metrics.registry, ready, api.metrics, "api.metrics"))
+            health = health_server(services.metrics.registry, ready, api.metrics, "api.metrics", tasks=tasks)
+            address = stack.enter_context(health)
             log.info("metrics are served at http://%s/metrics", address)
-        stack.enter_context(_heartbeat(config, "api", address=bound_address(listener)))
+        problem = functools.partial(_joined, tasks.missing)
+        stack.enter_context(_heartbeat(config, "api", address=bound_address(listener), problem=problem, tasks=tasks))
         log.info("the API is served at %s://%s", api.scheme, bound_address(listener))
         server.run(sockets=[listener])
+    tasks.exit_if_failed()
+
+
+def _joined(reasons: Callable[[], list[str]]) -> str:
+    return "; ".join(reasons())
 
 
 def run_gateway(config: CenterConfig) -> None:
@@ -170,6 +182,8 @@ async def _gateway(config: CenterConfig, catalog: Catalog) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     gateway = Gateway(catalog, FrameLog(config.log_dir), gateway_config(config), now_ms)
+    loop = asyncio.get_running_loop()
+    gateway.tasks.end = within_limit(lambda: loop.call_soon_threadsafe(stop.set))
     port = await gateway.start(config.gateway.listen)
     _relax_collection()
     host = config.gateway.listen.rpartition(":")[0]
@@ -179,16 +193,27 @@ async def _gateway(config: CenterConfig, catalog: Catalog) -> None:
             if config.gateway.metrics is not None:
                 address = stack.enter_context(
                     health_server(
-                        gateway.metrics.registry, gateway.readiness, config.gateway.metrics, "gateway.metrics"
+                        gateway.metrics.registry,
+                        gateway.readiness,
+                        config.gateway.metrics,
+                        "gateway.metrics",
+                        tasks=gateway.tasks,
                     )
                 )
                 log.info("metrics are served at http://%s/metrics", address)
             stack.enter_context(
-                _heartbeat(config, "gateway", address=f"{host}:{port}", problem=lambda: "; ".join(gateway.readiness()))
+                _heartbeat(
+                    config,
+                    "gateway",
+                    address=f"{host}:{port}",
+                    problem=functools.partial(_joined, gateway.readiness),
+                    tasks=gateway.tasks,
+                )
             )
             await stop.wait()
     finally:
         await gateway.stop()
+    gateway.tasks.exit_if_failed()
 
 
 def run_job(config: CenterConfig) -> None:
@@ -202,6 +227,7 @@ def run_job(config: CenterConfig) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    tasks = Tasks(within_limit(stop.set))
     job = opened(lambda: Job(job_config(config)), stop)
     with contextlib.ExitStack() as stack:
         if config.retention.keep_answers_ms is not None:
@@ -218,11 +244,22 @@ def run_job(config: CenterConfig) -> None:
                     wait_ms=config.retention.wait_for_sinks_ms,
                     awaited=sinks.lowest_answer,
                     expired=catalog.queries.expire,
+                    tasks=tasks,
                 )
             )
         needed = config.spark.drivers
-        stack.enter_context(_heartbeat(config, "job", problem=job.problem, role=lambda: job.role, needed=needed))
+        stack.enter_context(
+            _heartbeat(
+                config,
+                "job",
+                problem=functools.partial(_joined, lambda: [*tasks.missing(), *filter(None, [job.problem()])]),
+                role=lambda: job.role,
+                needed=needed,
+                tasks=tasks,
+            )
+        )
         job.run(stop)
+    tasks.exit_if_failed()
 
 
 def run_sinks(config: CenterConfig) -> None:
@@ -246,12 +283,17 @@ def run_sinks(config: CenterConfig) -> None:
         opened(lambda: SinkStore(results.engine), stop),
         owner=instance_name(),
         now_ms=now_ms,
+        listed=config.sink.secrets,
     )
+    process.tasks.end = within_limit(stop.set)
     with contextlib.ExitStack() as stack:
         if config.sink.metrics is not None:
-            health = health_server(process.registry, process.problems, config.sink.metrics, "sink.metrics")
+            health = health_server(
+                process.registry, process.problems, config.sink.metrics, "sink.metrics", tasks=process.tasks
+            )
             log.info("metrics are served at http://%s/metrics", stack.enter_context(health))
         process.run(stop)
+    process.tasks.exit_if_failed()
 
 
 def gateway_config(config: CenterConfig) -> GatewayConfig:

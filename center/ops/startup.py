@@ -23,6 +23,7 @@ from center.ops.watchdog import HangWatch
 from edgewater.model.errors import StorageError
 from edgewater.runtime.clock import now_ms
 from edgewater.runtime.configuration import split_address
+from edgewater.runtime.tasks import Tasks
 
 POLL_S = 0.2
 STANDBY = "standby"
@@ -88,13 +89,14 @@ class Startup:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         registry = ComponentRegistry(self._config.catalog_url)
-        reporting = asyncio.create_task(self._report_when_ready(registry, supervisor))
+        tasks = Tasks(stop.set)
+        tasks.start("report-when-ready", self._report_when_ready(registry, supervisor))
         try:
             await supervisor.run(stop)
         finally:
-            reporting.cancel()
-            await asyncio.gather(reporting, return_exceptions=True)
+            await tasks.cancel()
             registry.close()
+        tasks.exit_if_failed()
 
     async def _report_when_ready(self, registry: ComponentRegistry, supervisor: Supervisor) -> None:
         logged_s = self._began_s

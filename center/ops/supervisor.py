@@ -30,6 +30,7 @@ from typing import BinaryIO, Protocol
 
 from center.storage.progress import write_whole
 from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class Supervisor:
         self._started = dict(started)
         self._running: dict[str, ComponentProcess] = {}
         self._restarts = {c.name: 0 for c in self._commands}
+        self._tasks = Tasks()
 
     @property
     def pids(self) -> Mapping[str, int]:
@@ -133,6 +135,7 @@ class Supervisor:
             InvalidConfig: a component cannot use its configuration. All components have been stopped.
         """
         self._pids_dir.mkdir(parents=True, exist_ok=True)
+        self._tasks.end = stop.set
         stopping = asyncio.create_task(stop.wait())
         keepers = [asyncio.create_task(self._supervise(c, stop)) for c in self._commands]
         try:
@@ -149,6 +152,7 @@ class Supervisor:
         for outcome in ended:
             if isinstance(outcome, BaseException):
                 raise outcome
+        self._tasks.exit_if_failed()
 
     async def _supervise(self, command: ComponentCommand, stop: asyncio.Event) -> None:
         failures = 0
@@ -179,7 +183,7 @@ class Supervisor:
         log.info("%s runs as process %d", command.name, process.pid)
         if stop.is_set():  # it was set while the child was being created, so no signal was sent to the child
             process.terminate()
-        watching = asyncio.create_task(self._watch(command, process.pid, stop))
+        watching = self._tasks.start(f"watch-{command.name}", self._watch(command, process.pid, stop))
         try:
             return await process.wait()
         finally:
@@ -233,8 +237,10 @@ def stop_with_supervisor() -> None:
 
     def wait_for_end() -> None:
         # sys.stdin is not read itself: a waiting thread would hold its lock, which is fatal when the interpreter exits.
-        while os.read(sys.stdin.fileno(), 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            while os.read(sys.stdin.fileno(), 1):
+                pass
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait_for_end, name="supervisor-gone", daemon=True).start()

@@ -6,7 +6,7 @@
 from center.results.answers import AnswerChanges, AnswerReader, AnswerRecord, NewestAnswers, read_cursor
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
-from center.results.store import MergedDelta, ResultStore
+from center.results.store import MergedDelta, ResultStore, restored_at_ms
 from center.results.writes import MAX_ANSWER_BYTES
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "NewestAnswers",
     "ResultStore",
     "read_cursor",
+    "restored_at_ms",
     "trimming",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, case, func, null, select
 
-from center.ledger import Phase, with_late_records
+from center.ledger import Phase, late_counts, with_late_records
 from center.results import schema as t
 from center.results.writes import late_by_window, read_counter
 from center.storage.database import read_transaction
@@ -276,8 +276,7 @@ class AnswerReader:
         cursor: str | None = None
         while True:
             page, cursor = self.windows(ref, first - longest_ms, end, limit, cursor, Phase.FINAL)
-            records = (record.quality["records"] for record in page)
-            yield [r for r, n in zip(page, records, strict=True) if n["after_final"] or n["rejected"]]
+            yield [record for record in page if any(late_counts(record.quality))]
             if cursor is None:
                 return
 

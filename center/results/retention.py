@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from center.results.store import ResultStore
 from edgewater.model.errors import StorageError
+from edgewater.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ def trimming(
     wait_ms: int = 0,
     awaited: Callable[[], int | None] = lambda: None,
     expired: Callable[[int, int], None] = lambda before_ms, now_ms: None,
+    tasks: Tasks | None = None,
 ) -> Iterator[None]:
     """Deletes old answers periodically while the context is entered; see `ResultStore.trim`.
 
@@ -38,6 +40,7 @@ def trimming(
         awaited: returns the id of the newest answer that all sinks have; None: there is no sink.
         expired: called with a wall time, and the time now, when no answer remains to be deleted. Answers that were
             given before the first time are no longer kept.
+        tasks: the tasks of the process.
     """
     stop = threading.Event()
 
@@ -60,8 +63,7 @@ def trimming(
                 log.warning("old answers could not be dropped, retrying: %s", exc)
                 pause_s = every_s
 
-    thread = threading.Thread(target=trim, name="answer-retention", daemon=True)
-    thread.start()
+    thread = (tasks or Tasks()).thread("answer-retention", trim)
     try:
         yield
     finally:

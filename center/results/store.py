@@ -211,10 +211,7 @@ class ResultStore(AnswerReader):
         """Replaces the ledger's state by the last committed state of this partition's queries."""
         term, queries, entries = self._term, t.ledger_queries.c, t.ledger_entries.c
         with read_transaction(self._engine) as connection:
-            step, revisions_after = (
-                read_counter(connection, term.partition.name(STEP)),
-                read_counter(connection, REVISIONS),
-            )
+            step, revisions_after = read_counter(connection, term.partition.name(STEP)), restored_at_ms(connection)
             keys = [key for key in connection.scalars(select(queries.query)) if key in term.partition]
             states = _rows_of(connection, select(queries.query, queries.state), queries.query, keys)
             by_query: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
@@ -455,16 +452,27 @@ class ResultStore(AnswerReader):
     def begin_after_restore(self, lineage: Lineage, now_ms: int) -> None:
         """Continues with a store that may be older than answers that readers have.
 
-        New answers get revisions and ids above `now_ms`. These are above all earlier ones, as no window gets an answer
-        each millisecond.
+        New answers get revisions and ids above `now_ms`, and so does the counter of late records. These are above all
+        earlier ones, as no window gets an answer each millisecond.
         """
         with write_transaction(self._engine) as connection:
             write_lineage(connection, t.counters, lineage)
-            for name in (REVISIONS, "answer"):
-                value = max(now_ms, read_counter(connection, name))
-                connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
-            late = t.counters.c.name == "late"
-            connection.execute(update(t.counters).where(late).values(value=t.counters.c.value + 1))
+            _raise_numbers(connection, now_ms)
+
+    def require_newer(self, ledger: Ledger, since_ms: int) -> None:
+        """Continues as `begin_after_restore`, if edges have proved at a later time than the ledger knows that the
+        stores are older than what the center has acknowledged.
+
+        Args:
+            since_ms: the time of the proof; 0: there is none.
+        """
+        if since_ms <= ledger.revisions_after:
+            return
+        with write_transaction(self._engine) as connection:
+            if since_ms > restored_at_ms(connection):  # no other driver has done it
+                _raise_numbers(connection, since_ms)
+        self._loaded = None
+        self.load_ledger(ledger)
 
     def copy_query(self, key: str, to: ResultStore) -> None:
         """Copies a query's rows into an empty store. The job can then continue the query there."""
@@ -474,6 +482,19 @@ class ResultStore(AnswerReader):
                 rows = [dict(r._mapping) for r in connection.execute(select(table).where(table.c.query == key))]
                 if rows:
                     target.execute(insert(table), rows)
+
+
+def _raise_numbers(connection: Connection, now_ms: int) -> None:
+    for name in (REVISIONS, "answer", "late"):
+        value = max(now_ms, read_counter(connection, name) + 1)
+        connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
+
+
+def restored_at_ms(connection: Connection) -> int:
+    """Returns the wall time at which the store was last restored; 0: never. Numbers that readers or other systems may
+    know, such as revisions, are higher from then on.
+    """
+    return read_counter(connection, REVISIONS)
 
 
 def _add_partition(connection: Connection, partition: QueryPartition) -> None:

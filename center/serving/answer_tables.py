@@ -16,6 +16,7 @@ from center.ledger import Phase, Quality, Violation, with_violations
 from center.results import AnswerRecord
 from center.serving.render import to_stated_table
 from edgewater.model.errors import InvalidInput, InvalidQuery
+from edgewater.model.key_texts import OWN_COLUMNS, own_name
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import rfc3339
@@ -58,10 +59,6 @@ def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) 
         return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract, "rests": None}))
 
 
-_OWN_COLUMNS = 8
-"""Columns that `with_quality` adds."""
-
-
 def with_quality(
     table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, *, text_times: bool = False
 ) -> pa.Table:
@@ -76,30 +73,26 @@ def with_quality(
 
     quality = members["quality"]
     codes = [violation["code"] for violation in members["contract"]["violations"]]
-    metadata = {
-        "window_start": time(record.window_start_ms),
-        "window_end": time(record.window_end_ms),
-        "phase": pa.scalar(record.phase.value, pa.string()),
-        "revision": pa.scalar(record.revision, pa.int64()),
-        "completeness": pa.scalar(quality["completeness"]["ratio"], pa.float64()),
-        "given_at": time(record.answered_at_ms),
-        "contract": pa.scalar("; ".join(codes) or "met", pa.string()),
-        "withheld": pa.scalar(to_json(quality["error"]["withheld"]).decode(), pa.string()),
-    }
+    values = (
+        time(record.window_start_ms),
+        time(record.window_end_ms),
+        pa.scalar(record.phase.value, pa.string()),
+        pa.scalar(record.revision, pa.int64()),
+        pa.scalar(quality["completeness"]["ratio"], pa.float64()),
+        time(record.answered_at_ms),
+        pa.scalar("; ".join(codes) or "met", pa.string()),
+        pa.scalar(to_json(quality["error"]["withheld"]).decode(), pa.string()),
+    )
     taken = set(table.column_names)
-    for at, (name, value) in enumerate(metadata.items()):
-        while name in taken:  # a group column or a measure has the same name
-            name = f"answer_{name}"
-        table = table.add_column(at, name, pa.repeat(value, table.num_rows))
+    for at, (name, value) in enumerate(zip(OWN_COLUMNS, values, strict=True)):
+        table = table.add_column(at, own_name(name, taken), pa.repeat(value, table.num_rows))
     return table
 
 
 def with_version(table: pa.Table, version: int) -> pa.Table:
     """Adds the version of the query behind the answer's own columns."""
-    name = "version"
-    while name in table.column_names:  # a group column or a measure has the same name
-        name = f"answer_{name}"
-    return table.add_column(_OWN_COLUMNS, name, pa.repeat(pa.scalar(version, pa.int64()), table.num_rows))
+    name = own_name("version", table.column_names)
+    return table.add_column(len(OWN_COLUMNS), name, pa.repeat(pa.scalar(version, pa.int64()), table.num_rows))
 
 
 def has_types(catalog: Catalog, spec: QuerySpec) -> bool:

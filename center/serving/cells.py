@@ -18,10 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from edgewater.model.float_bounds import LARGEST_EXACT
+from edgewater.model.key_texts import not_finite
+from edgewater.model.number_columns import DECIMAL
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
 
 Cell = dict[str, Any]
-_DECIMAL = pa.decimal128(38, 0)
 _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 
@@ -291,7 +293,7 @@ def interval_columns(name: str, estimates: Estimates) -> dict[str, pa.Array]:
         exact, lower, upper = _integers(estimates)
         columns = [[_rounded(b, by) for b in of] for of, by in ((exact, int), (lower, math.floor), (upper, math.ceil))]
         fits = all(i is None or _LEAST <= i <= _GREATEST for column in columns for i in column)
-        kind = pa.int64() if fits else _DECIMAL
+        kind = pa.int64() if fits else DECIMAL
         return {
             n: pa.array([i if i is None or fits else Decimal(i) for i in column], kind)
             for n, column in zip(names, columns, strict=True)
@@ -317,7 +319,12 @@ def _integers(estimates: Estimates) -> list[list[float | None]]:
     """Returns value, lower and upper bounds per row. The value is an integer, and so is a bound that is equal to it."""
     assert estimates.integers is not None
     exact = [None if v is None else int(v) for v in estimates.integers.to_pylist()]
-    bounds = (numbers(np.where(b == estimates.value, np.nan, b), True) for b in (estimates.lower, estimates.upper))
+    bounds = (
+        numbers(
+            np.where(b == estimates.value, np.nan, np.where(np.abs(b) < LARGEST_EXACT, b, np.nextafter(b, end))), True
+        )
+        for b, end in ((estimates.lower, -np.inf), (estimates.upper, np.inf))
+    )  # a large bound is a rounded integer
     moved = [(b != estimates.value).tolist() for b in (estimates.lower, estimates.upper)]
     columns = [
         [bound if m else e for e, bound, m in zip(exact, each, those, strict=True)]
@@ -345,14 +352,6 @@ def plain(value: Any) -> Any:
 def plain_key(value: Any) -> Any:
     """A value of a group's key, or an item, as JSON: NaN and infinity become their names, since null is another key."""
     return not_finite(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-
-
-def not_finite(value: float) -> str:
-    """The name of NaN or of an infinity in JSON."""
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def nullable(values: FloatArray) -> pa.Array:

@@ -20,13 +20,14 @@ from sqlglot import exp
 from center.serving.cells import CellPart, IntervalPart, KeyedPart, interval_columns
 from edgewater.model.errors import InvalidQuery, InvalidRequest, did_you_mean
 from edgewater.model.expressions import bind_condition
+from edgewater.model.float_bounds import LARGEST_EXACT, side_of
 from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
+from edgewater.model.number_columns import float_column
 from edgewater.model.query import QuerySpec
 from edgewater.model.syntax import column_names, parse_sql
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
 
 MAX_COMPUTED = 20
-_LARGEST_EXACT = 2.0**53
 _ROUNDING = 2.0**-48
 """A bound of the relative rounding of a few float64 operations."""
 _OPERATORS = {exp.Add: np.add, exp.Sub: np.subtract, exp.Mul: np.multiply, exp.Div: np.divide}
@@ -137,10 +138,10 @@ class RowSelection:
             InvalidRequest: the condition or the order names a column that the answer does not have, or does not fit
                 its type.
         """
-        columns = {name: _plain(column) for name, column in groups.items()}
+        columns = {name: _plain(name, column) for name, column in groups.items()}
         for name, estimates in intervals.items():
             for column, values in interval_columns(name, estimates).items():
-                columns.setdefault(column, _plain(values))
+                columns.setdefault(column, _plain(column, values))
         rows = np.arange(length)
         if self.having:
             batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns)) if columns else None
@@ -199,11 +200,11 @@ def _parsed(text: str, field: str) -> exp.Expression:
         raise InvalidRequest(field, text, exc.accepted, exc.reason) from exc
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def _plain(name: str, column: pa.Array) -> pa.Array:
     """Returns a column of a type that expressions know; decimals and nulls become float64."""
-    if pa.types.is_decimal(column.type) or pa.types.is_null(column.type):
-        return column.cast(pa.float64())
-    return column
+    if pa.types.is_decimal(column.type):
+        return pa.array(float_column(column, side_of(name)), pa.float64(), mask=np.asarray(column.is_null()))
+    return column.cast(pa.float64()) if pa.types.is_null(column.type) else column
 
 
 def _evaluated(tree: exp.Expression, values: Mapping[str, FloatArray]) -> FloatArray:
@@ -231,8 +232,8 @@ class _Box:
 
 
 def _bounds(tree: exp.Expression, read: Mapping[str, Estimates]) -> tuple[FloatArray, FloatArray]:
-    lows = {n: np.where(np.isfinite(e.lower), e.lower, -np.inf) for n, e in read.items()}
-    highs = {n: np.where(np.isfinite(e.upper), e.upper, np.inf) for n, e in read.items()}
+    lows = {n: _outwards(e.lower, -np.inf) for n, e in read.items()}
+    highs = {n: _outwards(e.upper, np.inf) for n, e in read.items()}
     box = _box(tree, lows, highs)
     lower, upper = box.lower, box.upper
     rising = {n: box.slope(n)[0] >= 0 for n in read}
@@ -248,10 +249,16 @@ def _bounds(tree: exp.Expression, read: Mapping[str, Estimates]) -> tuple[FloatA
     is_large = np.zeros_like(is_monotone)
     for name in read:
         is_exact &= lows[name] == highs[name]
-        is_large |= np.maximum(np.abs(lows[name]), np.abs(highs[name])) > _LARGEST_EXACT
+        is_large |= np.maximum(np.abs(lows[name]), np.abs(highs[name])) > LARGEST_EXACT
     margin = np.where(is_exact & ~is_large, 0.0, _ROUNDING * np.maximum(np.abs(lower), np.abs(upper)))
     margin = np.where(np.isfinite(margin), margin, 0.0)
     return lower - margin, upper + margin
+
+
+def _outwards(bound: FloatArray, end: float) -> FloatArray:
+    """Returns a bound, or `end` if it is unknown. A large bound may be a rounded integer."""
+    known = np.where(np.abs(bound) < LARGEST_EXACT, bound, np.nextafter(bound, end))
+    return np.where(np.isfinite(bound), known, end)
 
 
 def _box(tree: exp.Expression, lows: Mapping[str, FloatArray], highs: Mapping[str, FloatArray]) -> _Box:

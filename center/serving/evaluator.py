@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.serving.cells import NOT_FINITE, intervals, plain_key, stated_confidence
+from center.ledger import united_late_counts
+from center.serving.cells import intervals, plain_key, stated_confidence
 from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
     WHOLE,
@@ -29,6 +30,7 @@ from center.serving.totals import Rests
 from center.serving.widening import Widening
 from center.serving.withheld import GroupsWithheld, of_all_groups, read_bounds, record_count, union_of_windows
 from edgewater.model.errors import IncompatibleSynopses, InvalidRequest, NotFound
+from edgewater.model.key_texts import NOT_FINITE
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
@@ -483,7 +485,4 @@ def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Se
         edges = sorted({edge for w in found for edge in w.completeness.get(name, ())})
         if edges:
             completeness[name] = edges
-    for name in ("after_final", "rejected"):
-        if records := sum(w.completeness.get(name, 0) for w in found):
-            completeness[name] = records
-    return {**head, "completeness": completeness}
+    return {**head, "completeness": completeness | united_late_counts(w.completeness for w in found)}

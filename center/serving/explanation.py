@@ -23,7 +23,7 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import Estimates
 
 NO_BOUND = "no bound is known"
-_VALUE = ("estimate", "lower", "upper")
+_VALUE = ("estimate", "lower", "upper", "not_finite")
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ def _withheld_at_edge(bounds: Mapping[str, Any] | None, measure: Measure, closed
 def _main_value(cell: Cell) -> tuple[str, Cell]:
     """Returns a cell if it is an interval, or the first interval in it. Lists have none."""
     if "estimate" in cell:
-        return "", {name: cell[name] for name in _VALUE}
+        return "", {name: cell[name] for name in _VALUE if name in cell}
     for name, member in cell.items():
         if isinstance(member, Mapping):
             inner, value = _main_value(dict(member))
@@ -239,8 +239,9 @@ def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row:
     """Returns how far missing records may move the value, if no estimate stands for them."""
     completeness, name = record.quality["completeness"], measure.function.name
     if may_count_twice(completeness):
-        edges = ", ".join(completeness["lost_state"])
-        return (ErrorPart("missing", None, None, f"{edges} lost its state: records may be missing or counted twice"),)
+        edges = ", ".join(completeness.get("lost_state", ()))
+        cause = f"{edges} lost its state" if edges else f"edges guessed ({', '.join(sorted(completeness['guessed']))})"
+        return (ErrorPart("missing", None, None, f"{cause}: records may be missing or counted twice"),)
     if "prediction" in record.quality:
         return ()
     if not is_incomplete(completeness):
@@ -250,7 +251,11 @@ def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row:
     lacking = [*completeness["missing"], *completeness.get("left", ())]
     says = f"records of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''} may be missing"
     if not lacking:
-        reasons = {"after_final": "records came when the window was final", "rejected": "sources rejected records"}
+        reasons = {
+            "after_final": "records came when the window was final",
+            "rejected": "sources rejected records",
+            "guessed": "edges left out records on a guess",
+        }
         says = "; ".join(text for name, text in reasons.items() if completeness.get(name)) or "no edge is expected"
     return (
         ErrorPart(

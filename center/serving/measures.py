@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from center.ledger import LATE_COUNTS
 from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
 from center.serving.computed import ALL_ROWS, ComputedValue, RowSelection
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
@@ -53,6 +54,7 @@ from edgewater.synopses.named_questions import (
     require_confidence,
     top_items_question,
 )
+from edgewater.wire import GUESSES
 
 MAX_ASKED = 100
 WHOLE = ("count", "integer_sum")
@@ -360,7 +362,7 @@ def is_incomplete(completeness: Mapping[str, Any]) -> bool:
     Args:
         completeness: the member of the answer's quality.
     """
-    lacks_records = any(completeness.get(n) for n in ("missing", "left", "after_final", "rejected", "unanswered"))
+    lacks_records = any(completeness.get(n) for n in ("missing", "left", "unanswered", *LATE_COUNTS))
     return lacks_records or completeness.get("expected") == 0
 
 
@@ -374,7 +376,7 @@ def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array]
     """
     lacking, only = [*completeness.get("missing", ()), *completeness.get("left", ())], completeness.get("only", {})
     everywhere = np.ones(rows, bool)
-    is_anywhere = any(completeness.get(name) for name in ("after_final", "rejected", "unanswered"))
+    is_anywhere = any(completeness.get(name) for name in ("unanswered", *LATE_COUNTS))
     if not rows or not lacking or is_anywhere or not all(edge in only for edge in lacking):
         return everywhere
     result = np.zeros(rows, bool)
@@ -391,13 +393,18 @@ def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array]
 
 
 def may_count_twice(completeness: Mapping[str, Any]) -> bool:
-    """Returns whether an edge lost its state while the window was open. Then not even a count has a bound."""
-    return bool(completeness.get("lost_state"))
+    """Returns whether an edge lost its state while the window was open, or counted records on a guess. Then not even a
+    count has a bound.
+    """
+    is_guessed = any(GUESSES[reason].adds for reason in completeness.get("guessed", ()))
+    return is_guessed or bool(completeness.get("lost_state"))
 
 
 def lacks_excluded_records(completeness: Mapping[str, Any]) -> bool:
-    """Returns whether records are in no answer: they came after the final answer, or their source rejected them."""
-    return bool(completeness.get("after_final") or completeness.get("rejected"))
+    """Returns whether records are in no answer: they came after the final answer, their source rejected them, or an
+    edge left them out on a guess.
+    """
+    return any(completeness.get(name) for name in LATE_COUNTS)
 
 
 def widen_by_missing(estimates: Estimates, measure: Measure | None, lacking: BoolArray) -> Estimates:

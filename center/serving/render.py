@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import NOT_FINITE, Cell, CellPart, IntervalPart, csv_table, equal_cells, plain_key
+from center.serving.cells import Cell, CellPart, IntervalPart, csv_table, equal_cells, plain_key
 from center.serving.computed import row_intervals
 from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
 from center.serving.measures import (
@@ -34,6 +34,7 @@ from center.serving.widening import Widening
 from center.serving.withheld import GroupsWithheld, read_bounds, with_withheld
 from edgewater.model.accuracy import Accuracy
 from edgewater.model.early_synopses import DEFAULT_QUANTILES
+from edgewater.model.key_texts import NOT_FINITE, NULL, text_of_key
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
@@ -427,14 +428,14 @@ def _select_groups(aggregate: GroupedAggregate, questions: MeasureQuestions) -> 
 
 
 def denoted_values(texts: Iterable[str], key_type: pa.DataType) -> pa.Array:
-    """Returns the keys of this type that the texts of a URL denote; ``null`` denotes the null of any type."""
-    values = [value for text in texts for value in (_denoted(text, key_type), None if text == "null" else _NOTHING)]
+    """Returns the keys of this type whose texts (`key_text`) are given; ``null`` denotes the null of any type."""
+    values = [None if text == NULL else _denoted(text, key_type) for text in texts]
     return pa.array([value for value in values if value is not _NOTHING], key_type)
 
 
 def _denoted(text: str, key_type: pa.DataType) -> Any:
     if pa.types.is_string(key_type):
-        return text
+        return text_of_key(text)
     if pa.types.is_boolean(key_type):
         return {"true": True, "false": False}.get(text, _NOTHING)
     try:

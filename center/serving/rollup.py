@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from center.ledger import ACCURACY, Violation, with_violations
+from center.ledger import ACCURACY, Violation, united_late_counts, with_violations
 from center.results import AnswerRecord
 from center.serving.totals import Rests
 from center.serving.withheld import read_bounds, union_of_windows
@@ -31,6 +31,8 @@ from edgewater.model.windows import (
 from edgewater.synopses import GroupedAggregate
 
 EVERY_ACCEPTED = f"a duration such as 1h, or one of {', '.join(CALENDAR_UNITS)}"
+UNANSWERED, PER_WINDOW = "unanswered-windows", "budget-per-window"
+"""Codes of violations of roll-ups."""
 MAX_LOSSES = 100
 """The number of stated losses that a rolled-up answer lists."""
 
@@ -151,6 +153,13 @@ def _united_quality(qualities: Sequence[dict[str, Any]], spec: QuerySpec, interv
     if predicted:
         reason = f"{predicted} of {len(qualities)} windows have a prediction, and predictions are merged without bounds"
         contract = with_violations(contract, [Violation(ACCURACY, reason)])
+    if unanswered := completeness.get("unanswered"):
+        reason = f"{unanswered} of {interval.windows} windows have no answer"
+        contract = with_violations(contract, [Violation(UNANSWERED, reason)])
+    if spec.budget is not None and interval.windows > 1:
+        contract = with_violations(
+            contract, [Violation(PER_WINDOW, "the budget is about each window, not about several")]
+        )
     whole = not any(completeness.get(name) for name in ("missing", "left", "unanswered"))
     rests = [quality["rests"] for quality in qualities]
     united = None if any(rest is None for rest in rests) else Rests.of_windows(spec, [Rests.of(q) for q in qualities])
@@ -191,9 +200,7 @@ def _united_completeness(parts: Sequence[dict[str, Any]], interval: Interval) ->
     for name in ("lost_state", "left"):
         if edges := _united_names(parts, name):
             result[name] = edges
-    for name in ("after_final", "rejected"):
-        if records := sum(part.get(name, 0) for part in parts):
-            result[name] = records
+    result |= united_late_counts(parts)
     delivery = {edge: promise for part in parts for edge, promise in part.get("delivery", {}).items()}
     if delivery:
         result["delivery"] = delivery

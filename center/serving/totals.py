@@ -97,6 +97,8 @@ def answer_totals(
     They are about all groups, whatever groups the questions select. Both are empty for a session that was merged into
     another session, and for an answer whose data cannot be read.
 
+    If edges withhold values that are in no group, the member `notes` says so.
+
     Args:
         merged: the merged data of the record; None: nothing has arrived.
     """
@@ -126,9 +128,13 @@ def answer_totals(
         if value.reads() <= set(numbers):
             total[value.name] = intervals(value.estimates(numbers, spec.measures), False)[0]
     hidden = {m.name for m in spec.measures if not includes(questions, m)}
+    rest = {name: amount for name, amount in rest.items() if name not in hidden}
+    held = ", ".join(f"{name} {amount:,.15g}" for name, amount in rest.items() if amount)
+    notes = [f"edges withhold values under the budget: {held} in `total` and in no group of `data`"] if held else []
     return {
         "total": {name: cell for name, cell in total.items() if name not in hidden},
-        "rest": {name: amount for name, amount in rest.items() if name not in hidden},
+        "rest": rest,
+        **({"notes": notes} if notes else {}),
     }
 
 

@@ -54,13 +54,15 @@ def check_rules(
     start_ms: int | None,
     now_ms: Callable[[], int],
     timeout_ms: int,
+    alive: Callable[[], None] = lambda: None,
 ) -> CheckReport:
     """Evaluates rules on stored answers, as if each answer had just been given.
 
     Args:
         start_ms: the evaluation begins with the first answer to a window that starts at this time or later. If None, it
             begins with the first stored answer.
-        timeout_ms: ms after which no further page of answers is evaluated.
+        timeout_ms: ms after which no further answer is evaluated.
+        alive: raises an error if nobody waits for the report. Called before each answer.
 
     Raises:
         StorageError: a store cannot be read.
@@ -78,13 +80,17 @@ def check_rules(
             if len(of_rule.transitions) < MAX_TRANSITIONS:
                 of_rule.transitions.append(transition)
 
+    is_late = False
     last = 0 if start_ms is None else (results.first_answer_from(start_ms) or results.last_answer_id() + 1) - 1
-    while True:
+    while not is_late:
         records = results.changes_after(last, PAGE).records
-        if not records or report.answers >= MAX_ANSWERS or now_ms() >= until_ms:
+        if not records or report.answers >= MAX_ANSWERS:
             break
         last = records[-1].answer_id
         for record in records:
+            alive()
+            if is_late := now_ms() >= until_ms:
+                break
             if record.query not in queries:
                 continue
             query = queries[record.query] = queries[record.query].typed(catalog)
@@ -93,7 +99,7 @@ def check_rules(
             note(book.answer(answer, query.registered.spec.measures, record.answered_at_ms))
             note(book.tick(record.answered_at_ms))
             report.answers += 1
-    report.is_whole = not records
+    report.is_whole = not records and not is_late
     if report.is_whole:
         note(book.tick(now_ms()))
     for name, problem in book.problems.items():

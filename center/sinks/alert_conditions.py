@@ -21,13 +21,13 @@ from center.serving.computed import ComputedValue
 from edgewater.model.errors import InvalidQuery, InvalidRequest
 from edgewater.model.expressions import bind_condition
 from edgewater.model.measure import Measure
+from edgewater.model.number_columns import float_column
 from edgewater.model.syntax import column_names, parse_sql
-from edgewater.synopses import BoolArray, Estimates, FloatArray
+from edgewater.synopses import BoolArray, Estimates
 
 _OPPOSITE: dict[type[exp.Expression], type[exp.Binary]] = {
     exp.GT: exp.LTE, exp.LTE: exp.GT, exp.LT: exp.GTE, exp.GTE: exp.LT, exp.EQ: exp.NEQ, exp.NEQ: exp.EQ,
 }  # fmt: skip
-_LARGEST_EXACT = 2.0**53
 _ACCEPTED = "comparisons of measures (=, <>, <, <=, >, >=, BETWEEN, IN), with AND, OR and NOT"
 
 
@@ -167,19 +167,9 @@ def _intervals(rows: pa.Table) -> dict[str, Estimates]:
     result = {}
     for name in rows.column_names:
         if f"{name}_lower" in names and f"{name}_upper" in names:
-            value, lower, upper = (_floats(rows.column(n)) for n in (name, f"{name}_lower", f"{name}_upper"))
-            result[name] = Estimates(value, _rounded(lower, -np.inf), _rounded(upper, np.inf))
+            value, lower, upper = (rows.column(n) for n in (name, f"{name}_lower", f"{name}_upper"))
+            result[name] = Estimates(float_column(value, 0), float_column(lower, -1), float_column(upper, 1))
     return result
-
-
-def _floats(column: pa.ChunkedArray) -> FloatArray:
-    numbers: FloatArray = pc.fill_null(pc.cast(column, pa.float64(), safe=False), float("nan")).to_numpy()
-    return numbers
-
-
-def _rounded(bound: FloatArray, towards: float) -> FloatArray:
-    """Widens bounds by one float64 step where a whole number may have been rounded to a float64."""
-    return np.where(np.abs(bound) >= _LARGEST_EXACT, np.nextafter(bound, towards), bound)
 
 
 def _compared(comparison: type[exp.Expression], difference: Estimates, certainly: bool) -> BoolArray:

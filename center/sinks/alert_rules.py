@@ -17,9 +17,11 @@ import pyarrow.compute as pc
 
 from center.ledger import Phase
 from center.serving.measures import is_incomplete, may_count_twice
+from center.serving.render import denoted_values
 from center.sinks.alert_conditions import Condition, Verdicts
 from center.sinks.base import SinkAnswer, SinkQuery
 from edgewater.model.errors import InvalidQuery, InvalidRequest
+from edgewater.model.key_texts import key_text
 from edgewater.model.measure import Measure
 from edgewater.model.syntax import column_names
 from edgewater.model.timestamps import rfc3339
@@ -410,10 +412,8 @@ def _rows_of(known: Collection[Labels], answer: SinkAnswer) -> dict[Labels, int]
     is_candidate: BoolArray = np.ones(answer.rows.num_rows, bool)
     for at, name in enumerate(_groups(answer)):
         column = answer.rows.column(name)
-        if pa.types.is_string(column.type) or pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
-            texts = pc.fill_null(pc.cast(column, pa.string()), "null")
-            values = pa.array({labels[at][1] for labels in known if len(labels) > at}, pa.string())
-            is_candidate &= pc.is_in(texts, value_set=values).to_numpy()
+        texts = {labels[at][1] for labels in known if len(labels) > at}
+        is_candidate &= pc.is_in(column, value_set=denoted_values(texts, column.type)).to_numpy()
     rows = np.flatnonzero(is_candidate)
     found = dict(zip(_labels(answer, rows), rows.tolist(), strict=True))
     return {labels: found[labels] for labels in known if labels in found}
@@ -422,16 +422,12 @@ def _rows_of(known: Collection[Labels], answer: SinkAnswer) -> dict[Labels, int]
 def _labels(answer: SinkAnswer, rows: Any) -> list[Labels]:
     """Returns the labels of the groups of these rows."""
     names = _groups(answer)
-    columns = [map(_label, answer.rows.column(name).take(pa.array(rows, pa.int64())).to_pylist()) for name in names]
+    columns = [map(key_text, answer.rows.column(name).take(pa.array(rows, pa.int64())).to_pylist()) for name in names]
     return [tuple(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] or [()] * len(rows)
 
 
 def _groups(answer: SinkAnswer) -> list[str]:
     return [name for name in answer.group_columns if name in answer.rows.column_names]
-
-
-def _label(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _values(shown: Mapping[str, Estimates], row: int) -> dict[str, dict[str, float | None]]:

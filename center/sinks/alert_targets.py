@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,10 @@ import httpx
 from pydantic import Field, SecretStr, model_validator
 
 from edgewater.model.errors import EdgewaterError
+from edgewater.model.key_texts import label_names
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import Secret, Section, refusal
+from edgewater.runtime.http_exchange import failure, host_of, post
 
 TIMEOUT_S = 10.0
 """Timeout of each step of an exchange with a target."""
@@ -151,7 +152,7 @@ class Alertmanager:
         """
         body = [
             {
-                "labels": {label_name(name): value for name, value in alert["labels"].items()},
+                "labels": dict(zip(label_names(list(alert["labels"])), alert["labels"].values(), strict=True)),
                 "annotations": alert["annotations"],
                 "startsAt": alert["starts_at"],
                 "endsAt": alert["ends_at"] or rfc3339(now_ms + ENDS_AFTER_MS),
@@ -164,11 +165,6 @@ class Alertmanager:
             headers["Authorization"] = f"Bearer {token.get_secret_value()}"
         url = f"{self._section.url.rstrip('/')}/api/v2/alerts"
         self._server.post(url, json.dumps(body).encode(), headers)
-
-
-def label_name(name: str) -> str:
-    """Returns a name that Prometheus accepts as the name of a label."""
-    return re.sub(r"[^a-zA-Z0-9_]|^(?=[0-9])", "_", name)
 
 
 class _Server:
@@ -186,15 +182,15 @@ class _Server:
         """
         if self._context is None:
             self._context = _trusted(self._ca)
-        host = "the URL"
+        host = host_of(url)
         try:
-            host = httpx.URL(url).host or host
-            reply = httpx.post(url, content=body, headers=dict(headers), timeout=TIMEOUT_S, verify=self._context)
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise DeliveryFailed(f"{host}: {exc or type(exc).__name__}") from exc
-        if reply.is_error or reply.is_redirect:
-            reason = f"{host}: HTTP {reply.status_code} {reply.text[:200]}"
-            raise DeliveryFailed(reason, is_final=reply.status_code in REFUSING)
+            with httpx.Client(verify=self._context) as client:
+                reply = post(client, url, body, headers, TIMEOUT_S)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+            raise DeliveryFailed(f"{host}: {failure(exc)}") from None
+        if not reply.is_success:
+            reason = f"{host}: HTTP {reply.status} {reply.text[:200]}"
+            raise DeliveryFailed(reason, is_final=reply.status in REFUSING)
 
 
 def _trusted(ca: Path | None) -> ssl.SSLContext:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -267,7 +267,8 @@ def stated(rule: AlertRule, alert: Alert, status: str, ended_at_ms: int | None =
     annotations = {"summary": rule.summary} if rule.summary else {}
     annotations |= {name: v if isinstance(v, str) else json.dumps(v) for name, v in alert.details.items()}
     own = {ALERTNAME: rule.name, QUERY: rule.query}
-    groups = {f"group_{name}" if name in own else name: value for name, value in alert.labels}
+    taken = own.keys() | dict(alert.labels).keys()
+    groups = {_free(name, taken) if name in own else name: value for name, value in alert.labels}
     return {
         "status": status,
         "rule": rule.name,
@@ -279,6 +280,12 @@ def stated(rule: AlertRule, alert: Alert, status: str, ended_at_ms: int | None =
         "ends_at": None if ended_at_ms is None else rfc3339(ended_at_ms),
         "details": dict(alert.details),
     }
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name = f"group_{name}"
+    return name
 
 
 def _stated_rule(rule: AlertRule, book: AlertBook) -> dict[str, Any]:

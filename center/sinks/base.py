@@ -15,6 +15,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from center.ledger import Phase
+from edgewater.model.key_texts import OWN_COLUMNS
 from edgewater.model.query import QuerySpec
 from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
 from edgewater.wire import QueryRef
@@ -78,6 +79,16 @@ class SinkAnswer:
     group_columns: tuple[str, ...] = ()
     removed: Callable[[], list[dict[str, Any]]] = field(default=list, repr=False)
 
+    @property
+    def own_columns(self) -> dict[str, str]:
+        """By name in `OWN_COLUMNS`, the name of the column of `rows`: another name if a group or a measure has it."""
+        return dict(zip(OWN_COLUMNS, self.rows.column_names, strict=False))
+
+    @property
+    def measure_columns(self) -> list[str]:
+        """The names of the columns of measures."""
+        return [n for n in self.rows.column_names[len(OWN_COLUMNS) :] if n not in self.group_columns]
+
 
 class Sink(Protocol):
     """A system that answers are written to. One thread calls all methods.
@@ -85,9 +96,12 @@ class Sink(Protocol):
     A sink may have a method ``tick(is_current)``. It is called about ten times a second while the sink is open and not
     paused. ``is_current`` says whether the sink has all answers. A sink may also have a property ``problem``. While a
     part of the sink does not work, the property returns a text that says why. Otherwise it returns an empty text.
+    A further property ``refused`` is the number of samples or rows that the system has refused for ever.
 
-    If a method raises an exception, nothing was written. The sink is then closed, and opened again after a pause. The
-    message of the exception is shown to readers of the sink's status, so it must not contain secrets.
+    If a method raises an exception, nothing was written. The sink is then closed, and opened again after a pause. If
+    it fails again, its queries are tried one by one. A query that fails while the sink takes others is set aside, and
+    written later. The message of the exception is shown to readers of the sink's status, so it must not contain
+    secrets.
     """
 
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:

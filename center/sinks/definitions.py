@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, SecretStr
 
@@ -15,6 +15,8 @@ from center.sinks.base import KINDS, Sink, SinkContext, SinkKind
 from edgewater.model.errors import InvalidConfig, did_you_mean
 from edgewater.model.measure import NAME, NAME_ACCEPTED
 from edgewater.runtime.configuration import Duration, Section, validate
+from edgewater.runtime.http_exchange import LEAST_SECRET
+from edgewater.runtime.kafka_properties import FILES
 
 
 class CommonOptions(Section):
@@ -34,6 +36,15 @@ class CommonOptions(Section):
     kind `alerts`, otherwise `beginning`."""
 
 
+PLAIN_OPTIONS = tuple(
+    f".{name}"
+    for name in (
+        *("aws_region", "aws_default_region", "aws_endpoint_url", "aws_allow_http", "aws_s3_allow_unsafe_rename"),
+        *("aws_s3_locking_provider", "aws_virtual_hosted_style_request", "azure_storage_account_name"),
+        *("catalog.type", "catalog.uri", "catalog.warehouse", "s3.region", "s3.endpoint", "client.region"),
+    )
+)
+"""Options of storage and of catalogs that are no secrets, and with which no library reads a file or loads code."""
 COMMON_KEYS = tuple(CommonOptions.model_fields)
 
 
@@ -80,15 +91,18 @@ def read_definition(
     document: object,
     *,
     environ: Mapping[str, str] = os.environ,
-    only_references: bool = False,
+    listed: Collection[str] | None = None,
+    reads_secrets: bool = True,
     field: str = "sinks",
 ) -> SinkDefinition:
     """Reads the definition of a sink, such as ``{kind: postgres, queries: […], …}``.
 
     Args:
         environ: the variables for ``{env: NAME}``.
-        only_references: whether a secret must be ``{env: NAME}`` or ``{file: PATH}``, because the definition is stored.
-            The secret is not read here, because another process will run the sink.
+        listed: for a definition of the API, the setting `sink.secrets`. A secret must be ``{env: NAME}`` or
+            ``{file: PATH}``, and the name or the path must be listed, as must the path of each other file that the sink
+            reads. None: the definition is in ``center.yaml``.
+        reads_secrets: whether the secrets are read. False if another process will run the sink.
 
     Raises:
         InvalidConfig: the definition is not valid. The error's field is the path of the key, such as
@@ -108,8 +122,9 @@ def read_definition(
     common = {key: value for key, value in document.items() if key in COMMON_KEYS}
     own = {key: value for key, value in document.items() if key not in COMMON_KEYS and key != "kind"}
     shared = _validated(CommonOptions, common, at, {})
-    if only_references:
-        own = {name: _checked_references(value, at, name, secrets_of(kind.config)) for name, value in own.items()}
+    if listed is not None or not reads_secrets:
+        checked = _checked(own, [kind.config], at, listed)
+        own = own if reads_secrets else checked
     options = _validated(kind.config, own, at, {"environ": environ})
     needed: frozenset[str] | None = getattr(options, "reads", None)
     queries = needed if shared.queries == "all" else frozenset(shared.queries)
@@ -163,21 +178,70 @@ def _types(annotation: Any) -> list[Any]:
     return [annotation, *(inner for part in getattr(annotation, "__args__", ()) for inner in _types(part))]
 
 
-def _checked_references(value: object, at: str, name: str, secrets: set[str]) -> object:
+def _checked(value: Any, kinds: Sequence[Any], at: str, listed: Collection[str] | None) -> Any:
     """Returns an option in which a placeholder replaces each reference to a secret.
 
+    Args:
+        kinds: the types of the option, and of what it contains.
+
     Raises:
-        InvalidConfig: the option has a secret itself instead of a reference.
+        InvalidConfig: the option has a secret itself instead of a reference, or names a file or a variable that is not
+            listed.
     """
-    path = f"{at}.{name}"
-    if name in secrets and isinstance(value, Mapping) and list(value) in (["env"], ["file"]):
+    if isinstance(value, Mapping) and list(value) in (["env"], ["file"]) and SecretStr in kinds:
+        ((_, name),) = value.items()
+        _require_listed(name, at, listed)
         return "referenced"
-    if name in secrets and value is not None and not isinstance(value, Mapping | list):
-        accepted = "{env: NAME} or {file: PATH} of the process `edgewater center sink`"
-        raise InvalidConfig(path, "…", accepted, "a stored definition must not contain a secret")
     if isinstance(value, Mapping):
-        inside = {*secrets, *map(str, value)} if name in secrets else secrets
-        return {key: _checked_references(inner, path, str(key), inside) for key, inner in value.items()}
+        fields = _fields(kinds)
+        inner = [kind for given in kinds if get_origin(given) is dict for kind in _types(get_args(given)[-1])]
+        return {key: _checked(each, fields.get(str(key), inner), f"{at}.{key}", listed) for key, each in value.items()}
     if isinstance(value, list):
-        return [_checked_references(inner, path, str(n), secrets) for n, inner in enumerate(value)]
+        inner = [kind for given in kinds if get_origin(given) is list for kind in _types(get_args(given)[-1])]
+        return [_checked(each, inner, f"{at}.{number}", listed) for number, each in enumerate(value)]
+    if isinstance(value, str) and at.lower().endswith(PLAIN_OPTIONS) and not _has_password(value):
+        return value
+    if value is not None and SecretStr in kinds:
+        accepted = "{env: NAME} or {file: PATH} of the process `edgewater center sink`"
+        raise InvalidConfig(at, "…", accepted, "a stored definition must not contain a secret")
+    if value is not None and at.endswith((".ca", *FILES)):
+        _require_listed(value, at, listed)
     return value
+
+
+def _has_password(text: str) -> bool:
+    return "://" in text and "@" in text
+
+
+def _fields(kinds: Sequence[Any]) -> dict[str, list[Any]]:
+    """Returns the types of the keys of the models among the types."""
+    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return {f.alias or name: _types(f.annotation) for model in models for name, f in model.model_fields.items()}
+
+
+def _require_listed(name: object, at: str, listed: Collection[str] | None) -> None:
+    if listed is not None and name not in listed:
+        accepted = f"one of {', '.join(sorted(listed))}" if listed else "a name in sink.secrets, which is empty"
+        raise InvalidConfig(at, name, accepted, "a definition of the API may use only what sink.secrets lists")
+
+
+def masked(text: str, options: object) -> str:
+    """Returns a text in which `…` replaces each secret of the options. A library or a server may quote it."""
+    for secret in sorted(_secret_values(options), key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text
+
+
+def _secret_values(options: object) -> Iterator[str]:
+    if isinstance(options, SecretStr):
+        if len(options) >= LEAST_SECRET:
+            yield options.get_secret_value()
+    elif isinstance(options, BaseModel):
+        for name in type(options).model_fields:
+            yield from _secret_values(getattr(options, name))
+    elif isinstance(options, Mapping):
+        for value in options.values():
+            yield from _secret_values(value)
+    elif isinstance(options, list | tuple):
+        for value in options:
+            yield from _secret_values(value)

@@ -7,7 +7,6 @@ position is a message in another topic, written in the same transaction.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,10 +17,11 @@ import pyarrow as pa
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from center.serving.cells import list_texts, plain
+from center.serving.cells import list_texts, plain, plain_key
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.kinds import KafkaSinkConfig
 from edgewater.model.errors import StorageError
+from edgewater.model.key_texts import own_name
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
@@ -182,10 +182,12 @@ class KafkaSink:
                   "window_start": rfc3339(answer.window_start_ms)}  # fmt: skip
         types = {field.name: _connect_type(field.type) for field in answer.rows.schema}
         for group in answer.removed():
-            yield _key({**window, "group": {name: _json(value) for name, value in group.items()}}), None
-        for row in _rows(answer.rows):
+            yield _key({**window, "group": {name: plain_key(value) for name, value in group.items()}}), None
+        query, version = (own_name(name, types) for name in ("query", "version"))
+        own = {query: answer.query.name, version: answer.query.version}
+        for row in _rows(answer.rows, answer.group_columns):
             key = _key({**window, "group": {name: row[name] for name in answer.group_columns}})
-            yield key, self._value({**window, **row}, {"query": "string", "version": "int64", **types})
+            yield key, self._value({**own, **row}, {query: "string", version: "int64", **types})
         statement = {**window, "window_end": rfc3339(answer.window_end_ms), "statement": json.dumps(answer.statement)}
         strings = dict.fromkeys(statement, "string")
         yield _key(window), self._value(statement, {**strings, "version": "int64"})
@@ -193,7 +195,9 @@ class KafkaSink:
     def _value(self, payload: Mapping[str, Any], types: Mapping[str, str]) -> str:
         if self._options.format == "json":
             return json.dumps(payload, separators=(",", ":"))
-        fields = [{"field": name, "type": types[name], "optional": True} for name in payload]
+        # A key that is not finite is a text in JSON: null is another key.
+        named = {name for name, value in payload.items() if isinstance(value, str)}
+        fields = [{"field": n, "type": "string" if n in named else types[n], "optional": True} for n in payload]
         schema = {"type": "struct", "name": "edgewater.answer", "optional": False, "fields": fields}
         return json.dumps({"schema": schema, "payload": payload}, separators=(",", ":"))
 
@@ -206,8 +210,8 @@ def _connect_type(kind: pa.DataType) -> str:
     return _CONNECT.get(str(kind), "string")
 
 
-def _rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    columns = {}
+def _rows(rows: pa.Table, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
+    columns: dict[str, list[Any]] = {}
     for name in rows.column_names:
         column = rows.column(name)
         if pa.types.is_list(column.type):
@@ -218,10 +222,6 @@ def _rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
         elif pa.types.is_decimal(column.type):
             columns[name] = [None if v is None else str(v) for v in column.to_pylist()]
         else:
-            columns[name] = [_json(v) for v in column.to_pylist()]
+            columns[name] = [plain_key(v) if name in keys else plain(v) for v in column.to_pylist()]
     for row in zip(*columns.values(), strict=True):
         yield dict(zip(columns, row, strict=True))
-
-
-def _json(value: Any) -> Any:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else plain(value)

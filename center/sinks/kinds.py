@@ -4,15 +4,19 @@ use.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from center.sinks.base import Sink, SinkContext, SinkQuery
-from edgewater.model.errors import InvalidConfig
-from edgewater.runtime.configuration import Secret, Section, refusal
+from edgewater.model.errors import InvalidConfig, installation
+from edgewater.model.key_texts import label_names
+from edgewater.runtime.configuration import Secret, Section, read_secret, refusal
+from edgewater.runtime.kafka_properties import refused_properties
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,7 +26,7 @@ FILES_WAIT_MS = 300_000
 
 
 def _missing(kind: str, extra: str, exc: ImportError) -> InvalidConfig:
-    return InvalidConfig("kind", kind, f"another kind, or pip install 'edgewater[{extra}]'", str(exc))
+    return InvalidConfig("kind", kind, f"another kind, or {installation(extra)}", str(exc))
 
 
 class PostgresConfig(Section):
@@ -84,6 +88,18 @@ class KafkaSinkConfig(Section):
     secrets: dict[str, Secret] = {}
     """Further properties of librdkafka that are secrets, such as `ssl.key.password`."""
 
+    @field_validator("properties", "secrets", mode="before")
+    @classmethod
+    def _allowed(cls, properties: object, info: ValidationInfo) -> object:
+        if not isinstance(properties, Mapping):
+            return properties
+        for name in refused_properties(map(str, properties)):
+            raise refusal("properties of librdkafka about its connections and buffers", f"{name} is not allowed")
+        if info.field_name == "properties":
+            return properties
+        environ = (info.context or {}).get("environ", os.environ)
+        return {n: read_secret(v, environ, is_pem=True) if n.endswith(".pem") else v for n, v in properties.items()}
+
     @field_validator("properties")
     @classmethod
     def _without_secrets(cls, properties: dict[str, str]) -> dict[str, str]:
@@ -116,7 +132,15 @@ class RemoteWriteConfig(Section):
     token: Secret | None = None
     """A bearer token."""
     labels: dict[str, str] = {}
-    """Labels of each series."""
+    """Labels of each series, except `query` and `version`, which the sink sets."""
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        for name in labels:
+            if label_names([name], {"query", "version"}) != [name]:
+                raise refusal("letters, digits and _, and not query, version or __…", f"{name!r} is no label")
+        return labels
 
 
 class RemoteWriteKind:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,10 +22,18 @@ import pyarrow.parquet as pq
 from center.serving.cells import list_texts
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
 from edgewater.model.errors import StorageError
+from edgewater.model.float_bounds import side_of
+from edgewater.model.key_texts import OWN_COLUMNS, own_name
+from edgewater.model.number_columns import float_column
 from edgewater.wire import QueryRef
 
 DAY = "day"
-"""The column with the UTC day on which a window begins. Tables are partitioned by this column."""
+"""The column with the UTC day on which a window begins. Tables are partitioned by this column. If a group or a measure
+has the name, the column has another one (`_named`)."""
+_ADDED = 2
+"""Columns before the columns of answers: `DAY` and the id of the answer."""
+BEYOND = "beyond-int64"
+"""The code in the column ``contract`` of a row in which a number is null because the table's type is too narrow."""
 _FILE = re.compile(r"answers-(\d+)-(\d+)\.parquet")
 
 
@@ -64,14 +73,14 @@ class LakeSink:
             if answer.rows.num_rows:
                 by_query.setdefault(answer.query, []).append(answer)
         for ref, group in by_query.items():
+            schema = self._queries[ref].schema
             if ref not in self._tables:
-                query = self._queries[ref]
-                self._tables[ref] = self._open_table(query, _typed(query.schema))
+                self._tables[ref] = self._open_table(self._queries[ref], _named(_typed(schema)))
             table = self._tables[ref]
             last = table.last_answer()
             new = [answer for answer in group if answer.answer_id > last]
             if new:
-                table.append(_rows(new, self._queries[ref].schema), new[0].answer_id, new[-1].answer_id)
+                table.append(_rows(new, schema), new[0].answer_id, new[-1].answer_id)
         self._memory.save(position, "{}")
 
     def close(self) -> None:
@@ -98,22 +107,59 @@ def _kind(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_list(kind) else kind
 
 
+def _named(schema: pa.Schema) -> pa.Schema:
+    """Returns the columns with names that differ not only in case, because readers ignore the case. The names of a
+    query's columns come first, so the product's own columns are renamed.
+    """
+    own, names = _ADDED + len(OWN_COLUMNS), dict[str, str]()  # by the name in lower case
+    for column in schema.names[own:]:
+        name = column
+        while name.casefold() in names:
+            name = f"{name}_"
+        names[name.casefold()] = name
+    renamed = [*(own_name(name, names) for name in schema.names[:own]), *names.values()]
+    return pa.schema([f.with_name(name) for f, name in zip(schema, renamed, strict=True)])
+
+
 def _rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
     target = _typed(schema)
     tables = []
     for answer in answers:
-        columns: dict[str, Any] = {}
-        for field in target:
+        rows, columns, lost = answer.rows.num_rows, list[Any](), np.zeros(answer.rows.num_rows, bool)
+        for field in list(target)[_ADDED:]:
             if field.name not in answer.rows.column_names:
-                columns[field.name] = pa.nulls(answer.rows.num_rows, field.type)
+                columns.append(pa.nulls(rows, field.type))
                 continue
             column = answer.rows.column(field.name)
-            column = list_texts(column) if pa.types.is_list(column.type) else column
-            columns[field.name] = pc.cast(column, field.type, safe=False)
-        columns["answer_id"] = pa.repeat(pa.scalar(answer.answer_id, pa.int64()), answer.rows.num_rows)
-        columns[DAY] = pc.strftime(columns["window_start"], format="%Y-%m-%d")
-        tables.append(pa.table(columns, schema=target))
+            columns.append(_fitted(column, field))
+            lost |= columns[-1].is_null().to_numpy(zero_copy_only=False) & column.is_valid().to_numpy()
+        stated = OWN_COLUMNS.index("contract")
+        columns[stated] = pc.if_else(pa.array(lost), _with_code(columns[stated]), columns[stated])
+        day = pc.strftime(columns[OWN_COLUMNS.index("window_start")], format="%Y-%m-%d")
+        answer_id = pa.repeat(pa.scalar(answer.answer_id, pa.int64()), rows)
+        tables.append(pa.table([day, answer_id, *columns], schema=_named(target)))
     return pa.concat_tables(tables)
+
+
+def _with_code(contract: pa.ChunkedArray) -> pa.ChunkedArray:
+    joined = pc.binary_join_element_wise(contract, BEYOND, "; ")
+    return pc.if_else(pc.equal(contract, "met"), BEYOND, joined)
+
+
+def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    """Returns a column in the type of the table. A bound is rounded outwards. A number that does not fit is null."""
+    if pa.types.is_list(column.type):
+        return list_texts(column)
+    if column.null_count == len(column):
+        return pa.nulls(len(column), field.type)
+    if pa.types.is_floating(field.type):
+        return pa.array(float_column(column, side_of(field.name)), field.type, mask=column.is_null().to_numpy())
+    if pa.types.is_integer(field.type) and not pa.types.is_integer(column.type):
+        if pa.types.is_floating(column.type):
+            column = pc.round(column, round_mode={-1: "down", 0: "half_to_even", 1: "up"}[side_of(field.name)])
+        least, end = (pa.scalar(Decimal(n)).cast(column.type) for n in (-(1 << 63), 1 << 63))
+        column = pc.if_else(pc.and_(pc.greater_equal(column, least), pc.less(column, end)), column, None)
+    return pc.cast(column, field.type)
 
 
 class ParquetFiles:
@@ -124,7 +170,7 @@ class ParquetFiles:
 
     def last_answer(self) -> int:
         """Implements `LakeTable.last_answer`."""
-        names = (_FILE.fullmatch(path.name) for path in self._directory.glob(f"{DAY}=*/*.parquet"))
+        names = (_FILE.fullmatch(path.name) for path in self._directory.glob(f"*{DAY}=*/*.parquet"))
         return max((int(name[2]) for name in names if name is not None), default=0)
 
     def append(self, rows: pa.Table, first: int, last: int) -> None:
@@ -133,13 +179,14 @@ class ParquetFiles:
         So the greatest id in the names of files shows which answers are written, even if only a part of a page was
         written.
         """
-        days = rows.column(DAY).to_numpy(zero_copy_only=False)
+        partition = rows.column_names[0]
+        days = rows.column(0).to_numpy(zero_copy_only=False)
         borders = [0, *(np.flatnonzero(days[1:] != days[:-1]) + 1).tolist(), len(days)]
         for start, end in pairwise(borders):
             part = rows.slice(start, end - start)
-            ids = part.column("answer_id")
+            ids = part.column(1)
             name = f"answers-{ids[0].as_py()}-{ids[-1].as_py()}.parquet"
-            self._write(self._directory / f"{DAY}={days[start]}", name, part.drop_columns([DAY]))
+            self._write(self._directory / f"{partition}={days[start]}", name, part.drop_columns([partition]))
 
     def _write(self, directory: Path, name: str, rows: pa.Table) -> None:
         try:
@@ -167,7 +214,7 @@ class DeltaAnswers:
 
         self._uri, self._app, self._options = uri, app, dict(options)
         self._table = DeltaTable.create(
-            uri, schema, mode="ignore", partition_by=[DAY], storage_options=self._options or None
+            uri, schema, mode="ignore", partition_by=schema.names[:1], storage_options=self._options or None
         )
 
     def last_answer(self) -> int:
@@ -193,7 +240,7 @@ class IcebergAnswers:
             update.union_by_name(schema)
         if not self._table.spec().fields:
             with self._table.update_spec() as spec:
-                spec.add_identity(DAY)
+                spec.add_identity(schema.names[0])
 
     def last_answer(self) -> int:
         """Implements `LakeTable.last_answer`. Other writers, such as a compaction, may have written the newest

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,12 +49,12 @@ _WINDOW_COLUMNS = {
     "revision": "bigint", "phase": "text", "completeness": "double precision", "given_at": "timestamptz",
     "contract": "text", "statement": "jsonb",
 }  # fmt: skip
-_WIDER = {
-    ("bigint", "numeric"), ("bigint", "double precision"), ("numeric", "double precision"),
-}  # fmt: skip
-"""Pairs of types. All values of the first type fit into the second type."""
+_NUMBERS = ("bigint", "double precision", "numeric")
+"""Types of numbers. All values of the others fit into the last type."""
 _LIKE_OWN = re.compile(rf"(q_)*{OWN}")
 _LIKE_VERSION = re.compile(r"_v\d+_*$")
+_LIKE_NUL = '\0|^".*\\\\u0000'
+"""A text with NUL, or a text that could be mistaken for the quoted form of one."""
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -175,7 +176,7 @@ class PostgresSink:
                 "statement": [_jsonb(a.statement) for a in answers],
             }
         )
-        _copy(cursor, sql.SQL("pg_temp.stage"), rows)
+        _copy(cursor, sql.SQL("pg_temp.stage"), _texts(rows))
         changed = sql.SQL(", ").join(
             sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
             for name in _WINDOW_COLUMNS
@@ -270,7 +271,9 @@ class _View:
                 version=sql.Literal(_version(table)),
                 columns=sql.SQL(", ").join(
                     sql.SQL("{}::{} AS {}").format(
-                        sql.Identifier(name) if name in stored else sql.NULL, sql.SQL(kind), sql.Identifier(name)
+                        sql.Identifier(name) if name in stored else sql.NULL,
+                        sql.SQL(kind if stored.get(name, kind) == kind else f"text::{kind}"),
+                        sql.Identifier(name),
                     )
                     for name, kind in columns.items()
                     if name != "version"
@@ -330,11 +333,12 @@ class _Table:
             sql.SQL("DELETE FROM {} WHERE {} = ANY(%s::timestamptz[])").format(table, self._start),
             [[rfc3339(answer.window_start_ms) for answer in answers]],
         )
-        rows = pa.concat_tables([answer.rows for answer in answers], promote_options="permissive")
-        if not rows.num_rows:
-            return
-        self._fit(cursor, rows.schema)
-        _copy(cursor, table, rows.rename_columns([self._name(name) for name in rows.column_names]))
+        tables = [answer.rows for answer in answers if answer.rows.num_rows]
+        for schema in {_filled(rows): None for rows in tables}:
+            self._fit(cursor, schema)
+        if tables:
+            rows = pa.concat_tables(map(_texts, tables), promote_options="default")
+            _copy(cursor, table, rows.rename_columns([self._name(name) for name in rows.column_names]))
 
     @property
     def _start(self) -> sql.Identifier:
@@ -366,16 +370,16 @@ class _Table:
             elif self._is_unused(cursor, name):
                 self._view.drop(cursor)
                 self._alter(cursor, "ALTER COLUMN {column} TYPE {kind} USING NULL", name, kind)
-            elif (kind, stored) in _WIDER:
-                continue
-            elif (stored, kind) in _WIDER:
-                self._view.drop(cursor)
-                self._alter(cursor, "ALTER COLUMN {column} TYPE {kind} USING {column}::{kind}", name, kind)
-            else:
+            elif (wider := _common(stored, kind)) == "text":
                 raise StorageError(
                     f"table {self.name}: the column {name} is of type {stored}, the sink writes {kind}:"
                     " rename the column, or the table, and the sink creates another one"
                 )
+            elif wider == stored:
+                continue
+            else:  # a cast from double precision to numeric keeps 15 digits only, a text all
+                self._view.drop(cursor)
+                self._alter(cursor, "ALTER COLUMN {column} TYPE {kind} USING {column}::text::{kind}", name, wider)
             changed = True
         if changed and not only_add:
             self._view.create(cursor)
@@ -403,24 +407,34 @@ def _copy(cursor: psycopg.Cursor[Any], table: sql.Composable, rows: pa.Table) ->
     buffer = io.BytesIO()
     options = pyarrow.csv.WriteOptions(include_header=False)
     # The table must have one chunk, because pyarrow writes garbage if the first chunk of a table is empty.
-    table_of_texts = pa.table([_text(column) for column in rows.columns], rows.column_names).combine_chunks()
-    pyarrow.csv.write_csv(table_of_texts, buffer, options)
+    pyarrow.csv.write_csv(rows.combine_chunks(), buffer, options)
     with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, columns)) as copy:
         copy.write(buffer.getvalue())
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column as it is written to CSV. NUL is replaced in texts, because PostgreSQL does not store it."""
+    """Returns a column as it is written to CSV. PostgreSQL does not store NUL. So a text with NUL is quoted as in JSON,
+    and NUL is replaced in lists.
+    """
     if pa.types.is_list(column.type):
         texts = list_texts(column)
         if pc.any(pc.match_substring(texts, "\\u0000")).as_py():  # rare, so a loop over the rows is fast enough
             texts = pa.array([None if text is None else _without_nul(text) for text in texts.to_pylist()], pa.string())
         return pa.chunked_array([texts], pa.string())
-    if pa.types.is_null(column.type):
-        return column.cast(pa.string())
-    if pa.types.is_string(column.type):
-        return pc.replace_substring(column, "\0", "\ufffd")
-    return column
+    if pa.types.is_string(column.type) and pc.any(odd := pc.match_substring_regex(column, _LIKE_NUL)).as_py():
+        pairs = zip(column.to_pylist(), odd.to_pylist(), strict=True)
+        return pa.chunked_array([[json.dumps(t, ensure_ascii=False) if is_odd else t for t, is_odd in pairs]])
+    return column.cast(pa.string())
+
+
+def _filled(rows: pa.Table) -> pa.Schema:
+    """Returns the schema of rows. A column without a value has the type null, because its type is a guess."""
+    columns = zip(rows.schema, rows.columns, strict=True)
+    return pa.schema([f.with_type(pa.null()) if c.null_count == len(c) else f for f, c in columns])
+
+
+def _texts(rows: pa.Table) -> pa.Table:
+    return pa.table([_text(column) for column in rows.columns], rows.column_names)
 
 
 def _jsonb(statement: Mapping[str, Any]) -> str:
@@ -472,9 +486,7 @@ def _short(kind: str) -> str:
 
 def _common(one: str, other: str) -> str:
     """Returns a type into which the values of both types fit."""
-    if one == other or (other, one) in _WIDER:
-        return one
-    return other if (one, other) in _WIDER else "text"
+    return one if one == other else _NUMBERS[-1] if {one, other} <= set(_NUMBERS) else "text"
 
 
 def _column_name(name: str, taken: Iterable[str]) -> str:

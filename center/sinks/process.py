@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,6 +18,7 @@ from center.sinks.definitions import SinkDefinition, read_definition
 from center.sinks.runner import LOOK_MS, SinkRunner
 from center.sinks.store import SinkStore
 from edgewater.model.errors import EdgewaterError, InvalidConfig
+from edgewater.runtime.tasks import Tasks
 
 END_S = 0.2
 """The longest time in seconds for which the end of a changed sink may delay other sinks. If a sink takes longer to end,
@@ -31,9 +33,11 @@ class SinkProcess:
         configured: sinks of ``center.yaml``. They replace sinks of the same name that the API has defined.
         owner: name of this process in the leases of sinks.
         now_ms: returns the wall time.
+        listed: the setting `sink.secrets`.
 
     Attributes:
         registry: Prometheus' metrics of the process.
+        tasks: the threads of the process. The process sets how it ends if one of them fails.
     """
 
     def __init__(
@@ -45,45 +49,52 @@ class SinkProcess:
         *,
         owner: str,
         now_ms: Callable[[], int],
+        listed: Collection[str] = (),
     ) -> None:
         self._configured = {definition.name: definition for definition in configured}
         self._catalog, self._results, self._store = catalog, results, store
-        self._owner, self._now_ms = owner, now_ms
-        self._threads: dict[str, _SinkThread] = {}
+        self._owner, self._now_ms, self._listed = owner, now_ms, listed
+        self._threads: dict[str, _RunningSink] = {}
         self._refused: dict[str, str] = {}
         self.registry = CollectorRegistry()
         self.registry.register(SinkCollector(store, results, now_ms))
         self.registry.register(AlertCollector(store))
+        self.tasks = Tasks()
+        self.registry.register(self.tasks.failures)
 
     def run(self, stop: threading.Event) -> None:
         """Runs until `stop` is set. Returns when all threads have ended."""
-        try:
-            while True:
-                try:
-                    self._follow()
-                except EdgewaterError as exc:
-                    log.warning("the definitions of sinks cannot be read: %s", exc.message)
-                if stop.wait(LOOK_MS / 1000):
-                    return
-        finally:
-            for thread in self._threads.values():
-                thread.end()
-            for thread in self._threads.values():
-                thread.join()
+        following = self.tasks.thread("sinks", functools.partial(self._follow_until, stop))
+        stop.wait()
+        following.join()
+        for sink in self._threads.values():
+            sink.end()
+        for sink in self._threads.values():
+            sink.thread.join()
+
+    def _follow_until(self, stop: threading.Event) -> None:
+        while True:
+            try:
+                self._follow()
+            except EdgewaterError as exc:
+                log.warning("the definitions of sinks cannot be read: %s", exc.message)
+            if stop.wait(LOOK_MS / 1000):
+                return
 
     def problems(self) -> list[str]:
         """Returns why sinks do not work. Each text begins with the name of the sink."""
-        failing = [(name, thread.runner.problem) for name, thread in sorted(self._threads.items())]
-        return [f"{name}: {problem}" for name, problem in [*failing, *sorted(self._refused.items())] if problem]
+        failing = [(name, sink.runner.problem) for name, sink in sorted(self._threads.items())]
+        problems = [f"{name}: {problem}" for name, problem in [*failing, *sorted(self._refused.items())] if problem]
+        return self.tasks.missing() + problems
 
     def _follow(self) -> None:
         wanted = self._wanted()
-        for name, thread in list(self._threads.items()):
+        for name, sink in list(self._threads.items()):
             definition = wanted.get(name)
-            if definition is None or definition.key != thread.runner.definition.key:
-                thread.end()
-                thread.join(END_S)
-            if not thread.is_alive():
+            if definition is None or definition.key != sink.runner.definition.key:
+                sink.end()
+                sink.thread.join(END_S)
+            if not sink.thread.is_alive():
                 del self._threads[name]
         for name, definition in wanted.items():
             if name not in self._threads:
@@ -96,8 +107,7 @@ class SinkProcess:
                     now_ms=self._now_ms,
                     is_stored=name not in self._configured,
                 )
-                self._threads[name] = _SinkThread(runner)
-                self._threads[name].start()
+                self._threads[name] = _RunningSink(runner, self.tasks)
 
     def _wanted(self) -> dict[str, SinkDefinition]:
         wanted = dict(self._configured)
@@ -106,7 +116,7 @@ class SinkProcess:
             if status.definition is None or status.name in wanted:
                 continue
             try:
-                wanted[status.name] = read_definition(status.name, status.definition)
+                wanted[status.name] = read_definition(status.name, status.definition, listed=self._listed)
             except InvalidConfig as exc:  # such as a variable that this process does not have
                 self._refused[status.name] = exc.message
                 if status.problem != exc.message:
@@ -114,13 +124,13 @@ class SinkProcess:
         return wanted
 
 
-class _SinkThread(threading.Thread):
-    def __init__(self, runner: SinkRunner) -> None:
-        super().__init__(name=f"sink-{runner.definition.name}", daemon=True)
+class _RunningSink:
+    def __init__(self, runner: SinkRunner, tasks: Tasks) -> None:
         self.runner = runner
         self._ended = threading.Event()
+        self.thread = tasks.thread(f"sink-{runner.definition.name}", self._run)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         pause_s = 0.0
         while not self._ended.wait(pause_s):
             pause_s = self.runner.step()
@@ -147,9 +157,13 @@ class SinkCollector(Collector):
             "edgewater_sink_gap_answers", "Ids of answers that were deleted before the sink had them.", labels=["sink"]
         )
         answers = CounterMetricFamily("edgewater_sink_answers", "Answers that were written.", labels=["sink"])
+        refused = CounterMetricFamily(
+            "edgewater_sink_refused", "Samples that the sink's system has refused for ever.", labels=["sink"]
+        )
         rows = CounterMetricFamily("edgewater_sink_rows", "Rows that were written.", labels=["sink"])
-        families = [up, paused, lag, gap, answers, rows]
+        families = [up, paused, lag, gap, answers, rows, refused]
         try:
+            refusals = self._store.refused()
             for status in self._store.statuses():
                 labels = [status.name]
                 up.add_metric(labels, float(not status.problem))
@@ -158,6 +172,7 @@ class SinkCollector(Collector):
                 gap.add_metric(labels, float(0 if status.gap is None else status.gap[1] - status.gap[0] + 1))
                 answers.add_metric(labels, float(status.answers))
                 rows.add_metric(labels, float(status.rows))
+                refused.add_metric(labels, float(refusals.get(status.name, 0)))
         except EdgewaterError as exc:
             log.warning("the states of sinks cannot be read: %s", exc.message)
         return families

@@ -7,17 +7,19 @@ only for operators and for the retention of answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from center.catalog import Catalog
-from center.ledger import Phase
+from center.ledger import Phase, late_counts
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
 from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
-from center.sinks.definitions import SinkDefinition
-from center.sinks.store import SinkStatus, SinkStore
+from center.sinks.definitions import SinkDefinition, masked
+from center.sinks.store import Aside, SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
@@ -106,9 +108,14 @@ class SinkRunner:
         self._trimmed = 0
         self._gap: tuple[int, int] | None = None
         self._alarmed_since_ms = 0
+        self._may_have_alarm = True
+        """Of this process or of an earlier one."""
         self._failures = 0
-        # Per window, `late_of` of the final answer that the sink has.
-        self._late: dict[tuple[QueryRef, int], tuple[int, int]] = {}
+        self._asides: dict[QueryRef, Aside] = {}
+        self._refused: int | None = None
+        self._tried_ms = 0
+        # Per window, `late_counts` of the final answer that the sink has.
+        self._late: dict[tuple[QueryRef, int], tuple[int, ...]] = {}
 
     @property
     def problem(self) -> str:
@@ -126,6 +133,8 @@ class SinkRunner:
         except Exception as exc:  # a sink of a package may raise any exception, which must not stop other sinks
             return self._failed(exc)
         self._failures = 0
+        if self._may_have_alarm and not self.problem:
+            self._end_alarm()
         return pause_s
 
     def stop(self) -> None:
@@ -145,7 +154,7 @@ class SinkRunner:
             if self._epoch is None:
                 return STANDBY_S
             log.info("sink %s: this process runs it, epoch %d", name, self._epoch)
-            self._gap = self._store.status(name).gap
+            self._gap, self._asides = self._store.status(name).gap, self._store.asides(name)
             self._report()
         elif now_ms - self._renewed_ms >= RENEW_MS:
             self._report()
@@ -157,6 +166,8 @@ class SinkRunner:
             self._close()
         if self._sink is None or now_ms - self._looked_ms >= LOOK_MS:
             self._open(now_ms)
+        if self._asides and now_ms - self._tried_ms >= LONGEST_PAUSE_S * 1000:
+            self._try_asides()
         pause_s = self._copy_page()
         if (tick := getattr(self._sink, "tick", None)) is not None:
             tick(self._is_current)
@@ -171,12 +182,13 @@ class SinkRunner:
         if self._sink is not None and wanted.keys() == self._queries.keys():
             return
         if self._sink is None:
-            assert self._epoch is not None
-            memory = self._store.memory(self.definition.name, self._epoch)
-            self._sink = self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
+            self._sink = self._new_sink()
         self._queries = {ref: read_query(q, self._catalog) for ref, q in wanted.items()}
-        stored = self._sink.open([q.of_sink for q in self._queries.values()])
         assert self._status is not None
+        if self._status.replay_after is not None or any(ref not in wanted for ref in self._asides):
+            is_replay = self._status.replay_after is not None
+            self._set_asides({} if is_replay else {r: a for r, a in self._asides.items() if r in wanted})
+        stored = self._open_sink()
         if self._status.replay_after is not None:
             self._replayed = self._status.replay_after
             self._position = Position(self._replayed, -1)
@@ -187,6 +199,89 @@ class SinkRunner:
             self._position = Position(*self._results.newest()) if self.definition.begins_now else Position()
             self._sink.write([], self._position)
 
+    def _new_sink(self) -> Sink:
+        assert self._epoch is not None
+        memory = self._store.memory(self.definition.name, self._epoch)
+        return self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
+
+    def _open_sink(self) -> Position | None:
+        """Opens the sink. If it fails again, sets aside each query with which alone the sink does not open."""
+        assert self._sink is not None
+        wanted = {ref: q.of_sink for ref, q in self._queries.items()}
+        try:
+            return self._sink.open([q for ref, q in wanted.items() if ref not in self._asides])
+        except LeaseLost:
+            raise
+        except Exception:
+            if not self._failures:
+                raise
+        stored = self._reopened([])
+        problems = {}
+        for ref, query in wanted.items():
+            try:
+                self._sink.open([query])
+            except LeaseLost:
+                raise
+            except Exception as exc:
+                problems[ref] = self._reason(exc)
+                self._reopened([])
+        if problems:
+            has = self._position if stored is None else stored
+            self._set_asides({ref: Aside(has.answer_id, p) for ref, p in problems.items()} | self._asides)
+        return self._sink.open([q for ref, q in wanted.items() if ref not in self._asides])
+
+    def _reopened(self, queries: Iterable[QueryRef]) -> Position | None:
+        """Opens a new sink after a failure of one query. Raises an exception if the system cannot be used at all."""
+        assert self._sink is not None
+        with suppress(Exception):
+            self._sink.close()
+        self._sink = self._new_sink()
+        return self._sink.open([self._queries[ref].of_sink for ref in queries])
+
+    def _set_asides(self, queries: dict[QueryRef, Aside]) -> None:
+        assert self._epoch is not None
+        self._store.set_asides(self.definition.name, self._epoch, queries)
+        self._asides = queries
+
+    def _write_each(self, records: Sequence[AnswerRecord], position: Position) -> None:
+        """Writes a page after a failure, query by query. A query that fails while the system takes others is set aside:
+        its answers are written when the cause is gone.
+        """
+        for ref in dict.fromkeys(record.query for record in records):
+            try:
+                self._write([r for r in records if r.query == ref], self._position)
+            except LeaseLost:
+                raise
+            except Exception as exc:
+                self._reopened(r for r in self._queries if r not in {ref, *self._asides})
+                assert self._sink is not None
+                self._sink.write([], self._position)
+                log.warning("sink %s: query %s is set aside: %s", self.definition.name, ref, self._reason(exc))
+                self._set_asides({**self._asides, ref: Aside(self._position.answer_id, self._reason(exc))})
+        self._write([], position)
+
+    def _try_asides(self) -> None:
+        """Writes the next page of each query that is set aside. The next step goes on with further answers."""
+        self._tried_ms = self._now_ms()
+        for ref, aside in list(self._asides.items()):
+            others = [r for r in self._queries if r not in self._asides]
+            try:
+                self._reopened([*others, ref])
+                page = self._results.changes_after(aside.answer_id, MAX_ANSWERS, max_bytes=PAGE_BYTES).records
+                page = [r for r in page if r.answer_id <= self._position.answer_id]
+                self._write([r for r in page if r.query == ref and self._wants(r)], self._position)
+                last = page[-1].answer_id if page else self._position.answer_id
+            except LeaseLost:
+                raise
+            except Exception as exc:
+                self._reopened(others)
+                self._set_asides({**self._asides, ref: Aside(aside.answer_id, self._reason(exc))})
+            else:
+                rest = {r: a for r, a in self._asides.items() if r != ref}
+                has_more = last < self._position.answer_id
+                self._set_asides({**rest, ref: aside._replace(answer_id=last)} if has_more else rest)
+                self._tried_ms = 0 if has_more else self._tried_ms
+
     def _open_typed(self, refs: Iterable[QueryRef]) -> None:
         """Opens the sink again if it was opened without the types of these queries, which have answers now."""
         assert self._sink is not None
@@ -194,7 +289,8 @@ class SinkRunner:
         if untyped:
             for ref in untyped:
                 self._queries[ref] = self._queries[ref].typed(self._catalog)
-            self._sink.open([q.of_sink for q in self._queries.values()])
+            opened = {*refs, *(ref for ref in self._queries if ref not in self._asides)}
+            self._sink.open([q.of_sink for ref, q in self._queries.items() if ref in opened])
 
     def _copy_page(self) -> float:
         assert self._sink is not None
@@ -234,21 +330,24 @@ class SinkRunner:
         if not answered <= self._seen:
             self._open(self._now_ms())  # a query was registered since
             self._seen |= answered  # a query that is deleted does not come again
-        records = [r for r in changes.records if self._wants(r)]
+        records = [r for r in changes.records if self._wants(r) and r.query not in self._asides]
         # If there are no records, the answers after the position have been deleted.
         last = changes.records[-1].answer_id if changes.records else newest.answer_id
-        self._write(records, Position(last, self._position.late))
+        write = self._write_each if self._failures and records else self._write
+        write(records, Position(last, self._position.late))
 
     def _write_late(self, newest: Position) -> None:
         """Writes a final answer again if the numbers of its late records have changed."""
-        for ref in list(self._queries):
+        for ref in [ref for ref in self._queries if ref not in self._asides]:
             for records in self._final_with_late(ref):
                 self._write(records, self._position)
         self._write([], Position(self._position.answer_id, newest.late))
 
     def _final_with_late(self, ref: QueryRef) -> Iterator[list[AnswerRecord]]:
         for page in self._results.with_late_records(ref, LATE_ANSWERS):
-            changed = [r for r in page if self._wants(r) and self._late.get((ref, r.window_start_ms)) != late_of(r)]
+            changed = [
+                r for r in page if self._wants(r) and self._late.get((ref, r.window_start_ms)) != late_counts(r.quality)
+            ]
             if changed:
                 yield changed
 
@@ -264,7 +363,11 @@ class SinkRunner:
         if len(self._late) > MAX_REMEMBERED:
             self._late.clear()
         self._late.update(
-            {(r.query, r.window_start_ms): late_of(r) for r in records if r.phase is Phase.FINAL and any(late_of(r))}
+            {
+                (r.query, r.window_start_ms): late_counts(r.quality)
+                for r in records
+                if r.phase is Phase.FINAL and any(late_counts(r.quality))
+            }
         )
         self._report(len(answers), sum(a.rows.num_rows for a in answers))
 
@@ -285,7 +388,7 @@ class SinkRunner:
     def _report(self, answers: int = 0, rows: int = 0, problem: str = "") -> None:
         assert self._epoch is not None
         now_ms, self._trimmed = self._now_ms(), self._results.trimmed()
-        own = None if self._sink is None else getattr(self._sink, "problem", "")
+        own = None if self._sink is None else self._own_problem()
         self._status = self._store.report(
             self.definition.name,
             self._epoch,
@@ -303,12 +406,33 @@ class SinkRunner:
             first, last = self._status.gap
             self._alarm("sink-gap", f"the answers {first} to {last} were deleted before the sink had them")
         self._gap = self._status.gap
+        refused = getattr(self._sink, "refused", 0)
+        if self._refused is not None and refused > self._refused:
+            self._alarm(
+                "sink-refused", f"its system has refused {refused - self._refused} samples, which are lost there"
+            )
+        self._refused = refused if self._sink is not None else self._refused
         since_ms = self._status.problem_since_ms
         if own and not problem and now_ms - since_ms >= PARTIAL_MS and since_ms != self._alarmed_since_ms:
             self._alarmed_since_ms = since_ms
             self._alarm("sink-failing", "a part of the sink does not work; `edgewater sinks show` says why")
 
+    def _own_problem(self) -> str:
+        """Returns why a part of the sink does not work: a part that the sink names, or queries that are set aside."""
+        parts = [getattr(self._sink, "problem", "")]
+        for ref, aside in self._asides.items():
+            parts.append(f"query {ref.name}@{ref.version}, after the answer {aside.answer_id}: {aside.problem}")
+        return "; ".join(filter(None, parts))
+
+    def _end_alarm(self) -> None:
+        try:
+            self._catalog.alarms.end("sink-failing", EdgeId(""), about=f"sink {self.definition.name}: ")
+            self._may_have_alarm = False
+        except EdgewaterError as exc:
+            log.warning("sink %s: its alarm cannot be removed: %s", self.definition.name, exc)
+
     def _alarm(self, kind: str, message: str) -> None:
+        self._may_have_alarm |= kind == "sink-failing"
         try:
             text = f"sink {self.definition.name}: {message}"
             self._catalog.alarms.add(kind, text, EdgeId(""), self._now_ms())
@@ -317,9 +441,10 @@ class SinkRunner:
 
     def _failed(self, exc: Exception) -> float:
         self._failures += 1
-        reason = exc.message if isinstance(exc, EdgewaterError) else f"{type(exc).__name__}: {exc}"
+        reason, is_foreign = self._reason(exc), not isinstance(exc, EdgewaterError)
         if self._failures == 1:
-            log.warning("sink %s: %s", self.definition.name, reason, exc_info=not isinstance(exc, EdgewaterError))
+            trace = "".join(traceback.format_exception(exc)) if is_foreign else ""
+            log.warning("sink %s: %s", self.definition.name, masked(trace, self.definition.options) or reason)
         self._close()
         if self._failures >= ALARM_FAILURES:
             self._alarm("sink-failing", reason)
@@ -331,6 +456,10 @@ class SinkRunner:
         except EdgewaterError as other:
             log.warning("sink %s: its state cannot be stored: %s", self.definition.name, other)
         return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 20)))
+
+    def _reason(self, exc: Exception) -> str:
+        text = exc.message if isinstance(exc, EdgewaterError) else f"{type(exc).__name__}: {exc}"
+        return masked(text, self.definition.options)
 
     def _give_up(self) -> None:
         self._close()
@@ -348,14 +477,6 @@ class SinkRunner:
 def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:
     columns = [answer.rows.column(name).to_pylist() for name in answer.group_columns]
     return list(zip(*columns, strict=True)) if columns else [()] * answer.rows.num_rows
-
-
-def late_of(record: AnswerRecord) -> tuple[int, int]:
-    """Returns the part of a final answer that may change: the number of records that arrived after the answer was
-    final, and the number of records that were rejected.
-    """
-    records: Mapping[str, int] = record.quality["records"]
-    return records["after_final"], records["rejected"]
 
 
 def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from center.results import LeaseLost
+from center.results import LeaseLost, restored_at_ms
 from center.sinks.base import Position, SinkMemory
 from center.storage.database import (
     FreeText,
@@ -35,6 +35,7 @@ from center.storage.database import (
     write_transaction,
 )
 from edgewater.model.errors import NotFound
+from edgewater.wire import QueryRef
 
 metadata = MetaData()
 sinks = Table(
@@ -71,7 +72,20 @@ memories = Table(
 )
 """The states of sinks whose systems do not store a position (`SinkMemory`)."""
 
+asides = Table(
+    "sink_asides",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("query", Identifier(128), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("answer_id", BigInteger, nullable=False),
+    Column("problem", FreeText, nullable=False),
+)
+"""The queries whose answers a sink could not write while it could write others, with the last answer that it has."""
+
 MAX_PROBLEM = 2_000
+REFUSED = "refused"
+"""First key of the states of sinks that count what their system refuses for ever."""
 _NEW = {
     "paused": False, "answer_id": 0, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
     "trimmed": 0, "gap_from": 0, "gap_through": 0, "owner": "", "epoch": 0, "until_ms": 0,
@@ -121,6 +135,13 @@ class SinkStatus:
         return self.problem or nobody
 
 
+class Aside(NamedTuple):
+    """The last answer of a query that a sink has, and why the sink could not write the next one."""
+
+    answer_id: int
+    problem: str
+
+
 class SinkStore:
     """Stores the sinks. Each method is one transaction, blocks, and is thread-safe.
 
@@ -164,8 +185,8 @@ class SinkStore:
         """Returns the id of the newest answer that all sinks have, or None if there is no sink."""
         with read_transaction(self._engine) as connection:
             lowest = func.min(case((sinks.c.replay_after.is_(None), sinks.c.answer_id), else_=sinks.c.replay_after))
-            value = connection.execute(select(lowest)).scalar_one()
-        return None if value is None else int(value)
+            found = [connection.execute(select(of)).scalar_one() for of in (lowest, func.min(asides.c.answer_id))]
+        return min((int(value) for value in found if value is not None), default=None)
 
     # Methods for operators
 
@@ -190,6 +211,7 @@ class SinkStore:
             if connection.execute(delete(sinks).where(sinks.c.name == name)).rowcount == 0:
                 raise _unknown(name)
             connection.execute(delete(memories).where(memories.c.name == name))
+            connection.execute(delete(asides).where(asides.c.name == name))
 
     def pause(self, name: str, paused: bool) -> None:
         """Pauses a sink, or ends the pause.
@@ -226,9 +248,11 @@ class SinkStore:
                 row = _row(connection, name)
             if row.owner not in ("", owner) and row.until_ms > now_ms:
                 return None
-            values = {"owner": owner, "epoch": row.epoch + 1, "until_ms": now_ms + lease_ms}
+            # The sink's system may have an epoch from after the backup that was restored.
+            epoch = max(int(row.epoch), restored_at_ms(connection)) + 1
+            values = {"owner": owner, "epoch": epoch, "until_ms": now_ms + lease_ms}
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
-            return int(row.epoch) + 1
+            return epoch
 
     def state_problem(self, name: str, problem: str, now_ms: int) -> None:
         """Stores why a process cannot build a sink. If another process runs the sink, nothing is stored."""
@@ -267,7 +291,8 @@ class SinkStore:
         """
         with write_transaction(self._engine) as connection:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
-            if row is None or row.epoch != epoch:
+            restored = restored_at_ms(connection)
+            if row is None or row.epoch != epoch or epoch <= restored:
                 raise LeaseLost(f"sink {name} is run by another process, or is no longer defined")
             values: dict[str, Any] = {
                 "until_ms": until_ms,
@@ -283,7 +308,7 @@ class SinkStore:
             if trimmed is not None and trimmed > row.trimmed:
                 values["trimmed"] = trimmed
                 # A new sink begins with the stored answers, so answers that were deleted before are not a gap.
-                if row.epoch > 1 or row.answer_id:
+                if row.epoch > restored + 1 or row.answer_id:
                     values |= _gap(row, has, trimmed)
             if problem is not None:
                 values |= {
@@ -297,11 +322,38 @@ class SinkStore:
         """Returns the memory of a sink, for the process that has taken the sink with an epoch."""
         return _Memory(self._engine, name, epoch)
 
+    def asides(self, name: str) -> dict[QueryRef, Aside]:
+        """Returns the queries that are set aside by a sink."""
+        c = asides.c
+        with read_transaction(self._engine) as connection:
+            rows = connection.execute(select(c.query, c.version, c.answer_id, c.problem).where(c.name == name)).all()
+        return {QueryRef(query, version): Aside(answer_id, problem) for query, version, answer_id, problem in rows}
+
+    def set_asides(self, name: str, epoch: int, queries: Mapping[QueryRef, Aside]) -> None:
+        """Stores the queries that are set aside by a sink.
+
+        Raises:
+            LeaseLost: another process has taken the sink, or the sink is no longer defined.
+        """
+        with write_transaction(self._engine) as connection:
+            _require_epoch(connection, name, epoch)
+            connection.execute(delete(asides).where(asides.c.name == name))
+            for ref, each in queries.items():
+                row = {"query": ref.name, "version": ref.version, "problem": each.problem[:MAX_PROBLEM]}
+                connection.execute(insert(asides).values(name=name, answer_id=each.answer_id, **row))
+
     def memories(self) -> dict[str, str]:
         """Returns the states that sinks have saved, by name of the sink."""
         with read_transaction(self._engine) as connection:
             states: dict[str, str] = dict(connection.execute(select(memories.c.name, memories.c.state)).all())
         return states
+
+    def refused(self) -> dict[str, int]:
+        """Returns the numbers of samples that the systems of sinks have refused for ever, by name of the sink."""
+        c = memories.c
+        counting = select(c.name, c.state).where(c.state.startswith(f'{{"{REFUSED}"', autoescape=True))
+        with read_transaction(self._engine) as connection:
+            return {name: json.loads(state)[REFUSED] for name, state in connection.execute(counting)}
 
     def release(self, name: str, epoch: int) -> None:
         """Frees the lease of a sink if `epoch` is still the sink's epoch."""
@@ -327,11 +379,15 @@ class _Memory:
 
     def save(self, position: Position, state: str) -> None:
         with write_transaction(self._engine) as connection:
-            owned = select(sinks.c.epoch).where(sinks.c.name == self._name).with_for_update()
-            if connection.execute(owned).scalar_one_or_none() != self._epoch:
-                raise LeaseLost(f"sink {self._name} is run by another process, or is no longer defined")
+            _require_epoch(connection, self._name, self._epoch)
             row = {"name": self._name, "answer_id": position.answer_id, "late": position.late, "state": state}
             upsert(connection, memories, [row])
+
+
+def _require_epoch(connection: Connection, name: str, epoch: int) -> None:
+    owned = select(sinks.c.epoch).where(sinks.c.name == name).with_for_update()
+    if connection.execute(owned).scalar_one_or_none() != epoch:
+        raise LeaseLost(f"sink {name} is run by another process, or is no longer defined")
 
 
 def _gap(row: Row[Any], has: int, trimmed: int) -> dict[str, int]:

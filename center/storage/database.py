@@ -49,7 +49,7 @@ from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import TypeDecorator, TypeEngine
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
-from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.errors import InvalidConfig, StorageError, installation
 from edgewater.runtime.state_release import RELEASE, require_format
 
 BUSY_TIMEOUT_MS = 30_000
@@ -203,7 +203,7 @@ def _postgresql(url: URL) -> Engine:
             connect_args=connect_args,
         )
     except ImportError as exc:
-        raise StorageError(f"PostgreSQL's driver is missing ({exc}): pip install 'edgewater[postgres]'") from exc
+        raise StorageError(f"PostgreSQL's driver is missing ({exc}): {installation('postgres')}") from exc
 
     @event.listens_for(engine, "do_connect")
     def on_do_connect(dialect: Dialect, _record: object, arguments: Sequence[Any], options: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvicorn
@@ -22,7 +22,7 @@ from edge.backfill_runner import BackfillRunner
 from edge.config import EdgeConfig, HttpTlsConfig
 from edge.core import Ingested
 from edge.durability import DurableCore, JournalGroupCommit
-from edge.records import Chunk, Source
+from edge.records import Chunk, Source, guesses
 from edge.source_status import SourceStates
 from edge.sources import GrpcReceivers, PushEndpoint, Unavailable, package_receivers, push_endpoint
 from edge.sources.lookups import StreamLookups
@@ -30,13 +30,16 @@ from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edge.worker import Worker
-from edgewater.model.errors import InvalidConfig, Retired, StorageError
+from edgewater.model.errors import InvalidConfig, OutdatedState, Retired, StorageError
+from edgewater.model.streams import TIME_COLUMN
 from edgewater.runtime.allocator import release_free_memory
 from edgewater.runtime.connections import ConnectionLimits, guarded
 from edgewater.runtime.health import EmbeddedServer
 from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.listeners import Listeners
 from edgewater.runtime.problems import problem
+from edgewater.runtime.tasks import Tasks
+from edgewater.wire import DropReason
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class Agent:
         lookups: the lookups of each stream that has lookups.
         configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is in
             use.
+        tasks: the loops of the agent.
     """
 
     config: EdgeConfig
@@ -83,6 +87,7 @@ class Agent:
     configuration_failure: Callable[[], str] = str
     skipped: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
+    tasks: Tasks = field(default_factory=lambda: Tasks(expected=(OutdatedState, InvalidConfig)))
 
     @property
     def sources(self) -> list[Source]:
@@ -117,7 +122,8 @@ class Agent:
             servers = [_server(app, tls, self._count_refused, listeners is not None) for _, _, app, tls in apps]
             rpc = [GrpcReceivers(endpoint, http.grpc, http.tls)] if http.grpc is not None else []
             serving = [
-                asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
+                self.tasks.start("http", server.serve([socket]))
+                for server, socket in zip(servers, listening, strict=True)
             ]
             await self._run(servers, serving, rpc, stop, started)
 
@@ -132,7 +138,7 @@ class Agent:
         for each in rpc:
             await each.start()
         started()
-        tasks = [asyncio.create_task(loop) for loop in self.loops()]
+        tasks = [self.tasks.start(name, loop) for name, loop in self.loops().items()]
         stopping = asyncio.create_task(stop.wait())
         try:
             await self._first_failure([*tasks, *serving], stopping)
@@ -153,22 +159,21 @@ class Agent:
                 with contextlib.suppress(StorageError):  # the file then contains the reserved, larger number
                     self.daily_quota.close()
 
-    def loops(self) -> list[Coroutine[Any, Any, None]]:
-        """Returns the loops of the agent, without the HTTP server. Each loop runs until it is cancelled."""
-        lookups = [lookups.run() for lookups in self.lookups.values()]
+    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Returns the loops of the agent by name, without the HTTP server. Each loop runs until it is cancelled."""
         reading = self.reading
-        return [
-            self.commit.run(),
-            self._connect(),
-            reading.tick(),
-            reading.sync(),
-            self._checkpoint(),
-            reading.read_all(),
-            self.backfills.run(),
-            self.worker.run(),
-            reading.fingerprint_inputs(),
-            *lookups,
-        ]
+        return {
+            "group-commit": self.commit.run(),
+            "uplink": self._connect(),
+            "tick": reading.tick(),
+            "sync": reading.sync(),
+            "checkpoint": self._checkpoint(),
+            "sources": reading.read_all(),
+            "backfills": self.backfills.run(),
+            "worker": self.worker.run(),
+            "inputs": reading.fingerprint_inputs(),
+            **{f"lookups-{stream}": lookups.run() for stream, lookups in self.lookups.items()},
+        }
 
     async def _connect(self) -> None:
         await self.commit.durable()  # the center stores the number of this process, so the state must have it
@@ -252,13 +257,15 @@ class Agent:
         counted = None if chunk.push is None else pushes.records_of(chunk.push, arrival_ms)
         if counted is not None:
             pushes.repeated += 1
+            if chunk.push is not None and chunk.push.is_guess:
+                self._leave_out(stream, chunk, arrival_ms)
             await self.commit.durable()  # the batch's first push may still wait for the journal
             return counted
         if stream in self.lookups:
             chunk = self.lookups[stream].joined(chunk)
         self.tap.offer(stream, chunk)
         self.states.count(chunk.source, chunk)
-        if chunk.batch.num_rows or chunk.rejected or chunk.series is not None:
+        if chunk.batch.num_rows or chunk.rejected_records or chunk.series is not None:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
                 queued = self.worker.ingest_payload(event, push=chunk.push, series=chunk.series)
@@ -266,6 +273,19 @@ class Agent:
                 self.outbox.changed.set()
             await self.commit.durable()
         return None
+
+    def _leave_out(self, stream: str, chunk: Chunk, arrival_ms: int) -> None:
+        """States the records of a batch that is assumed to repeat an earlier one."""
+        times = chunk.batch.column(TIME_COLUMN).to_numpy()
+        guessed = guesses(DropReason.ASSUMED_REPETITION, times)
+        left_out = replace(chunk, batch=chunk.batch.slice(0, 0), rejected=(), guessed=guessed, push=None, series=None)
+        if stream in self.lookups:
+            left_out = self.lookups[stream].joined(left_out)
+        self.states.count(chunk.source, left_out)
+        if guessed:
+            rejected = left_out.rejected_records
+            self.worker.ingest_payload(Ingested(stream, chunk.source, left_out.batch, arrival_ms, rejected=rejected))
+            self.outbox.changed.set()
 
     def health(self) -> AgentHealth:
         """Returns the operator's view of this agent."""
@@ -282,6 +302,7 @@ class Agent:
             lookups=self.lookups,
             missing=self.missing,
             configuration_failure=self.configuration_failure,
+            failures=self.tasks.failures,
         )
 
     def missing(self) -> list[str]:
@@ -291,7 +312,7 @@ class Agent:
 
     def _own_reasons(self) -> list[str]:
         """Returns the reasons why this edge cannot accept records."""
-        reasons = []
+        reasons = self.tasks.missing()
         if self.uplink.retired.is_set():
             reasons.append(RETIRED)
         if not self.outbox.configured.is_set():

@@ -7,6 +7,7 @@ records wait.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -31,7 +32,7 @@ from edge.sources import build_sources, replay_clock
 from edge.sources.lookups import StreamLookups, joined, open_lookups
 from edge.tap import StreamTap
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox, Workload
-from edge.utilization import ActivityMarker, BusyMeter, no_marker
+from edge.utilization import BusyMeter, no_marker
 from edge.worker import OFF, QUEUE_SHARE, Worker
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import Delivery, StreamClock, weaker_than_exactly_once
@@ -62,9 +63,10 @@ class _Inputs:
     def joined(self, source: Source) -> Source:
         return joined(source, self.lookups.get(source.stream))
 
-    def built(self, idle: ActivityMarker = no_marker, coalesce_s: CoalesceTime = shortest_wait) -> list[Source]:
+    def built(self, meter: BusyMeter | None = None, coalesce_s: CoalesceTime = shortest_wait) -> list[Source]:
         """Returns new sources, without lookups."""
-        return build_sources(self.config, self.clocks, now_ms=now_ms, idle=idle, coalesce_s=coalesce_s)
+        idle, sleep = (no_marker, asyncio.sleep) if meter is None else (meter.idle, meter.sleep)
+        return build_sources(self.config, self.clocks, now_ms=now_ms, sleep=sleep, idle=idle, coalesce_s=coalesce_s)
 
     def for_rereading(self) -> Rereader:
         """Returns new sources that read ranges of positions again."""
@@ -146,7 +148,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     outbox = UplinkOutbox(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth)
     meter = BusyMeter(time.monotonic)
     worker = _worker(config, durable, outbox, meter.busy_for_s)
-    built = inputs.built(meter.idle, worker.wait_s)
+    built = inputs.built(meter, worker.wait_s)
     opened = _opened_before(inputs, built, durable.core)
     sources = [*map(inputs.joined, built), *opened]
     _begin(durable, sources, config)

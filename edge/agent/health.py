@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -32,6 +32,7 @@ class AgentHealth:
         missing: returns the reasons why the edge is not ready.
         configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is in
             use.
+        failures: counts failures of the agent's tasks.
     """
 
     durable: DurableCore
@@ -47,12 +48,14 @@ class AgentHealth:
     lookups: Mapping[str, StreamLookups]
     missing: Callable[[], list[str]]
     configuration_failure: Callable[[], str]
+    failures: Counter
 
     def routes(self) -> list[Route]:
         """Returns the HTTP routes."""
         registry = CollectorRegistry()
         registry.register(self.collector())
         registry.register(metrics.LookupCollector(self.lookups.values()))
+        registry.register(self.failures)
         return [*health_routes(registry, self.missing), Route("/v1/sources", self._sources)]
 
     def collector(self) -> metrics.EdgeCollector:

@@ -18,6 +18,7 @@ from pathlib import Path
 from edge.config import EdgeConfig, load_config
 from edgewater.model.errors import EdgewaterError, InvalidConfig
 from edgewater.runtime.listeners import Listeners
+from edgewater.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,9 @@ def _in_memory(content: bytes) -> int:
     return descriptor
 
 
-async def until_stopped(run_agent: Callable[[asyncio.Event], Awaitable[None]], file: ConfigFile, watches: bool) -> bool:
+async def until_stopped(
+    run_agent: Callable[[asyncio.Event], Awaitable[None]], file: ConfigFile, watches: bool, tasks: Tasks
+) -> bool:
     """Runs the agent until a signal ends it. Returns whether it must begin anew with the file's new content.
 
     Without a handler, SIGHUP would end the process. So the signal is blocked before and after, and waits for the next
@@ -169,13 +172,15 @@ async def until_stopped(run_agent: Callable[[asyncio.Event], Awaitable[None]], f
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    watching = asyncio.create_task(_watch(file, begin_anew)) if watches else None
+    tasks.end = stop.set
+    if watches:
+        tasks.start("configuration", _watch(file, begin_anew))
     try:
         await run_agent(stop)
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-        if watching is not None:
-            watching.cancel()
+        await tasks.cancel()
+    tasks.exit_if_failed()
     return reload.is_set()
 
 

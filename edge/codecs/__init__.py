@@ -6,9 +6,9 @@ clock or a configuration.
 
 from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns
 from edge.codecs.csv_codec import CsvDialect, read_header
-from edge.codecs.decompression import CODECS, HEAD_BYTES, TAIL_BYTES, Input, codec_of
+from edge.codecs.decompression import CODECS, HEAD_BYTES, NO_BYTES, TAIL_BYTES, Digest, Input, codec_of, extended
 from edge.codecs.event_time import cast_or_null, extract_event_times, is_time_pattern, read_times, time_values
-from edge.codecs.fields_codec import COMBINED_FIELDS, COMBINED_TIME, LinePattern
+from edge.codecs.fields_codec import ACCESS_LOGS, ACCESS_TIME, LinePattern, access_fields
 from edge.codecs.formats import EXTENSIONS, Format, TextFormat, TextFormatName
 from edge.codecs.framing import Block, BlockReader, ByteStream
 from edge.codecs.line_decoder import LineDecoder
@@ -19,13 +19,14 @@ from edge.codecs.syslog import FIELDS as SYSLOG_FIELDS
 from edge.codecs.syslog import SyslogFormat, is_field, is_zone
 
 __all__ = [
+    "ACCESS_LOGS",
+    "ACCESS_TIME",
     "BOM",
     "CODECS",
-    "COMBINED_FIELDS",
-    "COMBINED_TIME",
     "DAY_MS",
     "EXTENSIONS",
     "HEAD_BYTES",
+    "NO_BYTES",
     "SYSLOG_FIELDS",
     "TAIL_BYTES",
     "TIME_UNITS",
@@ -36,6 +37,7 @@ __all__ = [
     "ByteStream",
     "ColumnsSchema",
     "CsvDialect",
+    "Digest",
     "EventTime",
     "Format",
     "Input",
@@ -47,11 +49,13 @@ __all__ = [
     "SyslogFormat",
     "TextFormat",
     "TextFormatName",
+    "access_fields",
     "cast_or_null",
     "check_schema",
     "codec_of",
     "concat",
     "convert",
+    "extended",
     "extract_event_times",
     "is_field",
     "is_text",

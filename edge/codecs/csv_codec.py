@@ -1,30 +1,26 @@
-"""CSV, decoded by Arrow: one record per line. A header names the columns.
-
-A quoted field may contain delimiters and quotes, but no line breaks. So input can be split at any line, and a stray
-quote costs one record instead of the rest of the file.
-"""
+"""CSV, decoded by Arrow. A header names the columns. A quoted field may contain delimiters, quotes and line breaks."""
 
 from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs.event_time import cast_or_null, readable_times, time_accepted
-from edge.codecs.line_decoder import Undecodable, count_lines
+from edge.codecs.csv_records import are_all_records, are_lines, whole_records
+from edge.codecs.fields_codec import typed_table
 from edge.codecs.schema import RecordSchema
-from edge.records import IntArray, RejectionReason, Rejections
+from edge.records import RejectionReason, Rejections
 from edgewater.model.errors import InvalidRecord
-from edgewater.model.streams import type_name
 
 _TRUE = ["1", "true", "True", "TRUE"]
 _FALSE = ["0", "false", "False", "FALSE"]
-_EXAMPLES = {"string": "JFK in UTF-8", "int64": "42", "float64": "4.2", "bool": "true or false"}
 
 
 @functools.cache
@@ -59,7 +55,7 @@ def read_header(line: bytes, dialect: CsvDialect) -> tuple[str, ...]:
 
 
 class CsvCodec:
-    """A `LineCodec` for the lines after a header.
+    """A `LineCodec` for the records after a header.
 
     Raises:
         InvalidRecord: the header lacks a declared column or has it twice.
@@ -73,111 +69,102 @@ class CsvCodec:
         check_columns(self._textual, self._header, f"{where}: header" if where else "header")
 
     def parse(self, data: bytes, rejections: Rejections) -> pa.Table:
-        ragged = 0
-        first: tuple[str, int] = "", 0
+        has_lines, has_quotes = are_lines(data), b'"' in data
+        table = self._converted(data, rejections, has_quotes) if has_lines else None
+        if table is None and (has_quotes or not has_lines):
+            data = whole_records(data, self._dialect.delimiter, rejections)
+            table = self._converted(data, rejections)
+        return self._checked(data, rejections) if table is None else table
 
-        def note(row: pa.csv.InvalidRow) -> str:
-            nonlocal ragged, first
-            if not ragged:
-                first = row.text, row.actual_columns
-            ragged += 1
-            return "skip"
+    def _converted(self, data: bytes, rejections: Rejections, has_quotes: bool = False) -> pa.Table | None:
+        """Returns the records in Arrow's own conversion; None if a record needs a closer look.
 
-        # PyArrow decodes each row for the handler, and writes rows that are not UTF-8 to stderr.
-        table = self._read(data, note if _is_utf8(data) else None) if data.strip() else self._empty_table()
-        # Without quotes and lone carriage returns, each row is a line. Otherwise rows are compared with lines.
-        rows = table.num_rows + ragged
-        if (b'"' in data or b"\r" in data) and rows != count_lines(data, rows):
-            raise Undecodable("a quoted field contains a line break; expected one record per line")
-        if ragged:
-            rejections.add(RejectionReason.MALFORMED, first[0], self._ragged_message(first[1]), ragged)
-        return table
+        Arrow's conversion accepts less than `arithmetic.parse`, apart from hexadecimal integers and ``nan(…)``.
 
-    def _read(self, data: bytes, note: object) -> pa.Table:
-        pv = _pyarrow_csv()
-        nulls = {"null_values": self._dialect.nulls, "strings_can_be_null": True} if self._dialect.nulls else {}
+        Args:
+            has_quotes: whether the data have quotes, and perhaps line breaks in quotes.
+        """
+        if not data.strip(b" \t\r\n".replace(self._dialect.delimiter.encode(), b"")):
+            return pa.schema(list(self._textual.items())).empty_table()
+        if not _is_utf8(data) or (b"(" in data and re.search(rb"(?i)nan\(", data)) or _has_hexadecimals(data):
+            return None
+        found = Rejections()
         try:
-            table = pv.read_csv(
-                pa.BufferReader(data),
-                read_options=pv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._header),
-                parse_options=pv.ParseOptions(delimiter=self._dialect.delimiter, invalid_row_handler=note),
-                convert_options=pv.ConvertOptions(
-                    column_types=self._textual,
-                    include_columns=list(self._textual),
-                    true_values=_TRUE,
-                    false_values=_FALSE,
-                    **nulls,
-                ),
-            )
-        except pa.ArrowInvalid as exc:
-            raise Undecodable(str(exc)) from exc
+            table = self._read(data, self._header, self._textual, found, self._dialect.nulls)
+        except pa.ArrowInvalid:  # a value is invalid
+            return None
+        if has_quotes and not are_all_records(data, table.num_rows + found.count, self._dialect.delimiter):
+            return None
+        rejections.extend(found.as_tuple())
         return table if self._dialect.nulls else _empty_texts_to_null(table)
 
-    def _empty_table(self) -> pa.Table:
-        return pa.schema(list(self._textual.items())).empty_table()
+    def _checked(self, data: bytes, rejections: Rejections) -> pa.Table:
+        """Returns the valid records, whose values are examined one by one."""
+        names = [str(number) for number in range(len(self._header))]
+        is_utf8 = _is_utf8(data)
+        # Only the columns that are read have to be UTF-8. Latin-1 keeps each byte.
+        text = data if is_utf8 else data.decode("latin-1").encode()
+        fields = self._read(text, names, dict.fromkeys(names, pa.string()), rejections).combine_chunks()
+        texts = {name: self._texts(fields, name, is_utf8) for name in self._textual}
+
+        def line(row: int) -> str:
+            return self._dialect.delimiter.join(column[row].as_py() for column in fields.columns)
+
+        return typed_table(self.schema, texts, np.ones(fields.num_rows, np.bool_), line, rejections)
+
+    def _texts(self, fields: pa.Table, name: str, is_utf8: bool) -> pa.Array:
+        """Returns the texts of a column, with null for the texts that mean null; bytes if they may not be UTF-8."""
+        texts = fields.column(self._header.index(name))
+        texts = texts.chunk(0) if texts.num_chunks else pa.array([], pa.string())
+        nulls = self._dialect.nulls or [""]
+        if not self._dialect.nulls and not pa.types.is_string(self._textual[name]):
+            nulls = _pyarrow_csv().ConvertOptions().null_values
+        texts = pc.if_else(pc.is_in(texts, pa.array(nulls)), None, texts)
+        if is_utf8:
+            return texts
+        return pa.array([None if text is None else text.encode("latin-1") for text in texts.to_pylist()], pa.binary())
+
+    def _read(
+        self, data: bytes, names: Sequence[str], types: Mapping[str, pa.DataType], rejections: Rejections,
+        nulls: Sequence[str] = (),
+    ) -> pa.Table:  # fmt: skip
+        """Returns the columns of `types`. Rejects rows with another number of fields.
+
+        Raises:
+            pa.ArrowInvalid: a value has another type. Nothing has been added to `rejections`.
+        """
+        pv, ragged = _pyarrow_csv(), list[pa.csv.InvalidRow]()
+
+        def note(row: pa.csv.InvalidRow) -> str:
+            ragged.append(row)
+            return "skip"
+
+        table = pv.read_csv(
+            pa.BufferReader(data),
+            read_options=pv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+            parse_options=pv.ParseOptions(delimiter=self._dialect.delimiter, invalid_row_handler=note),
+            convert_options=pv.ConvertOptions(
+                column_types=types,
+                include_columns=list(types),
+                true_values=_TRUE,
+                false_values=_FALSE,
+                **({"null_values": nulls, "strings_can_be_null": True} if nulls else {}),
+            ),
+        )
+        if ragged:
+            message = f"{ragged[0].actual_columns} fields; expected {len(self._header)}: {', '.join(self._header)}"
+            rejections.add(RejectionReason.MALFORMED, ragged[0].text, message, len(ragged))
+        return table
 
     def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
-        rows = []
-        for line in lines:
-            try:
-                # Latin-1 preserves each byte, because only the columns that are read have to be UTF-8.
-                fields = next(csv.reader([line.decode("latin-1").rstrip("\r")], delimiter=self._dialect.delimiter))
-            except csv.Error as exc:
-                rejections.add(RejectionReason.MALFORMED, line, f"not CSV: {exc}; expected one record per line")
-                continue
-            if len(fields) != len(self._header):
-                rejections.add(RejectionReason.MALFORMED, line, self._ragged_message(len(fields)))
-            else:
-                rows.append((line, fields))
-        return self._reject_wrong_types(rows, rejections)
-
-    def _reject_wrong_types(self, rows: list[tuple[bytes, list[str]]], rejections: Rejections) -> list[bytes]:
-        bad: dict[int, tuple[RejectionReason, str]] = {}
-        for name, declared in self._textual.items():
-            at = self._header.index(name)
-            for row in self._unconvertible([fields[at] for _, fields in rows], declared):
-                bad.setdefault(row, self._wrong(name, declared, rows[row][1][at]))
-        for row, (reason, message) in sorted(bad.items()):
-            rejections.add(reason, rows[row][0], message)
-        wrong = [rows[row][1] for row, (reason, _) in bad.items() if reason is RejectionReason.WRONG_TYPE]
-        if wrong and self.schema.has_time:
-            rejections.add_times(RejectionReason.WRONG_TYPE, self._times(wrong))
-        return [line for row, (line, _) in enumerate(rows) if row not in bad]
-
-    def _times(self, rows: list[list[str]]) -> IntArray:
-        columns = []
-        for name in self.schema.time.columns:
-            texts, kind = _texts([fields[self._header.index(name)] for fields in rows]), self._textual[name]
-            columns.append(texts if pa.types.is_string(kind) else cast_or_null(pc.ascii_trim_whitespace(texts), kind))
-        return readable_times(columns, self.schema.time.unit)
-
-    def _unconvertible(self, fields: list[str], declared: pa.DataType) -> list[int]:
-        texts = _texts(fields)
-        if pa.types.is_string(declared):
-            return _rows(texts.is_null())
-        nulls = self._dialect.nulls or _pyarrow_csv().ConvertOptions().null_values
-        trimmed = pc.ascii_trim_whitespace(texts)
-        if pa.types.is_boolean(declared):
-            converted = pc.is_in(trimmed, pa.array([*_TRUE, *_FALSE]))
-            return _rows(pc.invert(pc.or_(converted, pc.is_in(texts, pa.array(nulls)))))
-        converted = cast_or_null(trimmed, declared).is_valid()
-        return _rows(pc.invert(pc.or_(converted, pc.is_in(texts, pa.array(nulls)))))
-
-    def _wrong(self, name: str, declared: pa.DataType, field: str) -> tuple[RejectionReason, str]:
-        got = f"got {field[:40]!r}"
-        if name in self.schema.time.columns:
-            return RejectionReason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time.unit)}"
-        kind = type_name(declared)
-        return RejectionReason.WRONG_TYPE, f"{name}: {got}; expected {kind} such as {_EXAMPLES.get(kind, '')}"
-
-    def _ragged_message(self, fields: int) -> str:
-        names = ", ".join(self._header)
-        return f"{fields} fields; expected {len(self._header)}, in one line: {names}"
+        return lines  # `parse` rejects each record by itself
 
 
-def _texts(fields: list[str]) -> pa.Array:
-    """Converts fields that were decoded as Latin-1 to UTF-8 texts; null for a field that is not UTF-8."""
-    return cast_or_null(pa.array([field.encode("latin-1") for field in fields], pa.binary()), pa.string())
+def _has_hexadecimals(data: bytes) -> bool:
+    if b"x" not in data and b"X" not in data:
+        return False
+    text = np.frombuffer(data, np.uint8)
+    return bool(((text[:-1] == ord("0")) & (text[1:] | 0x20 == ord("x"))).any())
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -194,10 +181,6 @@ def _empty_texts_to_null(table: pa.Table) -> pa.Table:
             if pc.any(empty).as_py():
                 table = table.set_column(at, field, pc.if_else(empty, None, table.column(at)))
     return table
-
-
-def _rows(mask: pa.Array) -> list[int]:
-    return [int(row) for row in pc.indices_nonzero(mask).to_pylist()]
 
 
 def check_columns(declared: Sequence[str] | dict[str, pa.DataType], present: Sequence[str], where: str) -> None:

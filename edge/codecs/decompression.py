@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,18 @@ CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 HEAD_BYTES = 256
 TAIL_BYTES = 1024
 """The number of last read bytes that are compared, to detect whether a file has changed before the offset."""
+
+
+Digest = tuple[int, int]
+"""CRC-32C and CRC-32 of bytes. Both can be extended, so that a digest of all bytes before an offset goes on after a
+restart.
+"""
+NO_BYTES: Digest = (0, 0)
+
+
+def extended(digest: Digest, data: bytes) -> Digest:
+    """Returns the digest of the bytes of `digest` and of `data`."""
+    return google_crc32c.extend(digest[0], data), zlib.crc32(data, digest[1])
 
 
 def codec_of(path: str, compression: str) -> str | None:
@@ -88,8 +101,10 @@ class Input:
         return self._fd
 
     @property
-    def inode(self) -> int:
-        return os.fstat(self._fd).st_ino
+    def identity(self) -> tuple[int, int]:
+        """The device and the inode of the file."""
+        status = os.fstat(self._fd)
+        return status.st_dev, status.st_ino
 
     @property
     def size(self) -> int:

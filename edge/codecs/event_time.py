@@ -26,8 +26,9 @@ BoolArray = npt.NDArray[np.bool_]
 
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 _MS_PER_UNIT = {"s": 1000.0, "ms": 1.0, "us": 0.001}
-_ISO_SHAPE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
-_ISO_ZONE = r"\d{2}:\d{2}.*(Z|[+-]\d{2}(:?\d{2})?)$"
+_ISO_SHAPE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}(:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
+"""All texts that Arrow's cast accepts, and fractions of any length."""
+_ISO_ZONE = r"[T ]\d{2}.*(Z|[+-]\d{2}(:?\d{2})?)$"
 _FAR_MS = float(1 << 62)
 
 

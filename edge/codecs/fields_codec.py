@@ -1,4 +1,4 @@
-"""Text lines whose fields are extracted by a pattern or by keys: the formats `regex`, `combined` and `logfmt`.
+"""Text lines whose fields are extracted by a pattern or by keys: access logs, and the formats `regex` and `logfmt`.
 
 All lines of a block are split together, column by column. A line without the expected form is rejected as malformed.
 """
@@ -17,30 +17,32 @@ from edge.codecs.event_time import cast_or_null, readable_times, time_accepted
 from edge.codecs.line_decoder import Undecodable
 from edge.codecs.logfmt import logfmt_fields
 from edge.codecs.schema import RecordSchema
-from edge.records import RejectionReason, Rejections
+from edge.records import RejectionReason, Rejections, truncate_example
+from edgewater.model import arithmetic
 from edgewater.model.streams import type_name
 from edgewater.synopses import BoolArray
 
-COMBINED_TIME = "%d/%b/%Y:%H:%M:%S %z"
+ACCESS_TIME = "%d/%b/%Y:%H:%M:%S %z"
 """The pattern of times in an access log, such as 10/Oct/2000:13:55:36 -0700."""
 _QUOTED = r'(?:[^"\\]|\\.)*'
-COMBINED_PATTERN = (
-    r"(?P<remote_addr>\S+) (?P<ident>\S+) (?P<remote_user>.*?) \[(?P<time>[^\]]+)\] "
-    rf'"(?:(?P<method>[A-Z]+) (?P<path>[^ ?"]*)(?:\?(?P<query>[^ "]*))?(?: (?P<protocol>[^ "]+))?|{_QUOTED})" '
-    rf'(?P<status>\d{{3}}|-) (?P<bytes>\d+|-)(?: "(?P<referer>{_QUOTED})" "(?P<user_agent>{_QUOTED})")?.*'
+_ADDRESS = r'[^\s,"]+'
+_CLIENT = rf"(?P<remote_addr>{_ADDRESS})"
+# A request that is none of HTTP, such as - or binary data, has the second form. Its fields are then null.
+_COMMON = (
+    r" (?P<ident>\S+) (?P<remote_user>\S+) \[(?P<time>[^\]]+)\] "
+    r'"(?:(?P<method>[A-Z][A-Z0-9_-]*) (?P<path>(?:[^ ?"\\]|\\.)*)(?:\?(?P<query>(?:[^ "\\]|\\.)*))?'
+    rf'(?: (?P<protocol>[A-Z]+/[0-9.]+))?|{_QUOTED})" (?P<status>\d{{3}}|-) (?P<bytes>\d+|-)'
 )
-"""The pattern of lines in the common or combined log format of nginx and Apache. Fields after the user agent are
-skipped.
-"""
-COMBINED_FIELDS = (
-    "remote_addr", "ident", "remote_user", "time", "method", "path", "query", "protocol", "status", "bytes", "referer",
-    "user_agent",
-)  # fmt: skip
-COMBINED_NULLS = ("-",)
-_TRUE, _FALSE = ["1", "true", "True", "TRUE"], ["0", "false", "False", "FALSE"]
-_INTEGER = r"^-?[0-9]{1,19}$"
-_NUMBER = r"^-?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[iI][nN][fF]|[nN][aA][nN])$"
-_EXAMPLES = {"int64": "42", "float64": "4.2", "bool": "true or false"}
+_COMBINED = rf'{_COMMON} "(?P<referer>{_QUOTED})" "(?P<user_agent>{_QUOTED})"(?: (?:"{_QUOTED}"|[^\s"\[\]]+))*'
+ACCESS_LOGS = {
+    "common": _CLIENT + _COMMON,
+    "combined": _CLIENT + _COMBINED,
+    "vhost_combined": rf"(?P<vhost>[^\s,\"]+):(?P<port>\d+) {_CLIENT}{_COMBINED}",
+    "forwarded_combined": rf"(?P<addresses>{_CLIENT}(?:, ?{_ADDRESS})*){_COMBINED}",
+}
+"""The patterns of lines in access logs of nginx and Apache, by format. Fields after the user agent are skipped."""
+ACCESS_NULLS = ("-",)
+_EXAMPLES = {"string": "JFK in UTF-8", "int64": "42", "float64": "4.2", "bool": "true or false"}
 _GROUP = re.compile(r"\(\?P?<([A-Za-z_]\w*)>")
 
 
@@ -78,10 +80,15 @@ class LinePattern:
         return pc.extract_regex(lines, f"^(?:{named})$")
 
 
-def combined(columns: Sequence[str]) -> LinePattern:
-    """Returns the pattern of access logs with groups for these columns only, because other groups take time."""
-    pattern = _GROUP.sub(lambda group: group[0] if group[1] in columns else "(?:", COMBINED_PATTERN)
-    return LinePattern(pattern, COMBINED_NULLS)
+def access_log(format_: str, columns: Sequence[str]) -> LinePattern:
+    """Returns the pattern of an access log with groups for these columns only, because other groups take time."""
+    pattern = _GROUP.sub(lambda group: group[0] if group[1] in columns else "(?:", ACCESS_LOGS[format_])
+    return LinePattern(pattern, ACCESS_NULLS)
+
+
+def access_fields(format_: str) -> list[str]:
+    """Returns the fields of an access log."""
+    return LinePattern(ACCESS_LOGS[format_]).groups
 
 
 class FieldsCodec:
@@ -117,47 +124,8 @@ class FieldsCodec:
         if not valid.all():
             example = lines[int(np.argmin(valid))].as_py()
             rejections.add(RejectionReason.MALFORMED, example, f"expected {self._form}", int((~valid).sum()))
-        columns = {}
-        keep, wrong = valid.copy(), np.zeros(len(valid), np.bool_)
-        for name, declared in self._textual.items():
-            text = pc.if_else(pc.is_in(texts[name], self._nulls), None, texts[name])
-            columns[name] = self._typed(text, declared)
-            bad = _mask(pc.and_(text.is_valid(), columns[name].is_null())) & keep
-            if bad.any():
-                self._reject(name, declared, text, lines, bad, rejections)
-                wrong |= bad & (name not in self.schema.time.columns)
-                keep &= ~bad
-        table = pa.table(columns)
-        if wrong.any() and self.schema.has_time:
-            times = [table.column(name).combine_chunks().filter(pa.array(wrong)) for name in self.schema.time.columns]
-            rejections.add_times(RejectionReason.WRONG_TYPE, readable_times(times, self.schema.time.unit))
-        return table if keep.all() else table.filter(pa.array(keep))
-
-    def _typed(self, texts: pa.Array, declared: pa.DataType) -> pa.Array:
-        """Converts texts to a type; null for a text that is no value of the type."""
-        if pa.types.is_string(declared):
-            return texts
-        if pa.types.is_boolean(declared):
-            false = pc.if_else(pc.is_in(texts, pa.array(_FALSE)), pa.scalar(False), pa.scalar(None, pa.bool_()))
-            return pc.if_else(pc.is_in(texts, pa.array(_TRUE)), pa.scalar(True), false)
-        try:
-            return texts.cast(declared)
-        except pa.ArrowInvalid:
-            shape = _INTEGER if pa.types.is_integer(declared) else _NUMBER
-            trimmed = pc.replace_substring_regex(pc.ascii_trim_whitespace(texts), r"^\+", "")
-            return cast_or_null(pc.if_else(pc.match_substring_regex(trimmed, shape), trimmed, None), declared)
-
-    def _reject(
-        self, name: str, declared: pa.DataType, text: pa.Array, lines: pa.Array, bad: BoolArray, rejections: Rejections
-    ) -> None:
-        first = int(np.argmax(bad))
-        got = f"{name}: got {text[first].as_py()[:40]!r}"
-        if name in self.schema.time.columns:
-            reason, accepted = RejectionReason.TIME_UNPARSEABLE, time_accepted(self.schema.time.unit)
-        else:
-            kind = type_name(declared)
-            reason, accepted = RejectionReason.WRONG_TYPE, f"{kind} such as {_EXAMPLES[kind]}"
-        rejections.add(reason, lines[first].as_py(), f"{got}; expected {accepted}", int(bad.sum()))
+        texts = {name: pc.if_else(pc.is_in(text, self._nulls), None, text) for name, text in texts.items()}
+        return typed_table(self.schema, texts, valid, lambda row: str(lines[row]), rejections)
 
     def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
         good = []
@@ -169,6 +137,49 @@ class FieldsCodec:
             else:
                 good.append(line)
         return good
+
+
+def typed_table(
+    schema: RecordSchema,
+    texts: Mapping[str, pa.Array],
+    valid: BoolArray,
+    line: Callable[[int], str],
+    rejections: Rejections,
+) -> pa.Table:
+    """Converts texts to the columns `schema.textual`, and rejects the records with a text that is no value of its type.
+
+    Args:
+        texts: the texts of each column; bytes if they may not be UTF-8.
+        valid: a mask of the records that are not rejected yet. Only these are in the result.
+        line: returns a record as it was sent, for messages.
+    """
+    columns = {}
+    keep, wrong = valid.copy(), np.zeros(len(valid), np.bool_)
+    for name, declared in schema.textual.items():
+        text = texts[name]
+        columns[name] = _values(text, declared)
+        bad = _mask(pc.and_(text.is_valid(), columns[name].is_null())) & keep
+        if bad.any():
+            first = int(np.argmax(bad))
+            got = f"{name}: got {truncate_example(text[first].as_py())[:40]!r}"
+            is_time = name in schema.time.columns
+            reason = RejectionReason.TIME_UNPARSEABLE if is_time else RejectionReason.WRONG_TYPE
+            kind = type_name(declared)
+            accepted = time_accepted(schema.time.unit) if is_time else f"{kind} such as {_EXAMPLES[kind]}"
+            rejections.add(reason, line(first), f"{got}; expected {accepted}", int(bad.sum()))
+            wrong |= bad & (not is_time)
+            keep &= ~bad
+    table = pa.table(columns)
+    if wrong.any() and schema.has_time:
+        times = [table.column(name).combine_chunks().filter(pa.array(wrong)) for name in schema.time.columns]
+        rejections.add_times(RejectionReason.WRONG_TYPE, readable_times(times, schema.time.unit))
+    return table if keep.all() else table.filter(pa.array(keep))
+
+
+def _values(texts: pa.Array, declared: pa.DataType) -> pa.Array:
+    """Returns texts as values of a type; null for a text that is no value of the type."""
+    texts = texts if pa.types.is_string(texts.type) else cast_or_null(texts, pa.string())
+    return texts if pa.types.is_string(declared) else arithmetic.parse(texts, declared)
 
 
 def pattern_codec(schema: RecordSchema, pattern: LinePattern, form: str) -> FieldsCodec:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from edge.codecs.csv_codec import CsvCodec, CsvDialect
-from edge.codecs.fields_codec import LinePattern, combined, logfmt_codec, pattern_codec
+from edge.codecs.csv_records import records_end
+from edge.codecs.decompression import Digest
+from edge.codecs.fields_codec import LinePattern, access_log, logfmt_codec, pattern_codec
+from edge.codecs.framing import BlockReader, ByteStream
 from edge.codecs.line_decoder import LineCodec, LineDecoder, unlimited
 from edge.codecs.ndjson_codec import NdjsonCodec
 from edge.codecs.schema import RecordSchema
+from edge.records import BLOCK_BYTES
 
-TextFormatName = Literal["ndjson", "csv", "regex", "combined", "logfmt"]
+TextFormatName = Literal[
+    "ndjson", "csv", "regex", "common", "combined", "vhost_combined", "forwarded_combined", "logfmt"
+]
 Format = TextFormatName | Literal["parquet"]
 
 EXTENSIONS: dict[str, Format] = {
@@ -47,6 +54,15 @@ class TextFormat:
         """Whether a header line has to be read before the records."""
         return self.format == "csv" and self.header is None
 
+    def blocks(
+        self, source: ByteStream, block_bytes: int = BLOCK_BYTES, *, digest: Digest | None = None
+    ) -> BlockReader:
+        """Returns the reader of the blocks of a byte stream, with the digest of the bytes before them."""
+        if self.format == "csv":
+            end = partial(records_end, delimiter=self.dialect.delimiter)
+            return BlockReader(source, end, block_bytes, digest=digest)
+        return BlockReader(source, block_bytes=block_bytes, digest=digest)
+
     def decoder(self, header: tuple[str, ...] | None, where: str, check: Callable[[], None] = unlimited) -> LineDecoder:
         """Builds the decoder for lines.
 
@@ -69,8 +85,8 @@ class TextFormat:
             case "regex":
                 assert self.pattern is not None
                 return pattern_codec(self.schema, self.pattern, "a line that the whole of regex.pattern matches")
-            case "combined":
-                pattern = combined(list(self.schema.textual))
-                return pattern_codec(self.schema, pattern, "a line of the combined or common log format")
             case "logfmt":
                 return logfmt_codec(self.schema)
+            case access:
+                pattern = access_log(access, list(self.schema.textual))
+                return pattern_codec(self.schema, pattern, f"a line of an access log with the form {access}")

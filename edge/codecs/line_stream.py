@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pyarrow as pa
+
 from edge.codecs.csv_codec import read_header
 from edge.codecs.formats import TextFormat
-from edge.codecs.framing import Block, BlockReader, ByteStream
+from edge.codecs.framing import Block, ByteStream
 from edge.codecs.line_decoder import LineDecoder, unlimited
 from edge.codecs.schema import RecordSchema
-from edge.records import BLOCK_BYTES, Decoded, Rejection, RejectionReason, truncate_example
+from edge.records import BLOCK_BYTES, Decoded, Rejection, RejectionReason, Rejections, truncate_example
 
 BOM = b"\xef\xbb\xbf"
 
@@ -39,9 +41,14 @@ class LineStream:
         self._text = text
         self._where = where
         self._check = check
-        self._blocks = BlockReader(source)
+        self._blocks = text.blocks(source)
         self._at_start = True
         self._decoder: LineDecoder | None = None if text.needs_header else text.decoder(text.header, where, check)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are lines that wait for the end of their record."""
+        return self._blocks.is_open
 
     def next(self, final: bool, arrival_ms: int) -> tuple[Decoded, int] | None:
         """Returns the records of the next block and its size in bytes; None if there is none at the moment.
@@ -53,16 +60,34 @@ class LineStream:
         Raises:
             InvalidRecord: the header lacks a declared column.
         """
-        block = self._blocks.next(final)
+        block = self._blocks.next(final, arrival_ms)
         if block is None:
             return None
         nbytes = block.length
+        block, decoder = self._without_header(block)
+        if block.too_long:
+            return too_long(block, self._text.schema), nbytes
+        return decoder.decode(block.data, arrival_ms), nbytes
+
+    def table(self, rejections: Rejections) -> pa.Table | None:
+        """Returns the next records, without an event time, of a stream that has ended; None after its end.
+
+        Raises:
+            InvalidRecord: the header lacks a declared column.
+        """
+        block = self._blocks.next(True)
+        if block is None:
+            return None
+        block, decoder = self._without_header(block)
+        if block.too_long:
+            rejections.extend(too_long(block, self._text.schema).rejected)
+        return decoder.parse(b"" if block.too_long else block.data, rejections)
+
+    def _without_header(self, block: Block) -> tuple[Block, LineDecoder]:
         if self._at_start:
             self._at_start = False
             block = Block(block.data.removeprefix(BOM), block.length, block.too_long)
         if self._decoder is None:
             header, block = split_header(block, self._text)
             self._decoder = self._text.decoder(header, self._where, self._check)
-        if block.too_long:
-            return too_long(block, self._text.schema), nbytes
-        return self._decoder.decode(block.data, arrival_ms), nbytes
+        return block, self._decoder

@@ -17,7 +17,10 @@ import pyarrow.compute as pc
 from edgewater.synopses import BoolArray, IntArray
 
 _QUOTE, _BACKSLASH, _EQUALS = ord('"'), ord("\\"), ord("=")
-_ESCAPES = (("\\\\", "\0"), ('\\"', '"'), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), ("\0", "\\"))
+_ESCAPES = (
+    ("\\\\", "\n0"), ('\\"', '"'), ("\\n", "\n1"), ("\\t", "\t"), ("\\r", "\r"), ("\n0", "\\"), ("\n1", "\n")
+)  # fmt: skip
+"""Replaced one after the other. A line has no line feed, so a line feed marks what is replaced twice."""
 
 
 @dataclass(frozen=True, slots=True)

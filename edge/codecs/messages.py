@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from edge.codecs.event_time import cast_or_null, extract_event_times
+from edge.codecs.csv_records import is_one_record
+from edge.codecs.event_time import extract_event_times
 from edge.codecs.formats import TextFormat
 from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, Rejection, Rejections
+from edgewater.model import arithmetic
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +38,12 @@ class MessageDecoder:
         self._located_ms = -LOCATE_EVERY_MS
         types = {name: kind for name, kind in text.schema.textual.items() if name not in self._more}
         body = ColumnsSchema(types, text.schema.time, text.schema.constants)
+        self._delimiter = text.dialect.delimiter if text.format == "csv" else None
         self._lines = replace(text, schema=body).decoder(text.header, where)
 
     def decode(
         self,
-        bodies: Sequence[bytes],
+        bodies: Sequence[bytes | None],
         more: Mapping[str, Sequence[object] | pa.Array],
         arrival_ms: int,
         where: Callable[[int], str] | None = None,
@@ -49,7 +52,7 @@ class MessageDecoder:
         """Decodes messages to one batch.
 
         Args:
-            bodies: the body of each message.
+            bodies: the body of each message. An empty body, or None, deletes something and is no record.
             more: by column, one value per message; None for null. Values have the column's type, or are texts.
             arrival_ms: the time against which event times are validated.
             where: returns the place of a message in its topic. If given, the first rejected message is logged with its
@@ -58,8 +61,12 @@ class MessageDecoder:
         """
         rejections = Rejections(rejected)
         types = self._schema.textual
+        records = [n for n, body in enumerate(bodies) if body]
+        texts = [bodies[n] or b"" for n in records]
         arrays = {name: _typed(more[name], types[name]) for name in self._more}
-        tables = self._tables(bodies, 0, arrays, rejections)
+        if len(records) < len(bodies):
+            arrays = {name: array.take(pa.array(records, pa.int64())) for name, array in arrays.items()}
+        tables = self._tables(texts, 0, arrays, rejections)
         table = pa.concat_tables(tables) if tables else pa.schema(list(types.items())).empty_table()
         decoded = extract_event_times(table, self._schema, arrival_ms, rejections)
         if where is None or not decoded.rejected or 0 <= arrival_ms - self._located_ms < LOCATE_EVERY_MS:
@@ -75,7 +82,7 @@ class MessageDecoder:
         return replace(decoded, rejected=tuple(located))
 
     def _first_rejected(
-        self, bodies: Sequence[bytes], more: Mapping[str, Sequence[object] | pa.Array], arrival_ms: int
+        self, bodies: Sequence[bytes | None], more: Mapping[str, Sequence[object] | pa.Array], arrival_ms: int
     ) -> tuple[int, str]:
         """Returns the index of the first rejected message, and the reason. At least one message must be rejected.
 
@@ -99,8 +106,11 @@ class MessageDecoder:
         A block with rejected messages is halved, so that the other columns are joined with the right messages.
         """
         here = Rejections()
-        table = self._lines.parse(joined(bodies), here)
-        if table.num_rows == len(bodies) or (not self._more) or len(bodies) == 1:
+        lines = joined(bodies, self._delimiter)
+        table = self._lines.parse(lines, here)
+        # A quote of CSV that is not closed in its body would hide the next bodies.
+        is_separate = not self._more and not (self._delimiter and b'"' in lines)
+        if table.num_rows == len(bodies) or is_separate or len(bodies) <= 1:
             rejections.extend(here.as_tuple())
             for name in self._more:
                 table = table.append_column(name, more[name].slice(begin, table.num_rows))
@@ -113,8 +123,8 @@ class MessageDecoder:
 
 
 def _typed(values: Sequence[object] | pa.Array, declared: pa.DataType) -> pa.Array:
-    found = values if isinstance(values, pa.Array) else pa.array(values)
-    return cast_or_null(found, declared) if pa.types.is_string(found.type) else found.cast(declared)
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    return arithmetic.cast(array, declared) if pa.types.is_string(array.type) else array.cast(declared)
 
 
 class ColumnsSchema(RecordSchema):
@@ -125,13 +135,21 @@ class ColumnsSchema(RecordSchema):
         return dict(self.columns)
 
 
-def joined(bodies: Sequence[bytes]) -> bytes:
-    """Returns the bodies as lines. A line feed inside a body becomes a space, because no text format has line feeds in
-    values.
+def joined(bodies: Sequence[bytes], delimiter: str | None = None) -> bytes:
+    """Returns the bodies as lines, without the NUL that ends a string of C.
 
-    A blank body becomes a line that is rejected, because blank lines would be skipped without a count.
+    A line feed inside a body becomes a space, because no text format but CSV has line feeds in values. A blank body
+    becomes a line that is rejected, because blank lines would be skipped without a count.
+
+    Args:
+        delimiter: the delimiter of CSV, in which a line feed in quotes stays; None for other formats.
     """
     joined = b"\n".join(bodies)
-    if joined.count(b"\n") != len(bodies) - 1 or any(not body or body.isspace() for body in bodies):
-        joined = b"\n".join(body.replace(b"\n", b" ").strip() or b"?" for body in bodies)
+    is_plain = b"\0" not in joined and joined.count(b"\n") == len(bodies) - 1
+    if not is_plain or any(not body or body.isspace() for body in bodies):
+        joined = b"\n".join([_one_line(body.rstrip(b"\0\r\n"), delimiter) or b"?" for body in bodies])
     return joined
+
+
+def _one_line(body: bytes, delimiter: str | None) -> bytes:
+    return body if delimiter and is_one_record(body, delimiter) else body.replace(b"\n", b" ").strip(b" ")

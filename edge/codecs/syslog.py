@@ -37,11 +37,14 @@ _NEW = (
     rf'(?P<sd>-|(?:\[[^ =\]"]+(?: +[^ =\]"]+={_VALUE})* *\])+)(?: (?:\x{{FEFF}})?(?P<message>.*))?$'
 )
 _OLD = (
-    rf"(?s)^{_PRIORITY}(?P<time>[A-Z][a-z][a-z] [ \d]\d \d\d:\d\d:\d\d|\d{{4}}-\d\d-\d\dT\S+) (?P<host>\S+) "
+    rf"(?s)^{_PRIORITY}(?P<time>[A-Z][a-z][a-z] [ \d]\d \d\d:\d\d:\d\d|\d{{4}}-\d\d-\d\dT\S+) "
+    # A word that ends in a colon, or has a bracket, is the tag of a message without a host.
+    r"(?P<host>[^\s\[\]]*[^\s\[\]:]) "
     r"(?:(?P<app>[^ :\[]+)(?:\[(?P<procid>[^\]]*)\])?: ?)?(?P<message>.*)$"
 )
 _NAMED = re.compile(r"\(\?P<(\w+)>")
-_HALF_YEAR_S = 183 * 86_400
+_HALF_YEAR_S = 182 * 86_400
+"""A time that is nearer to the arrival than this is farther in every other year."""
 _NIL = "-"
 
 

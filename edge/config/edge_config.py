@@ -16,7 +16,7 @@ from edge.config.sources import PackageSourceConfig
 from edge.config.streams import StreamConfig
 from edge.config.text import TextConfig
 from edge.source_kinds import BUILT_IN, KINDS
-from edgewater.model.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig, did_you_mean
 from edgewater.model.measure import NAME, NAME_ACCEPTED
 from edgewater.runtime.configuration import is_loopback, read_yaml, refusal, text_or_referenced, validate
 
@@ -125,7 +125,8 @@ def _package_options(
     kind = KINDS.get(source.kind)
     if kind is None:
         accepted = f"one of the kinds {', '.join((*BUILT_IN, *KINDS.names))}"
-        raise InvalidConfig(path, source.kind, accepted, KINDS.hint())
+        near = did_you_mean(source.kind, (*BUILT_IN, *KINDS.names)).lstrip(", ")
+        raise InvalidConfig(path, source.kind, accepted, near or KINDS.hint())
     if stream.replay is not None:
         raise InvalidConfig(path, source.kind, "no replay in the stream: the source has no recorded data")
     try:

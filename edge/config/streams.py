@@ -9,7 +9,8 @@ import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from edge.codecs import (
-    COMBINED_TIME,
+    ACCESS_LOGS,
+    ACCESS_TIME,
     DAY_MS,
     EXTENSIONS,
     TIME_UNITS,
@@ -34,7 +35,7 @@ class TimeConfig(Model):
     time_of_day: str | None = Field(default=None, min_length=1)
     """A second column, with the time of day, if `column` has dates."""
     unit: str = "ms"
-    """`ms`, `s`, `us`, `iso8601`, or a pattern of `strptime`. If a source of the stream has the format `combined`, the
+    """`ms`, `s`, `us`, `iso8601`, or a pattern of `strptime`. If a source of the stream is an access log, the
     default is the time of access logs."""
     min_time: Instant = YEAR_2000_MS
     """Records with an earlier event time are rejected."""
@@ -46,7 +47,7 @@ class TimeConfig(Model):
     def _unit(cls, unit: str) -> str:
         if unit not in TIME_UNITS and not ("%" in unit and is_time_pattern(unit)):
             raise refusal(
-                f"one of {', '.join(TIME_UNITS)}, or a pattern of strptime such as {COMBINED_TIME!r}",
+                f"one of {', '.join(TIME_UNITS)}, or a pattern of strptime such as {ACCESS_TIME!r}",
                 f"{unit!r} does not read year, month, day, hour, minute and second",
             )
         return unit
@@ -130,7 +131,7 @@ class StreamConfig(Model):
     columns: dict[str, str]
     """Name and type of each column: string, int64, float64 or bool."""
     time: TimeConfig
-    """The column and unit of the event time. The section may be missing if a source has the format `combined`."""
+    """The column and unit of the event time. The section may be missing if a source is an access log."""
     lookups: list[LookupConfig] = Field(default=[], max_length=8)
     """Files whose columns are added to the records. A key may be a column that an earlier lookup has added."""
     constants: dict[str, Constant] = {}
@@ -167,12 +168,10 @@ class StreamConfig(Model):
             if isinstance(sources, list)
             else []
         )
-        if not any(isinstance(options, dict) and options.get("format") == "combined" for options in kinds):
+        if not any(isinstance(options, dict) and options.get("format") in ACCESS_LOGS for options in kinds):
             return stream
         time = stream.get("time", {})
-        return (
-            {**stream, "time": {"column": "time", "unit": COMBINED_TIME, **time}} if isinstance(time, dict) else stream
-        )
+        return {**stream, "time": {"column": "time", "unit": ACCESS_TIME, **time}} if isinstance(time, dict) else stream
 
     @model_validator(mode="after")
     def _formats_fit(self) -> StreamConfig:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from edge.codecs import COMBINED_FIELDS, CsvDialect, LinePattern, RecordSchema, TextFormat, TextFormatName
+from edge.codecs import ACCESS_LOGS, CsvDialect, LinePattern, RecordSchema, TextFormat, TextFormatName, access_fields
 from edge.config.section import Model
 from edgewater.runtime.configuration import refusal
 
@@ -76,8 +76,9 @@ class TextConfig(Model):
 
     def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
         """Returns what is accepted and what is wrong; None if the fields of the format fit the columns."""
-        groups = self.pattern.groups if self.regex is not None else COMBINED_FIELDS
-        if self.format == "combined" or self.regex is not None:
+        is_access_log = self.format in ACCESS_LOGS
+        groups = self.pattern.groups if self.regex is not None else access_fields(self.format) if is_access_log else []
+        if is_access_log or self.regex is not None:
             for name in columns:
                 if name not in groups:
                     accepted = f"columns among the fields of the format {self.format}: {', '.join(groups)}"

@@ -131,6 +131,7 @@ class EdgeCore:
         self.configured = True
         self.configurations += 1
         specs = dict(event.queries)
+        removed = {ref: pipeline for ref, pipeline in self.queries.items() if ref not in specs}
         for ref in [r for r in (*self.queries, *self.refused) if r not in specs]:
             self.queries.pop(ref, None)
             self.refused.pop(ref, None)
@@ -138,6 +139,12 @@ class EdgeCore:
         for ref, pipeline in self.queries.items():
             pipeline.store.set_windows(event.windows.get(ref, ALL_WINDOWS))
         effects = [self._add(ref, spec, event.windows.get(ref, ALL_WINDOWS)) for ref, spec in added]
+        for ref, pipeline in self.queries.items():
+            older = [r for r in specs if r.name == ref.name and r.version < ref.version]
+            pipeline.store.counts_earlier = event.counts_earlier and not older
+            for was, before in removed.items():
+                if was.name == ref.name and pipeline.store.counts_earlier:
+                    pipeline.store.losses.drops.inherit(before.store.losses.drops)
         self._set_max_state_bytes(self._max_state_bytes)
         return effects
 

@@ -1,4 +1,4 @@
-"""The records that an edge did not count in a query, because they came too late or were rejected.
+"""The records that an edge did not count in a query, because they came too late or were rejected, and its guesses.
 
 They stay here until a frame reports them to the center.
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgewater.model.streams import MIN_TIME_MS
-from edgewater.wire import DroppedRecords, DropReason
+from edgewater.wire import GUESSES, REJECTIONS, DroppedRecords, DropReason
 
 MAX_SLICES = 1_024
 """The largest number of slices for which one frame states dropped records. Beyond it, late records are reported without
-their slice, and rejected records are reported per reason, with the range of their slices."""
-_REASONS = {reason.label: reason for reason in DropReason}
+their slice, and other records are reported per reason, with the range of their slices."""
+_REASONS = {reason.label: reason for reason in DropReason if reason.is_late} | REJECTIONS | GUESSES
 
 _Place = tuple[int, int, DropReason]
 """Slice, end of the last slice (`_ONE`: there is only this slice), reason."""
@@ -38,18 +38,25 @@ class UnreportedDrops:
         return bool(self.counts)
 
     def add(self, slice_start_ms: int, reason: str, records: int, until_ms: int | None = None) -> None:
-        """Adds records that were dropped for one of the reasons of `DropReason`; other reasons are not reported by
-        slice.
+        """Adds records that were dropped or guessed for one of the reasons of `DropReason`; other reasons are not
+        reported by slice.
 
         Args:
-            until_ms: as in `DroppedRecords`; always given for rejected records.
+            until_ms: as in `DroppedRecords`; always given for records that did not come too late.
         """
         if reason not in _REASONS:
             return
         key = slice_start_ms, _ONE if until_ms is None else until_ms, _REASONS[reason]
         if key not in self.counts and len(self.counts) >= MAX_SLICES:
-            key = self._unite(key) if key[2].is_rejection else (MIN_TIME_MS, _ONE, key[2])
+            key = (MIN_TIME_MS, _ONE, key[2]) if key[2].is_late else self._unite(key)
         self.counts[key] = self.counts.get(key, 0) + records
+
+    def inherit(self, other: UnreportedDrops) -> None:
+        """Adds the late records of a version that is removed, without their slices, which no version has any more."""
+        for (_, _, reason), records in other.counts.items():
+            if not reason.is_rejection:
+                self.add(MIN_TIME_MS, reason.label, records)
+        self.since_ms = self.since_ms if other.since_ms is None or not self.counts else other.since_ms
 
     def _unite(self, key: _Place) -> _Place:
         """Replaces all places of a reason by one that covers them and `key`; returns that place."""

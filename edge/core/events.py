@@ -25,10 +25,13 @@ class Configured:
 
     Attributes:
         windows: by query, the windows of a query that does not have all windows.
+        counts_earlier: whether the oldest version of a query counts the records that belong to windows of versions that
+            are removed. It is false in journals of 0.3.0, whose frames must be built again as they were.
     """
 
     queries: tuple[tuple[QueryRef, QuerySpec], ...]
     windows: Mapping[QueryRef, WindowRange] = field(default_factory=dict)
+    counts_earlier: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Ingested:
     Attributes:
         queued: the stream's queries process the batch when they run (`Ran`). If false, queries with an empty queue
             process it at once.
-        rejected: the records of the same input that the source rejected.
+        rejected: the records of the same input that the source rejected, or counted or left out on a guess.
     """
 
     stream: str

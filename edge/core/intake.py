@@ -53,13 +53,20 @@ class Intake:
         return self._spec.accuracy is not None and self._spec.accuracy.kind is None
 
     def take(
-        self, batch: BatchRecords, watermark_ms: int, batch_number: int, arrival_ms: int = MIN_TIME_MS
+        self,
+        batch: BatchRecords,
+        watermark_ms: int,
+        batch_number: int,
+        arrival_ms: int = MIN_TIME_MS,
+        *,
+        is_backfill: bool = False,
     ) -> dict[str, int]:
         """Updates the slices with a batch; returns the numbers of records that were not counted, by reason.
 
         Args:
             batch_number: ascending over the batches of all streams.
             arrival_ms: event time by the stream's clock at which the batch arrived.
+            is_backfill: whether the records were read before, when other versions may have counted them.
         """
         matching = batch.matching(self._bound, self.reading)
         if not len(matching):
@@ -67,7 +74,11 @@ class Intake:
         dropped: dict[str, int] = {}
         for start, records in matching.by_slice(self._spec.window, self.reading):
             if not self._store.takes(start):
-                continue  # another version of the query counts them
+                # Another version of the query counts them, unless it is gone because its windows are final.
+                if start < self._store.begin_ms and self._store.counts_earlier and not is_backfill:
+                    dropped["too-late"] = dropped.get("too-late", 0) + len(records)
+                    self._store.losses.drops.add(MIN_TIME_MS, "too-late", len(records))
+                continue
             reason = self._drop_reason(start, watermark_ms) or self._too_large(start, records)
             if reason:
                 dropped[reason] = dropped.get(reason, 0) + len(records)

@@ -126,7 +126,9 @@ class QueryPipeline:
         """
         clock = self.stream.spec.clock
         event_ms = clock.to_event_ms(arrival_ms) if clock is not None else MIN_TIME_MS
-        dropped = self.intake.take(records, self.bounded_ms(watermark_ms), batch_number, event_ms)
+        dropped = self.intake.take(
+            records, self.bounded_ms(watermark_ms), batch_number, event_ms, is_backfill=self.backfill is not None
+        )
         self.store.losses.drops.begin(arrival_ms)
         return dropped
 

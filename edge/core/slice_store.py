@@ -44,6 +44,8 @@ class SliceStore:
         schedule: this edge's shares of the error budget, per slice.
         through_ms: event time up to which slices are closed.
         losses: what windows of the query may lack.
+        counts_earlier: whether late records before `begin_ms` are counted here, because the version is gone that had
+            their windows.
         bounded_measures: all measures of a query whose edges may withhold: the withheld error of each is reported.
     """
 
@@ -61,6 +63,7 @@ class SliceStore:
         self.full = FullSlices()
         self.schedule = ShareSchedule()
         self.through_ms = MIN_TIME_MS
+        self.counts_earlier = False
         self.windows = windows
         self.begin_ms, self.end_ms = windows.slices(self.spec.window)
         self.losses = QueryLosses(self.spec, max(since_ms, self.begin_ms))
@@ -268,6 +271,8 @@ class SliceStore:
             "full": self.full.to_state(),
             **self.losses.to_state(),
         }
+        if self.counts_earlier:
+            numbers["counts_earlier"] = True
         if self.windows != ALL_WINDOWS:
             numbers["windows"] = [self.windows.from_ms, self.windows.until_ms]
         slices = {str(start): slice_.to_state() for start, slice_ in sorted(self.slices.items())}
@@ -278,6 +283,7 @@ class SliceStore:
         numbers, components = state.numbers, state.components
         result = cls(bound, numbers["since_ms"], source, WindowRange(*numbers.get("windows", ())))
         result.through_ms = numbers["through_ms"]
+        result.counts_earlier = numbers.get("counts_earlier", False)
         result.schedule = ShareSchedule.from_state(numbers["schedule"])
         result.full = FullSlices.from_state(numbers["full"])
         result.losses.restore(numbers)

@@ -23,7 +23,7 @@ from edgewater.model.streams import (
     StreamClock,
     type_name,
 )
-from edgewater.wire import REJECTIONS, InputLoss, LossReason
+from edgewater.wire import GUESSES, REJECTIONS, InputLoss, LossReason
 
 MAX_LOSSES = 32
 """Losses of input that are stored one by one."""
@@ -158,7 +158,8 @@ class StreamState:
             records.drop_before(self.newest_ms)
 
     def reject(self, source: str, rejected: Iterable[RejectedRecords], arrival_ms: int) -> Iterator[RejectedRecords]:
-        """Counts records that a source rejected, and yields them with the event times that they may have.
+        """Counts records that a source rejected, and yields them with the event times that they may have. Also yields
+        the source's guesses.
 
         A record with an unreadable event time may lie anywhere between the source's watermark and the newest valid
         record of the input. If that record is within `LIVE_MS` of the stream's clock, the range ends at the clock.
@@ -167,6 +168,9 @@ class StreamState:
         """
         counts = self.rejected.setdefault(source, {})
         for each in rejected:
+            if each.reason in GUESSES:
+                yield each
+                continue
             counts[each.reason] = counts.get(each.reason, 0) + each.records
             if each.reason in REJECTIONS:
                 yield each if each.is_timed else self._placed(source, each, arrival_ms)

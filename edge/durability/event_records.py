@@ -98,10 +98,11 @@ def read_run(record: Record) -> int:
 
 def encode_event(event: Event) -> Record:
     match event:
-        case Configured(queries, windows):
+        case Configured(queries, windows, counts_earlier):
             ranges = [[r.name, r.version, w.from_ms, w.until_ms] for r, w in windows.items()]
             specs = [[r.name, r.version, s.to_mapping()] for r, s in queries]
-            return _json(CONFIGURED, {"queries": specs, **({"windows": ranges} if ranges else {})})
+            borders = {"windows": ranges} if ranges else {}
+            return _json(CONFIGURED, {"queries": specs, "counts_earlier": counts_earlier, **borders})
         case SourcesOpened():
             return _json(SOURCES_OPENED, asdict(event))
         case BackfillEnded(ref, source):
@@ -141,6 +142,7 @@ def decode_event(record: Record) -> Event:
         CONFIGURED: lambda: Configured(
             tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"]),
             {QueryRef(n, v): WindowRange(*borders) for n, v, *borders in fields.get("windows", ())},
+            fields.get("counts_earlier", False),
         ),
         SOURCES_OPENED: lambda: SourcesOpened(
             tuple((s, n) for s, n in fields["sources"]),

@@ -81,7 +81,8 @@ def build_source(
         opener = file_opener(file, schema)
         return FileSource(
             name, stream, file.path, schema, opener, now_ms=now_ms, follow=file.follow,
-            sleep=_idle_sleep(sleep, name, idle), coalesce_s=coalesce_s, rotate_wait_ms=file.rotate_wait,
+            sleep=_idle_sleep(sleep, name, idle), busy_sleep=sleep, coalesce_s=coalesce_s,
+            rotate_wait_ms=file.rotate_wait,
             requires_complete=lambda path: file.format == "parquet" or codec_of(path, file.compression) is not None,
         )  # fmt: skip
     if config.stdin is not None:

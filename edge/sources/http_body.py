@@ -7,6 +7,8 @@ read between small pieces of work.
 from __future__ import annotations
 
 import io
+import json
+import re
 import struct
 import time
 import zlib
@@ -37,6 +39,7 @@ _MEDIA = {
 }
 MEDIA_TYPES = "application/x-ndjson, text/csv, text/plain or application/vnd.apache.arrow.stream"
 MAX_GZIP_MEMBERS = 1024
+_SPACE = re.compile(r"[ \t\r\n]*")
 _GZIP_PIECE_BYTES = 64 << 10
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
 """Types of Arrow IPC messages (`MessageHeader` in Message.fbs)."""
@@ -96,11 +99,16 @@ def decode_body(body: Body, kind: str, schema: RecordSchema, where: str, text: T
         BodyTooLarge: the records need more memory than a body may use.
         BodyTooCostly: decoding has used the CPU time of `BodyLimits`.
     """
+    if not body.plain:
+        return Decoded(schema.empty())
     if kind == "arrow":
         return _decode_arrow(body, schema, where)
+    plain = body.plain
+    if kind == "ndjson" and plain.lstrip()[:1] == b"[":
+        plain = _elements(plain, body.check)
     if kind != "text" or text is None:
         text = TextFormat("csv" if kind == "csv" else "ndjson", schema)
-    lines = LineStream(io.BytesIO(body.plain), text, where, body.check)
+    lines = LineStream(io.BytesIO(plain), text, where, body.check)
     blocks: list[Decoded] = []
     size = 0
     while (block := lines.next(True, body.arrival_ms)) is not None:
@@ -108,9 +116,28 @@ def decode_body(body: Body, kind: str, schema: RecordSchema, where: str, text: T
         size += block[0].batch.nbytes
         if size > MAX_EXPANSION * body.limit_bytes:
             raise BodyTooLarge
-    if not blocks:
-        raise InvalidRecord("body", "", "at least one record", "the body is empty")
-    return concat(blocks, schema)
+    return concat(blocks, schema) if blocks else Decoded(schema.empty())
+
+
+def _elements(body: bytes, check: Callable[[], None]) -> bytes:
+    """Returns the elements of a JSON array as lines. Raises InvalidRecord if the body is no JSON array."""
+    elements, decoder = list[str](), json.JSONDecoder()
+    try:
+        text = body.decode().strip()
+        at = _SPACE.match(text, 1).end()  # type: ignore[union-attr]
+        while text[at : at + 1] != "]" or elements:
+            check()
+            _, end = decoder.raw_decode(text, at)
+            elements.append(text[at:end].replace("\n", " ").replace("\r", " "))
+            at = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+            if text[at : at + 1] != ",":
+                break
+            at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
+        if text[at:] != "]":
+            raise ValueError(f"no ] at character {at}")
+    except (ValueError, RecursionError) as exc:
+        raise InvalidRecord("body", body[:20], "JSON objects, one per line or in an array", str(exc)[:200]) from exc
+    return "\n".join(elements).encode()
 
 
 def gunzip(body: bytes, limit_bytes: int) -> bytes:

@@ -21,7 +21,7 @@ from edge.codecs import MessageDecoder
 from edge.records import Chunk, Decoded, Lag, Position, Source
 from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
 from edge.sources.kafka_client import NO_END, OLDEST, KafkaConfig, KafkaConsumer, KafkaFailed, OffsetGone
-from edgewater.model.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig, installation
 from edgewater.model.streams import MIN_TIME_MS, Delivery
 from edgewater.wire import LossReason
 
@@ -241,13 +241,12 @@ class KafkaTopic:
     def chunk(self, partition: int, messages: Sequence[Any]) -> Chunk:
         """Decodes at least one message of one partition."""
         start, end = {"offset": messages[0].offset()}, {"offset": messages[-1].offset() + 1}
-        present = [message for message in messages if message.value() is not None]  # a tombstone is no record
-        bodies = [message.value() for message in present]
-        more = {name: read(present) for name, read in self._readers().items()}
+        bodies = [message.value() for message in messages]
+        more = {name: read(messages) for name, read in self._readers().items()}
         decoded = self._decoder.decode(
-            bodies, more, self.context.now_ms(), lambda n: f"partition {partition}, offset {present[n].offset()}"
+            bodies, more, self.context.now_ms(), lambda n: f"partition {partition}, offset {messages[n].offset()}"
         )
-        name, nbytes = self.source_name(partition), sum(map(len, bodies))
+        name, nbytes = self.source_name(partition), sum(len(body or b"") for body in bodies)
         return Chunk(name, decoded.batch, start, end, decoded.rejected, nbytes, keep=True)
 
     def _readers(self) -> dict[str, Callable[[Sequence[Any]], list[Any]]]:
@@ -394,7 +393,7 @@ class Kafka:
         try:
             import confluent_kafka  # noqa: F401
         except ImportError as exc:
-            accepted = "the package confluent-kafka: pip install 'edgewater[kafka]'"
+            accepted = f"the package confluent-kafka: {installation('kafka')}"
             raise InvalidConfig(f"streams.{context.stream}.sources.kafka", options.topic, accepted, str(exc)) from exc
         return [KafkaPartition(KafkaTopic(options, context), 0)]
 

@@ -16,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from edge.codecs import ColumnsSchema, CsvDialect, EventTime, LineStream, TextFormat, cast_or_null, is_text
 from edge.config import LookupConfig, StreamConfig
-from edge.records import Chunk, Position, Source
-from edgewater.model.errors import InvalidConfig, StorageError
+from edge.records import Chunk, Position, Rejection, RejectionReason, Rejections, Source
+from edgewater.model import arithmetic
+from edgewater.model.errors import InvalidConfig, InvalidRecord, StorageError
 from edgewater.model.streams import COLUMN_TYPES, TIME_COLUMN, type_name
 from edgewater.synopses import IntArray
 from edgewater.synopses.hashing import WordArray, hash_values
@@ -37,12 +39,14 @@ class LookupTable:
     Args:
         keys: the key of each row, text, int64 or bool, without nulls and without duplicates.
         columns: the columns to add, each with one value per row.
+        rejected: the rows of the file that are left out.
 
     Raises:
         ValueError: a key is null or occurs twice. The message shows the key.
     """
 
-    def __init__(self, keys: pa.Array, columns: Mapping[str, pa.Array]) -> None:
+    def __init__(self, keys: pa.Array, columns: Mapping[str, pa.Array], rejected: tuple[Rejection, ...] = ()) -> None:
+        self.rejected = rejected
         if keys.null_count:
             row = pc.index(keys.is_null(), pa.scalar(True)).as_py() + 1
             raise ValueError(f"row {row} has no key; expected a key in each row")
@@ -96,6 +100,7 @@ class LookupTable:
 class FileVersion:
     """Identifies a version of a file. It changes when the file changes."""
 
+    device: int
     inode: int
     size: int
     modified_ns: int
@@ -104,30 +109,34 @@ class FileVersion:
     def of(cls, path: Path) -> Self:
         """Returns the current version of a file. Raises OSError."""
         status = path.stat()
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def load_table(config: LookupConfig, key_type: pa.DataType) -> LookupTable:
-    """Reads a lookup file. Blocks.
+    """Reads a lookup file. Blocks. Leaves out the rows that cannot be read, and the rows without a key of their own.
 
     Args:
         key_type: the type of the stream's key column.
 
     Raises:
-        InvalidConfig: the file cannot be read, lacks a column, has a value of another type, or has a key twice.
+        InvalidConfig: the file cannot be read, lacks a column, or has no row that can be used.
     """
     types = {config.file_key: key_type, **{name: COLUMN_TYPES[kind] for name, kind in config.columns.items()}}
+    rejections = Rejections()
     try:
         if (size := Path(config.file).stat().st_size) > MAX_FILE_BYTES:
             raise InvalidConfig(
                 "file", config.file, f"a file of at most {MAX_FILE_BYTES >> 20} MiB", f"it has {size} bytes"
             )
-        table = _read(config, types)
+        table = _read(config, types, rejections)
         if table.num_rows > MAX_ROWS:
             raise InvalidConfig("file", config.file, f"at most {MAX_ROWS} rows", f"it has {table.num_rows}")
-        columns = {name: _cast(table.column(name), name, kind).combine_chunks() for name, kind in types.items()}
-        return LookupTable(columns.pop(config.file_key), columns)
-    except (OSError, pa.ArrowException, ValueError) as exc:
+        table = _with_own_keys(table, config.file_key, rejections)
+        if rejections.count and not table.num_rows:
+            raise ValueError(f"no row can be used: {rejections.as_tuple()[0].message}")
+        columns = {name: table.column(name).combine_chunks() for name in types}
+        return LookupTable(columns.pop(config.file_key), columns, rejections.as_tuple())
+    except (OSError, pa.ArrowException, ValueError, InvalidRecord) as exc:
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
         raise InvalidConfig("file", config.file, f"a {config.format} file with {_described(types)}", reason) from exc
 
@@ -136,34 +145,42 @@ def _described(types: Mapping[str, pa.DataType]) -> str:
     return "the columns " + ", ".join(f"{name} ({type_name(kind)})" for name, kind in types.items())
 
 
-def _read(config: LookupConfig, types: Mapping[str, pa.DataType]) -> pa.Table:
+def _read(config: LookupConfig, types: Mapping[str, pa.DataType], rejections: Rejections) -> pa.Table:
+    """Returns the rows whose values have the right types. An empty text in CSV is null."""
     if config.format == "parquet":
         import pyarrow.parquet
 
-        return pyarrow.parquet.read_table(config.file, columns=list(types), partitioning=None)
-    if config.format == "ndjson":
-        import pyarrow.json
-
-        options = pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema(types.items()), unexpected_field_behavior="ignore"
-        )
-        return pyarrow.json.read_json(config.file, parse_options=options)
-    import pyarrow.csv
-
-    return pyarrow.csv.read_csv(
-        config.file,
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=types, include_columns=list(types), null_values=[""], strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
-    )  # fmt: skip
+        return _cast(pyarrow.parquet.read_table(config.file, columns=list(types), partitioning=None), types, rejections)
+    text = TextFormat(config.format, ColumnsSchema(types, EventTime("")), CsvDialect(nulls=("",)))
+    with Path(config.file).open("rb") as file:
+        lines = LineStream(file, text, config.file)
+        tables = list(iter(lambda: lines.table(rejections), None))
+    if not tables:
+        raise ValueError("it is empty")
+    return pa.concat_tables(tables)
 
 
-def _cast(column: pa.ChunkedArray, name: str, kind: pa.DataType) -> pa.ChunkedArray:
-    try:
-        return column.cast(kind)
-    except pa.ArrowInvalid as exc:
-        raise ValueError(f"column {name}: {exc}") from exc
+def _cast(table: pa.Table, types: Mapping[str, pa.DataType], rejections: Rejections) -> pa.Table:
+    columns, keep = {}, np.ones(table.num_rows, np.bool_)
+    for name, kind in types.items():
+        given = table.column(name).combine_chunks()
+        columns[name] = arithmetic.cast(given, kind) if is_text(given.type) else cast_or_null(given, kind)
+        bad = pc.and_(given.is_valid(), columns[name].is_null()).to_numpy(zero_copy_only=False)
+        message = f"{name}: not a value of the type {type_name(kind)}"
+        rejections.add(RejectionReason.WRONG_TYPE, "", message, int((bad & keep).sum()))
+        keep &= ~bad
+    return pa.table(columns).filter(pa.array(keep))
+
+
+def _with_own_keys(table: pa.Table, key: str, rejections: Rejections) -> pa.Table:
+    """Returns the rows with a key that no other row has. No guess is made which of two rows counts."""
+    keys = table.column(key).combine_chunks().dictionary_encode()
+    codes = keys.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    counts = np.append(np.bincount(codes[codes >= 0], minlength=len(keys.dictionary)), 0)
+    for bad, message in ((codes < 0, "no key"), (counts[codes] > 1, "a key that several rows have")):
+        example = str(keys[int(np.argmax(bad))]) if bad.any() else ""
+        rejections.add(RejectionReason.MALFORMED, example, f"{message}; expected a key of its own", int(bad.sum()))
+    return table.filter(pa.array(counts[codes] == 1))
 
 
 class Lookup:
@@ -192,6 +209,11 @@ class Lookup:
     def rows(self) -> int:
         return 0 if self._table is None else len(self._table)
 
+    @property
+    def rejected_rows(self) -> int:
+        """The number of rows of the loaded version that are left out."""
+        return 0 if self._table is None else sum(each.count for each in self._table.rejected)
+
     def refresh(self) -> None:
         """Loads the file if it has changed. If loading fails, the loaded version stays in use. Blocks."""
         try:
@@ -206,6 +228,9 @@ class Lookup:
                 log.error("stream %s: lookup %s: %s; %s", self.stream, self.config.file, message, kept)
             self.failure = message
             return
+        for each in table.rejected:
+            what = f"{each.reason}: {each.message}, such as {each.example!r}"
+            log.warning("stream %s: lookup %s: %d rows left out, %s", self.stream, self.config.file, each.count, what)
         if self.loaded_ms is not None:
             log.info("stream %s: lookup %s: a new version with %d rows", self.stream, self.config.file, len(table))
         self._table, self._version, self.failure, self.loaded_ms = table, version, None, self._now_ms()

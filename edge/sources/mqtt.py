@@ -24,12 +24,12 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from edge.codecs import MessageDecoder, TextFormatName
 from edge.config import TextConfig, TlsConfig, secret
-from edge.records import Chunk, Decoded, Position, Source
+from edge.records import Chunk, Decoded, Position, Source, guesses
 from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.streams import Delivery
+from edgewater.model.errors import InvalidConfig, installation
+from edgewater.model.streams import TIME_COLUMN, Delivery
 from edgewater.runtime.configuration import Duration, RemoteAddress, refusal, split_address
-from edgewater.wire import LossReason
+from edgewater.wire import DropReason, LossReason
 
 RECEIVE_MAXIMUM = 500
 """The largest number of unacknowledged messages. The journal remembers as many."""
@@ -304,9 +304,12 @@ class MqttSource(KeptSource):
         self._levels = [_pattern(topic) for topic in config.topics]
         self._client: Any = None
         self._unacknowledged: list[tuple[int, Any]] = []  # (number of the chunk, message)
+        self._open: set[int] = set()  # packet identifiers of the last connection that the edge had not acknowledged
+        self._doubtful: list[Any] = []  # repeated messages, unless the broker has used the packet identifier again
         self._chunk = self._committed = 0
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
+        self._open = {message.mid for _, message in self._unacknowledged}
         remembered, self._unacknowledged = Remembered(position), []
         connection = _Connection(self._config)
         self._client, arrived = connection.client, connection.arrived
@@ -347,7 +350,7 @@ class MqttSource(KeptSource):
                 messages.append(arrived.get_nowait())
             failure = next((m for m in messages if isinstance(m, MqttFailed)), None)
             new = [m for m in messages if not isinstance(m, MqttFailed) and self._is_new(remembered, m)]
-            if new:
+            if new or self._doubtful:
                 yield self._decoded(new, remembered)
             if failure is not None:
                 raise failure
@@ -361,7 +364,11 @@ class MqttSource(KeptSource):
     def _is_new(self, remembered: Remembered, message: Any) -> bool:
         """Returns whether a message counts. A repeated message is acknowledged once the newest chunk is on disk."""
         # A session may still have subscriptions of an earlier configuration.
-        is_known = remembered.knows(message) or not any(each.fullmatch(message.topic) for each in self._levels)
+        is_read = any(each.fullmatch(message.topic) for each in self._levels)
+        is_repeated = remembered.knows(message)
+        is_known = is_repeated or not is_read
+        if is_repeated and is_read and message.mid not in self._open:
+            self._doubtful.append(message)
         self._unacknowledged.append((self._chunk if is_known else self._chunk + 1, message))
         if is_known and self._chunk <= self._committed:
             self._acknowledge()
@@ -369,12 +376,17 @@ class MqttSource(KeptSource):
 
     def _decoded(self, messages: Sequence[Any], remembered: Remembered) -> Chunk:
         self._chunk += 1
+        doubtful, self._doubtful = self._doubtful, []
+        decoded, repeated = self._records(messages), self._records(doubtful)
+        guessed = guesses(DropReason.ASSUMED_REPETITION, repeated.batch.column(TIME_COLUMN).to_numpy())
+        end, nbytes = remembered.to_position() | {"chunk": self._chunk}, sum(len(m.payload) for m in messages)
+        return Chunk(self.name, decoded.batch, None, end, decoded.rejected, nbytes, keep=True, guessed=guessed)
+
+    def _records(self, messages: Sequence[Any]) -> Decoded:
         bodies = [message.payload for message in messages]
         topics = [message.topic for message in messages]
         more = {name: [self._level(topic, name) for topic in topics] for name in self._config.more}
-        decoded = self._decoder.decode(bodies, more, self._context.now_ms(), lambda n: f"topic {topics[n]}")
-        end = remembered.to_position() | {"chunk": self._chunk}
-        return Chunk(self.name, decoded.batch, None, end, decoded.rejected, sum(map(len, bodies)), keep=True)
+        return self._decoder.decode(bodies, more, self._context.now_ms(), lambda n: f"topic {topics[n]}")
 
     def _level(self, topic: str, name: str) -> str | None:
         found = next((match for pattern in self._levels if (match := pattern.fullmatch(topic))), None)
@@ -413,7 +425,7 @@ class Mqtt:
         try:
             import paho.mqtt.client  # noqa: F401
         except ImportError as exc:
-            accepted = "the package paho-mqtt: pip install 'edgewater[mqtt]'"
+            accepted = f"the package paho-mqtt: {installation('mqtt')}"
             raise InvalidConfig(f"streams.{context.stream}.sources.mqtt", options.broker, accepted, str(exc)) from exc
         return [MqttSource(options, context)]
 

@@ -31,7 +31,7 @@ from edge.series import SeriesMemory
 from edge.sources.http_body import BodyLimits
 from edge.sources.push_shares import DecodingThreads, PushMemory, Reservation, TooManyBytes
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import EdgewaterError, InvalidInput, InvalidRecord, InvalidRequest, Retired, StorageError
+from edgewater.model.errors import EdgewaterError, InvalidInput, InvalidRequest, Retired, StorageError
 from edgewater.runtime.bearer import bearer_token, token_digest
 
 MAX_BODIES_PENDING = 4
@@ -195,6 +195,11 @@ class PushEndpoint:
         Refused.
         """
         sources = receiver.sources(request)
+        encoding = request.headers.get("content-encoding", "identity")[:100]
+        if encoding.lower() not in receiver.encodings:
+            accepted = ", ".join(receiver.encodings)
+            detail = f"Content-Encoding {encoding} is not accepted; expected {accepted.replace(', ', ' or ')}"
+            raise Refused(415, "unsupported-media-type", detail, headers={"Accept-Encoding": accepted})
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self.limits.body.size_bytes:
             raise self._too_large()
@@ -286,7 +291,10 @@ class PushEndpoint:
         if part.convert is not None:
             # No other request may change the series before `accept` ingests the records, so nothing is awaited here.
             decoded, series = part.convert(self._series_of(part.source.name))
-        chunk = Chunk(part.source.name, decoded.batch, None, None, decoded.rejected, nbytes, push=push, series=series)
+        chunk = Chunk(
+            part.source.name, decoded.batch, None, None, decoded.rejected, nbytes, push=push, series=series,
+            guessed=decoded.guessed,
+        )  # fmt: skip
         counted = await self._accept(chunk, part.source.stream)
         if counted is not None:  # the series may have changed after the request was counted
             return Counted(part.source, counted, part.decoded.rejected, already_counted=True)
@@ -303,12 +311,8 @@ class PushEndpoint:
         Raises:
             BodyTooLarge, BodyTooCostly, InvalidInput: as `Receiver.decode`.
         """
-        encoding = request.headers.get("content-encoding", "identity")[:100]
         check, limit = self.limits.body.timer(), self.limits.body.size_bytes
-        decompress = receiver.encodings.get(encoding.lower())
-        if decompress is None:
-            raise InvalidRecord("Content-Encoding", encoding, " or ".join(receiver.encodings))
-        plain = decompress(body, limit)
+        plain = receiver.encodings[request.headers.get("content-encoding", "identity").lower()](body, limit)
         digest = _digest(request.media.encode(), plain)
         return receiver.decode(request, self.limits.body.of(plain, arrival_ms, check)), digest
 

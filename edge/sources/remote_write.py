@@ -22,13 +22,14 @@ from google.protobuf.message import DecodeError
 from pydantic import Field, field_validator, model_validator
 from starlette.responses import PlainTextResponse, Response
 
-from edge.codecs import cast_or_null, extract_event_times
+from edge.codecs import extract_event_times
 from edge.config import MAX_PATTERN, Model
 from edge.receivers import Body, BodyTooLarge, Conversion, Counted, Decompress, Part, PushedSource, Refused, Request
-from edge.records import Decoded, RejectionReason, Rejections, Source
+from edge.records import Decoded, RejectionReason, Rejections, Source, guesses
 from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.source_kinds import SourceContext
-from edgewater.model.errors import InvalidConfig, InvalidRecord
+from edgewater.model import arithmetic
+from edgewater.model.errors import InvalidConfig, InvalidRecord, installation
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.runtime.configuration import refusal
 from edgewater.synopses import BoolArray, FloatArray, IntArray
@@ -133,12 +134,14 @@ class _Samples:
     Attributes:
         sets: number of the sample's label set in `_LabelSets`, int64.
         histograms: number of the label set of each native histogram, int64.
+        unreadable: number of series that cannot be read.
     """
 
     sets: IntArray
     values: FloatArray
     times_ms: IntArray
     histograms: IntArray
+    unreadable: int
 
 
 @dataclass(slots=True)
@@ -183,7 +186,7 @@ class _Mapping:
     def values(self, column: str, sets: Sequence[Mapping[str, str]]) -> pa.Array:
         """Returns the value of a column for each label set; null if the label's text does not fit the column's type."""
         texts = pa.array([labels.get(self.labels[column]) for labels in sets], pa.string())
-        return cast_or_null(texts, self.source.schema.columns[column])
+        return arithmetic.cast(texts, self.source.schema.columns[column])
 
     def decode(self, samples: _Samples, sets: _LabelSets, number: int, arrival_ms: int) -> Part | None:
         """Returns the records of the source in a request; None if the source takes no sample of it.
@@ -197,6 +200,7 @@ class _Mapping:
         rows = np.flatnonzero(((role == _GAUGE) | (role == _COUNTER)) & ~stale)
         if number == 0:  # once, because an invalid label set belongs to no source
             _reject(rejections, RejectionReason.MALFORMED, int((role == _INVALID).sum()), _LABELS_ACCEPTED)
+            _reject(rejections, RejectionReason.MALFORMED, samples.unreadable, _SERIES_ACCEPTED)
         taken = roles[samples.histograms]
         histograms = int(((taken == _GAUGE) | (taken == _COUNTER)).sum())
         _reject(rejections, RejectionReason.UNSUPPORTED, histograms, "a native histogram; expected classic histograms")
@@ -213,33 +217,43 @@ class _Mapping:
         kept = decoded.batch.column(_ROW).to_numpy()
         decoded = replace(decoded, batch=decoded.batch.drop_columns([_ROW]))
         is_counter = role[kept] == _COUNTER
-        if not is_counter.any():
+        ends = np.flatnonzero(stale & (role == _COUNTER))
+        if not is_counter.any() and not len(ends):
             return Part(self.source, decoded)
         digests = [sets.digests[n] for n in samples.sets[kept[is_counter]].tolist()]
-        return Part(self.source, decoded, self._conversion(decoded, is_counter, digests, arrival_ms))
+        times_ns = samples.times_ms[ends] * 1_000_000
+        ended = {sets.digests[n]: t for n, t in zip(samples.sets[ends].tolist(), times_ns.tolist(), strict=True)}
+        return Part(self.source, decoded, self._conversion(decoded, is_counter, digests, ended, arrival_ms))
 
     def _conversion(
-        self, decoded: Decoded, is_counter: BoolArray, digests: Sequence[bytes], arrival_ms: int
+        self,
+        decoded: Decoded,
+        is_counter: BoolArray,
+        digests: Sequence[bytes],
+        ended: Mapping[bytes, int],
+        arrival_ms: int,
     ) -> Conversion:
         """Returns the function that replaces the totals of counters by increments.
 
         Args:
             digests: the identities of the counters' series, in the order of the counters' rows.
+            ended: by series, the time in ns at which Prometheus reports its end.
         """
         totals = decoded.batch.column(self.value).to_numpy()[is_counter]
         times_ms = decoded.batch.column(TIME_COLUMN).to_numpy()[is_counter]
         valid = np.isfinite(totals) & (totals >= 0)
+        valid_ms = times_ms[valid]
         count = int(valid.sum())
         points = Totals(
             [digest for digest, is_valid in zip(digests, valid.tolist(), strict=True) if is_valid],
             np.zeros(count, np.int64),
-            times_ms[valid] * 1_000_000,
+            valid_ms * 1_000_000,
             totals[valid].view(np.int64),
             np.zeros(count, np.bool_),
         )
 
         def convert(memory: SeriesMemory) -> tuple[Decoded, SeriesUpdate]:
-            found = memory.increments(points, arrival_ms * 1_000_000, self.max_series)
+            found = memory.increments(points, arrival_ms * 1_000_000, self.max_series, ended)
             rejections = Rejections(decoded.rejected)
             for reason, bad, what in (
                 (RejectionReason.WRONG_TYPE, _at(valid, None), "a counter that is negative or no number"),
@@ -265,12 +279,14 @@ class _Mapping:
             column = batch.schema.get_field_index(self.value)
             merged = pc.if_else(pa.array(is_counter), pa.array(values), batch.column(column))
             batch = batch.set_column(column, batch.schema.field(column), merged).filter(pa.array(keep))
-            return Decoded(batch, rejections.as_tuple(), skipped), found.update
+            guessed = (each for reason, mask in found.guesses.items() for each in guesses(reason, valid_ms[mask]))
+            return Decoded(batch, rejections.as_tuple(), skipped, tuple(guessed)), found.update
 
         return convert
 
 
-_BODY_ACCEPTED = f"smaller requests, with series of at most {MAX_SERIES_BYTES} bytes"
+_BODY_ACCEPTED = "smaller requests"
+_SERIES_ACCEPTED = f"a series that cannot be read; expected a prometheus.TimeSeries, at most {MAX_SERIES_BYTES} bytes"
 _LABELS_ACCEPTED = f"a series; expected distinct labels in UTF-8 with {NAME_LABEL}, at most {MAX_LABEL_BYTES} bytes"
 
 
@@ -316,26 +332,32 @@ class RemoteWriteReceiver:
     def decode(self, request: Request, body: Body) -> Sequence[Part]:
         try:
             raw = pb.WriteRequest.FromString(body.plain).timeseries
-            samples, sets = self._samples(raw, body)
         except DecodeError as exc:
             raise InvalidRecord("body", body.plain[:20], "a prometheus.WriteRequest", str(exc)) from exc
+        samples, sets = self._samples(raw, body)
         parts = [
             mapping.decode(samples, sets, number, body.arrival_ms) for number, mapping in enumerate(self._mappings)
         ]
         return [part for part in parts if part is not None]
 
     def _samples(self, raw: Sequence[bytes], body: Body) -> tuple[_Samples, _LabelSets]:
-        """Decodes series. Raises DecodeError, InvalidRecord and BodyTooCostly."""
+        """Decodes series. Raises InvalidRecord and BodyTooCostly."""
         check, left = body.check, body.limit_bytes // MIN_SAMPLE_BYTES - len(raw)
-        keys, counts, histograms = list[bytes](), list[int](), list[int]()
+        keys, counts, histograms, readable = list[bytes](), list[int](), list[int](), list[bytes]()
         values, times, new = list[float](), list[int](), dict[bytes, Sequence[bytes]]()
         parse, join, known = pb.TimeSeries.FromString, b"\0".join, self._sets.numbers
         for begin in range(0, len(raw), CHECK_EVERY):
             check()
             for each in raw[begin : begin + CHECK_EVERY]:
-                if len(each) > MAX_SERIES_BYTES or left < 0:
+                if left < 0:
                     raise InvalidRecord("body", None, _BODY_ACCEPTED, "it has too many samples")
-                series = parse(each)
+                try:
+                    series = parse(each) if len(each) <= MAX_SERIES_BYTES else None
+                except DecodeError:
+                    series = None
+                if series is None:
+                    continue
+                readable.append(each)
                 labels, samples = series.labels, series.samples
                 left -= len(samples) + len(series.histograms)
                 key = join(labels)
@@ -347,11 +369,12 @@ class RemoteWriteReceiver:
                 for sample in samples:
                     values.append(sample.value)
                     times.append(sample.timestamp)
-        numbers, sets = self._known(keys, new, raw, check)
+        numbers, sets = self._known(keys, new, readable, check)
         times_ms = np.clip(np.array(times, np.int64), -_FAR_MS, _FAR_MS)
         return _Samples(
-            np.repeat(numbers, counts), np.array(values, np.float64), times_ms, np.repeat(numbers, histograms)
-        ), sets
+            np.repeat(numbers, counts), np.array(values, np.float64), times_ms, np.repeat(numbers, histograms),
+            len(raw) - len(readable),
+        ), sets  # fmt: skip
 
     def _known(
         self,
@@ -458,7 +481,7 @@ class RemoteWrite:
         try:
             import cramjam  # noqa: F401
         except ImportError as exc:
-            accepted = "the package cramjam: pip install 'edgewater[remote-write]'"
+            accepted = f"the package cramjam: {installation('remote-write')}"
             raise InvalidConfig(path, options.path, accepted, str(exc)) from exc
         try:
             options.fields(context.schema.columns, context.schema.time.column)

@@ -7,6 +7,7 @@ records that are not synced yet are lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -88,11 +89,9 @@ class StdinSource:
 
         short = False
         while True:
-            while not pipe.wait(0):
-                with self._idle(self.name):
-                    if await asyncio.to_thread(pipe.wait, WAIT_S):
-                        break
-                short = False
+            if not pipe.wait(0):
+                with self._idle(self.name) if not lines.is_open else contextlib.nullcontext():
+                    short &= await asyncio.to_thread(pipe.wait, WAIT_S)
             chunks = await asyncio.to_thread(read_chunks)
             for chunk in chunks:
                 yield chunk

@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -65,8 +66,9 @@ class SyslogConfig(TextConfig):
             text is one column.
         zone: IANA name of the time zone for times of RFC 3164, which state no time zone.
         max_message: the largest size of a message. Longer messages are rejected.
-        max_connections: the largest number of connections. If more senders connect, the longest idle connection is
-            closed.
+        max_connections: the largest number of connections that have sent a message, or have presented a certificate to
+            `client_ca`. As many others may be open. Beyond either number, a connection of the address with the most
+            connections is closed, the longest idle first.
         idle: the edge closes a connection without a message for this time.
         receive_buffer: size of the kernel's buffer for UDP. None: the system's default.
     """
@@ -176,7 +178,8 @@ class _Decoder:
         rejections = Rejections()
         table = decoder.parse(messages, rejections).combine_chunks()
         more = {name: _array(table, name) for name in table.column_names if name != _TEXT}
-        bodies = _array(table, _TEXT).cast(pa.binary()).fill_null(b"").to_pylist()
+        # A message without a text is rejected. Only brokers have empty messages that delete something.
+        bodies = [text or b"?" for text in _array(table, _TEXT).cast(pa.binary()).to_pylist()]
         return self._body.decode(bodies, more, arrival_ms, rejected=rejections.as_tuple())
 
 
@@ -194,7 +197,9 @@ class _Intake:
     def __init__(self, config: SyslogConfig, now_s: Callable[[], float]) -> None:
         self.config, self.now_s = config, now_s
         self.filled = asyncio.Event()
-        self.connections: dict[_Connection, None] = {}  # ordered by idle time, longest first
+        # Ordered by idle time, longest first. The silent ones have not shown yet that they are senders.
+        self.connections: dict[_Connection, None] = {}
+        self.silent: dict[_Connection, None] = {}
         self.sockets: list[_Datagrams] = []
         self.is_full = False
         self.tls = None if config.tls is None else _tls(config.tls)
@@ -210,6 +215,22 @@ class _Intake:
         address = ipaddress.ip_address(host.partition("%")[0])
         mapped = getattr(address, "ipv4_mapped", None) or address
         return any(mapped in network for network in self._networks)
+
+    def admit(self, connection: _Connection, *, is_silent: bool) -> None:
+        """Counts a connection as the newest one. If there are too many, closes one. A silent connection never closes a
+        sender's connection.
+        """
+        self.forget(connection)
+        group = self.silent if is_silent else self.connections
+        group[connection] = None
+        if len(group) > self.config.max_connections:
+            most, _ = Counter(each.machine for each in group).most_common(1)[0]
+            log.warning("syslog at %s: max_connections is reached; a connection of %s ends", self.config.listen, most)
+            next(each for each in group if each.machine == most).close()
+
+    def forget(self, connection: _Connection) -> None:
+        self.silent.pop(connection, None)
+        self.connections.pop(connection, None)
 
     def add(self, messages: bytes) -> None:
         """Adds messages, each with a line feed at its end."""
@@ -234,7 +255,7 @@ class _Intake:
     def _hold(self, is_full: bool) -> None:
         if is_full != self.is_full:
             self.is_full = is_full
-            for connection in self.connections:
+            for connection in (*self.connections, *self.silent):
                 connection.hold(is_full)
             for datagrams in self.sockets:
                 datagrams.hold(is_full)
@@ -244,7 +265,9 @@ class _Connection(asyncio.Protocol):
     """One sender over TCP or TLS. A connection in its TLS handshake already counts as a connection."""
 
     def __init__(self, intake: _Intake) -> None:
-        self.idle_since_s = intake.now_s()
+        self.machine = ""
+        self._idle_since_s = intake.now_s()
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._intake = intake
         self._framing = Framing(intake.config.max_message)
         self._transport: asyncio.Transport | None = None
@@ -258,11 +281,9 @@ class _Connection(asyncio.Protocol):
             log.warning("syslog at %s: %s is in none of the networks in peers", intake.config.listen, host)
             transport.abort()
             return
-        if len(intake.connections) >= intake.config.max_connections:
-            oldest = next(iter(intake.connections))
-            log.warning("syslog at %s: max_connections is reached; an idle connection ends", intake.config.listen)
-            oldest.close()
-        intake.connections[self] = None
+        self.machine = _machine(host)
+        intake.admit(self, is_silent=True)
+        self._close_if_idle()
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if intake.tls is not None:
             transport.pause_reading()
@@ -277,11 +298,13 @@ class _Connection(asyncio.Protocol):
             )
             assert secured is not None
             self._transport = secured
+            if tls.verify_mode is ssl.CERT_REQUIRED and not secured.is_closing():
+                self._intake.admit(self, is_silent=False)
             if self._intake.is_full:
                 secured.pause_reading()
         except OSError as exc:  # also ssl.SSLError and time-outs
             log.warning("syslog at %s: a TLS handshake has failed: %s", self._intake.config.listen, exc)
-            self._intake.connections.pop(self, None)
+            self._forget()
             transport.abort()
 
     def hold(self, is_held: bool) -> None:
@@ -292,12 +315,11 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         intake = self._intake
-        self.idle_since_s = intake.now_s()
-        if self in intake.connections:
-            del intake.connections[self]
-            intake.connections[self] = None
+        self._idle_since_s = intake.now_s()
         try:
             messages = self._framing.feed(data)
+            if messages or self in intake.connections:
+                intake.admit(self, is_silent=False)
         except BadFrame as exc:
             intake.reject(RejectionReason.MALFORMED, exc.example, str(exc))
             messages = exc.before
@@ -311,13 +333,33 @@ class _Connection(asyncio.Protocol):
         self._intake.add(messages)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._intake.connections.pop(self, None)
+        self._forget()
         self._take(self._framing.end())
 
+    def _forget(self) -> None:
+        self._intake.forget(self)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+
+    def _close_if_idle(self) -> None:
+        """Closes the connection if no message has come for the time `idle`. Looks again when that time may be over."""
+        intake, idle_s = self._intake, self._intake.config.idle / 1000
+        left_s = idle_s if intake.is_full else self._idle_since_s + idle_s - intake.now_s()
+        if left_s <= 0:
+            self.close()
+        else:
+            self._idle_timer = asyncio.get_running_loop().call_later(left_s, self._close_if_idle)
+
     def close(self) -> None:
-        self._intake.connections.pop(self, None)
+        self._forget()
         if self._transport is not None:
             self._transport.close()
+
+
+def _machine(host: str) -> str:
+    """Returns the address of a machine. Of IPv6, returns the network, in which one machine may have any address."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return host if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
 
 
 class _Datagrams:
@@ -412,23 +454,13 @@ class SyslogSource(KeptSource):
             return
         server = await loop.create_server(lambda: _Connection(intake), host, port, backlog=BACKLOG)
         self.address = server.sockets[0].getsockname()[:2]
-        closing = asyncio.create_task(self._close_idle(intake))
         try:
             yield
         finally:
             self.address = None
-            closing.cancel()
             server.close()
-            for connection in list(intake.connections):
+            for connection in (*intake.connections, *intake.silent):
                 connection.close()
-
-    async def _close_idle(self, intake: _Intake) -> None:
-        idle_s = self._config.idle / 1000
-        while True:
-            await asyncio.sleep(idle_s / 4)
-            for connection in list(intake.connections):
-                if not intake.is_full and intake.now_s() - connection.idle_since_s > idle_s:
-                    connection.close()
 
 
 def _tls(files: HttpTlsConfig) -> ssl.SSLContext:

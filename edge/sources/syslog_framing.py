@@ -1,16 +1,21 @@
 """Splits the bytes of a TCP connection into syslog messages, with both framings of RFC 6587.
 
-With octet counting, each message follows its length and a space. Otherwise a line feed ends each message. The first
-byte of a connection tells which framing it has: a digit, or the ``<`` with which each message begins.
+With octet counting, each message follows its length and a space. Otherwise a line feed or a NUL ends each message, and
+so does a carriage return before the priority of the next message. The first byte of a connection tells which framing it
+has: a digit, or the ``<`` with which each message begins.
 """
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 
 from edge.codecs import joined
 
 MAX_DIGITS = 10
+_RETURN = re.compile(rb"\r(?=<\d{1,3}>)")
+_TRAILERS = re.compile(rb"[\r\n\0]*")
 MAX_EXAMPLE = 200
 """The bytes of a rejected message that its example shows."""
 
@@ -53,7 +58,10 @@ class Framing:
         data = self._rest + data
         if self._counts_octets is None and data:
             self._counts_octets = data[:1].isdigit()
-        return self._counted(data) if self._counts_octets else self._lines(data)
+        if self._counts_octets:
+            return self._counted(data)
+        data = data.replace(b"\0", b"\n")
+        return self._lines(_RETURN.sub(b"\n", data) if b"\r" in data else data)
 
     def end(self) -> bytes:
         """Returns the rest after a connection has ended. Without octet counting, the rest is the last message;
@@ -76,8 +84,8 @@ class Framing:
             if not self._skips_line:
                 self._too_long.append(self._rest[:MAX_EXAMPLE])
             self._skips_line = True
-        if self._skips_line:
-            self._rest = b""
+        if self._skips_line:  # a carriage return and a part of the next priority may have arrived
+            self._rest = self._rest[-5:] if b"\r" in self._rest[-5:] else b""
         return self._without_long(lines) if len(lines) > self._max_bytes else lines
 
     def _without_long(self, lines: bytes) -> bytes:
@@ -93,6 +101,8 @@ class Framing:
         while True:
             skipped = min(self._skips, len(data) - at)
             at, self._skips = at + skipped, self._skips - skipped
+            if not self._skips:
+                at = _TRAILERS.match(data, at).end()  # type: ignore[union-attr]
             space = data.find(b" ", at, at + MAX_DIGITS + 1)
             digits = data[at:space] if space >= 0 else data[at : at + MAX_DIGITS + 1]
             if digits and (not digits.isdigit() or len(digits) > MAX_DIGITS):

@@ -1,4 +1,4 @@
-"""A client of a center's API, for scripts, notebooks and programs: `pip install 'edgewater[client]'`.
+"""A client of a center's API, for scripts, notebooks and programs: the extra `client`.
 
     from edgewater.client import Center
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 from edgewater.client.display import answer_html, answers_html
 from edgewater.client.interval import Interval, Number
 from edgewater.model.errors import EdgewaterError, InvalidRequest
+from edgewater.model.float_bounds import side_of, to_float
+from edgewater.model.key_texts import OWN_COLUMNS, own_name
 from edgewater.model.timestamps import parse_time
 
 if TYPE_CHECKING:  # Arrow takes longer to import than most commands take to run
@@ -195,6 +197,11 @@ class Answer:
         return list(self.quality["completeness"]["missing"])
 
     @property
+    def guessed(self) -> int:
+        """The number of records of the window that edges counted, or left out, on a guess."""
+        return sum(self.quality["completeness"].get("guessed", {}).values())
+
+    @property
     def rejected(self) -> int:
         """The number of records that sources rejected and that belong, or may belong, to the window."""
         return int(self.quality["completeness"].get("rejected", 0))
@@ -277,9 +284,7 @@ class Answer:
             quality["version"] = pa.scalar(self.version, pa.int64())
         table = self.table
         for at, (name, value) in enumerate(quality.items()):
-            while name in self.table.column_names:
-                name = f"answer_{name}"
-            table = table.add_column(at, name, pa.repeat(value, table.num_rows))
+            table = table.add_column(at, own_name(name, self.table.column_names), pa.repeat(value, table.num_rows))
         return table
 
     def to_pandas(self) -> pd.DataFrame:
@@ -389,9 +394,7 @@ def from_table(
     return Answers(table, answers)
 
 
-DESCRIBING = frozenset(
-    {"window_start", "window_end", "phase", "revision", "completeness", "given_at", "contract", "withheld", "version"}
-)
+DESCRIBING = frozenset({*OWN_COLUMNS, "version"})
 """The names of the first columns of a table, which describe the answer. If a name is in use, it has the prefix
 ``answer_``.
 """
@@ -433,18 +436,20 @@ def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: 
         for column in columns.values():
             column.extend([None] * (at + 1 - len(column)))
     members = {k: v for k, v in answer.items() if k != "data"}
-    table = pa.table({n: _array(v) for n, v in columns.items()})
+    table = pa.table({n: _array(n, v) for n, v in columns.items()})
     return Answer(table, members, group_by, explain_with)
 
 
-def _array(values: list[Any]) -> pa.Array:
-    """Returns an array of the values. Numbers are int64 if all are integers, otherwise float64."""
+def _array(name: str, values: list[Any]) -> pa.Array:
+    """Returns a column of the values. Numbers are int64 if all are integers, otherwise float64; bounds are rounded
+    outwards.
+    """
     import pyarrow as pa
 
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # integers mixed with floats, or integers beyond int64
-        return pa.array([None if v is None else float(v) for v in values], pa.float64())
+        return pa.array([None if v is None else to_float(v, side_of(name)) for v in values], pa.float64())
 
 
 def _flat(name: str, cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -495,8 +500,10 @@ def _key(rank: float) -> str:
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
+    from edgewater.model.number_columns import for_pandas
+
     try:
-        return table.to_pandas()
+        return for_pandas(table).to_pandas()
     except ModuleNotFoundError as exc:
         raise PackageMissing(
             f"to_pandas() needs the package {exc.name}, which is not installed: pip install pandas"

@@ -17,7 +17,7 @@ import httpx
 from edgewater.client import requests as flows
 from edgewater.client.answers import Answer, Answers, Gap, Progress, from_table
 from edgewater.client.center import QueryData
-from edgewater.client.connection import Connection, LiveState, arguments, event_source, unreachable
+from edgewater.client.connection import Connection, LiveState, arguments, bounded_async, event_source, unreachable
 from edgewater.client.requests import Flow, IfExists, Moment, Pause, Phase, checked, moment, question_params, segment
 
 T = TypeVar("T")
@@ -32,7 +32,9 @@ class AsyncCenter:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, ca: str | Path | None = None, timeout: float = 30.0
     ) -> None:
-        self._http = httpx.AsyncClient(**Connection(url, token, ca, timeout).options())
+        self._http = httpx.AsyncClient(
+            **Connection(url, token, ca, timeout).options(), event_hooks={"response": [bounded_async]}
+        )
 
     @property
     def url(self) -> str:

@@ -15,7 +15,7 @@ import httpx
 
 from edgewater.client import requests as flows
 from edgewater.client.answers import Answer, Answers, Gap, Progress, from_table
-from edgewater.client.connection import Connection, LiveState, arguments, event_source, unreachable
+from edgewater.client.connection import Connection, LiveState, arguments, bounded, event_source, unreachable
 from edgewater.client.requests import Flow, IfExists, Moment, Pause, Phase, checked, moment, question_params, segment
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Center:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, ca: str | Path | None = None, timeout: float = 30.0
     ) -> None:
-        self._http = httpx.Client(**Connection(url, token, ca, timeout).options())
+        self._http = httpx.Client(**Connection(url, token, ca, timeout).options(), event_hooks={"response": [bounded]})
 
     @property
     def url(self) -> str:

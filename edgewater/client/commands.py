@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, shown
 from edgewater.model.errors import EdgewaterError, InvalidRequest
+from edgewater.model.key_texts import NULL, key_text, text_of_key
 from edgewater.runtime.terminal import plain, print_table
 
 Command = Callable[..., Any]
@@ -72,13 +75,13 @@ def selects(command: Command) -> Command:
     return wrapped
 
 
-def _groups(texts: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _groups(texts: Iterable[str]) -> dict[str, list[str | None]]:
+    found: dict[str, list[str | None]] = {}
     for text in texts:
         column, colon, value = text.partition(":")
         if not colon or not column:
             raise InvalidRequest("--group", text, "column:value, such as carrier:UA")
-        found.setdefault(column, []).append(value)
+        found.setdefault(column, []).append(None if value == NULL else text_of_key(value))
     return found
 
 
@@ -300,7 +303,7 @@ def query_explain(
     if as_json:
         print_json(explained)
         return
-    group = "".join(f" {column}:{value}" for column, value in explained["group"].items())
+    group = "".join(f" {column}:{key_text(value)}" for column, value in explained["group"].items())
     interval = Interval(*(explained[k] for k in ("estimate", "lower", "upper", "confidence")))
     what = f"{name} {explained['window']['start']}{group} {explained['measure']} {explained['value']}".rstrip()
     click.echo(f"{plain(what)}: {interval}, confidence {shown(interval.confidence)}, {explained['phase']}")
@@ -554,8 +557,22 @@ def _window(spec: Mapping[str, Any]) -> str:
 
 def _as_json(answer: Answer) -> dict[str, Any]:
     """Returns an answer without its data, and its rows as a list of mappings."""
-    rows = answer.table.to_pylist()
-    return {**answer.members, "rows": json.loads(json.dumps(rows, default=str).replace("NaN", "null"))}
+    rows = [
+        {name: _plain(value, name in answer.group_by) for name, value in row.items()}
+        for row in answer.table.to_pylist()
+    ]
+    return {**answer.members, "rows": json.loads(json.dumps(rows, default=str))}
+
+
+def _plain(value: Any, is_key: bool) -> Any:
+    """Returns a value of a row as JSON: NaN and infinity by name in a key, null in a value, at any depth."""
+    if isinstance(value, Decimal):
+        return int(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return key_text(value) if is_key else None
+    if isinstance(value, list):
+        return [_plain(each, is_key) for each in value]
+    return {n: _plain(v, n == "item") for n, v in value.items()} if isinstance(value, dict) else value
 
 
 def print_answer(answer: Answer) -> None:
@@ -563,10 +580,10 @@ def print_answer(answer: Answer) -> None:
     click.echo(plain(summary(answer)))
     columns = [(name, cells) for name in answer.measures if (cells := _cells(answer, name)) is not None]
     rows = [
-        (*(str(v) for v in group.values()), *(cells[at] for _, cells in columns))
-        for at, group in enumerate(answer.groups)
+        (*map(key_text, group.values()), *(cells[at] for _, cells in columns)) for at, group in enumerate(answer.groups)
     ]
-    print_table((*answer.group_by, *(name for name, _ in columns)), rows, empty="no groups")
+    empty = "no groups: edges withhold all of them under the budget" if any(answer.rest.values()) else "no groups"
+    print_table((*answer.group_by, *(name for name, _ in columns)), rows, empty=empty)
     for name, total in answer.total.items() if answer.group_by else ():
         click.echo(plain(f"all groups: {name} {total}{_in_no_group(total, answer.rest.get(name))}"))
 
@@ -581,6 +598,7 @@ def summary(answer: Answer) -> str:
     """Returns one line: the window, phase, completeness and contract."""
     missing = f" without {', '.join(answer.missing)}" if answer.missing else ""
     missing += f", {answer.rejected} records rejected" if answer.rejected else ""
+    missing += f", {answer.guessed} records on a guess" if answer.guessed else ""
     missing += answer.delivery_text
     violations = ", ".join(str(v["code"]) for v in answer.violations)
     contract = "met" if answer.contract_met else f"not met ({violations})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +18,12 @@ from tenacity import wait_random_exponential
 from edgewater.client.answers import Answer, Gap, Progress, from_json
 from edgewater.client.requests import Pause, Request, RequestRefused, Unreachable, checked, segment
 from edgewater.model.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
+from edgewater.runtime.http_exchange import failure
+from edgewater.runtime.secret_files import read_secret_file
 
 DEFAULT_URL = "http://127.0.0.1:7480"
+MAX_REPLY_BYTES = 1 << 30
+"""A larger reply is an error. An address that is not of a center may send bytes without an end."""
 SILENCE_S = 30.0
 """A live stream without any event for this time, in seconds, is broken, because `progress` arrives every few
 seconds.
@@ -84,7 +88,7 @@ class Connection:
             raise InvalidConfig(where, address, f"an address such as {DEFAULT_URL}", str(exc)) from None
         if url.scheme not in ("http", "https") or not url.host:
             raise InvalidConfig(where, address, f"an address such as {DEFAULT_URL}")
-        headers = {"User-Agent": f"edgewater/{version('edgewater')}"}
+        headers = {"User-Agent": f"edgewater/{version('edgewater')}", "Accept-Encoding": "identity"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         given = {"base_url": url, "headers": headers, "timeout": self.timeout, "verify": self._verify()}
@@ -100,8 +104,8 @@ class Connection:
         if not path:
             return None
         try:
-            return _plain("EDGEWATER_TOKEN_FILE", Path(path).read_text())
-        except (OSError, UnicodeDecodeError) as exc:
+            return _plain("EDGEWATER_TOKEN_FILE", read_secret_file(Path(path)))
+        except (OSError, ValueError) as exc:
             raise InvalidConfig("EDGEWATER_TOKEN_FILE", path, "a readable file with a token", str(exc)) from None
 
     def _verify(self) -> ssl.SSLContext | bool:
@@ -135,6 +139,44 @@ def _plain(where: str, token: str) -> str:
     return token
 
 
+class _Bounded(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """The body of a reply, of at most `MAX_REPLY_BYTES`."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._left = MAX_REPLY_BYTES
+
+    def _counted(self, part: bytes) -> bytes:
+        self._left -= len(part)
+        if self._left < 0:
+            raise httpx.ReadError(f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB; ask for fewer windows")
+        return part
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self._counted, self._inner)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._inner:
+            yield self._counted(part)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def bounded(response: httpx.Response) -> None:
+    """Limits the size of a reply. A stream of events has no end. A hook of `httpx.Client`."""
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        response.stream = _Bounded(response.stream)
+
+
+async def bounded_async(response: httpx.Response) -> None:
+    """The same as `bounded`, for `httpx.AsyncClient`."""
+    bounded(response)
+
+
 def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportError) -> EdgewaterError:
     """Returns the error for a request without a reply."""
     base = http.base_url
@@ -145,8 +187,8 @@ def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportErro
             " the argument timeout= of Center and AsyncCenter, or the option --timeout, in seconds",
             timeout_s=seconds,
         )
-    what = str(exc) or type(exc).__name__
-    if (proxy := _proxy()) is not None:
+    what, proxy = failure(exc), _proxy()
+    if proxy is not None:
         what = f"{what}, through EDGEWATER_PROXY {proxy.url}"
     return Unreachable(f"cannot reach the center at {base}: {what}; is it running? EDGEWATER_URL is its address")
 

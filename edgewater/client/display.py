@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgewater.client.interval import Interval, shown
 from edgewater.model.errors import InvalidRequest
+from edgewater.model.key_texts import key_text
 
 if TYPE_CHECKING:
     from edgewater.client.answers import Answer, Answers
@@ -26,6 +27,7 @@ def answer_html(answer: Answer) -> str:
     """
     missing = f", without {', '.join(answer.missing)}" if answer.missing else ""
     missing += f", {answer.rejected} records rejected" if answer.rejected else ""
+    missing += f", {answer.guessed} records on a guess" if answer.guessed else ""
     missing += answer.delivery_text
     contract = "met" if answer.contract_met else "not met: " + ", ".join(str(v["code"]) for v in answer.violations)
     head = (
@@ -37,7 +39,7 @@ def answer_html(answer: Answer) -> str:
     titles = "".join(f"<th>{escape(n)}</th>" for n in [*answer.group_by, *(n for n, _ in columns)])
     rows = []
     for at, group in enumerate(answer.groups[:ROWS]):
-        cells = [f"<td>{escape(str(v))}</td>" for v in group.values()]
+        cells = [f"<td>{escape(key_text(v))}</td>" for v in group.values()]
         cells += [f"<td>{escape(str(each[at]))}<br/>{_bar(each[at], each)}</td>" for _, each in columns]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     more = f"<p>and {len(answer) - ROWS} more groups</p>" if len(answer) > ROWS else ""

@@ -20,6 +20,7 @@ import yaml
 from edgewater.client.answers import ARROW, Answer, Answers
 from edgewater.model import errors
 from edgewater.model.errors import Conflict, EdgewaterError, InvalidInput, InvalidQuery, InvalidRequest, ProtocolError
+from edgewater.model.key_texts import key_text
 from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.runtime.plain_yaml import load_yaml
 
@@ -194,7 +195,7 @@ def question_params(group: Mapping[str, Any] | None, questions: Mapping[str, Any
     Raises:
         InvalidRequest: a parameter is unknown.
     """
-    params = [("group", f"{column}:{_text(v)}") for column, value in (group or {}).items() for v in _each(value)]
+    params = [("group", f"{column}:{key_text(v)}") for column, value in (group or {}).items() for v in _each(value)]
     for name, value in questions.items():
         if name not in QUESTIONS:
             raise InvalidRequest(name, value, f"one of group, {', '.join(QUESTIONS)}", "no such question")
@@ -399,7 +400,7 @@ def page_of(response: httpx.Response) -> Page:
 
 
 def answers_of(pages: list[Page], build: Build) -> Answers:
-    import pyarrow as pa
+    from edgewater.model.number_columns import concatenated
 
     tables, heads = zip(*pages, strict=True)
-    return build(pa.concat_tables(tables, promote_options="permissive"), [head for each in heads for head in each])
+    return build(concatenated(tables), [head for each in heads for head in each])

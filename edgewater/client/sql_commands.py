@@ -16,6 +16,7 @@ from edgewater.client.center import Center
 from edgewater.client.commands import asks_center, print_json
 from edgewater.client.interval import shown
 from edgewater.model.errors import EdgewaterError
+from edgewater.model.key_texts import key_text
 from edgewater.model.sql import LISTS, split_statements
 from edgewater.runtime.terminal import plain, print_table
 
@@ -98,9 +99,7 @@ def _print_rows(names: list[str], rows: list[list[Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return shown(value) if isinstance(value, float) else str(value)
+    return shown(value) if isinstance(value, float) else key_text(value)
 
 
 def _print_notes(notes: Iterable[str | None] | None) -> None:

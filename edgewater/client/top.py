@@ -13,6 +13,7 @@ from edgewater.client.center import Center
 from edgewater.client.commands import EDGE_COLUMNS, asks_center, edge_rows, latest_or_none, print_json
 from edgewater.client.interval import Interval, shown
 from edgewater.model.errors import EdgewaterError, InvalidRequest
+from edgewater.model.key_texts import key_text
 from edgewater.runtime.terminal import plain, show_again, table
 
 ALARMS = 5
@@ -98,7 +99,7 @@ def _row(query: dict[str, Any]) -> tuple[str, ...]:
     widest = query["widest"]
     value = ""
     if widest is not None:
-        group = ", ".join(str(v) for v in widest["group"].values())
+        group = ", ".join(map(key_text, widest["group"].values()))
         interval = Interval(widest["estimate"], widest["lower"], widest["upper"])
         value = f"{widest['measure']} {f'{group}: ' if group else ''}{interval}"
     stale = "?" if query["staleness_ms"] is None else f"{query['staleness_ms']:.0f} ms"

@@ -12,7 +12,7 @@ from edgewater.arrivals.schedule import ReportSchedule
 from edgewater.model.early_synopses import EARLY_SYNOPSES, own_error, split_confidence, straggler_share
 from edgewater.model.errors import InvalidInput, InvalidQuery, did_you_mean
 from edgewater.model.quantities import duration_ms, format_duration, fraction, require_keys
-from edgewater.model.windows import SlidingWindow, Window
+from edgewater.model.windows import CalendarWindow, SlidingWindow, Window
 
 if TYPE_CHECKING:
     from edgewater.model.measure import Measure
@@ -181,8 +181,12 @@ class Accuracy:
         measure = _measure(fields.get("measure"), measures)
         sampled = measure.function.sample is not None
         if not isinstance(window, SlidingWindow) and not sampled:
-            raise InvalidQuery("accuracy", mapping, "a tumbling or sliding window, or no accuracy",
-                               "the end of a session window is known only after it has passed")  # fmt: skip
+            reason = "the end of a session window is known only after it has passed"
+            if isinstance(window, CalendarWindow):
+                reason = "arrivals are counted in equal parts of a window, and windows of a calendar unit differ"
+            raise InvalidQuery(
+                "accuracy", mapping, "a tumbling or sliding window of a duration, or no accuracy", reason
+            )
         error = check_error(_percentage(fields["error"], "accuracy.error", "5%"), "accuracy.error")
         confidence = _percentage(fields.get("confidence", "95%"), "accuracy.confidence", "95%")
         substream, delays = fields.get("substream"), fields.get("delays")

@@ -28,8 +28,11 @@ Each class has a stable `code`, which `center/api` maps to HTTP and `center/inge
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import ClassVar
+
+_WORDS = re.compile(r"[^a-z0-9]+")
 
 
 class EdgewaterError(Exception):
@@ -165,9 +168,31 @@ class IncompatibleState(StorageError):
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Returns ``, did you mean sum?`` for the known name that is most like `name`; "" if no name is similar."""
-    near = difflib.get_close_matches(str(name).lower(), list(known), 1)
-    return f", did you mean {near[0]}?" if near else ""
+    """Returns ``, did you mean sum?`` for the known name that is most like `name`; "" if no name is similar.
+
+    Names of several words are compared word by word. Otherwise the words that they share would make ``count_if``
+    similar to ``count_min``.
+    """
+    wanted = _WORDS.split(str(name).lower())
+    similar = difflib.get_close_matches(str(name).lower(), list(known), 10, 0.66)
+    near = next((text for text in similar if _same_words(wanted, _WORDS.split(text.lower()))), None)
+    return f", did you mean {near}?" if near else ""
+
+
+def _same_words(wanted: list[str], known: list[str]) -> bool:
+    """Returns whether each word has a similar one at its place, or the names differ only in how they divide words."""
+    if len(wanted) != len(known):
+        return difflib.SequenceMatcher(None, "".join(wanted), "".join(known)).ratio() > 0.88
+    return all(difflib.SequenceMatcher(None, a, b).ratio() >= 0.6 for a, b in zip(wanted, known, strict=True))
+
+
+def installation(extra: str = "") -> str:
+    """Returns the command that installs Edgewater with an extra, for messages about missing packages.
+
+    It never names a package of PyPI: Edgewater is not there, and anybody may register the name.
+    """
+    what = f"'.[{extra}]'" if extra else "."
+    return f"pip install {what} in a clone of Edgewater's repository"
 
 
 def named(exc: Exception) -> str:

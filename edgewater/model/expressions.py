@@ -122,7 +122,7 @@ _NUMERIC_FUNCTIONS: dict[type[exp.Expression], Callable[[Value], Value]] = {
     exp.Neg: arithmetic.negate,
 }
 _EXTREMES: dict[type[exp.Expression], Callable[..., Value]] = {
-    exp.Greatest: pc.max_element_wise,
+    exp.Greatest: arithmetic.greatest,
     exp.Least: pc.min_element_wise,
 }
 _CASTS: dict[exp.DataType.Type, pa.DataType] = {
@@ -252,15 +252,7 @@ def _round(binder: Binder, node: exp.Round) -> BoundExpression:
     digits = int(decimals.this) if decimals is not None else 0
     if digits > MAX_DECIMALS:
         raise binder.error(node, f"at most {MAX_DECIMALS} decimals")
-    # Larger floats have no decimals at this position, and Arrow's kernel reports an overflow when it scales them.
-    whole_from = 2.0**52 / 10.0**digits
-
-    def evaluate(batch: pa.RecordBatch) -> Value:
-        value = inner.evaluate(batch)
-        has_decimals = pc.less(pc.abs(value), whole_from)
-        return pc.if_else(has_decimals, pc.round(pc.if_else(has_decimals, value, 0.0), digits), value)
-
-    return BoundExpression(pa.float64(), evaluate)
+    return BoundExpression(pa.float64(), lambda b: arithmetic.rounded(inner.evaluate(b), digits))
 
 
 def _extreme(binder: Binder, node: exp.Greatest | exp.Least) -> BoundExpression:

@@ -25,6 +25,13 @@ from edgewater.synopses import (
 )
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_CONDITIONS = (
+    exp.Predicate, exp.Connector, exp.Not, exp.StartsWith, exp.EndsWith, exp.Contains, exp.RegexpLike,
+)  # fmt: skip
+_COUNTS = {
+    "count": "count(x) counts each record in which x is not null, whether x is true or false",
+    "distinct": "distinct(x) counts the values of x, and a condition has two",
+}
 NAME_ACCEPTED = "lower-case letters, digits and _, starting with a letter, at most 63 characters"
 
 
@@ -60,6 +67,9 @@ class Measure:
         positional = [a for a in arguments if not isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
         by_name = [a for a in arguments if isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
         named = {a.this.name: a.expression for a in by_name}
+        known = {**function.parameters, **function.goals}
+        if not positional and (equal := next((a for a in by_name if a.this.name not in known), None)) is not None:
+            raise _condition(function, equal, at, text)
         if len(named) < len(by_name):
             raise InvalidQuery(at, text, f"each parameter of {called} at most once", "a parameter is given twice")
         expression = _argument(function, positional, at, text)
@@ -91,6 +101,23 @@ class Measure:
         """The question that the measure's value answers; None for the default question of its synopsis."""
         return None if self.function.question is None else self.function.question(self.parameters)
 
+    def require_no_condition(self, argument: pa.DataType | None = None) -> None:
+        """Raises InvalidQuery if the argument is a condition, and the measure does not count its values one by one.
+
+        Called only for new queries: a registered query is served as it is.
+
+        Args:
+            argument: the argument's type, if it is known.
+        """
+        if self.argument is None or self.function.sample is not None:
+            return
+        if self.function.name not in _COUNTS and "bool" in self.function.types:
+            return
+        at = f"measures.{self.name}"
+        tree = parse_sql(self.argument, at).unnest()
+        if isinstance(tree, _CONDITIONS) or (argument is not None and pa.types.is_boolean(argument)):
+            raise _condition(self.function, tree, at, self.to_text())
+
     @property
     def is_expensive(self) -> bool:
         """Whether sampling saves more time than it costs.
@@ -121,6 +148,15 @@ class Measure:
         parts = [self.argument] if self.argument is not None else []
         parts += [f"{k}={v!r}" for k, v in self.parameters if self.function.parameters[k].default != v]
         return f"{self.function.name}({', '.join(parts)})"
+
+
+def _condition(function: Function, condition: exp.Expression, at: str, text: str) -> InvalidQuery:
+    """Returns the error for a condition as an argument. It says how its records are counted."""
+    called = "sum" if function.name in _COUNTS else function.name
+    written = condition.sql()
+    accepted = f"{called}(if({written}, 1, 0)), or a query of its own with `where: {written}`"
+    reason = _COUNTS.get(function.name, f"{function.name} is of numbers, and the argument is a condition")
+    return InvalidQuery(at, text, accepted, reason)
 
 
 @lru_cache(maxsize=1024)
@@ -156,6 +192,11 @@ def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]
     # `distinct` is a keyword of SQL, and SQL's `quantile` has two arguments.
     match = re.fullmatch(r"\s*(distinct|quantile)\s*\((.*)\)\s*", text, re.IGNORECASE | re.DOTALL)
     tree = parse_sql(f"{match[1]}_of({match[2]})" if match else text, at)
+    if isinstance(tree, exp.Filter):
+        condition = tree.expression.this.sql()
+        counted = isinstance(tree.this, exp.Count)
+        written = f"sum(if({condition}, 1, 0))" if counted else f"an argument such as if({condition}, x, null)"
+        raise InvalidQuery(at, text, f"{written}, or a query of its own with `where: {condition}`", "no FILTER is read")
     if isinstance(tree, exp.Count) and isinstance(tree.this, exp.Distinct):
         return "distinct", list(tree.this.expressions)
     if isinstance(tree, exp.Anonymous):

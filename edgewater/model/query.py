@@ -20,7 +20,7 @@ from edgewater.model import algebra
 from edgewater.model.accuracy import Accuracy
 from edgewater.model.binding import BoundExpression
 from edgewater.model.caching import CacheSpec, format_fraction
-from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.model.errors import InvalidInput, InvalidQuery, did_you_mean
 from edgewater.model.expressions import bind, bind_condition, bind_row
 from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
 from edgewater.model.quantities import (
@@ -83,6 +83,10 @@ class ErrorBudget:
         return {**dict(self.limits), **{name: format_fraction(share) for name, share in self.relative}}
 
 
+WITHHOLDS_GROUPS = (
+    "edges withhold what is below their shares of {limits}, so `data` may lack groups, and is empty if all of them are"
+    " below; `total` has everything, and `rest` says how much of it is in no group"
+)
 RELATIVE_SAVES_REPEATS = (
     "of a group's own value withholds no group: each edge sends every group at least once per window, unless its "
     "value is 0, as without a budget. It saves only updates that would be sent again; "
@@ -191,12 +195,15 @@ class QuerySpec:
 
     @classmethod
     def from_yaml(cls, text: str) -> QuerySpec:
-        """Reads one query from YAML. Raises InvalidQuery."""
+        """Reads a query that a user has written in YAML. Raises InvalidQuery, as for a query that is registered."""
         try:
             mapping = load_yaml(text)
         except yaml.YAMLError as exc:
             raise InvalidQuery("", text, "YAML", str(exc).replace("\n", " ")) from exc
-        return cls.from_mapping(mapping)
+        spec = cls.from_mapping(mapping)
+        for measure in spec.measures:
+            measure.require_no_condition()
+        return spec
 
     @classmethod
     def from_mapping(cls, mapping: object) -> QuerySpec:
@@ -295,6 +302,8 @@ class QuerySpec:
         notes = [
             f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in budget.relative
         ]
+        if limits := ", ".join(f"{name} {limit:,.15g}" for name, limit in budget.limits if limit):
+            notes.insert(0, f"budget.error: {WITHHOLDS_GROUPS.format(limits=limits)}")
         named = budget.measures
         for measure in self.measures:
             if not has_bounds(measure.function.name, measure.parameters):
@@ -554,7 +563,9 @@ def _amount(value: object, at: str) -> float:
             raise InvalidQuery(at, value, accepted)
         return value
     try:
-        return float(size_bytes(value, at, InvalidQuery))
+        return float(size_bytes(value, at))
+    except InvalidInput as exc:
+        raise InvalidQuery(at, value, accepted) from exc
     except OverflowError as exc:
         raise InvalidQuery(at, value, accepted, "it is too large") from exc
 

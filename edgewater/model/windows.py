@@ -112,7 +112,8 @@ class Window:
         kinds = [kind for kind in _KEYS if kind in mapping]
         if len(kinds) != 1:
             near = next((meant for key in mapping if (meant := did_you_mean(key, _KEYS))), "")
-            raise InvalidQuery("window", mapping, accepted, f"exactly one kind of window is needed{near}")
+            reason = "exactly one kind of window is needed" if kinds else f"{', '.join(map(str, mapping))} is no window"
+            raise InvalidQuery("window", mapping, accepted, reason + near)
         (kind,) = kinds
         for key in mapping:
             if key not in _KEYS[kind]:

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 from edgewater.model.errors import InvalidConfig, InvalidInput, did_you_mean
 from edgewater.model.quantities import duration_ms, require_uncut, size_bytes
 from edgewater.runtime.plain_yaml import load_yaml
+from edgewater.runtime.secret_files import read_secret_file, require_line
 
 PRIVATE_UMASK = 0o077
 """The umask of long-running processes. Only their user can read the state and the secrets that they write."""
@@ -59,7 +60,7 @@ def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
         raise InvalidConfig(field, str(path), "YAML", reason) from (None if secret else exc)
 
 
-def file_signature(path: Path | None) -> tuple[int, int, int] | None:
+def file_signature(path: Path | None) -> tuple[int, ...] | None:
     """Returns a value that differs if the file's content, or a link to the file, has changed; None if there is no
     file.
     """
@@ -67,7 +68,7 @@ def file_signature(path: Path | None) -> tuple[int, int, int] | None:
         found = path.stat() if path is not None else None
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_ino, found.st_size)
+    return None if found is None else (found.st_mtime_ns, found.st_dev, found.st_ino, found.st_size)
 
 
 def validate(model: type[M], document: object, context: Mapping[str, Any] | None = None) -> M:
@@ -91,9 +92,11 @@ def validate(model: type[M], document: object, context: Mapping[str, Any] | None
         raise _invalid_config(exc, model) from None
 
 
-def refusal(accepted: str, reason: str = "") -> PydanticCustomError:
-    """Returns the error that a validator raises to refuse its value."""
-    return PydanticCustomError("edgewater", "{accepted}", {"accepted": accepted, "reason": reason})
+def refusal(accepted: str, reason: str = "", *, is_secret: bool = False) -> PydanticCustomError:
+    """Returns the error that a validator raises to refuse its value. The error does not show a secret value."""
+    return PydanticCustomError(
+        "edgewater", "{accepted}", {"accepted": accepted, "reason": reason, "is_secret": is_secret}
+    )
 
 
 def parsed_by(parse: Callable[[object, str], Any]) -> BeforeValidator:
@@ -176,11 +179,12 @@ RemoteAddress = Annotated[str, _address("host:port of the other side, such as 12
 
 
 class FileSecret(SecretStr):
-    """The current secret in a file. While the file cannot be read or is empty, the last secret is used."""
+    """The current secret in a file. While the file cannot be read or has no secret, the last secret is used."""
 
-    def __init__(self, secret: str, path: Path, signature: tuple[int, int, int] | None) -> None:
+    def __init__(self, secret: str, path: Path, signature: tuple[int, ...] | None, is_pem: bool) -> None:
         super().__init__(secret)
         self._path = path
+        self._is_pem = is_pem
         self._signature = signature
 
     def get_secret_value(self) -> str:
@@ -189,46 +193,56 @@ class FileSecret(SecretStr):
         """
         signature = file_signature(self._path)
         if signature != self._signature:
-            with suppress(OSError, UnicodeDecodeError):
-                if renewed := self._path.read_text(encoding="utf-8").strip():
-                    self._secret_value, self._signature = renewed, signature
+            with suppress(OSError, ValueError):
+                self._secret_value = read_secret_file(self._path, is_pem=self._is_pem)
+                self._signature = signature
         return self._secret_value
 
 
-def read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
+def read_secret(value: object, environ: Mapping[str, str], *, is_pem: bool = False) -> SecretStr | None:
     """Returns a secret, given as text, ``{env: NAME}`` or ``{file: PATH}``. For validators.
 
-    A secret from a file changes with the file (`FileSecret`).
+    A secret is one line of printable characters. A secret from a file changes with the file (`FileSecret`).
+
+    Args:
+        is_pem: whether the secret may have several lines.
     """
     if value is None or isinstance(value, SecretStr):
         return value
     path = _referenced_file(value, environ)
     # The signature is taken before the read, so that a change during the read is noticed later.
     signature = file_signature(path)
-    text = text_or_referenced(value, environ, "the secret itself")
-    return SecretStr(text) if path is None else FileSecret(text, path, signature)
+    text = text_or_referenced(value, environ, "the secret itself", is_pem=is_pem)
+    return SecretStr(text) if path is None else FileSecret(text, path, signature, is_pem)
 
 
-def text_or_referenced(value: object, environ: Mapping[str, str], itself: str) -> str:
+def text_or_referenced(value: object, environ: Mapping[str, str], itself: str, *, is_pem: bool = False) -> str:
     """Returns the text, or reads it from ``{env: NAME}`` or ``{file: PATH}``.
 
     Args:
         itself: the name of the text in the error that a validator raises.
     """
     if isinstance(value, str) and value:
-        return value
+        return _line(value, is_pem)
     if isinstance(value, Mapping) and len(value) == 1:
         ((kind, name),) = value.items()
         if kind == "env" and isinstance(name, str):
             if not environ.get(name):
                 raise refusal(f"the environment variable {name} to be set", "it is not set, or empty")
-            return environ[name]
+            return _line(environ[name], is_pem)
         if (path := _referenced_file(value, environ)) is not None:
             try:
-                return path.read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as exc:
-                raise refusal("a readable text file", str(exc)) from exc
+                return read_secret_file(path, is_pem=is_pem)
+            except (OSError, ValueError) as exc:
+                raise refusal("a readable text file of one line", str(exc)) from exc
     raise refusal(f"{itself}, {{env: NAME}} or {{file: PATH}}")
+
+
+def _line(text: str, is_pem: bool) -> str:
+    try:
+        return require_line(text, is_pem=is_pem)
+    except ValueError as exc:
+        raise refusal("one line of printable characters", is_secret=True) from exc
 
 
 def _referenced_file(value: object, environ: Mapping[str, str]) -> Path | None:
@@ -269,9 +283,8 @@ def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidCon
     if first["type"] == "missing":
         return InvalidConfig(field, None, "a value", _join("missing key", further))
     if first["type"] == "edgewater":
-        return InvalidConfig(
-            field, _without_values(first["input"]), context["accepted"], _join(context["reason"], further)
-        )
+        value = "…" if context["is_secret"] else _without_values(first["input"])
+        return InvalidConfig(field, value, context["accepted"], _join(context["reason"], further))
     if first["type"] == "string_pattern_mismatch":
         return InvalidConfig(field, first["input"], f"text that matches {context['pattern']}", further)
     return InvalidConfig(field, first["input"], as_phrase(first["msg"]), further)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from starlette.routing import Route
 from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import split_address
 from edgewater.runtime.connections import ConnectionLimits, GuardedServer, guarded
+from edgewater.runtime.tasks import Tasks
 
 
 def metrics_response(registry: CollectorRegistry) -> Response:
@@ -84,9 +84,13 @@ def health_server(
     address: str,
     field: str,
     state: Callable[[], dict[str, str | None]] = dict,
+    tasks: Tasks | None = None,
 ) -> Iterator[str]:
     """Serves the endpoints from a thread while the context is open. Yields the bound address (port 0 takes a free
     port).
+
+    Args:
+        tasks: the tasks of the process.
 
     Raises:
         InvalidConfig: the address is not available. The error names the key `field`.
@@ -98,8 +102,7 @@ def health_server(
             app, lifespan="off", timeout_graceful_shutdown=1, **guarded(ConnectionLimits(256), lambda _: None)
         )
     )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="health-http", daemon=True)
-    thread.start()
+    thread = (tasks or Tasks()).thread("health-http", lambda: server.run(sockets=[listener]))
     try:
         yield bound_address(listener)
     finally:

@@ -47,6 +47,14 @@ def load_yaml(text: str, *, aliases: bool = True) -> object:
         return yaml.load(text, _UniqueKeys)  # nosec B506: a SafeLoader
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
+    except yaml.MarkedYAMLError as exc:
+        mark, line = exc.problem_mark, ""
+        if mark is not None and mark.line < len(text.splitlines()):
+            line = text.splitlines()[mark.line]
+        # YAML reads these as marks of its own: `path: *.log` is an alias.
+        if isinstance(exc, yaml.scanner.ScannerError) and any(f" {sign}" in line for sign in "*&%@`!"):
+            exc.problem = f"{exc.problem}; a text that begins with *, &, %, @, ! or ` needs quotes"
+        raise
     except (ValueError, OverflowError) as exc:  # such as 2013-02-30, which looks like a date
         raise yaml.YAMLError(str(exc)) from exc
     except (LookupError, AttributeError) as exc:  # PyYAML raises these for `!!int ""` and `!!timestamp soon`

@@ -192,7 +192,7 @@ class Quantile(Question):
 
 @dataclass(frozen=True, slots=True)
 class Rank(Question):
-    """The fraction of values that are at most `x`."""
+    """The fraction of the values that are at most `x`. Its denominator is the answer to `Count`."""
 
     x: float
     confidence: float = 0.95

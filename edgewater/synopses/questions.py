@@ -115,7 +115,7 @@ class Range(Question):
 
 @dataclass(frozen=True, slots=True)
 class Proportion(Question):
-    """The fraction of the values in [lo, hi], both ends included."""
+    """The fraction of the values in [lo, hi], both ends included. Its denominator is the answer to `Count`."""
 
     lo: float
     hi: float

@@ -240,12 +240,10 @@ class Function:
         if self.argument == "rows":
             return  # binding has checked that all are numbers (`edgewater.model.expressions.bind_row`)
         if data_type is not None and type_name(data_type) not in self.types:
-            raise InvalidQuery(
-                at,
-                type_name(data_type),
-                f"an argument of type {' or '.join(self.types)}",
-                f"{self.name} does not take this type",
-            )
+            accepted = f"an argument of type {' or '.join(self.types)}"
+            if type_name(data_type) == "bool":
+                accepted = f"{self.name}(if(condition, 1, 0)), or {accepted}"
+            raise InvalidQuery(at, type_name(data_type), accepted, f"{self.name} does not take this type")
 
 
 def require_fit(sizes: Mapping[str, int]) -> None:
@@ -347,6 +345,10 @@ _MEANT = {
     **dict.fromkeys(("percentile", "percentile_approx", "approx_percentile", "approx_quantile", "percentile_cont",
                      "median"), "quantile(x, 0.99), or quantiles, which answers any quantile"),
     **dict.fromkeys(("stddev", "stddev_samp", "stddev_pop", "stdev", "std"), "var, the square of it"),
+    **dict.fromkeys(("count_if", "countif", "count_where"), "sum(if(condition, 1, 0))"),
+    **dict.fromkeys(("sum_if", "sumif"), "sum(if(condition, x, 0))"),
+    **dict.fromkeys(("avg_if", "avgif", "mean_if"), "mean(if(condition, x, null))"),
+    **dict.fromkeys(("ratio", "share", "proportion", "rate"), "mean(if(condition, 1, 0))"),
     **dict.fromkeys(("topk", "approx_top_k", "most_frequent", "mode"), "top_k"),
 }  # fmt: skip
 """Names that other systems give to these functions."""

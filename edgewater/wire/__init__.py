@@ -7,6 +7,7 @@ Edge, center and simulator build and read frames with it. Only the uplink and th
 from edgewater.wire.frames import (
     CODE_METADATA,
     FRAME_OVERHEAD_BYTES,
+    GUESSES,
     MAX_BODY_BYTES,
     MAX_FRAMES,
     MIN_PROTOCOL,
@@ -36,6 +37,7 @@ from edgewater.wire.frames import (
 __all__ = [
     "CODE_METADATA",
     "FRAME_OVERHEAD_BYTES",
+    "GUESSES",
     "MAX_BODY_BYTES",
     "MAX_FRAMES",
     "MIN_PROTOCOL",

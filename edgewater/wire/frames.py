@@ -146,25 +146,58 @@ class SliceClose:
 
 
 class DropReason(IntEnum):
-    """Why an edge did not count a record that it had read. The numbers are the numbers on the wire."""
+    """Why an edge did not count a record that it had read, or counted it on a guess. The numbers are the numbers on the
+    wire.
+    """
 
     TOO_LATE = 0
     """The lateness had passed at the edge."""
     OUT_OF_ORDER = 1
     """The slice was closed, and a measure accepts no late records."""
     MALFORMED = 2
-    """This reason and the following ones: a source rejected the record (`edge.records.RejectionReason`)."""
+    """This reason and the following ones up to OTHER_CONSTANT: a source rejected the record
+    (`edge.records.RejectionReason`)."""
     WRONG_TYPE = 3
     TIME_MISSING = 4
     TIME_UNPARSEABLE = 5
     TIME_OUT_OF_RANGE = 6
     TOO_LONG = 7
     OTHER_CONSTANT = 8
+    ASSUMED_COPY = 9
+    """A file begins like another file, so its records are left out. Here begin the guesses that may lack records."""
+    ASSUMED_REPETITION = 10
+    """A request or a message is equal to an earlier one, and nothing but its content identifies it."""
+    FIRST_TOTAL = 11
+    """The increment before the first total of a series is unknown."""
+    LATE_TOTAL = 12
+    """A total came after a later total of its series, which is assumed to include it."""
+    OVERLAPPING_TOTAL = 13
+    """A total has another start, but its interval overlaps the last one, so it is assumed to continue the series. Here
+    begin the guesses that may count too much."""
+    ASSUMED_RESET = 14
+    """A total is smaller than the last one, so it is counted as a new beginning."""
+    READ_AGAIN = 15
+    """A file was replaced or overwritten, and its new content has event times of the old content."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the record came too late. Only then its slice is known."""
+        return self <= DropReason.OUT_OF_ORDER
 
     @property
     def is_rejection(self) -> bool:
         """Whether a source rejected the record."""
-        return self >= DropReason.MALFORMED
+        return DropReason.MALFORMED <= self <= DropReason.OTHER_CONSTANT
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the edge guessed. The guess is probably right."""
+        return self >= DropReason.ASSUMED_COPY
+
+    @property
+    def adds(self) -> bool:
+        """Whether the edge counted the record with an assumed value, or once more, so the answer may have too much."""
+        return self >= DropReason.OVERLAPPING_TOTAL
 
     @property
     def label(self) -> str:
@@ -182,11 +215,13 @@ REJECTIONS = {reason.label: reason for reason in DropReason if reason.is_rejecti
     "unsupported": DropReason.MALFORMED,
 }
 """The reasons of sources, by label. Some reasons have no number of their own on the wire."""
+GUESSES = {reason.label: reason for reason in DropReason if reason.is_guess}
+"""The guesses of edges, by label."""
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedRecords:
-    """Records of a slice that an edge did not count, because they came too late or a source rejected them.
+    """Records of a slice that came too late, that a source rejected, or that an edge counted or left out on a guess.
 
     Attributes:
         slice_start_ms: `MIN_TIME_MS` without `until_ms`: the slices are not known, because there were too many.

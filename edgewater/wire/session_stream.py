@@ -21,6 +21,10 @@ LEAST_WINDOW_LOG, MOST_WINDOW_LOG = 14, 20
 MOST_TABLE_LOG = 17
 """A compressor's tables have at most 2^17 entries: larger ones take 10 to 80 MB, and gain less than a percent."""
 _BLOCK_BYTES = 128 << 10
+_OVERHEAD_BYTES = 1 << 10
+"""A packed message is at most 1/64 and this many bytes larger than the message. zstd adds 1/256 and some headers. More
+data decompresses to nothing.
+"""
 
 
 def unpacker_bytes(window_log: int) -> int:
@@ -119,6 +123,9 @@ class SessionUnpacker:
         """
         if packed.plain_bytes > self._most:
             raise CorruptFrame(f"a packed message of {packed.plain_bytes} bytes; expected at most {self._most}")
+        most = packed.plain_bytes + packed.plain_bytes // 64 + _OVERHEAD_BYTES
+        if len(packed.data) > most:
+            raise CorruptFrame(f"a packed message of {len(packed.data)} bytes; expected at most {most}")
         self._sink.expect(packed.plain_bytes)
         try:
             self._stream.write(packed.data)

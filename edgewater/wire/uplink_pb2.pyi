@@ -530,7 +530,9 @@ class FrameBody(_message.Message):
 
     @_builtins.property
     def dropped(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedRecords]:
-        """Records that the edge accepted and did not count, or rejected, since the last frame. Additive."""
+        """Records that the edge accepted and did not count, rejected, or counted or left out on a guess, since the last frame.
+        Additive.
+        """
 
     def __init__(
         self,
@@ -608,7 +610,9 @@ Global___InputLoss: _TypeAlias = InputLoss  # noqa: Y015
 
 @_typing.final
 class DroppedRecords(_message.Message):
-    """Records of a slice that came too late to be counted in any window, or that a source rejected."""
+    """Records of a slice that came too late to be counted in any window, that a source rejected, or that the edge counted or
+    left out on a guess.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -630,6 +634,15 @@ class DroppedRecords(_message.Message):
         TIME_OUT_OF_RANGE: DroppedRecords._Reason.ValueType  # 6
         TOO_LONG: DroppedRecords._Reason.ValueType  # 7
         OTHER_CONSTANT: DroppedRecords._Reason.ValueType  # 8
+        ASSUMED_COPY: DroppedRecords._Reason.ValueType  # 9
+        """The guesses by which an edge leaves out records. If the guess is wrong, the answer lacks them."""
+        ASSUMED_REPETITION: DroppedRecords._Reason.ValueType  # 10
+        FIRST_TOTAL: DroppedRecords._Reason.ValueType  # 11
+        LATE_TOTAL: DroppedRecords._Reason.ValueType  # 12
+        OVERLAPPING_TOTAL: DroppedRecords._Reason.ValueType  # 13
+        """The guesses by which an edge counts records, or their values. If the guess is wrong, the answer may have too much."""
+        ASSUMED_RESET: DroppedRecords._Reason.ValueType  # 14
+        READ_AGAIN: DroppedRecords._Reason.ValueType  # 15
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     TOO_LATE: DroppedRecords.Reason.ValueType  # 0
@@ -644,6 +657,15 @@ class DroppedRecords(_message.Message):
     TIME_OUT_OF_RANGE: DroppedRecords.Reason.ValueType  # 6
     TOO_LONG: DroppedRecords.Reason.ValueType  # 7
     OTHER_CONSTANT: DroppedRecords.Reason.ValueType  # 8
+    ASSUMED_COPY: DroppedRecords.Reason.ValueType  # 9
+    """The guesses by which an edge leaves out records. If the guess is wrong, the answer lacks them."""
+    ASSUMED_REPETITION: DroppedRecords.Reason.ValueType  # 10
+    FIRST_TOTAL: DroppedRecords.Reason.ValueType  # 11
+    LATE_TOTAL: DroppedRecords.Reason.ValueType  # 12
+    OVERLAPPING_TOTAL: DroppedRecords.Reason.ValueType  # 13
+    """The guesses by which an edge counts records, or their values. If the guess is wrong, the answer may have too much."""
+    ASSUMED_RESET: DroppedRecords.Reason.ValueType  # 14
+    READ_AGAIN: DroppedRecords.Reason.ValueType  # 15
 
     SLICE_START_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int

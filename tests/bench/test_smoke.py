@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -14,41 +15,59 @@ import pytest
 MOST_BYTES_OF_THE_SCRIPT = 5.0
 """Before sessions had one compressed stream it was 7."""
 ROOT = Path(__file__).resolve().parents[2]
-E2E, SPARK, FULL = pytest.mark.e2e, pytest.mark.spark, pytest.mark.full
+E2E, SPARK, NIGHTLY = (pytest.mark.e2e,), (pytest.mark.spark,), (pytest.mark.nightly,)
 
-# Module -> what it shows, and the lane that it belongs to.
-BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
-    "attack": (("p99_ratio", '"windows_wrong_or_incomplete": 0', "partial-refused"), FULL),
-    "backfill": (("p95_ratio", "records_per_s"), None),
+# Module -> what it shows, and the lanes that it belongs to.
+BENCHES: dict[str, tuple[tuple[str, ...], tuple[pytest.MarkDecorator, ...]]] = {
+    "attack": (("p99_ratio", '"windows_wrong_or_incomplete": 0', "partial-refused"), NIGHTLY),
+    "backfill": (("p95_ratio", "records_per_s"), ()),
     "budgets": (
         ("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget", "bound / optimum"),
-        None,
+        NIGHTLY,
     ),
-    "compare": (("| script-1% | 4 | 3 |", "| error-1%-2s | 4 | 3 |"), E2E),
-    "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
-    "console": (("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"), E2E),
-    "console_demo": (("commit_to_drawn_ms_p95", '"problems": []'), FULL),
-    "workloads": (("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"), FULL),
-    "evaluate": (("questions/s", "distinct, all groups merged"), None),
-    "frame_work": (("partials", "closes, sliding", "at most 40960 units"), None),
-    "first_light": (("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"), E2E),
-    "hostile": (("partial/kll", "single/general_manager", "frame", "0 failures"), None),
-    "journal": (("small",), None),
-    "least_bytes": (("groups a window", "error/E", "5.0%    0.1"), None),
-    "live_stream": (("large, changes", "p95_ms"), E2E),
-    "merging": (("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"), None),
-    "sampling_pays": (("times faster: sum", "needed"), None),
-    "scale": (("next_answer_s", '"wrong_or_incomplete": 0', "small_partials_s", "close_cpu_s"), FULL),
-    "scheduling": (("## goals", "kept: memory", "60 (94%)", "least slack", "MiB queued at most"), None),
-    "shares": (("balanced", "1e-02"), None),
-    "sinks": (("rows_per_s", "cpu_us_per_row", "lag_ms_p95"), E2E),
-    "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), None),
-    "sources": (("lines, combined", "kafka, ndjson"), None),
-    "synopses": (("throughput", "merge", "kll k=200, merged of 20", "plots in"), None),
-    "early_answers": (("recorded disorder", "edgewater", "k-slack", "CPU:"), None),
-    "early_answers_e2e": (("aion: window end to first answer in REST", "fixed: window end", "interval_holds"), FULL),
-    "truth": (("### Estimator, steady", "reservoir mean", "kll quantile 0.5", "top_k frequency, rare"), None),
-    "wire": (("of needed", "1.0%"), E2E),
+    "compare": (("| script-1% | 4 | 3 |", "| error-1%-2s | 4 | 3 |"), E2E + NIGHTLY),
+    "condor": (
+        ("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"),
+        SPARK + NIGHTLY,
+    ),
+    "console": (("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"), E2E + NIGHTLY),
+    "console_demo": (("commit_to_drawn_ms_p95", '"problems": []'), NIGHTLY),
+    "workloads": (("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"), NIGHTLY),
+    "evaluate": (("questions/s", "distinct, all groups merged"), ()),
+    "frame_work": (("partials", "closes, sliding", "at most 40960 units"), ()),
+    "first_light": (
+        ("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"),
+        E2E + NIGHTLY,
+    ),
+    "hostile": (("partial/kll", "single/general_manager", "frame", "0 failures"), NIGHTLY),
+    "journal": (("small",), ()),
+    "least_bytes": (("groups a window", "error/E", "5.0%    0.1"), ()),
+    "live_stream": (("large, changes", "p95_ms"), E2E + NIGHTLY),
+    "merging": (("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"), ()),
+    "sampling_pays": (("times faster: sum", "needed"), ()),
+    "scale": (("next_answer_s", '"wrong_or_incomplete": 0', "small_partials_s", "close_cpu_s"), NIGHTLY),
+    "scheduling": (("## goals", "kept: memory", "60 (94%)", "least slack", "MiB queued at most"), NIGHTLY),
+    "shares": (("balanced", "1e-02"), ()),
+    "sinks": (("rows_per_s", "cpu_us_per_row", "lag_ms_p95"), E2E + NIGHTLY),
+    "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), ()),
+    "sources": (("lines, combined", "kafka, ndjson"), ()),
+    "synopses": (("throughput", "merge", "kll k=200, merged of 20", "plots in"), ()),
+    "early_answers": (("recorded disorder", "edgewater", "k-slack", "CPU:"), NIGHTLY),
+    "early_answers_e2e": (("aion: window end to first answer in REST", "fixed: window end", "interval_holds"), NIGHTLY),
+    "truth": (("### Estimator, steady", "reservoir mean", "kll quantile 0.5", "top_k frequency, rare"), ()),
+    "wire": (("of needed", "1.0%"), E2E + NIGHTLY),
+}
+
+# Parts of smoke runs that are nightly: module -> arguments, and what it shows. The others start processes, so only
+# their modules and options are read.
+PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    name: (("--help",), ("--smoke",)) for name, (_, lanes) in BENCHES.items() if pytest.mark.nightly in lanes
+} | {
+    "budgets": (("--smoke", "--only", "bound"), ("bound / optimum",)),
+    "early_answers": (("--smoke", "--part", "goals"), ("edgewater", "CPU:")),
+    "first_light": (("--smoke", "--only", "edge"), ("columnar_records_s",)),
+    "hostile": (("--smoke", "--only", "frame", "--only", "partial/kll"), ("partial/kll", "0 failures")),
+    "scheduling": (("--smoke", "--only", "memory", "--only", "admission"), ("## goals", "kept: memory")),
 }
 
 
@@ -64,6 +83,16 @@ def smoke(module: str, directory: Path, *arguments: str) -> subprocess.Completed
     )
 
 
+def run(module: str) -> int | str | None:
+    """Runs a bench in this process, which has imported the product already. Returns the exit code."""
+    name = f"bench.{module}.__main__" if (ROOT / "bench" / module).is_dir() else f"bench.{module}"
+    try:
+        importlib.import_module(name).main()
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
 def test_every_bench_is_here() -> None:
     packages = {p.parent.name for p in (ROOT / "bench").glob("*/__main__.py")}
     modules = {p.stem for p in (ROOT / "bench").glob("*.py") if "__main__" in p.read_text()}
@@ -72,14 +101,21 @@ def test_every_bench_is_here() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "module", [pytest.param(name, marks=[lane] if lane else []) for name, (_, lane) in BENCHES.items()]
-)
-def test_a_smoke_run_shows_its_table(module: str, tmp_path: Path) -> None:
-    done = smoke(module, tmp_path, "--smoke")
-    assert done.returncode == 0, done.stderr[-4000:]
-    for shown in BENCHES[module][0]:
-        assert shown in done.stdout, done.stdout
+@pytest.mark.parametrize("module", [pytest.param(name, marks=lanes) for name, (_, lanes) in BENCHES.items()])
+def test_a_smoke_run_shows_its_table(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown, lanes = BENCHES[module]
+    if lanes:
+        done = smoke(module, tmp_path, "--smoke")
+        assert done.returncode == 0, done.stderr[-4000:]
+        printed = done.stdout
+    else:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["bench", "--smoke"])
+        assert run(module) in (0, None)
+        printed = capsys.readouterr().out
+    assert all(text in printed for text in shown), printed
     if module == "compare":
         keeps_up_with_a_script(json.loads((tmp_path / "bench/out/compare.json").read_text()))
 
@@ -96,6 +132,19 @@ def keeps_up_with_a_script(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("module", PARTS)
+def test_a_part_of_a_nightly_smoke_run_shows_its_rows(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, shown = PARTS[module]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    assert run(module) in (0, None)
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in shown), printed
+
+
+@pytest.mark.nightly
 @pytest.mark.e2e
 def test_a_smoke_run_of_the_sessions_of_a_gateway_needs_no_jvm(tmp_path: Path) -> None:
     parts = ("sessions", "commits", "catalog", "pulls")
@@ -110,7 +159,7 @@ def test_a_smoke_run_of_the_sessions_of_a_gateway_needs_no_jvm(tmp_path: Path) -
     assert row["cores"]["load generator busy"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.e2e
 def test_a_small_edge_takes_little_memory(tmp_path: Path) -> None:
     done = smoke("scale", tmp_path, "--smoke", "--only", "edge", "--json")
@@ -126,8 +175,12 @@ def test_a_small_edge_takes_little_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["budgets", "condor", "sampling_pays", "wire"])
-def test_a_bench_without_its_data_names_the_folder_and_how_to_go_without(module: str, tmp_path: Path) -> None:
-    done = smoke(module, tmp_path)
-    assert done.returncode == 2
-    assert "../shared/data/" in done.stderr
-    assert "--smoke" in done.stderr
+def test_a_bench_without_its_data_names_the_folder_and_how_to_go_without(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    assert run(module) == 2
+    stated = capsys.readouterr().err
+    assert "../shared/data/" in stated
+    assert "--smoke" in stated

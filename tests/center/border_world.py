@@ -156,7 +156,7 @@ class Site:
         self.durable.sync()
 
     def reject(self, *parts: RejectedRecords, times_ms: Sequence[int] = ()) -> None:
-        """A push of which some records are rejected; the others have these event times."""
+        """A push of which some records are rejected, or guessed; the others have these event times."""
         times = pa.array(times_ms, pa.int64())
         batch = pa.RecordBatch.from_arrays([times, times], names=["x", "event_time_ms"])
         self.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, self.center.now_ms, rejected=parts))

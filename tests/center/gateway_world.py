@@ -258,4 +258,4 @@ class RawEdge:
 async def eventually(test: Callable[[], object]) -> None:
     """Waits until a statement about another thread's or process's state holds (bounded by `on_a_loop`)."""
     while not await asyncio.to_thread(test):
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)

@@ -588,3 +588,66 @@ def test_a_loss_covers_what_a_clock_that_is_ahead_may_have_accepted(center: Bord
     again.accept(T0 + 80_000, T0 + 3 * MINUTE)
     again.ship()
     assert center.answer(T0 + MINUTE)["quality"]["completeness"]["lost_state"] == ["a"]
+
+
+# Records that edges count, or leave out, on a guess
+
+
+def on_a_guess(reason: DropReason, records: int, first_ms: int, end_ms: int | None = None) -> RejectedRecords:
+    return RejectedRecords(reason.label, records, first_ms, first_ms + 1 if end_ms is None else end_ms, is_timed=True)
+
+
+@pytest.mark.parametrize("reason", [reason for reason in DropReason if reason.is_guess])
+def test_a_window_with_a_guess_is_not_certain(center: Border, reason: DropReason) -> None:
+    edge = center.edge("a")
+    center.register(measures={"n": "count()", "s": "sum(x)", "top": "max(x)"}, lateness="1m")
+    center.now_ms = T0 + MINUTE
+    edge.reject(on_a_guess(reason, 3, T0 + 2_000), times_ms=[T0 + 1_000, T0 + MINUTE])
+    center.now_ms += MINUTE
+    edge.accept(T0 + 2 * MINUTE)
+    edge.ship()
+    answer = center.answer(T0)
+    records, completeness = answer["quality"]["records"], answer["quality"]["completeness"]
+    assert (records["observed"], records["guessed"], records["expected"]) == (1, 3, None)
+    assert (completeness["guessed"], completeness["ratio"]) == ({reason.label: 3}, 1.0 if reason.adds else 0.25)
+    assert [v["code"] for v in answer["contract"]["violations"]] == ["guessed"]
+    assert not answer["contract"]["met"] and set(answer["quality"]["error"]["missing"].values()) == {None}
+    bounds = {name: (answer["data"][0][name]["lower"], answer["data"][0][name]["upper"]) for name in ("n", "s", "top")}
+    unknown = (None, None)
+    assert bounds["s"] == unknown
+    assert (bounds["n"], bounds["top"]) == ((unknown, unknown) if reason.adds else ((1, None), (T0 + 1_000, None)))
+    assert center.answer(T0 + MINUTE)["contract"]["met"], "the next window has no guess"
+    page = center.get("/v1/queries/q")
+    assert (page["guessed"], page["rejected"], page["after_final"]) == (3, 0, 0)
+    assert page["edges"][0]["guessed"] == {reason.label: 3}
+    metrics = center.fetch("/metrics").text
+    assert f'edgewater_guessed_records_total{{edge="a",query="q",reason="{reason.label}"}} 3.0' in metrics
+    assert center.fetch(f"/v1/queries/q/windows/{T0}?require=complete").status_code == (200 if reason.adds else 409)
+    assert "guess" in str(center.get(f"/v1/queries/q/windows/{T0}/explain"))
+    center.now_ms += 2 * MINUTE
+    edge.reject(on_a_guess(reason, 2, T0 + 2_000), times_ms=[T0 + 4 * MINUTE])
+    edge.ship()
+    final = center.answer(T0)
+    assert (final["phase"], final["quality"]["records"]["guessed"]) == ("final", 5)
+
+
+def test_a_guess_without_times_concerns_every_window_over_its_range(center: Border) -> None:
+    edge = center.edge("a")
+    center.register()
+    center.now_ms = T0 + MINUTE
+    edge.reject(on_a_guess(DropReason.ASSUMED_COPY, 9, T0, T0 + 2 * MINUTE), times_ms=[T0 + 1_000, T0 + MINUTE])
+    center.now_ms += 2 * MINUTE
+    edge.accept(T0 + 2 * MINUTE, T0 + 3 * MINUTE)
+    edge.ship()
+    assert [center.answer(T0 + n * MINUTE)["contract"]["met"] for n in range(3)] == [False, False, True]
+
+
+def test_records_of_too_many_series_are_stated_by_window(center: Border) -> None:
+    edge = center.edge("a")
+    center.register()
+    center.now_ms = T0 + MINUTE
+    edge.reject(RejectedRecords("too-many-series", 4, T0 + 1, T0 + 2, is_timed=True), times_ms=[T0, T0 + MINUTE])
+    center.now_ms += MINUTE
+    edge.accept(T0 + 2 * MINUTE)
+    edge.ship()
+    assert center.answer(T0)["quality"]["records"]["rejected"] == 4

@@ -61,14 +61,21 @@ def unhashed(name: str) -> str:
     return re.sub(r"-[0-9a-z]{10}$", "", name)
 
 
+def folder_of(target: str) -> Path:
+    return (Path(__file__).parent if target.startswith("targets/") else ROOT / "k8s") / target
+
+
 @cache
 def render(target: str) -> Rendered:
+    return render_folder(folder_of(target), target)
+
+
+def render_folder(folder: Path, target: str) -> Rendered:
     kubectl = find("kubectl")
     assert kubectl is not None, "the test requests no fixture `kubectl`"
-    folder = (Path(__file__).parent if target.startswith("targets/") else ROOT / "k8s") / target
     done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return Rendered(target, tuple(yaml.safe_load_all(done.stdout)))
+    return Rendered(target, tuple(yaml.load_all(done.stdout, yaml.CSafeLoader)))
 
 
 @pytest.fixture(params=TARGETS)

@@ -16,10 +16,8 @@ PAGE = ROOT / "docs" / "reference" / "cli.md"
 HEAD = """\
 # Reference: the commands
 
-`edgewater` has the commands of what is installed: `edgewater[center]`, `edgewater[client]`, `edgewater[demo]`,
-`edgewater[sim]`; a command whose packages are missing says what to install. Every command ends with status 0 if it has
-done its work, 1 if it has failed, 2 for input that cannot be used, and says why in one line on stderr. `--json` prints
-JSON on stdout, and nothing else there.
+Every command ends with status 0 if it has done its work, 1 if it has failed, 2 for input that cannot be used, and says
+why in one line on stderr. `--json` prints JSON on stdout, and nothing else there.
 
 The commands that ask a center (`query`, `edges`, `sql`, `streams`, `top`) take its address from `EDGEWATER_URL` or
 `--url`, and a token from `EDGEWATER_TOKEN` or from the file that `EDGEWATER_TOKEN_FILE` names. A token is never an
@@ -31,6 +29,23 @@ record with `time`, `level`, `logger`, `message` and, of an error, `exception`.
 **Completion.** bash: `eval "$(_EDGEWATER_COMPLETE=bash_source edgewater)"` in `~/.bashrc`; zsh: the same with
 `zsh_source` in `~/.zshrc`; fish: `_EDGEWATER_COMPLETE=fish_source edgewater | source` in
 `~/.config/fish/completions/edgewater.fish`.
+
+## Install
+
+Edgewater is not on PyPI: a package of that name there is not this one. Install the wheel of a release, or
+`pip install '.[center,client]'` in a clone of the repository. A command whose packages are missing names the extra.
+
+| extra | what it adds |
+|---|---|
+| none | `edgewater edge` with files, pushes, syslog and standard input |
+| `center` | `edgewater center` |
+| `client` | the Python client; the commands that ask a center; `edgewater top`, `edge top`, `edge tap`, `center top` |
+| `kafka`, `mqtt`, `otlp`, `remote-write` | sources of an edge; `kafka` is a sink of a center, too |
+| `postgres` | PostgreSQL as the store of a center, and as a sink |
+| `delta`, `iceberg` | sinks of a center |
+| `sql` | `SELECT` over answers, at the center |
+| `sim` | `edgewater plan` and `edgewater simulate` |
+| `demo` | `edgewater demo`, and its flights |
 
 This page is `python -m tests.docs.cli_reference`; a test compares it with the code.
 """

@@ -197,7 +197,7 @@ def files() -> dict[str, list[tuple[str, str, list[Key]]]]:
     edge = list(sections(EdgeConfig, "", shown))
     for name in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]:
         kind = KINDS.get(name)
-        assert kind is not None, f"install edgewater[{name}], and edgewater again for its entry points"
+        assert kind is not None, f"install the extra {name}, and edgewater again for its entry points"
         edge += sections(kind.config, f"streams.NAME.sources[].{name}", shown)
     center = list(sections(CenterConfig, "", {}))
     center += sections(CommonOptions, "sinks.NAME", {})

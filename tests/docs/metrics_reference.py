@@ -21,6 +21,7 @@ from center.sinks.alert_states import AlertCollector
 from center.sinks.process import SinkCollector
 from edge.agent import open_agent
 from edge.config import parse_config
+from edgewater.runtime.tasks import Tasks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 STREAM = {"columns": {"n": "int64"}, "time": {"column": "at", "unit": "ms"}, "sources": [{"http": {}}]}
@@ -68,6 +69,8 @@ def exported() -> dict[str, list[Exported]]:
             "streams": {"flights": STREAM},
         }  # fmt: skip
         agent = open_agent(parse_config(edge))
+        registry = CollectorRegistry()
+        registry.register(Tasks().failures)
         found = {
             "the API": of_registry(ApiMetrics().registry) + of_families(center.collect()),
             "the gateway": of_registry(GatewayMetrics().registry),
@@ -76,6 +79,8 @@ def exported() -> dict[str, list[Exported]]:
             + of_families(AlertCollector(SinkStore(results.engine)).collect()),
             "the edge": of_families(agent.health().collector().collect()),
         }
+        for metrics in (found[process] for process in found if process != "the job"):
+            metrics += of_registry(registry)
         agent.durable.close()
         for store in (catalog, components, results):
             store.close()

@@ -23,7 +23,7 @@ from sim.demo.compare import millis
 from sim.demo.ports import free_address
 from sim.demo.run import Demo
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]  # tests/center/ops/test_backup.py, with processes
 
 WITHIN_S = 120.0
 NDJSON = {"Content-Type": "application/x-ndjson"}

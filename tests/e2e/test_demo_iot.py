@@ -12,6 +12,7 @@ from sim.demo.run import Demo
 
 
 @pytest.mark.e2e
+@pytest.mark.nightly  # tests/edge/sources has each broker, and test_disturbances.py a center with its edges
 @pytest.mark.parametrize(
     "plan",
     [

@@ -20,7 +20,7 @@ from center.storage.query_partition import QueryPartition
 from sim.demo.compare import millis
 from sim.demo.run import Demo
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]  # the simulation has up to three drivers
 
 GROUPS, WITHIN_S = 5, 180
 NAMES = [next(f"q{n}" for n in range(9) if f"q{n}@1" in half) for half in QueryPartition.all(2)]

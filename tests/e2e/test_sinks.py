@@ -18,6 +18,7 @@ from sqlalchemy.engine import make_url
 from sim.demo import data
 from sim.demo.run import Demo
 from tests.center.postgres import PostgresServer, serving
+from tests.e2e.conftest import WAREHOUSE_URL
 from tests.e2e.test_disturbances import DAY_MS, DAYS, FIRST_MS, Scenario, kill_part
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -70,7 +71,7 @@ def test_a_warehouse_equals_the_answers_whatever_is_killed(
     table = data.load()
     flights = table.slice(0, sum(at < FIRST_MS + DAYS * DAY_MS for at in table[data.TIME].to_pylist()))
     url = make_url(warehouse.new_database()).set(drivername="postgresql", query={}).render_as_string(False)
-    secret = tmp_path / "url"
+    secret = system.directory / WAREHOUSE_URL
     secret.write_text(url)
     document = {"kind": "postgres", "url": {"file": str(secret)}, "schema": "reach"}
     file = tmp_path / "warehouse.yaml"

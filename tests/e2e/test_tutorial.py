@@ -1,4 +1,4 @@
-"""The tutorial as a newcomer types it: every command of the page, and every output that the page shows."""
+"""The tutorial and the README as a newcomer types them: every command, and every output that they show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from sim.demo.ports import free_port
+from tests.installations import install, installed_extras
 
-TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIAL, README = ROOT / "docs" / "tutorial.md", ROOT / "README.md"
 SERVERS = ("edgewater center run", "edgewater edge run")
 INSTALLATION = ("python3 -m venv", "pip install")
-"""Commands that need not be run: the environment of the tests has what they install."""
+"""Commands that are not run: `install` makes the environment that they make, without a download."""
 WITHIN_S = 300.0
 
 pytestmark = pytest.mark.e2e
@@ -46,6 +47,11 @@ def commands(page: str) -> list[Command]:
     return found
 
 
+def with_any_numbers(command: Command) -> Command:
+    """Returns a command whose output may have other numbers: which groups are withheld depends on the time."""
+    return Command(command.text, re.sub(r"\d[\d.,]*", "…", command.shown))
+
+
 def matches(shown: str, output: str) -> bool:
     """Whether an output is as shown; `…` stands for any text, also of several lines."""
     pattern = ".*?".join(re.escape(piece.strip()) for piece in shown.split("…"))
@@ -56,16 +62,16 @@ def matches(shown: str, output: str) -> bool:
 class Terminals:
     """The directory of a newcomer, with free ports instead of the page's."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, extras: frozenset[str]) -> None:
         self.directory = directory
         self.ports = dict(zip(("7400", "7480", "7410"), (str(free_port()) for _ in range(3)), strict=True))
         self.servers: dict[str, subprocess.Popen[bytes]] = {}
-        bin_directory = str(Path(sys.executable).parent)
         self.env = {
-            **os.environ,
-            "PATH": f"{bin_directory}:{os.environ['PATH']}",
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            "PATH": f"{install(directory / '.venv', extras)}:{os.environ['PATH']}",
             "EDGEWATER_CENTER__GATEWAY__LISTEN": f"127.0.0.1:{self.ports['7400']}",
             "EDGEWATER_CENTER__API__LISTEN": f"127.0.0.1:{self.ports['7480']}",
+            "EDGEWATER_URL": f"http://127.0.0.1:{self.ports['7480']}",
         }
 
     def with_ports(self, text: str) -> str:
@@ -87,7 +93,7 @@ class Terminals:
             if matches(self.with_ports(command.shown), done.stdout):
                 return
             assert repeatable and time.monotonic() < deadline, f"$ {command.text}\n{done.stdout}\n\n{command.shown}"
-            time.sleep(0.2)
+            time.sleep(1)  # each try starts an interpreter
 
     def serve(self, command: Command) -> None:
         """Starts a server in a terminal of its own; one edge at a time, as the page says."""
@@ -96,7 +102,7 @@ class Terminals:
         log = self.directory / f"{len(list(self.directory.glob('*.log')))}.log"
         with log.open("wb") as file:
             self.servers[kind] = subprocess.Popen(
-                [sys.executable, "-m", *command.text.split()], cwd=self.directory, env=self.env,
+                command.text.split(), cwd=self.directory, env=self.env,
                 stdout=file, stderr=file, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         deadline = time.monotonic() + WITHIN_S
@@ -112,8 +118,8 @@ class Terminals:
 
 
 @contextmanager
-def terminals(directory: Path) -> Iterator[Terminals]:
-    opened = Terminals(directory)
+def terminals(directory: Path, extras: frozenset[str]) -> Iterator[Terminals]:
+    opened = Terminals(directory, extras)
     try:
         yield opened
     finally:
@@ -121,12 +127,21 @@ def terminals(directory: Path) -> Iterator[Terminals]:
             opened.stop(kind)
 
 
-def test_every_command_and_every_output_of_the_tutorial(tmp_path: Path) -> None:
-    page = [c for c in commands(TUTORIAL.read_text()) if not c.text.startswith(INSTALLATION)]
+def test_every_command_and_every_output_of_the_tutorial_and_the_readme(tmp_path: Path) -> None:
+    page = commands(TUTORIAL.read_text())
+    (extras,) = {installed_extras(c.text) for c in page if c.text.startswith("pip install")}
+    page = [c for c in page if not c.text.startswith(INSTALLATION)]
     assert len(page) >= 15
-    with terminals(tmp_path) as terminal:
+    # The README's own query, at the same center and with what the README installs.
+    section = README.read_text().split("## Ask your own question")[1].split("\n## ")[0]
+    assert {installed_extras(c.text) for c in commands(section) if c.text.startswith("pip install")} == {extras}
+    readme = [c for c in commands(section) if not c.text.startswith((*INSTALLATION, "edgewater center run"))]
+    assert len(readme) >= 7
+    with terminals(tmp_path, extras) as terminal:
         for command in page:
             terminal.type(command)
+        for command in readme:
+            terminal.type(with_any_numbers(command))
 
 
 def test_the_comparison_of_outputs_finds_differences() -> None:

@@ -181,7 +181,7 @@ class AgentProcess:
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline, self.log
-            time.sleep(0.02)
+            time.sleep(0.05)  # most conditions read all metrics of the agent
 
     def settle(self, records: int) -> None:
         """Waits until so many records are counted and no more come for a while. Then stops the agent."""

@@ -25,7 +25,7 @@ from edge.records import Chunk, Rejection
 from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
-from edgewater.wire import FrameBody
+from edgewater.wire import DropReason, FrameBody
 from sim.demo.ports import free_address, free_port
 from tests.center.kept_frames import stored_body
 from tests.certificates import make_certificates
@@ -267,6 +267,35 @@ def test_rejected_records_travel_to_the_center_with_their_windows_and_are_counte
             (((reason, first, until_ms), records),) = found.items()
             assert (reason, records) == ("malformed", 1)
             assert first <= 0 and until_ms is not None and until_ms > START_MS + 2 * DAY_MS
+
+    run(test, tmp_path)
+
+
+def test_a_repeated_push_is_a_guess_unless_its_client_gives_it_a_key(tmp_path: Path) -> None:
+    """Two devices behind one address may send equal bodies, so such a body is counted once, and the doubt is stated."""
+
+    async def test(center: Center) -> None:
+        settings = config(tmp_path, center, [{"http": {}}])
+        center.catalog.queries.register(QUERY, now_ms())
+        agent = open_agent(settings)
+        async with running(agent) as task, httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+            await until(agent.outbox.configured.is_set, "queries", task)
+            at_ms = now_ms()
+            rows = "".join(json.dumps({"carrier": "UA", "distance": 1, "at": at_ms + n}) + "\n" for n in range(3))
+            for key in ({}, {}, {"Idempotency-Key": "k"}, {"Idempotency-Key": "k"}):
+                reply = await client.post("/v1/streams/flights", content=rows, headers={**NDJSON, **key})
+                assert (reply.status_code, reply.json()["accepted"]) == (200, 3)
+            (status,) = (await client.get("/v1/sources")).json()["sources"]
+            assert (status["records"], status["guessed"]) == (6, {"assumed-repetition": 3})
+            assert agent.durable.core.streams["flights"].records == 6
+
+            def stated() -> int:
+                reason = DropReason.ASSUMED_REPETITION
+                return sum(d.records for _, body in center.bodies() for d in body.dropped if d.reason is reason)
+
+            await until(lambda: stated() == 3, "the frame that states the guess", task)
+        reopened = open_agent(settings)
+        assert reopened.durable.core.streams["flights"].records == 6, "the journal replays the guess"
 
     run(test, tmp_path)
 

@@ -143,6 +143,8 @@ def test_nothing_but_secrets_is_substituted() -> None:
     ("text", "says"),
     [
         ("edge: [", "expected YAML"),
+        ("edge: *.log", "needs quotes"),
+        ("edge: {path: %x}", "needs quotes"),
         ("edge: jfk\nedge: lga\n", "duplicate key edge"),
         ("\xff", "a readable YAML file in UTF-8"),
     ],
@@ -269,3 +271,11 @@ def test_a_constant_that_is_not_of_its_column_is_refused(constants: dict[str, ob
     columns = {"site": "string", "rack": "int64", "load": "float64"}
     with pytest.raises(InvalidConfig, match=says):
         parse_config(in_stream(columns=columns, constants=constants))
+
+
+@pytest.mark.parametrize(("kind", "near"), [("files", "file"), ("kafak", "kafka"), ("sys_log", "syslog")])
+def test_a_source_of_a_kind_with_a_wrong_name_is_met_with_the_right_one(kind: str, near: str) -> None:
+    streams = {"s": {"columns": {"a": "string"}, "time": {"column": "t"}, "sources": [{kind: {"path": "x"}}]}}
+    with pytest.raises(InvalidConfig) as refused:
+        parse_config({"edge": "jfk", "state_dir": "x", "streams": streams})
+    assert f"did you mean {near}?" in refused.value.reason

@@ -105,6 +105,36 @@ def test_no_file_is_a_problem_unless_files_are_waited_for(run: Any) -> None:
     assert run({}, file={"follow": True}).ok
 
 
+@pytest.mark.parametrize("files", [{}, {"a.csv": ""}, {"a.csv": "t,carrier,distance\n"}])
+def test_a_path_from_which_nothing_is_read_is_advised(run: Any, files: dict[str, str]) -> None:
+    report = run(files, file={"follow": True})
+    (source,) = report.streams[0].sources
+    assert report.ok and report.to_text().endswith(OK_ADVISED)
+    assert "no record was read" in source.advice[0]
+
+
+def test_a_pattern_that_no_line_matches_is_a_problem(run: Any) -> None:
+    pattern = r"(?P<t>\d+) (?P<carrier>\w+)"
+    report = run(
+        {"a.csv": "AA 5\n"}, file={"format": "regex", "regex": {"pattern": pattern}}, columns={"carrier": "string"}
+    )
+    assert not report.ok and "every record that was read is rejected" in report.to_text()
+
+
+def test_a_lookup_without_a_row_for_any_record_and_a_condition_that_none_fulfils_are_advised(
+    run: Any, tmp_path: Path
+) -> None:
+    cities = tmp_path / "cities.csv"
+    lookups = [{"file": str(cities), "key": "carrier", "columns": {"city": "string"}}]
+    for text, advised in (("carrier,city\nAA,Dallas\n", False), ("carrier,city\naa,Dallas\n", True)):
+        cities.write_text(text)
+        report = run({"a.csv": rows(NOW_MS, NOW_MS + 1)}, lookups=lookups)
+        assert bool(report.streams[0].advice) == advised == ("advice" in report.to_text())
+        assert report.to_json()["advice"].keys() == ({"flights"} if advised else set())
+    report = run({"a.csv": rows(NOW_MS)}, query={**QUERY, "group_by": [], "where": "distance > 9"})
+    assert report.ok and "no record fulfils" in report.to_text() and report.to_text().endswith(OK_ADVISED)
+
+
 def test_a_truncated_archive_is_shown(run: Any) -> None:
     whole = gzip.compress(rows(*range(NOW_MS, NOW_MS + 1000)).encode())
     report = run({"a.csv.gz": whole[: len(whole) // 2]})

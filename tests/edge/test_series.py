@@ -46,31 +46,46 @@ def add(memory: SeriesMemory, points: list[Point], most: int = MANY, now_ns: int
     return found(result)
 
 
-def one_by_one(last: dict[int, Point], batch: list[Point]) -> list[int | float | str | None]:
-    """Does what `add` promises, in a loop."""
-    results: list[int | float | str | None] = [None] * len(batch)
-    newest: dict[int, int] = {}
+def guessed(memory: SeriesMemory, points: list[Point], ended: dict[int, int] | None = None) -> list[tuple[object, str]]:
+    """Returns per point its increment, as `found`, and the guess that it depends on; "" without a guess."""
+    ends = {series.to_bytes(16, "big"): time_ns for series, time_ns in (ended or {}).items()}
+    result = memory.increments(totals(points), 0, MANY, ends)
+    memory.apply(SeriesUpdate.from_bytes(result.update.to_bytes()))
+    reasons = [""] * len(points)
+    for reason, mask in result.guesses.items():
+        for at in np.flatnonzero(mask).tolist():
+            assert not reasons[at], "one guess per point"
+            reasons[at] = reason.label
+    return list(zip(found(result), reasons, strict=True))
+
+
+def one_by_one(last: dict[int, Point], batch: list[Point]) -> list[tuple[int | float | str | None, str]]:
+    """Does what `guessed` promises, in a loop."""
+    results: list[tuple[int | float | str | None, str]] = [(None, "")] * len(batch)
+    remembered = dict(last)
     for at in sorted(range(len(batch)), key=lambda at: (batch[at].time_ns, at)):
-        point, before = batch[at], last.get(batch[at].series)
+        point, before, first = batch[at], last.get(batch[at].series), remembered.get(batch[at].series)
         has_start = 0 < point.start_ns < point.time_ns
-        newest_start = max(newest.get(point.series, 0), before.start_ns if before else 0)
+        if first is not None and point.time_ns < first.time_ns:
+            is_included = point.start_ns == first.start_ns > 0 and point.total <= first.total
+            if point.start_ns != first.start_ns:
+                results[at] = "old", ""
+            elif not is_included and point.total:
+                results[at] = None, "late-total"
+            continue
+        if before is not None and point.time_ns == before.time_ns:
+            results[at] = (None if point.total == before.total else "old"), ""
+            continue
         if before is None:
-            results[at] = point.total if has_start and point.start_ns >= SINCE_NS else None
-        elif point.time_ns < before.time_ns or (point.start_ns and point.start_ns < newest_start):
-            is_process = point.start_ns in (0, before.start_ns) or not before.start_ns
-            is_known = point.time_ns < before.time_ns or point.total == before.total
-            results[at] = None if is_process and is_known and point.start_ns >= newest_start else "old"
-            continue
-        elif point.time_ns == before.time_ns:
-            results[at] = None if point.total == before.total else "old"
-            continue
-        elif before.start_ns and point.start_ns > before.start_ns:
-            results[at] = point.total if has_start else None
+            known = has_start and point.start_ns >= SINCE_NS
+            results[at] = (point.total, "") if known else (None, "first-total" if point.total else "")
+        elif point.start_ns != before.start_ns and point.start_ns >= before.time_ns:
+            results[at] = (point.total, "") if has_start else (None, "first-total" if point.total else "")
         elif point.total < before.total:
-            results[at] = point.total
+            results[at] = point.total, "assumed-reset"
         else:
-            results[at] = point.total - before.total
-        newest[point.series] = max(newest_start, point.start_ns)
+            overlaps = point.start_ns != before.start_ns and before.total
+            results[at] = point.total - before.total, "overlapping-total" if overlaps else ""
         last[point.series] = point
     return results
 
@@ -78,7 +93,7 @@ def one_by_one(last: dict[int, Point], batch: list[Point]) -> list[int | float |
 numbers = st.integers(0, 1 << 60) | st.sampled_from([0.5, 2.0, 1e300])
 batches = st.lists(
     st.lists(
-        st.builds(Point, st.integers(0, 3), st.sampled_from([0, 50, 120, 150]), st.integers(51, 400), numbers),
+        st.builds(Point, st.integers(0, 3), st.sampled_from([50, 120, 150, 300]), st.integers(51, 400), numbers),
         max_size=12,
     ),
     max_size=4,
@@ -88,14 +103,43 @@ batches = st.lists(
 @examples(300)
 @given(batches)
 def test_increments_are_the_same_as_one_by_one(given_batches: list[list[Point]]) -> None:
-    # The starts of a series are remembered: a loop over unlike starts is compared only where each series has one.
-    starts: dict[int, int] = {}
+    # Series 0 has no starts: the start of a point without one is the one before, which the loop does not know.
     for batch in given_batches:
-        batch[:] = [Point(p.series, starts.setdefault(p.series, p.start_ns), p.time_ns, p.total) for p in batch]
+        batch[:] = [Point(p.series, p.start_ns * (p.series > 0), p.time_ns, p.total) for p in batch]
     memory, last = SeriesMemory(SINCE_NS), dict[int, Point]()
     for batch in given_batches:
-        assert add(memory, batch) == one_by_one(last, batch)
+        assert guessed(memory, batch) == one_by_one(last, batch)
         memory = SeriesMemory.from_bytes(memory.to_bytes())
+
+
+def test_an_interval_that_overlaps_the_last_one_goes_on_with_it_on_a_guess() -> None:
+    """The start of a counter is computed as now - uptime, so it moves by a little, later or earlier."""
+    memory = SeriesMemory(SINCE_NS)
+    assert guessed(memory, [Point(1, 150, 200, 7)]) == [(7, "")]
+    assert guessed(memory, [Point(1, 153, 210, 9), Point(1, 156, 220, 12)]) == [
+        (2, "overlapping-total"),
+        (3, "overlapping-total"),
+    ]
+    assert guessed(memory, [Point(1, 149, 230, 13)]) == [(1, "overlapping-total")]
+    assert guessed(memory, [Point(1, 149, 240, 15)]) == [(2, "")], "a start that moved back rejects nothing later"
+
+
+def test_a_reset_is_certain_only_if_the_new_interval_begins_after_the_last_one() -> None:
+    memory = SeriesMemory(SINCE_NS)
+    guessed(memory, [Point(1, 150, 200, 7)])
+    assert guessed(memory, [Point(1, 200, 210, 9)]) == [(9, "")]
+    assert guessed(memory, [Point(1, 205, 220, 3)]) == [(3, "assumed-reset")]
+    assert guessed(memory, [Point(1, 140, 230, 2)]) == [(2, "assumed-reset")], "the clock was set back at a restart"
+
+
+def test_a_total_after_the_reported_end_of_its_series_goes_on_with_it_on_a_guess() -> None:
+    memory = SeriesMemory(SINCE_NS)
+    guessed(memory, [Point(1, 0, 200, 7), Point(2, 0, 200, 7), Point(3, 0, 200, 7)])
+    assert guessed(memory, [Point(3, 0, 205, 8)], {1: 210, 2: 210, 3: 201, 4: 210}) == [(1, "")]
+    memory = SeriesMemory.from_bytes(memory.to_bytes())
+    again = [Point(n, 0, 220, 9) for n in (1, 2, 3)]
+    assert guessed(memory, again) == [(2, "overlapping-total"), (2, "overlapping-total"), (1, "")]
+    assert guessed(memory, [Point(1, 0, 230, 10)]) == [(1, "")]
 
 
 def test_a_first_total_counts_if_the_series_began_after_the_memory_did() -> None:
@@ -112,12 +156,13 @@ def test_a_later_start_or_a_smaller_total_begins_a_series_anew() -> None:
     assert add(memory, [Point(1, 400, 410, 53)]) == [3]
 
 
-def test_a_late_point_and_a_repetition_add_nothing_and_an_older_start_is_rejected() -> None:
+def test_a_late_point_and_a_repetition_add_nothing() -> None:
     memory = SeriesMemory(SINCE_NS)
     add(memory, [Point(1, 250, 300, 9)])
     assert add(memory, [Point(1, 250, 299, 8), Point(1, 250, 300, 9), Point(1, 250, 300, 10)]) == [None, None, "old"]
-    assert add(memory, [Point(1, 200, 310, 100), Point(1, 250, 320, 12)]) == ["old", 3]
-    assert add(memory, [Point(1, 0, 330, 13), Point(1, 240, 340, 14)]) == [1, "old"]
+    assert guessed(memory, [Point(1, 250, 299, 8), Point(1, 250, 300, 9)]) == [(None, ""), (None, "")]
+    assert guessed(memory, [Point(1, 250, 299, 80), Point(1, 0, 299, 8)]) == [(None, "late-total")] * 2
+    assert guessed(memory, [Point(1, 200, 299, 8)]) == [("old", "")]
 
 
 def test_integers_keep_all_their_digits_and_mix_with_floats() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.utilization import BusyMeter
+from edge.utilization import LOOK_S, BusyMeter
 
 
 class Clock:
@@ -111,3 +113,30 @@ def test_shares_of_intervals_add_up_to_the_busy_time(steps: list[tuple[float, fl
             assert 0.0 <= share <= 1.0
             total += share * length_s
     assert total == pytest.approx(sum(busy_s for busy_s, _ in steps), abs=1e-9)
+
+
+def test_a_wait_that_input_ends_counts_as_empty_until_a_moment_ago_however_long_it_is(
+    clock: Clock, meter: BusyMeter
+) -> None:
+    with meter.busy("f"), meter.idle("f"):
+        for _ in range(10):
+            clock.s += 60
+            assert meter.empty_for_s("f") == LOOK_S
+    clock.s += 60
+    assert meter.empty_for_s("f") > 600, "the begin of the wait is the last time that is certain after its end"
+
+
+def test_a_source_that_sleeps_saw_its_input_before_it_slept(clock: Clock, meter: BusyMeter) -> None:
+    async def poll() -> None:
+        with meter.busy("f"), meter.idle("f"):
+            sleeping = meter.sleep(3600)
+            await sleeping
+
+    async def main() -> None:
+        task = asyncio.create_task(poll())
+        await asyncio.sleep(0)
+        clock.s += 60
+        assert meter.empty_for_s("f") == 60
+        task.cancel()
+
+    asyncio.run(main())

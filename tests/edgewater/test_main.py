@@ -59,21 +59,21 @@ def test_the_project_declares_one_version() -> None:
 def test_a_command_whose_package_is_not_installed_says_how_to_install_it() -> None:
     result = invoke({"center": "a_package_nobody_has.cli:center"}, "center", "run", "--data-dir", "/tmp/x", "--help")
     assert result.exit_code == 1
-    assert "pip install 'edgewater[center]'" in result.output
+    assert "pip install '.[center]'" in result.output
     assert "a_package_nobody_has" in result.output
 
 
 def test_help_lists_a_command_that_is_not_installed() -> None:
     result = invoke({"center": "a_package_nobody_has.cli:center"}, "--help")
     assert result.exit_code == 0
-    assert "not installed: pip install 'edgewater[center]'" in result.output
+    assert "not installed: the extra center" in result.output
 
 
 def test_a_dependency_missing_at_run_time_is_named_with_the_command_that_installs_it() -> None:
     result = invoke(FAILING, "center", "package")
     assert result.exit_code == 1
     assert "pyspark" in result.output
-    assert "pip install 'edgewater[center]'" in result.output
+    assert "pip install '.[center]'" in result.output
 
 
 def test_a_missing_module_of_edgewater_is_a_bug_and_gives_no_installation_hint() -> None:
@@ -94,6 +94,8 @@ def test_any_other_edgewater_error_ends_with_code_1_and_one_line() -> None:
 
 def test_an_unknown_command_is_refused() -> None:
     assert invoke({}, "nonsense").exit_code == 2
+    meant = CliRunner().invoke(main, ["qury", "ls"])
+    assert (meant.exit_code, "did you mean query?" in meant.output) == (2, True)
 
 
 def test_the_kernel_and_its_command_import_neither_side() -> None:
@@ -155,7 +157,7 @@ def test_each_command_is_listed_with_its_own_first_sentence() -> None:
 
 def test_help_lists_a_command_whose_package_is_not_installed() -> None:
     result = invoke({"query": "a_package_nobody_has.cli:query"}, "--help")
-    assert "not installed: pip install 'edgewater[client]'" in result.output
+    assert "not installed: the extra client" in result.output
 
 
 def test_a_package_of_the_same_name_in_another_distribution_is_named(tmp_path: Path) -> None:

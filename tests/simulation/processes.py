@@ -184,7 +184,7 @@ class EdgeProgram:
             self.agent.durable._memory = SliceMemoryLimits(*plan.memory)
         if plan.piece_s is not None:
             self._run_short_of_cpu(plan.piece_s)
-        for loop in self.agent.loops():
+        for loop in self.agent.loops().values():
             process.spawn(self._until_outdated(loop), plan.name)
 
     async def _until_outdated(self, loop: Coroutine[Any, Any, None]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -30,6 +30,7 @@ from center.api.prometheus.series import (
     selection,
 )
 from edgewater.model.errors import EdgewaterError
+from edgewater.model.float_bounds import LARGEST_EXACT, Side, side_of
 from edgewater.model.registered_query import RegisteredQuery
 
 MAX_LENGTH = 8_192
@@ -51,6 +52,11 @@ AGGREGATIONS: dict[str, Callable[[Any], Any]] = {
     "avg": lambda rows: rows.mean(axis=0),
     "count": lambda rows: np.full(rows.shape[1], float(len(rows))),
 }
+ADDING = ("sum", "avg")
+ACCEPTED = (
+    "accepted are selectors, numbers, + - * /, comparisons, parentheses and"
+    f" {', '.join(AGGREGATIONS)}, topk and bottomk of a selector"
+)
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": np.greater,
     "<": np.less,
@@ -82,25 +88,33 @@ class Matchers:
     each: tuple[tuple[str, str, str], ...]
     """Name, operator (``= != =~ !~``) and value."""
 
-    def selects(self, labels: Labels) -> bool:
-        held = dict(labels)
-        return all(_holds(operator, held.get(name, ""), value) for name, operator, value in self.each)
+    def selects(self, series: Sequence[Labels]) -> list[bool]:
+        """Returns whether each series fulfils the matchers. Each pattern is compiled once, which may take 10 ms."""
+        held = [dict(labels) for labels in series]
+        selected = [True] * len(held)
+        for name, operator, wanted in self.each:
+            values = [labels.get(name, "") for labels in held]
+            fulfilled = _hold(operator, values, wanted)
+            selected = [both and one for both, one in zip(selected, fulfilled, strict=True)]
+        return selected
 
     def of(self, query: RegisteredQuery) -> SeriesSelection | None:
         equal = {name: value for name, operator, value in self.each if operator == "="}
         return selection(query, equal.pop("__name__", None), equal)
 
 
-def _holds(operator: str, value: str, wanted: str) -> bool:
+def _hold(operator: str, values: Sequence[str], wanted: str) -> list[bool]:
+    """Returns whether each value fulfils a matcher. An RE2 pattern matches whole values, in linear time.
+
+    Raises:
+        pa.ArrowInvalid: RE2 refuses the pattern.
+    """
     if operator in ("=", "!="):
-        return (value == wanted) == (operator == "=")
-    return _matches(value, wanted) == (operator == "=~")
-
-
-def _matches(value: str, pattern: str) -> bool:
-    """Returns whether an RE2 pattern matches the whole value, in linear time."""
-    found: bool = pc.match_substring_regex(pa.array([value]), f"^(?:{pattern})$")[0].as_py()
-    return found
+        return [(value == wanted) == (operator == "=") for value in values]
+    distinct = list(dict.fromkeys(values))
+    found = pc.match_substring_regex(pa.array(distinct, pa.string()), f"^(?:{wanted})$").to_pylist()
+    matches = dict(zip(distinct, found, strict=True))
+    return [matches[value] == (operator == "=~") for value in values]
 
 
 def parse(text: str) -> Any:
@@ -136,13 +150,13 @@ def matchers(selector: Any) -> Matchers:
     ]
     if selector.name is not None:
         each.insert(0, ("__name__", "=", selector.name))
+    accepts_empty = True
     for _, operator, value in each:
-        if operator.endswith("~"):
-            try:
-                _matches("", value)
-            except pa.ArrowInvalid as exc:
-                raise PromqlError(f"{value[:200]!r} is no regular expression (RE2): {exc}") from None
-    if all(_holds(operator, "", value) for _, operator, value in each):
+        try:
+            accepts_empty &= _hold(operator, [""], value)[0]
+        except pa.ArrowInvalid as exc:
+            raise PromqlError(f"{value[:200]!r} is no regular expression (RE2): {exc}") from None
+    if accepts_empty:
         raise PromqlError("vector selector must contain at least one non-empty matcher")
     return Matchers(tuple(each))
 
@@ -189,16 +203,14 @@ def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Sam
             left, right = (evaluate(side, reader, axis, depth + 1) for side in (tree.lhs, tree.rhs))
             return _binary(tree, left, right)
         case ast.Call():
-            raise PromqlError(f"{tree.func.name}() is not supported; {REFUSED}")
+            of_range = ast.ValueType.Matrix in tree.func.arg_types
+            raise PromqlError(f"{tree.func.name}() is not supported; {REFUSED if of_range else ACCEPTED}")
         case ast.AggregateExpr():
             with np.errstate(all="ignore"):
                 return _aggregated(tree, reader, axis)
         case ast.MatrixSelector() | ast.SubqueryExpr():
             raise PromqlError(f"ranges such as [5m] are not supported; {REFUSED}")
-    raise PromqlError(
-        "this expression is not supported; accepted are selectors, numbers, + - * /, comparisons, parentheses and"
-        f" {', '.join(AGGREGATIONS)}, topk and bottomk of a selector"
-    )
+    raise PromqlError(f"this expression is not supported; {ACCEPTED}")
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -279,6 +291,7 @@ def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
         groups.setdefault(_group(labels, tree.modifier), []).append((labels, values))
     if operator in ("topk", "bottomk"):
         return _ranked(tree, groups, axis)
+    side = side_of(selector.name or "")
     lacking = _lacking(selector, tree.modifier, samples, reader, axis) if operator != "count" else {}
     result: Samples = {}
     for group, series in groups.items():
@@ -287,10 +300,18 @@ def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
         result[group] = np.full(len(axis.times), ABSENT)
         for columns, at in _same_presence(there):
             if columns.any():
-                result[group][at] = AGGREGATIONS[operator](rows[columns][:, at])
+                values = AGGREGATIONS[operator](rows[columns][:, at])
+                result[group][at] = _outwards(values, rows[columns][:, at], side) if operator in ADDING else values
         if group in lacking:
             result[group] = _marked(result[group], lacking[group])
     return result
+
+
+def _outwards(values: Scalar, rows: npt.NDArray[np.float64], side: Side) -> Scalar:
+    """Returns sums or means of bounds, widened by the rounding of the additions. Sums of integers are often exact."""
+    size = np.abs(rows).sum(axis=0)
+    is_exact = (size < LARGEST_EXACT) & (rows == np.rint(rows)).all(axis=0) & (values == np.rint(values))
+    return np.where(is_exact | (side == 0), values, values + side * len(rows) * np.finfo(np.float64).eps * size)
 
 
 def _same_presence(there: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.intp]]]:

@@ -12,11 +12,9 @@ window lacks it: a group without records in the newest window is not shown with 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import re
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,13 +22,15 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from center.ledger import Phase
+from center.ledger import Phase, late_counts
 from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.serving.cells import Cell
 from center.serving.render import answer_rows, merged_data, stated_quality
 from center.serving.totals import answer_totals
 from edgewater.model.errors import EdgewaterError
+from edgewater.model.float_bounds import Side, to_float
+from edgewater.model.key_texts import key_text, label_names
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.windows import TimeWindow
 from edgewater.synopses import GroupedAggregate
@@ -59,7 +59,6 @@ KEYED = {"quantiles": "quantile", "ranks": "le", "ranges": "range"}
 LISTED = ("top", "items", "contains")
 RESERVED = frozenset({"__name__", "item", *KEYED.values()})
 DESCRIBING = ("completeness", "staleness_seconds", "contract_met", "phase", "exactly_once")
-_NOT_A_LABEL = re.compile(r"[^a-zA-Z0-9_]")
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +124,7 @@ class SeriesReader:
 
     Attributes:
         cache: shared by requests.
+        alive: raises an error if the client has gone. Called before each window.
         queries: those that the caller may read, by name and version. The series of a version continue in the next
             version.
         warnings: which answers could not be evaluated, and why.
@@ -133,6 +133,7 @@ class SeriesReader:
     results: ResultStore
     queries: tuple[RegisteredQuery, ...]
     cache: SamplesCache
+    alive: Callable[[], None] = lambda: None
     warnings: list[str] = field(default_factory=list)
     _evaluated: int = field(default=0, init=False)
 
@@ -149,23 +150,23 @@ class SeriesReader:
             if selection is None or not self._may_show(query, axis):
                 continue
             ends_ms = _next_version_ms(query, self.queries[number + 1 : number + 2])
-            known: dict[Labels, bool] = {}
-            count = 0
+            windows: list[tuple[int, int, dict[Labels, float]]] = []
             for record, until_ms in self._newest_by_time(query, axis):
+                self.alive()
                 first = int(np.searchsorted(times, record.window_end_ms, "left"))
                 until_ms = min(until_ms, ends_ms)
                 end = int(np.searchsorted(times, min(until_ms, record.window_end_ms + lookback_ms(query) + 1), "left"))
                 if first >= end:
                     continue
-                for labels, value in self.series(query, record, selection).items():
-                    if labels not in known:
-                        known[labels] = wanted.selects(labels)
-                        count += known[labels]
-                        if count > MAX_SERIES:
-                            raise TooMany(
-                                f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels"
-                            )
-                    if known[labels]:
+                windows.append((first, end, self.series(query, record, selection)))
+            each = list(dict.fromkeys(labels for _, _, series in windows for labels in series))
+            selected = {labels for labels, is_one in zip(each, wanted.selects(each), strict=True) if is_one}
+            if len(selected) > MAX_SERIES:
+                raise TooMany(f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels")
+            for first, end, series in windows:
+                self.alive()
+                for labels, value in series.items():
+                    if labels in selected:
                         if labels not in found:
                             found[labels] = np.full(len(times), ABSENT)
                         found[labels][first:end] = value
@@ -225,7 +226,7 @@ class SeriesReader:
 
     def series(self, query: RegisteredQuery, record: AnswerRecord, selection: SeriesSelection) -> dict[Labels, float]:
         """Returns the samples of an answer. If its data cannot be evaluated, they are omitted with a warning."""
-        late = tuple(record.quality["records"][name] for name in ("after_final", "rejected"))
+        late = late_counts(record.quality)
         key = record.query, record.window_start_ms, record.revision, late, selection
         try:
             made = self.cache.get(key)
@@ -270,9 +271,9 @@ class SeriesReader:
                 _add(found, f"{name}:{suffix}", {}, number)
         if not selection.measures:
             return AnswerSamples(found, evaluated)
-        names = label_names(rows.groups)
+        names = label_names(list(rows.groups), RESERVED)
         keys = zip(*(column.to_pylist() for column in rows.groups.values()), strict=True) if names else ()
-        groups = [dict(zip(names, map(label_value, key), strict=True)) for key in keys] if names else [{}] * rows.length
+        groups = [dict(zip(names, map(key_text, key), strict=True)) for key in keys] if names else [{}] * rows.length
         for values in rows.values:
             for group, cell in zip(groups, values.cells(rows.length), strict=True):
                 _add_cell(found, f"{name}:{values.name}", group, cell)
@@ -302,15 +303,15 @@ class Wanted(Protocol):
     def of(self, query: RegisteredQuery) -> SeriesSelection | None:
         """Returns the part of a query that has to be evaluated; None: no part."""
 
-    def selects(self, labels: Labels) -> bool: ...
+    def selects(self, series: Sequence[Labels]) -> list[bool]: ...
 
 
 def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> SeriesSelection | None:
     """Returns the part of a query with the series of this name (None: any) and these labels; None: no part has them."""
     groups = tuple(
         (column, (labels[column],))
-        for column, label in zip(query.spec.group_by, label_names(query.spec.group_by), strict=True)
-        if label == column and column in labels and labels[column] == label_value(labels[column])
+        for column, label in zip(query.spec.group_by, label_names(query.spec.group_by, RESERVED), strict=True)
+        if label == column and column in labels and labels[column] == key_text(labels[column])
     )
     if name is None:
         return SeriesSelection(MeasureQuestions(groups=groups), describes=not groups)
@@ -370,42 +371,16 @@ def lookback_ms(query: RegisteredQuery) -> int:
     return max(MIN_LOOKBACK_MS, spec.longest_ms)
 
 
-def label_names(columns: Iterable[str]) -> list[str]:
-    """Returns the labels of group columns: valid names, different from the labels of measures, each once."""
-    names: list[str] = []
-    for column in columns:
-        name = _NOT_A_LABEL.sub("_", column)
-        name = f"_{name}" if name[:1].isdigit() else name
-        while name in RESERVED or name in names or name.startswith("__"):
-            name = f"exported_{name}"
-        names.append(name)
-    return names
-
-
-def label_value(value: object) -> str:
-    """Returns a group's value as a label.
-
-    Null is ``null``; texts that could be mistaken for it, or are empty, are quoted.
-    """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False) if value in ("", "null") or value.startswith('"') else value
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-def _add(found: dict[Labels, float], name: str, labels: Mapping[str, str], value: float | None) -> None:
+def _add(found: dict[Labels, float], name: str, labels: Mapping[str, str], value: float | None, side: Side = 0) -> None:
     if value is not None:
-        found[tuple(sorted({"__name__": name, **labels}.items()))] = float(value)
+        found[tuple(sorted({"__name__": name, **labels}.items()))] = to_float(value, side)
 
 
 def _add_interval(found: dict[Labels, float], name: str, labels: Mapping[str, str], cell: Mapping[str, Any]) -> None:
     odd = cell.get("not_finite")
     _add(found, name, labels, cell["estimate"] if odd is None else float(odd))
-    _add(found, f"{name}_lower", labels, cell["lower"])
-    _add(found, f"{name}_upper", labels, cell["upper"])
+    _add(found, f"{name}_lower", labels, cell["lower"], -1)
+    _add(found, f"{name}_upper", labels, cell["upper"], 1)
 
 
 def _add_cell(found: dict[Labels, float], name: str, group: Mapping[str, str], cell: Cell) -> None:
@@ -418,7 +393,7 @@ def _add_cell(found: dict[Labels, float], name: str, group: Mapping[str, str], c
                 _add_interval(found, name, {**group, KEYED[member]: key}, interval)
         elif member in LISTED:
             for entry in value:
-                _add_interval(found, name, {**group, "item": label_value(entry["item"])}, entry)
+                _add_interval(found, name, {**group, "item": key_text(entry["item"])}, entry)
         elif isinstance(value, Mapping) and "estimate" in value:
             _add_interval(found, f"{name}:{member}", group, value)
         elif member not in ("estimate", "lower", "upper") and isinstance(value, int | float):

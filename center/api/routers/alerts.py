@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
 from center.api.access import IN_TURN, READS, Caller, require
 from center.api.bodies import read_document, read_typed_body
+from center.api.lanes import Alive
 from center.api.openapi import problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
@@ -151,13 +152,16 @@ def rules(center: Center, caller: Caller) -> RuleList:
 async def check(request: Request, params: Annotated[FromParams, Query()], center: Center) -> RuleCheck:
     """Evaluates the definition of a sink of the kind `alerts`. Defines nothing and notifies nobody."""
     body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
-    return await run_sync(_check, request, center, body, content_type, params.start, limiter=center.parsing)
+    check = partial(_check, request, center, body, content_type, params.start)
+    return await center.costly.run(request, check)
 
 
-def _check(request: Request, center: Services, body: bytes, content_type: str, start_ms: int | None) -> RuleCheck:
+def _check(
+    request: Request, center: Services, body: bytes, content_type: str, start_ms: int | None, alive: Alive
+) -> RuleCheck:
     document = read_document(body, content_type, "a sink of the kind alerts")
     try:
-        options = read_definition("check", document, only_references=True, field="").options
+        options = read_definition("check", document, reads_secrets=False, field="").options
     except InvalidConfig as exc:
         field = exc.field.removeprefix("check").removeprefix(".")
         raise InvalidRequest(field, exc.value, exc.accepted, exc.reason) from None
@@ -172,6 +176,7 @@ def _check(request: Request, center: Services, body: bytes, content_type: str, s
         start_ms=start_ms,
         now_ms=center.now_ms,
         timeout_ms=CHECK_MS,
+        alive=alive,
     )
     return RuleCheck(
         rules=[CheckedRule.of(rule) for rule in report.rules], answers=report.answers, is_whole=report.is_whole

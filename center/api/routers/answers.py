@@ -298,10 +298,13 @@ def require_complete(records: Sequence[AnswerRecord]) -> None:
             edges = [*completeness["missing"], *completeness.get("left", ())]
             lacking = f"records of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}"
             if not edges:
-                reasons = {"after_final": "that came when it was final", "rejected": "that sources rejected"}
-                parts = [
-                    f"{completeness[name]} records {text}" for name, text in reasons.items() if completeness.get(name)
-                ]
+                reasons = {
+                    "after_final": "that came when it was final",
+                    "rejected": "that sources rejected",
+                    "guessed": "that edges left out on a guess",
+                }
+                counts = record.quality["records"]
+                parts = [f"{counts[name]} records {text}" for name, text in reasons.items() if counts.get(name)]
                 lacking = " and ".join(parts) or "an expected edge"
             raise HttpProblem(
                 "incomplete", f"the answer to the window at {rfc3339(record.window_start_ms)} lacks {lacking}"

@@ -79,5 +79,7 @@ async def evaluate(name: str, request: Request, center: Center, caller: Caller) 
     query = await run_in_threadpool(center.catalog.queries.get, name)
     windows = StoredWindows(center.results, query, center.synopses, partial(_readable, center, caller))
     evaluator = LineEvaluator(windows, Evaluator(windows, center.synopses), request.url.path)
-    answers = DuplexResponse(evaluator.answers, partial(require_still, request), center.limits.idle_ms / 1000)
+    answers = DuplexResponse(
+        evaluator.answers, partial(require_still, request), center.limits.idle_ms / 1000, center.costly.limiter
+    )
     return InSlot(answers, center.evaluate_slots, caller)

@@ -108,7 +108,7 @@ def _measure(params: ExplainParams, spec: QuerySpec) -> Measure:
 
 
 def _interval(cell: dict[str, Any]) -> dict[str, Any]:
-    return {name: cell.get(name) for name in ("estimate", "lower", "upper")}
+    return {name: cell.get(name) for name in ("estimate", "lower", "upper", "not_finite")}
 
 
 def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measure: Measure) -> list[dict[str, Any]]:
@@ -146,8 +146,15 @@ def completeness(name: str, params: Annotated[MatrixParams, Query()], center: Ce
     """Returns the newest answer of each window, by edge. Windows without an answer are not listed."""
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
-    query = center.catalog.queries.get(name)
-    records, earlier = center.results.last_windows(query.ref, *clipped(query, params.start, params.end), params.limit)
+    versions = versions_of(center, name, None)
+    query, records, earlier = versions[-1], list[AnswerRecord](), False
+    for version in reversed(versions):
+        start, end = clipped(version, params.start, params.end)
+        # One more than is shown, so that the range of a full page is known to have earlier windows.
+        missing = params.limit + 1 - len(records)
+        if missing > 0 and (start is None or start != end):
+            records = center.results.last_windows(version.ref, start, end, missing)[0] + records
+    records, earlier = records[-params.limit :], len(records) > params.limit
     listed = [_closed_by(r) for r in records]
     named = {e for r, closed in zip(records, listed, strict=True) for e in (*(closed or ()), *_lacking(r))}
     edges = sorted({*named, *expected_edges(query.spec, center.catalog.edges.all())})

@@ -73,7 +73,7 @@ def missing_components(center: Services) -> list[str]:
 
 
 def _readiness(center: Services) -> Readiness:
-    missing, sinks = [], list[SinkStatus]()
+    missing, sinks = center.tasks.missing(), list[SinkStatus]()
     try:
         center.results.last_answer_id()
         sinks = center.sinks.statuses()

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from center.api.access import IN_TURN, OPEN, READS, caller
 from center.api.bodies import read_body
+from center.api.lanes import Alive
 from center.api.prometheus.evaluate import Matchers, PromqlError, evaluate, instant_json, parse, range_json, selectors
 from center.api.prometheus.series import MAX_POINTS, Axis, Labels, SeriesReader, TooMany
 from center.api.services import Center, Services
@@ -161,8 +161,9 @@ def _found(reader: SeriesReader, params: Params) -> list[Labels]:
     for query in reader.queries:
         if selected and not any(m.of(query) for m in selected):
             continue
-        each = reader.newest(query, start, end)
-        result.update(labels for labels in each if not selected or any(m.selects(labels) for m in selected))
+        each = list(reader.newest(query, start, end))
+        chosen = zip(*(m.selects(each) for m in selected), strict=True) if selected else [(True,)] * len(each)
+        result.update(labels for labels, by in zip(each, chosen, strict=True) if any(by))
     return sorted(result)
 
 
@@ -183,15 +184,15 @@ async def _answer(request: Request, center: Services, make: Any) -> Response:
         params.setdefault(name, []).append(value)
     principal = caller(request)
 
-    def run() -> Response:
+    def run(alive: Alive) -> Response:
         live: tuple[RegisteredQuery, ...] = tuple(
             q for q in center.catalog.queries.all() if principal.may("reader", q.ref.name)
         )
-        reader = SeriesReader(center.results, live, center.samples)
+        reader = SeriesReader(center.results, live, center.samples, alive)
         return _success(make(center, reader, params), reader.warnings)
 
     try:
-        return await run_sync(run)
+        return await center.costly.run(request, run)
     except PromqlError as exc:
         return _error(exc.kind, exc.message, 400 if exc.kind == "bad_data" else 422)
     except TooMany as exc:

@@ -287,8 +287,14 @@ def read_query(body: bytes, content_type: str, name: str | None = None) -> Query
 
 
 def read_spec(read: Callable[[], QuerySpec]) -> QuerySpec:
-    """Returns the query that `read` makes. Raises InvalidQuery also if a group of it is too large for a frame."""
+    """Returns the query that `read` makes.
+
+    Raises InvalidQuery also for what only registered queries may have: a group that is too large for a frame, and a
+    condition as the argument of a number.
+    """
     spec = read()
+    for measure in spec.measures:
+        measure.require_no_condition()
     require_fit({m.name: m.entry_bytes for m in spec.measures})
     return spec
 
@@ -364,6 +370,7 @@ def query(
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
         after_final=sum(n for e in by_edge for n in e.after_final.values()),
         rejected=sum(n for e in by_edge for n in e.rejected.values()),
+        guessed=sum(n for e in by_edge for n in e.guessed.values()),
         versions=[QueryVersion.of(version) for version in versions],
         alarms=[Alarm.of(a) for a in center.catalog.alarms.latest(query=query.key)],
     )

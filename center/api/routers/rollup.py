@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -12,6 +13,7 @@ from starlette.responses import Response
 
 from center.api.access import IN_TURN, READS_QUERY
 from center.api.answer_cache import Page, entity_tag
+from center.api.lanes import Alive
 from center.api.models import AnswerPage
 from center.api.negotiation import matches
 from center.api.openapi import answers as answer_responses
@@ -60,7 +62,7 @@ class RollupParams(AnswerParams):
     responses=answer_responses(AnswerPage, 409, 413, 422),
     summary="Windows merged into longer intervals",
 )
-def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request, center: Center) -> Response:
+async def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request, center: Center) -> Response:
     """The newest answers of the windows of each interval, merged, ascending, in pages.
 
     Works for tumbling windows, and for sliding windows that fill an interval without overlaps. Each answer states in
@@ -68,6 +70,10 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
     unanswered window a sum has no bounds. The contract is met if each window has met its contract. Intervals without an
     answer are not listed.
     """
+    return await center.costly.run(request, partial(_rolled_up, name, params, request, center))
+
+
+def _rolled_up(name: str, params: RollupParams, request: Request, center: Services, alive: Alive) -> Response:
     versions = versions_of(center, name, None)
     query, _, _ = only_version(versions, params.start if params.cursor is None else params.cursor, params.end)
     questions = params.questions(query.spec)
@@ -78,7 +84,7 @@ def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request
     start = None if start is None else intervals.at(start).start_ms
     end = None if params.end is None else intervals.at(params.end - 1).end_ms
     start, end = clipped(query, start, end)
-    records = _bounded(center, query, params.min_phase, start, end)
+    records = _bounded(center, query, params.min_phase, start, end, alive)
     answers, cursor = _page(roll_up(records, query.spec, intervals), intervals, params)
     form = params.form(request.headers.get("accept"))
     if params.require is not None:
@@ -130,13 +136,14 @@ def _page(
 
 
 def _bounded(
-    center: Services, query: RegisteredQuery, min_phase: Phase, start: int | None, end: int | None
+    center: Services, query: RegisteredQuery, min_phase: Phase, start: int | None, end: int | None, alive: Alive
 ) -> Iterator[AnswerRecord]:
     """Yields the newest answers of a range. Raises _PageFull."""
     cursor, windows, nbytes = None, 0, 0
     while True:
         chunk, cursor = center.results.windows(query.ref, start, end, CHUNK, cursor, min_phase, CHUNK_BYTES)
         for record in chunk:
+            alive()
             windows, nbytes = windows + 1, nbytes + len(record.synopsis or b"")
             if windows > MAX_WINDOWS or nbytes > MAX_BYTES:
                 raise _PageFull(record.window_start_ms)

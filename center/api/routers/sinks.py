@@ -16,6 +16,7 @@ from center.api.services import Center, Services
 from center.api.time_params import FromParams
 from center.sinks import SinkStatus, read_definition
 from edgewater.model.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
+from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/sinks", tags=["sinks"])
@@ -48,6 +49,7 @@ class SinkState(BaseModel):
     behind_ms: int = Field(description="Age of the oldest answer that it has not read.")
     answers: int = Field(description="Answers that it has written, repetitions included.")
     rows: int
+    refused: int = Field(description="Samples that the sink's system has refused for ever.")
     gap: SinkGap | None = Field(description="Answers that were deleted before the sink had them.")
     owner: str | None = Field(description="The process that runs it, host:pid.")
 
@@ -68,6 +70,7 @@ class SinkState(BaseModel):
             behind_ms=0 if given_at_ms is None else max(0, now_ms - given_at_ms),
             answers=status.answers,
             rows=status.rows,
+            refused=center.sinks.refused().get(status.name, 0),
             gap=None if status.gap is None else SinkGap(first=status.gap[0], last=status.gap[1]),
             owner=status.owner if has_process else None,
         )
@@ -98,8 +101,9 @@ def sink(name: str, center: Center) -> SinkState:
 async def define(name: str, request: Request, center: Center) -> Response:
     """Defines a sink. A changed sink continues after the last answer that it has.
 
-    A secret is `{"env": NAME}` or `{"file": PATH}`, which the process `edgewater center sink` reads. A sink of the
-    center's file can be changed only there (409).
+    A secret is `{"env": NAME}` or `{"file": PATH}`, which the process `edgewater center sink` reads. The setting
+    `sink.secrets` of the center's file lists the names and paths. A sink of the center's file can be changed only there
+    (409).
     """
     body, content_type = await read_typed_body(request, center.limits.body_ms / 1000)
     return await run_sync(_define, center, name, body, content_type, limiter=center.parsing)
@@ -108,7 +112,7 @@ async def define(name: str, request: Request, center: Center) -> Response:
 def _define(center: Services, name: str, body: bytes, content_type: str) -> Response:
     document = read_document(body, content_type, "a sink")
     try:
-        definition = read_definition(name, document, only_references=True, field="")
+        definition = read_definition(name, document, listed=center.sink_secrets, reads_secrets=False, field="")
     except InvalidConfig as exc:
         raise InvalidRequest(exc.field.removeprefix(f"{name}."), exc.value, exc.accepted, exc.reason) from None
     try:
@@ -128,6 +132,7 @@ def _define(center: Services, name: str, body: bytes, content_type: str) -> Resp
 def remove(name: str, center: Center) -> None:
     """Removes a sink. The answers that it has written stay in its target."""
     center.sinks.remove(name)
+    center.catalog.alarms.end("sink-failing", EdgeId(""), about=f"sink {name}: ")
 
 
 @router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink", responses=problems(403, 404))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from typing import Annotated, Any, Literal
 
@@ -16,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from center.api.access import READS, begin_edit, caller, require
 from center.api.bodies import read_document, read_typed_body
 from center.api.explain_models import DryRun
+from center.api.lanes import Alive
 from center.api.models import Column, Edge, RegisteredAnswer, StreamColumns, StreamList
 from center.api.negotiation import ARROW, CSV, FORMATS, JSON, SQL, negotiate
 from center.api.openapi import problems
@@ -46,6 +49,10 @@ from edgewater.model.sql import (
 from edgewater.model.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/sql", tags=["sql"])
+MAX_RENDERED_BYTES = 64 << 20
+RENDER_S = 3.0
+RENDERED_AT_ONCE = 50_000
+"""Values that are rendered between two looks at the limits."""
 
 
 class SqlTable(BaseModel):
@@ -132,7 +139,7 @@ async def run_statement(params: Annotated[SqlParams, Query()], request: Request,
             table = await _select(request, center, statement.text, params)
         else:
             table = await run_sync(_listing(request, center, statement))
-        return Response(await run_sync(_rendered, table, form), media_type=form)
+        return Response(await center.costly.run(request, partial(_rendered, table, form)), media_type=form)
 
 
 def _read_statement(body: bytes, content_type: str) -> Statement:
@@ -175,13 +182,13 @@ async def _drop(request: Request, center: Services, statement: DropQuery) -> Res
 
 async def _select(request: Request, center: Services, text: str, params: SqlParams) -> pa.Table:
     """Returns the rows of a SELECT over the answers of queries that the caller may read."""
-    checked = await run_sync(check_select, text, limiter=center.parsing)
+    checked = await center.costly.run(request, lambda _: check_select(text))
     for name in checked.tables:
         require(request, "reader", name)
-    return await run_sync(_selected, center, checked, params, limiter=center.sql.turns)
+    return await center.sql.lane.run(request, partial(_selected, center, checked, params))
 
 
-def _selected(center: Services, checked: CheckedSelect, params: SqlParams) -> pa.Table:
+def _selected(center: Services, checked: CheckedSelect, params: SqlParams, alive: Alive) -> pa.Table:
     tables: dict[str, pa.Table] = {}
     rows_left = MAX_ROWS
     for name in checked.tables:
@@ -191,8 +198,10 @@ def _selected(center: Services, checked: CheckedSelect, params: SqlParams) -> pa
             start, end = None, None  # the query has a column of its own with this name
         start = max((ms for ms in (start, params.start) if ms is not None), default=None)
         end = min((ms for ms in (end, params.end) if ms is not None), default=None)
+        alive()
         tables[name] = query_table(center, versions, start, end, rows_left)
         rows_left -= tables[name].num_rows
+    alive()
     return center.sql.run(checked.text, tables)
 
 
@@ -356,14 +365,32 @@ _LISTS: dict[Listed, Callable[[Services, Principal], pa.Table]] = {
 }
 
 
-def _rendered(table: pa.Table, form: str) -> bytes:
-    if form == JSON:
-        columns = [{"name": name, "type": kind} for name, kind in columns_of(table)]
-        return to_json({"columns": columns, "rows": to_rows(table)})
+def _rendered(table: pa.Table, form: str, alive: Alive) -> bytes:
+    """Returns a table in a form.
+
+    Raises:
+        InvalidQuery: the text takes too much memory or time.
+    """
     sink = BytesIO()
-    if form == CSV:
-        pyarrow.csv.write_csv(csv_table(table), sink)
-    else:
+    if form == ARROW:
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
+        return sink.getvalue()
+    rows, ends_s = max(1, RENDERED_AT_ONCE // max(1, table.num_columns)), time.monotonic() + RENDER_S
+    if form == JSON:
+        columns = [{"name": name, "type": kind} for name, kind in columns_of(table)]
+        sink.write(b'{"columns":%b,"rows":[' % to_json(columns))
+    for first in range(0, max(1, table.num_rows), rows):
+        alive()
+        if sink.tell() > MAX_RENDERED_BYTES or time.monotonic() > ends_s:
+            limits = f"{MAX_RENDERED_BYTES >> 20} MiB of text, written in {RENDER_S:g} s"
+            raise InvalidQuery("sql", form, f"fewer rows or columns, or application/vnd.apache.arrow.stream: {limits}")
+        part = table.slice(first, rows)
+        if form == CSV:
+            pyarrow.csv.write_csv(csv_table(part), sink, pyarrow.csv.WriteOptions(include_header=first == 0))
+        else:
+            sink.write(b"," if first else b"")
+            sink.write(to_json(to_rows(part))[1:-1])
+    if form == JSON:
+        sink.write(b"]}")
     return sink.getvalue()

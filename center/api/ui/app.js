@@ -1,6 +1,6 @@
 // The shell: routes, login, theme, and the state of the connection.
 
-import { html, render, useEffect, useState } from "./vendor/preact.js";
+import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/preact.js";
 import { events, get, live, token } from "./api.js";
 import { Overview } from "./pages/overview.js";
 import { QueryPage } from "./pages/query.js";
@@ -9,7 +9,7 @@ import { Edges } from "./pages/edges.js";
 import { Budget, Budgets } from "./pages/budget.js";
 import { Dashboard } from "./pages/dashboard.js";
 import { EditQuery, NewQuery } from "./pages/new.js";
-import { Link, lostText, navigate, useLost } from "./parts.js";
+import { Link, Problem, lostText, navigate, useLost } from "./parts.js";
 
 const ROUTES = [
   [/^\/ui\/?$/, Overview, "Overview"],
@@ -86,6 +86,16 @@ function Login({ onDone }) {
   </form></main>`;
 }
 
+/** A page; instead of a page that fails, what it failed of. */
+function Shown({ Page, args, search }) {
+  const [failure] = useErrorBoundary();
+  if (failure) return html`<main id="main"><h1>This page cannot be shown</h1><${Problem} error=${failure} /><p>A part of its address may be wrong. The <a href="/ui/">overview</a> has all queries.</p></main>`;
+  return html`<${Decoded} Page=${Page} args=${args} search=${search} />`;
+}
+
+/** A component of its own, so that an address which cannot be decoded is a failure of the page. */
+const Decoded = ({ Page, args, search }) => html`<${Page} args=${args.map(decodeURIComponent)} search=${search} />`;
+
 function App() {
   const at = useLocation();
   const [signedOut, setSignedOut] = useState(false);
@@ -100,7 +110,7 @@ function App() {
   const nav = [["/ui/", "Overview"], ["/ui/dashboard", "Dashboard"], ["/ui/edges", "Edges"], ["/ui/budget", "Budget"], ["/ui/new", "New query"]];
   let page = html`<main id="main"><h1>Not found</h1><p>There is no page at <code>${path}</code>.</p></main>`;
   if (signedOut) page = html`<${Login} onDone=${() => setSignedOut(false)} />`;
-  else if (found) page = html`<${found[1]} key=${at} args=${found[0].slice(1).map(decodeURIComponent)} search=${at.split("?")[1] || ""} />`;
+  else if (found) page = html`<${Shown} key=${at} Page=${found[1]} args=${found[0].slice(1)} search=${at.slice(path.length + 1)} />`;
   return html`
     <a class="skip" href="#main">Skip to content</a>
     <header><${Link} class="brand" href="/ui/"><img src="/ui/icon.svg" alt="" width="22" height="22" />Edgewater<//>

@@ -14,7 +14,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 /** One value's windows, by start.
  * @typedef {{start: number, end: number, phase: string, revision: number, estimate: ?number, lower: ?number, upper: ?number, ratio: number, given: number}} Point */
 export class Series {
-  constructor() { this.byStart = new Map(); this.ghosts = []; this.gaps = []; this.open = null; this.zoom = null; }
+  constructor() { this.byStart = new Map(); this.ghosts = []; this.gaps = []; this.open = null; this.zoom = null; this.answered = 0; this.ranged = false; this.listed = null; this.loaded = false; this.held = false; }
 
   /** @param {Point} point */
   add(point) {
@@ -247,17 +247,17 @@ function tip(u, state) {
   let note = box.querySelector(".tip");
   if (!p || p.estimate === null || u.cursor.left < 0) { note?.remove(); return; }
   if (!note) { note = document.createElement("div"); note.className = "tip"; u.over.append(note); }
-  note.textContent = `${f.time(p.start)} · ${p.phase}, revision ${p.revision}\n${f.number(p.estimate)}   ${f.interval(p)}`;
+  note.textContent = `${f.time(p.start)} · ${p.phase}, revision ${p.revision}\n${f.estimate(p)}   ${f.interval(p)}`;
   const left = Math.min(u.cursor.left + 12, u.over.clientWidth - note.offsetWidth - 4);
   note.style.transform = `translate(${Math.max(0, left)}px, 6px)`;
 }
 
-export function PointTable({ series, href, text = "explain", limit = 50 }) {
+export function PointTable({ series, href, text = "explain", limit = 50, empty }) {
   const points = series.points.slice(-limit).reverse();
   return html`<details class="card" open><summary>The same values as a table <small>${points.length} of ${series.byStart.size} windows</small></summary>
   <div class="scroll tall"><table><thead><tr><th>Window (UTC)</th><th>Phase</th><th class="n">Estimate</th><th class="n">Lower</th><th class="n">Upper</th><th class="n">Completeness</th><th></th></tr></thead>
   <tbody>${points.map((p) => html`<tr key=${p.start}><td>${f.time(p.start)}</td><td>${p.phase}, rev. ${p.revision}</td>
-    <td class="n">${f.number(p.estimate)}</td><td class=${`n ${p.lower === null ? "unknown" : ""}`}>${f.number(p.lower)}</td><td class=${`n ${p.upper === null ? "unknown" : ""}`}>${f.number(p.upper)}</td>
+    <td class="n">${f.estimate(p)}</td><td class=${`n ${p.lower === null ? "unknown" : ""}`}>${f.number(p.lower)}</td><td class=${`n ${p.upper === null ? "unknown" : ""}`}>${f.number(p.upper)}</td>
     <td class="n">${f.percent(p.ratio)}</td><td><a href=${href(p)}>${text}<span class="sr"> ${f.time(p.start)}</span></a></td></tr>`)}
-  ${points.length === 0 && html`<tr><td colspan="7">No window has an answer.</td></tr>`}</tbody></table></div></details>`;
+  ${points.length === 0 && html`<tr><td colspan="7">${empty}</td></tr>`}</tbody></table></div></details>`;
 }

@@ -15,9 +15,14 @@ export function number(x) {
 /** @param {number|null|undefined} x */
 export const short = (x) => (x === null || x === undefined ? UNKNOWN : Math.abs(x) < 1e5 ? number(x) : compact.format(x));
 
-/** @param {{estimate: ?number, lower: ?number, upper: ?number}|null} v */
+/** An estimate as text. JSON has no number for NaN and infinities: an answer names them.
+ * @param {{estimate: ?number, not_finite: ?string}|null|undefined} v */
+export const estimate = (v) => v?.not_finite ?? number(v?.estimate);
+
+/** @param {{estimate: ?number, lower: ?number, upper: ?number, not_finite: ?string}|null} v */
 export function interval(v) {
   if (!v) return UNKNOWN;
+  if (v.not_finite) return "no finite bounds";
   if (v.lower === null && v.upper === null) return "bounds unknown";
   if (v.lower === v.upper && v.lower === v.estimate) return "exact";
   return `${v.lower === null ? UNKNOWN : number(v.lower)} … ${v.upper === null ? UNKNOWN : number(v.upper)}`;
@@ -58,11 +63,29 @@ export const percent = (x) => (x === null || x === undefined ? UNKNOWN : `${part
 /** A column of `group_by` as text: `country`, or `lower(host) as host`. */
 export const groupColumn = (key) => (typeof key === "string" ? key : Object.entries(key).map(([name, text]) => `${text} as ${name}`).join());
 
+/** A group's value as text, as `key_text` of the center: null, and texts that could be mistaken for it, differ. */
+const keyText = (v) => (typeof v === "string" && (v === "" || v === "null" || v.startsWith('"')) ? JSON.stringify(v) : String(v));
+
 /** A group as text: `carrier=UA, dest=null`; all groups: "(all)". */
-export const group = (g) => Object.entries(g).map(([k, v]) => `${k}=${v === null ? "null" : v}`).join(", ") || "(all)";
+export const group = (g) => Object.entries(g).map(([k, v]) => `${k}=${keyText(v)}`).join(", ") || "(all)";
 
 /** A group as parameters of the API. */
-export const groupParams = (g) => Object.entries(g).map(([k, v]) => ["group", `${k}:${v === null ? "null" : v}`]);
+export const groupParams = (g) => Object.entries(g).map(([k, v]) => ["group", `${k}:${keyText(v)}`]);
+
+const textOf = (g) => JSON.stringify(groupParams(g).map(([, text]) => text).sort());
+
+/** The row of a group. A group from an address in the API's notation has texts for values of every type. */
+export const rowOf = (rows, g) => rows.find((r) => JSON.stringify(r.group) === JSON.stringify(g)) ?? rows.find((r) => textOf(r.group) === textOf(g));
+
+/** A group from the parameters `group` of an address: the console's own JSON, or `column:value` as in the API and in commands. Null: none. */
+export function readGroup(texts) {
+  if (!texts.length) return null;
+  try {
+    const found = JSON.parse(texts[0]);
+    if (texts.length === 1 && found && typeof found === "object" && !Array.isArray(found)) return found;
+  } catch { /* not the console's own notation */ }
+  return Object.fromEntries(texts.map((text) => { const at = text.indexOf(":"), value = text.slice(at + 1); return [text.slice(0, Math.max(at, 0)), value === "null" ? null : value]; }));
+}
 
 /** How a confidence is to be read. */
 export function confidence(answer) {
@@ -77,10 +100,10 @@ export function confidence(answer) {
 }
 
 /** The intervals in a cell, each with its name; lists are left out.
- * @returns {{name: string, estimate: ?number, lower: ?number, upper: ?number}[]} */
+ * @returns {{name: string, estimate: ?number, lower: ?number, upper: ?number, not_finite: ?string}[]} */
 export function values(cell, name = "") {
   if (!cell || typeof cell !== "object" || Array.isArray(cell)) return [];
-  if ("estimate" in cell && "lower" in cell) return [{ name, estimate: cell.estimate, lower: cell.lower, upper: cell.upper }];
+  if ("estimate" in cell && "lower" in cell) return [{ name, estimate: cell.estimate, lower: cell.lower, upper: cell.upper, not_finite: cell.not_finite }];
   return Object.entries(cell).flatMap(([k, v]) => values(v, name ? `${name} ${k}` : k));
 }
 
@@ -90,6 +113,9 @@ export function list(cell) {
     if (Array.isArray(cell?.[kind])) return { kind, entries: cell[kind] };
   return null;
 }
+
+/** Whether edges withhold a part of an answer that is in no group. */
+export const isHeld = (answer) => Object.values(answer.rest || {}).some((amount) => amount);
 
 /** Width of an interval; unknown bounds are the widest. */
 export function width(v) {

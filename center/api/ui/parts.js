@@ -50,9 +50,9 @@ export function Phase({ phase, revision }) {
 export function Completeness({ quality }) {
   const c = quality.completeness;
   const lacking = [...c.missing, ...(c.left || [])];
-  const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : [c.after_final && `${c.after_final} records came when it was final`, c.rejected && `sources rejected ${c.rejected} records`].filter(Boolean).join("; ") || "every expected edge";
+  const title = lacking.length ? `records of ${lacking.join(", ")} may be missing` : [c.after_final && `${c.after_final} records came when it was final`, c.rejected && `sources rejected ${c.rejected} records`, c.guessed && `edges guessed: ${Object.entries(c.guessed).map(([reason, n]) => `${reason} ${n}`).join(", ")}`].filter(Boolean).join("; ") || "every expected edge";
   const delivery = Object.entries(c.delivery || {}).map(([edge, each]) => `${edge} counts ${each.join(", ")}`);
-  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${[title, ...delivery].join("; ")}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}${c.rejected ? html` <small>${f.number(c.rejected)} rejected</small>` : ""}${delivery.length ? html` <small>${[...new Set(Object.values(c.delivery).flat())].sort().join(", ")}</small>` : ""}</span>`;
+  return html`<span class=${`badge ${c.ratio >= 1 ? "ok" : "warn"}`} title=${[title, ...delivery].join("; ")}>${c.reported}/${c.expected}<span class="sr"> edges</span>${lacking.length ? html` <small>without ${lacking.slice(0, 2).join(", ")}${lacking.length > 2 ? ", …" : ""}</small>` : ""}${c.rejected ? html` <small>${f.number(c.rejected)} rejected</small>` : ""}${c.guessed ? html` <small>${f.number(Object.values(c.guessed).reduce((sum, n) => sum + n, 0))} on a guess</small>` : ""}${delivery.length ? html` <small>${[...new Set(Object.values(c.delivery).flat())].sort().join(", ")}</small>` : ""}</span>`;
 }
 
 export function Contract({ contract }) {
@@ -71,7 +71,15 @@ export function Staleness({ answer }) {
     age !== first && html`<br /><small class="muted">this revision ${f.duration(age)}</small>`}`;
 }
 
-export const Interval = ({ value }) => html`<span class="interval"><b>${value ? f.number(value.estimate) : f.UNKNOWN}</b> <small class=${value && value.lower === null ? "unknown" : ""}>${f.interval(value)}</small></span>`;
+export const Interval = ({ value }) => html`<span class="interval"><b>${f.estimate(value)}</b> <small class=${value && value.lower === null ? "unknown" : ""}>${f.interval(value)}</small></span>`;
+
+/** The first entries of a list: bars, and the values as text. */
+export function Bars({ answer, measure, group, most = 20 }) {
+  const { entries } = f.list(f.rowOf(answer.data, group)[measure]), first = entries.slice(0, most), largest = Math.max(...first.map((e) => e.upper ?? e.estimate ?? 0), 1e-9);
+  return html`<table class="bars"><tbody>${first.map((e, i) => html`<tr>
+    <th scope="row">${"item" in e ? String(e.item) : "from" in e ? `${f.number(e.from)} … ${f.number(e.to)}` : `${i}`}</th>
+    <td><span class="bar"><i style=${`width:${Math.max(0, (100 * (e.estimate ?? 0)) / largest)}%`}></i></span></td><td class="n"><${Interval} value=${e} /></td></tr>`)}</tbody></table>`;
+}
 
 export const Problem = ({ error }) => error && html`<p class="problem" role="alert">${error.message || String(error)}</p>`;
 
@@ -118,7 +126,7 @@ export function useThrottled() {
 /** A line with its band as SVG: unknown bounds break the band. */
 export function Sparkline({ points, label }) {
   const known = points.filter((p) => p.estimate !== null);
-  if (known.length < 2) return html`<span class="muted">${known.length ? "one window" : "–"}</span>`;
+  if (known.length < 2) return html`<span class="muted">${known.length ? "one number" : "–"}</span>`;
   const [w, h] = [132, 30];
   const all = known.flatMap((p) => [p.estimate, p.lower, p.upper].filter((x) => x !== null));
   const [lo, hi] = [Math.min(...all), Math.max(...all)];

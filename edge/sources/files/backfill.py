@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge.codecs import NO_BYTES
 from edge.records import InputGone, Position
 from edge.sources.files.position import FilePosition
-from edge.sources.files.reader import FileReader, OpenReader, Piece
+from edge.sources.files.reader import FileReader, OpenReader, Piece, with_guesses
 from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 
 
@@ -94,6 +95,10 @@ class BackfillReader:
             if piece is None:
                 self._end(file)
                 continue
+            if file.limit is not None:
+                of = file.limit
+                end = replace(piece.end, alike=of.alike, left_out=of.left_out, again=of.again)
+                piece = with_guesses(replace(piece, end=end))
             times = piece.decoded.batch.column(TIME_COLUMN).to_numpy()
             file.reached_ms = int(times.max(initial=file.reached_ms))
             file.position = piece.end
@@ -105,7 +110,7 @@ class BackfillReader:
         limit = file.limit
         try:
             if file.reader is None:
-                file.reader = self._open(file.path, file.position)
+                file.reader = self._open(file.path, file.position or _beginning(limit))
             if limit is None:
                 return self._undamaged(file.reader.next(True, now_ms))
             if file.reader.position.offset < limit.offset:
@@ -142,3 +147,10 @@ class BackfillReader:
     def close(self) -> None:
         for file in self._files:
             self._end(file)
+
+
+def _beginning(limit: FilePosition | None) -> FilePosition | None:
+    """Returns the beginning of a file whose first records may not count; None for any other file."""
+    if limit is None or not limit.alike:
+        return None
+    return replace(limit, offset=0, row=0, block=0, header=None, digest=NO_BYTES, tail=(0, 0), note=None, others=())

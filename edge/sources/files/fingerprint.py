@@ -7,14 +7,18 @@ import fcntl
 import glob
 import hashlib
 import os
+import re
 import signal
 import stat
 from collections.abc import Callable, Iterable
 from errno import EAGAIN
 from pathlib import Path
 
-from edge.codecs import HEAD_BYTES
-from edge.sources.files.position import FilePosition
+from edge.codecs import CODECS, HEAD_BYTES
+from edge.sources.files.position import FileId, FilePosition
+
+_ROTATION = re.compile(r"(?:[._-]\d[\dT:_.-]*)+$")
+_DATE = re.compile(r"[._-]\d[\dT:_.-]{5,}$")
 
 Contains = Callable[[str, FilePosition], bool]
 """Returns whether a file still begins with all bytes before a position (`FileReader.contains`). False if there is no
@@ -27,50 +31,69 @@ def matching_files(pattern: str) -> list[str]:
     return sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
 
 
-def inode_of(path: str) -> int | None:
-    """Returns the inode of the file at a path; None if there is no such file."""
+def identity_of(path: str) -> FileId | None:
+    """Returns the device and the inode of the file at a path; None if there is no such file."""
     try:
-        return Path(path).stat().st_ino
+        status = Path(path).stat()
     except OSError:
         return None
+    return status.st_dev, status.st_ino
 
 
 def locate(position: FilePosition, contains: Contains, *, by_content: bool) -> str | None:
     """Returns the path where a position's file is now, or else the path of a copy; None if neither exists.
 
-    The file is identified by inode and content. Its old name is tried first, and then the other files of its directory,
-    because log rotation renames files in place.
+    The file is identified by device, inode and content. Its old name is tried first, and then the other files of its
+    directory, because log rotation renames files in place. The file may also have been replaced at its path by a file
+    that begins with the same content.
 
     Args:
-        by_content: accept the file at the old path, even with another inode, if it has the same content, such as a
-            restored copy. Only for files that are not rotated.
+        by_content: accept the file at the old path even if the position has no digest. Only for files that are not
+            rotated.
     """
-    path = path_of_inode(position)
+    path = path_of(position)
     if path is not None and contains(path, position):
         return path
-    if by_content and contains(position.file, position):
+    if (by_content or has_digest(position)) and contains(position.file, position):
         return position.file
     return find_copy(position, contains)
 
 
-def path_of_inode(position: FilePosition) -> str | None:
-    """Returns the path in the directory of the position's file that has the position's inode; None if there is none."""
+def path_of(position: FilePosition) -> str | None:
+    """Returns the path of the position's file in its directory; None if the file is not there."""
     paths = (position.file, *_neighbours(position.file))
-    return next((path for path in paths if inode_of(path) == position.inode), None)
+    return next((path for path in paths if position.is_at(identity_of(path))), None)
 
 
 def find_copy(position: FilePosition, contains: Contains) -> str | None:
     """Returns the path of another file in the same directory with all bytes before the position; None if there is none.
 
-    Log rotation may copy or compress a file. The name of the copy begins with the file's own name up to the first dot.
+    Log rotation may copy or compress a file (`is_rotated_name`).
     """
     if not identifies_content(position):
         return None
     return next((path for path in _neighbours(position.file) if _is_copy(path, position, contains)), None)
 
 
-def files_named_after(name: str, renamed: str) -> dict[int, str]:
-    """Returns files that may have had a name after an earlier file of this name was renamed, as inode -> path.
+def is_rotated_name(path: str, original: str) -> bool:
+    """Returns whether rotation or compression may have given this path to the file that had the path `original`.
+
+    The paths differ only by numbers or dates at the end, by a date before the extension, and by the codec's extension.
+    """
+    return Path(path).parent == Path(original).parent and _stem(path) == _stem(original)
+
+
+def _stem(path: str) -> str:
+    """Returns a name without the parts that rotation adds."""
+    name = Path(path).name
+    name = name.removesuffix(Path(name).suffix) if Path(name).suffix in CODECS else name
+    name = _ROTATION.sub("", name)
+    root, dot, extension = name.rpartition(".")
+    return _DATE.sub("", root) + dot + extension if root else name
+
+
+def files_named_after(name: str, renamed: str) -> dict[FileId, str]:
+    """Returns files that may have had a name after an earlier file of this name was renamed, as identity -> path.
 
     Such files lie in the same directory, their names begin with `name`, and they were written later than the earlier
     file.
@@ -79,15 +102,20 @@ def files_named_after(name: str, renamed: str) -> dict[int, str]:
         name: the path that the earlier file had.
         renamed: the path of the earlier file now.
     """
-    found: dict[int, str] = {}
+    found: dict[FileId, str] = {}
     with contextlib.suppress(OSError):
         written_ns = Path(renamed).stat().st_mtime_ns
         for path in _neighbours(name):
             status = Path(path).stat()
             later = stat.S_ISREG(status.st_mode) and status.st_mtime_ns > written_ns
             if later and path not in (name, renamed) and path.startswith(name):
-                found[status.st_ino] = path
+                found[status.st_dev, status.st_ino] = path
     return found
+
+
+def has_digest(position: FilePosition) -> bool:
+    """Returns whether the digest of a position tells whether another file begins with the bytes before the position."""
+    return position.digest is not None and position.offset > 0
 
 
 def identifies_content(position: FilePosition) -> bool:
@@ -99,17 +127,10 @@ def identifies_content(position: FilePosition) -> bool:
 
 def _is_copy(path: str, position: FilePosition, contains: Contains) -> bool:
     try:
-        if not Path(path).name.startswith(_base_name(position.file)):
-            return False
-        status = Path(path).stat()
-        return stat.S_ISREG(status.st_mode) and status.st_ino != position.inode and contains(path, position)
+        is_other = is_rotated_name(path, position.file) and not position.is_at(identity_of(path))
+        return is_other and Path(path).is_file() and contains(path, position)
     except OSError:  # the file was deleted, or the process may not read it
         return False
-
-
-def _base_name(path: str) -> str:
-    name = Path(path).name
-    return name.split(".")[0] or name
 
 
 def _neighbours(path: str) -> Iterable[str]:
@@ -133,7 +154,7 @@ class InputFingerprints:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], int] = {}
+        self._known: dict[tuple[str, FileId], int] = {}
 
     def of(self, position: FilePosition, most: int) -> tuple[int, ...]:
         """Returns the fingerprints of the files of a position, ascending. Blocks while it reads files.
@@ -142,20 +163,20 @@ class InputFingerprints:
             most: the largest number of fingerprints. The smallest ones are returned, so that two edges with the same
                 files return the same ones.
         """
-        files = {(p.file, p.inode) for p in (position, *position.others)}
+        files = {(p.file, p.identity): p for p in (position, *position.others)}
         self._known = {file: known for file, known in self._known.items() if file in files}
-        for path, inode in files - self._known.keys():
-            if (fingerprint := _fingerprint(path, inode)) is not None:
-                self._known[path, inode] = fingerprint
+        for file in files.keys() - self._known.keys():
+            if (fingerprint := _fingerprint(files[file])) is not None:
+                self._known[file] = fingerprint
         return tuple(sorted(set(self._known.values()))[:most])
 
 
-def _fingerprint(path: str, inode: int) -> int | None:
+def _fingerprint(position: FilePosition) -> int | None:
     """Returns the fingerprint of a file; None if the file is too short or no longer at its path."""
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(BEGINNING_BYTES)
-            if len(data) < BEGINNING_BYTES or os.fstat(file.fileno()).st_ino != inode:
+        with Path(position.file).open("rb") as file:
+            data, status = file.read(BEGINNING_BYTES), os.fstat(file.fileno())
+            if len(data) < BEGINNING_BYTES or not position.is_at((status.st_dev, status.st_ino)):
                 return None
     except OSError:
         return None
@@ -168,7 +189,8 @@ def current_path(descriptor: int) -> str | None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
     except OSError:
         return None
-    return path if inode_of(path) == os.fstat(descriptor).st_ino else None
+    status = os.fstat(descriptor)
+    return path if identity_of(path) == (status.st_dev, status.st_ino) else None
 
 
 def has_writer(descriptor: int) -> bool | None:

@@ -1,40 +1,53 @@
 """Follows the files that match a pattern through appends, rotation and truncation.
 
-A file is identified by its inode and its content, not by its name. Rotation renames a file and creates a new one with
-the old name. The new file is read from its beginning. The renamed file is read through its open handle until no process
-writes to it.
+A file is identified by its device, its inode and its content, not by its name. Rotation renames a file and creates a
+new one with the old name. The new file is read from its beginning. The renamed file is read through its open handle
+until no process writes to it.
 
-A copy of a file, compressed or not, is not read again. If the file was truncated or deleted before its end was read,
-reading continues in the copy.
+A new file may begin with everything that was read of a known file, compressed or not:
+
+- The known file was replaced at its path, or rotation has compressed or copied it and then deleted or truncated it.
+  Then the new file is the known file. It is read from where the known file ended.
+- The known file is still there. Then the new file may be a copy of it, or another file, such as the file of a second
+  meter that stands still. It is assumed to be a copy. Its records are read, but not counted, and the guess is stated.
 
 If a file no longer contains the bytes that were read from it, it was truncated or overwritten (``copytruncate``). It is
-then read from its beginning. Its last bytes before that may not have been read, so a loss is stated.
+then read from its beginning. Its last bytes before that may not have been read, so a loss is stated. Its records with
+event times of the old content may have been counted before. They count again, and the guess is stated. This is also
+true of a file that replaces another one and does not begin with its content.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.codecs import CODECS, HEAD_BYTES, TAIL_BYTES, RecordSchema
+from edge.codecs import CODECS, HEAD_BYTES, RecordSchema
 from edge.records import Decoded, Rejection, RejectionReason
+from edge.sources.files.alike import Alike, Known, Stamp, same_bytes
 from edge.sources.files.fingerprint import (
     current_path,
     files_named_after,
     find_copy,
+    has_digest,
     has_writer,
-    identifies_content,
-    inode_of,
+    identity_of,
+    is_rotated_name,
     matching_files,
-    path_of_inode,
+    path_of,
 )
-from edge.sources.files.position import FilePosition
-from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece
+from edge.sources.files.position import FileId, FilePosition, Span, united
+from edge.sources.files.reader import FileReader, OpenReader, Piece, contains, file_gone_piece, with_guesses
 from edgewater.model.errors import InvalidConfig
+from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import LossReason
+
+log = logging.getLogger(__name__)
 
 MAX_FOLLOWED_FILES = 1000
 MAX_LEAVING_FILES = 100
@@ -50,11 +63,7 @@ LEAVING_QUIET_MS = 500
 """A writer may append to a renamed file for a moment. The file may be closed only after this long without new bytes."""
 ROTATE_WAIT_MS = 60_000
 PARTIAL_COPY_MS = 5_000
-"""A file that begins like another file may be a copy in progress, unless it has not changed for this long."""
-
-
-Stamp = tuple[int, int]
-"""The size and modification time (ns) of a file."""
+"""A file that begins like another file is not read for this long. The other file may be deleted or truncated soon."""
 
 
 @dataclass(slots=True)
@@ -71,6 +80,8 @@ class FollowedFile:
         damaged: whether the file was unreadable and gave no records.
         unlinked: whether the deletion of the file has been reported.
         expired: whether the file must be closed, because too many files are leaving.
+        alike: the offset up to which the bytes after `position.alike` were those of `position.like`, too.
+        former: the deleted file that had the same path.
     """
 
     position: FilePosition
@@ -82,6 +93,15 @@ class FollowedFile:
     damaged: bool = False
     unlinked: bool = False
     expired: bool = False
+    alike: int = 0
+    former: FileId | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file was deleted, or its content overwritten. It may still be open."""
+        if self.reader is None:
+            return False
+        return current_path(self.reader.fileno()) is None or self.reader.was_overwritten()
 
 
 class FollowedFiles:
@@ -102,14 +122,16 @@ class FollowedFiles:
         self._schema = schema
         self._requires_complete = requires_complete
         self._rotate_wait_ms = rotate_wait_ms
-        self._files: dict[int, FollowedFile] = {}
-        # Positions of files that have left the pattern, by inode. If a position has not ended, its file was not found.
-        self._released: dict[int, FilePosition] = {}
-        # Paths by inode. Each file was created under a followed name and renamed out of the pattern before the next
+        self._files: dict[FileId, FollowedFile] = {}
+        # Positions of files that have left the pattern. If a position has not ended, its file was not found.
+        self._released: dict[FileId, FilePosition] = {}
+        # Paths of files. Each file was created under a followed name and renamed out of the pattern before the next
         # round, so no round has listed it.
-        self._missed: dict[int, str] = {}
-        self._settling: dict[int, Stamp] = {}
-        self._undecided: dict[int, tuple[Stamp, int]] = {}
+        self._missed: dict[FileId, str] = {}
+        self._settling: dict[FileId, Stamp] = {}
+        self._undecided: dict[FileId, Alike] = {}
+        # By path, the event times of content that is no longer there.
+        self._replaced: dict[str, Span] = {}
 
     def resume(self, at: FilePosition | None) -> list[Piece]:
         """Opens the files of a position. Returns pieces that report deleted and truncated files."""
@@ -118,24 +140,39 @@ class FollowedFiles:
             if position.ended:
                 self._resume_ended(position)
         pieces = [piece for position in positions if not position.ended for piece in self._resume(position)]
-        known = {position.inode for position in positions}
-        self._missed = {inode: path for inode, path in self._missed.items() if inode not in known}
+        self._missed = {each: path for each, path in self._missed.items() if each not in self._files | self._released}
         return [self._with_other_positions(piece) for piece in pieces]
 
     def _resume_ended(self, position: FilePosition) -> None:
-        path = path_of_inode(position)
-        if path is None:
+        path = path_of(position)
+        identity = None if path is None else identity_of(path)
+        if path is None or identity is None:
             self._release(position)
             return
         damaged, stamp = _is_at_beginning(position), _stamp(path)
         changed = damaged or (stamp is not None and position.size not in (0, stamp[0]))
-        self._files[position.inode] = FollowedFile(position, None, stamp=None if changed else stamp, damaged=damaged)
+        position = self._identified(position, identity)
+        self._files[identity] = FollowedFile(position, None, stamp=None if changed else stamp, damaged=damaged)
+
+    def _identified(self, position: FilePosition, identity: FileId) -> FilePosition:
+        """Returns a position with the present identity of its file. A position of release 0.3.0 had no device, and no
+        event times.
+        """
+        span = position.span
+        if not position.device and not _is_at_beginning(position):
+            span = MIN_TIME_MS, self._schema.time.latest_ms(position.arrival_ms) + 1
+        return replace(position.moved(position.file, identity), span=span)
 
     def _resume(self, position: FilePosition) -> Iterator[Piece]:
-        path = path_of_inode(position)
-        if path is not None and self._contains(path, position):
-            self._files[position.inode] = FollowedFile(position, self._open(path, position))
-            if path != position.file:
+        path = path_of(position)
+        found = path is not None and self._contains(path, position)
+        replaced = not found and has_digest(position) and self._contains(position.file, position)
+        at = position.file if replaced else path if found else None
+        if at is not None and (identity := identity_of(at)) is not None:
+            position = self._identified(position, identity)
+            reader = self._open(at, position)
+            self._files[identity] = FollowedFile(replace(position, digest=reader.position.digest), reader)
+            if found and path is not None and path != position.file:
                 self._missed |= files_named_after(position.file, path)
             return
         copy = self._continue_in_copy(position)
@@ -145,19 +182,19 @@ class FollowedFiles:
             self._release(position)
             yield file_gone_piece(position, self._schema)
 
-    def _contains(self, path: str, position: FilePosition) -> bool:
-        return contains(self._open, path, position)
+    def _contains(self, path: str, position: FilePosition, *, any_head: bool = False) -> bool:
+        return contains(self._open, path, position, any_head=any_head)
 
     def _continue_in_copy(self, position: FilePosition) -> str | None:
         """Continues in a copy of a file that was deleted or overwritten. Returns the copy's path; None if there is no
         copy.
         """
         copy = find_copy(position, self._contains)
-        inode = None if copy is None else inode_of(copy)
-        if copy is None or inode is None or (inode in self._files and self._files[inode].reader is not None):
+        identity = None if copy is None else identity_of(copy)
+        if copy is None or identity is None or (identity in self._files and self._files[identity].reader is not None):
             return None
-        moved = replace(position, file=copy, inode=inode, note=None)
-        self._files[inode] = FollowedFile(moved, self._open(copy, moved))
+        moved = position.moved(copy, identity)
+        self._files[identity] = FollowedFile(moved, self._open(copy, moved))
         return copy
 
     def refresh(self, now_ms: int) -> list[Piece]:
@@ -168,36 +205,36 @@ class FollowedFiles:
         Raises:
             InvalidConfig: more than `MAX_FOLLOWED_FILES` files match.
         """
-        listed = {inode: path for path in matching_files(self._pattern) if (inode := inode_of(path)) is not None}
+        listed = {each: path for path in matching_files(self._pattern) if (each := identity_of(path)) is not None}
         if len(listed) > MAX_FOLLOWED_FILES:
             accepted = f"a pattern that matches at most {MAX_FOLLOWED_FILES} files when it is followed"
             raise InvalidConfig("file.path", self._pattern, accepted, f"{len(listed)} files match")
-        for inode, file in self._files.items():
-            if file.reader is not None and not file.leaving and inode not in listed:
+        for identity, file in self._files.items():
+            if file.reader is not None and not file.leaving and identity not in listed:
                 self._find_missed(file.position.file, file.reader)
-        self._missed = {inode: path for inode, path in self._missed.items() if inode_of(path) == inode}
-        missed = {inode: path for inode, path in self._missed.items() if inode not in listed}
+        self._missed = {each: path for each, path in self._missed.items() if identity_of(path) == each}
+        missed = {each: path for each, path in self._missed.items() if each not in listed}
         listed |= missed
         pieces: list[Piece] = []
-        for inode, file in list(self._files.items()):
+        for identity, file in list(self._files.items()):
             file.visited = 0
-            file.leaving = inode not in listed or inode in missed
+            file.leaving = identity not in listed or identity in missed
             if file.reader is None:
-                pieces += self._refresh_ended(inode, file, listed.get(inode))
+                pieces += self._refresh_ended(identity, file, listed.get(identity))
             elif file.reader.was_overwritten():
-                pieces.append(self._restart_overwritten(inode, file, file.reader))
+                pieces.append(self._restart_overwritten(identity, file, file.reader))
             elif not file.unlinked and os.fstat(file.reader.fileno()).st_nlink == 0:
                 file.unlinked = True
                 pieces.append(self._input_gone(file.position))
         self._expire()
-        for position in [p for p in self._released.values() if p.inode not in listed]:
+        for position in [p for p in self._released.values() if p.identity not in listed]:
             self._reopen_grown(position)
-        for inode, path in listed.items():
-            if inode not in self._files:
-                self._open_new(inode, path, now_ms)
-        for file in (self._files[inode] for inode in missed if inode in self._files):
+        for identity, path in listed.items():
+            if identity not in self._files:
+                pieces += self._open_new(identity, path, now_ms)
+        for file in (self._files[each] for each in missed if each in self._files):
             file.leaving = True  # it is read before the file that has the name now, because that file has newer records
-        self._undecided = {inode: since for inode, since in self._undecided.items() if inode in listed}
+        self._undecided = {each: alike for each, alike in self._undecided.items() if each in listed}
         return [self._with_other_positions(piece) for piece in pieces]
 
     def _find_missed(self, name: str, reader: FileReader) -> None:
@@ -207,7 +244,7 @@ class FollowedFiles:
         path = current_path(reader.fileno())
         if path is not None and path != name:
             found = files_named_after(name, path)
-            self._missed |= {inode: p for inode, p in found.items() if inode not in self._files | self._released}
+            self._missed |= {each: p for each, p in found.items() if each not in self._files | self._released}
 
     def _input_gone(self, position: FilePosition) -> Piece:
         end = replace(position, note=None)
@@ -221,122 +258,193 @@ class FollowedFiles:
 
     # Ended files
 
-    def _refresh_ended(self, inode: int, file: FollowedFile, path: str | None) -> Iterator[Piece]:
+    def _refresh_ended(self, identity: FileId, file: FollowedFile, path: str | None) -> Iterator[Piece]:
         if path is None:
-            del self._files[inode]
+            del self._files[identity]
             self._release(file.position)
-            if not file.unlinked and inode_of(file.position.file) != inode:
+            if not file.unlinked and identity_of(file.position.file) != identity:
                 yield self._input_gone(file.position)
             return
         stamp = _stamp(path)
-        if stamp is None or stamp == file.stamp or not self._is_settled(inode, path):
+        if stamp is None or stamp == file.stamp or not self._is_settled(identity, path):
             return
-        if not file.damaged and self._contains(path, file.position):
+        if not file.damaged and self._contains(path, file.position, any_head=True):
             file.stamp = stamp
             if stamp[0] != file.position.size:
                 self._reopen(file.position, path)
-        elif inode_of(path) == inode:
-            del self._files[inode]  # the inode was reused, or a damaged file has changed and is read again
+        elif identity_of(path) == identity:
+            del self._files[identity]  # the inode was reused, or a damaged file has changed and is read again
+            self._forget(file.position)
 
     def _release(self, position: FilePosition) -> None:
-        self._released.pop(position.inode, None)
-        self._released[position.inode] = replace(position, note=None, others=())
+        self._released.pop(position.identity, None)
+        self._released[position.identity] = replace(position, note=None, others=())
         while len(self._released) > max(MIN_RELEASED_FILES, len(self._files)):
-            del self._released[next(iter(self._released))]
+            self._forget(self._released.pop(next(iter(self._released))))
+
+    def _forget(self, position: FilePosition) -> None:
+        """Remembers the event times of content that is no longer known, by its path."""
+        span = united(self._replaced.pop(position.file, None), _counted(position))
+        if span is not None:
+            self._replaced[position.file] = span
+        while len(self._replaced) > MAX_FOLLOWED_FILES:
+            del self._replaced[next(iter(self._replaced))]
 
     def _reopen_grown(self, position: FilePosition) -> None:
         """Reopens a file that has left the pattern, if the file has grown or appeared again."""
         stamp = _stamp(position.file)
-        if stamp is None or (position.ended and stamp[0] == position.size) or inode_of(position.file) != position.inode:
+        is_same = stamp is not None and position.is_at(identity_of(position.file))
+        if stamp is None or not is_same or (position.ended and stamp[0] == position.size):
             return
         if self._contains(position.file, position):
-            del self._released[position.inode]
+            del self._released[position.identity]
             self._reopen(position, position.file)
 
     def _reopen(self, position: FilePosition, path: str) -> None:
         again = replace(position, file=path, ended=False, size=0)
-        self._files[position.inode] = FollowedFile(again, self._open(path, again))
+        self._files[position.identity] = FollowedFile(again, self._open(path, again))
 
     # New files
 
-    def _open_new(self, inode: int, path: str, now_ms: int) -> None:
+    def _open_new(self, identity: FileId, path: str, now_ms: int) -> list[Piece]:
+        """Opens a new file, unless it has to wait. Returns pieces that report what is lost."""
         try:
-            released = self._released.get(inode)
+            released = self._released.pop(identity, None)
             if released is not None and self._contains(path, released):
-                del self._released[inode]
                 self._reopen(released, path)
-            elif self._is_settled(inode, path):
-                self._open_settled(inode, path, now_ms)
+                return []
+            if released is not None:
+                self._forget(released)  # the inode was reused
+            if self._is_settled(identity, path) and (stamp := _stamp(path)) is not None:
+                return self._open_settled(identity, path, stamp, now_ms)
         except FileNotFoundError:
             pass  # the file was deleted after it was listed
+        return []
 
-    def _open_settled(self, inode: int, path: str, now_ms: int) -> None:
-        stamp = _stamp(path)
-        if stamp is not None and self._open_copy(inode, path, stamp):
-            return
-        if stamp is None or not self._is_undecided(inode, path, stamp, now_ms):
-            reader = self._open(path, None)
-            self._files[reader.position.inode] = FollowedFile(reader.position, reader)
-
-    def _open_copy(self, inode: int, path: str, stamp: Stamp) -> bool:
-        """Returns whether a new file is taken for a copy of a known file, because it begins with the bytes that were
-        read from it.
-
-        If the known file is open and can be read to its end, the copy is not read. If the known file is closed, reading
-        continues in the copy.
-        """
-        open_files = [f for f in self._files.values() if f.reader is not None and identifies_content(f.position)]
-        closed = [file.position for file in self._files.values() if file.reader is None]
-        closed = [p for p in [*closed, *self._released.values()] if identifies_content(p)]
-        if not open_files and not closed:
-            return False
+    def _open_settled(self, identity: FileId, path: str, stamp: Stamp, now_ms: int) -> list[Piece]:
+        alike = self._compared(identity, path, stamp, now_ms)
+        replaced = next((p for p in alike.known if p.file == path and self._is_gone(p)), None)
+        if replaced is not None:
+            self._undecided.pop(identity, None)
+            return self._take_over(replaced, path, identity)
+        rotated = next((p for p in alike.known if is_rotated_name(path, p.file) and self._is_gone(p)), None)
+        known = [p for p in alike.known if p.offset >= HEAD_BYTES]  # shorter beginnings may be equal by chance
+        if rotated is not None and rotated in known:
+            self._undecided.pop(identity, None)
+            self._continue_rotated(rotated, path, identity, stamp)
+            return []
+        # Another file that is open, and differs from the new file after all bytes that were read, is not copied.
+        closed = [p for p in known if p.file == path or not self._is_open(p)]
+        until = max([0, alike.until, *(p.offset for p in closed)])
+        if (until or alike.until < 0) and now_ms - alike.seen_ms < PARTIAL_COPY_MS:
+            return []
+        self._undecided.pop(identity, None)
+        former, again = self._former(path, identity)
         reader = self._open(path, None)
+        position = replace(reader.position, again=again)
+        if until > 0 or known:
+            reader.close()
+            offset = until or max(p.offset for p in known)
+            like = alike.like.identity if until > 0 and alike.like is not None else None
+            position = replace(position, alike=offset, left_out=until > 0, like=like)
+            reader = self._open(path, position)
+        if until > 0:
+            other = [*known, *([] if alike.like is None else [alike.like])][0].file
+            message = "%s begins like %s: it is assumed to be a copy, and its first %d bytes are not counted"
+            log.warning(message, path, other, until)
+        self._files[position.identity] = FollowedFile(position, reader, former=former)
+        return []
+
+    def _compared(self, identity: FileId, path: str, stamp: Stamp, now_ms: int) -> Alike:
+        """Returns the known files with which a new file begins. Reads the new file, unless it has not changed."""
+        before = self._undecided.get(identity)
+        positions = [*(file.position for file in self._files.values()), *self._released.values()]
+        # A known file that has gone may have been read further before.
+        is_newest = before is not None and all(p in positions or not self._is_gone(p) for p in before.known)
+        if before is not None and before.stamp == stamp and is_newest:
+            return before
+        seen_ms = now_ms if before is None else before.seen_ms
+        files: list[Known] = [(file.position, file.reader) for file in self._files.values()]
+        files += [(position, None) for position in self._released.values()]
+        reader, plain = self._open(path, None), not self._requires_complete(path)
         try:
-            for file in [f for f in open_files if reader.contains(f.position)]:
-                assert file.reader is not None
-                if file.reader.was_overwritten():
-                    return True  # the next round continues in the copy
-                size, last = reader.end()
-                if last and os.pread(file.reader.fileno(), len(last), size - len(last)) == last:
-                    end = replace(file.position, file=path, inode=inode, ended=True, size=stamp[0], note=None)
-                    self._files[inode] = FollowedFile(end, None, stamp=stamp)
-                    return True
-            original = next((position for position in closed if reader.contains(position)), None)
+            self._undecided[identity] = Alike.of(path, stamp, seen_ms, reader, files, plain=plain)
         finally:
             reader.close()
-        if original is not None:
-            self._reopen(replace(original, inode=inode), path)
-        return original is not None
+        return self._undecided[identity]
 
-    def _is_undecided(self, inode: int, path: str, stamp: Stamp, now_ms: int) -> bool:
-        """Returns whether a new file may be an incomplete copy of a known file."""
-        if self._requires_complete(path) or not any(
-            _begins_with(file, path, stamp[0]) for file in self._files.values()
-        ):
-            return False
-        before, since_ms = self._undecided.get(inode, (stamp, now_ms))
-        self._undecided[inode] = stamp, since_ms if before == stamp else now_ms
-        return before != stamp or now_ms - since_ms < PARTIAL_COPY_MS
+    def _is_open(self, position: FilePosition) -> bool:
+        file = self._files.get(position.identity)
+        return file is not None and file.reader is not None
 
-    def _is_settled(self, inode: int, path: str) -> bool:
+    def _is_gone(self, position: FilePosition) -> bool:
+        """Returns whether a known file was deleted, or its content overwritten."""
+        file = self._files.get(position.identity)
+        if file is not None and file.reader is not None:
+            return file.is_gone
+        return not position.is_at(identity_of(position.file)) and (file is None or file.leaving)
+
+    def _take_over(self, position: FilePosition, path: str, identity: FileId) -> list[Piece]:
+        """Continues in a file that has replaced a known file at its path."""
+        known = self._files.get(position.identity)
+        self._released.pop(position.identity, None)
+        moved = replace((known.position if known else position).moved(path, identity), ended=False, size=0)
+        reader = self._open(path, moved)
+        pieces = list[Piece]()
+        if known is not None:
+            if known.reader is not None and self._has_rest(moved, known.reader, reader):
+                if has_writer(known.reader.fileno()) is True:
+                    pieces.append(Piece(moved, moved, Decoded(self._schema.empty()), 0, (LossReason.FILE_GONE,)))
+                known.reader.close()
+                known.reader = None
+            if known.reader is None:
+                del self._files[position.identity]
+        self._files[identity] = FollowedFile(moved, reader)
+        return pieces
+
+    def _has_rest(self, position: FilePosition, known: FileReader, new: FileReader) -> bool:
+        """Returns whether a file that has replaced a known file has all its unread bytes."""
+        end = os.fstat(known.fileno()).st_size
+        return self._requires_complete(position.file) or same_bytes(known, new, position.offset, end)
+
+    def _continue_rotated(self, position: FilePosition, path: str, identity: FileId, stamp: Stamp) -> None:
+        """Continues in a file that rotation has made of a known file, and then deleted the known file."""
+        if self._is_open(position):  # the known file is read to its end through its handle
+            end = replace(position.moved(path, identity), ended=True, size=stamp[0])
+            self._files[identity] = FollowedFile(end, None, stamp=stamp)
+            return
+        self._released.pop(position.identity, None)
+        self._files.pop(position.identity, None)
+        self._reopen(position.moved(path, identity), path)
+
+    def _former(self, path: str, identity: FileId) -> tuple[FileId | None, Span | None]:
+        """Returns the deleted file that had this path and is still open, and the event times of content that had it."""
+        positions = [*(file.position for file in self._files.values()), *self._released.values()]
+        gone = [p for p in positions if p.file == path and p.identity != identity and self._is_gone(p)]
+        former = next((p.identity for p in gone if self._is_open(p)), None)
+        return former, united(self._replaced.get(path), *(_counted(p) for p in gone))
+
+    def _is_settled(self, identity: FileId, path: str) -> bool:
         """Returns whether a file may be opened. A file that must be complete has to be unchanged for a round."""
         if not self._requires_complete(path):
             return True
         stamp = _stamp(path)
         if stamp is None:
             return False
-        seen, self._settling[inode] = self._settling.get(inode), stamp
-        if seen != self._settling[inode]:
+        if identity in self._undecided and self._undecided[identity].stamp == stamp:
+            return True
+        seen, self._settling[identity] = self._settling.get(identity), stamp
+        if seen != self._settling[identity]:
             return False
-        del self._settling[inode]
+        del self._settling[identity]
         return True
 
     # Files that were overwritten
 
-    def _restart_overwritten(self, inode: int, file: FollowedFile, reader: FileReader) -> Piece:
+    def _restart_overwritten(self, identity: FileId, file: FollowedFile, reader: FileReader) -> Piece:
         path = current_path(reader.fileno()) or file.position.file
         reader.close()
-        del self._files[inode]
+        del self._files[identity]
         return self._restart(file.position, path, self._continue_in_copy(file.position))
 
     def _restart(self, position: FilePosition, path: str, copy: str | None) -> Piece:
@@ -351,11 +459,24 @@ class FollowedFiles:
             f"byte {position.offset} are {rest}; expected: rotation by renaming"
         )
         note = Rejection(RejectionReason.FILE_TRUNCATED, 1, position.file, message)
-        self._files[reader.position.inode] = FollowedFile(reader.position, reader)
+        again = united(position.again, _counted(position))
+        opened = replace(reader.position, again=again)
+        self._files[opened.identity] = FollowedFile(opened, reader)
+        self._part(position)
         # A loss is stated even with a copy: bytes written between the copying and the truncation are in neither file.
         losses = (LossReason.FILE_TRUNCATED,)
-        end = replace(reader.position, note=note)
+        end = replace(opened, note=note)
         return Piece(position, end, Decoded(self._schema.empty(), (note,)), 0, losses, input_gone=True)
+
+    def _part(self, position: FilePosition) -> None:
+        """Compares no copies with a closed file any more. Copies that are behind are left out up to its end."""
+        for copy in self._files.values():
+            if copy.position.like == position.identity and copy.reader is not None:
+                at = replace(copy.position, alike=max(copy.position.alike, position.offset), like=None)
+                with contextlib.suppress(FileNotFoundError):
+                    reader = self._open(at.file, at)
+                    copy.reader.close()
+                    copy.position, copy.reader = at, reader
 
     # Reading
 
@@ -371,6 +492,10 @@ class FollowedFiles:
 
         return [file for file, _ in sorted(files, key=order)]
 
+    def has_open_record(self) -> bool:
+        """Returns whether there are lines that wait for the end of their record."""
+        return any(file.reader is not None and file.reader.is_open for file in self._files.values())
+
     def next(self, file: FollowedFile, now_ms: int) -> Piece | None:
         """Returns the file's next records; None if the caller shall continue with the next file.
 
@@ -384,6 +509,7 @@ class FollowedFiles:
         if piece is not None:
             file.quiet_since_ms = None
             file.visited += 1
+            piece = self._counted_piece(file, file.reader, piece)
             if piece.end.ended:
                 # A file that gave no records may be incomplete. It is read again when it changes.
                 file.damaged = _is_at_beginning(piece.start)
@@ -397,6 +523,24 @@ class FollowedFiles:
             return None
         file.position = piece.end
         return self._with_other_positions(replace(piece, input_gone=file.unlinked))
+
+    def _counted_piece(self, file: FollowedFile, reader: FileReader, piece: Piece) -> Piece:
+        """Returns a piece with its guesses, and with an end that has the event times of the file."""
+        position, start = file.position, piece.start.offset
+        former, like = self._files.get(file.former or (0, 0)), self._files.get(position.like or (0, 0))
+        again = position.again if former is None else united(position.again, _counted(former.position))
+        alike = max(piece.end.alike, file.alike)
+        if alike <= start < piece.end.offset and like is not None and like.reader is not None:
+            if same_bytes(like.reader, reader, start, piece.end.offset):
+                alike = file.alike = piece.end.offset
+            else:
+                like = None
+        times = piece.decoded.batch.column(TIME_COLUMN).to_numpy()
+        span = (int(times.min()), int(times.max()) + 1) if len(times) else None
+        own = united(position.span, span)
+        other = None if like is None else position.like
+        end = replace(piece.end, again=again, alike=alike, left_out=position.left_out, like=other, span=own)
+        return with_guesses(replace(piece, end=end))
 
     def _has_ended(self, file: FollowedFile, reader: FileReader, now_ms: int) -> bool:
         """Returns whether no more bytes are expected in a file that has left the pattern."""
@@ -418,13 +562,14 @@ class FollowedFiles:
         status, path = os.fstat(reader.fileno()), current_path(reader.fileno())
         reader.close()
         file.reader = None
+        self._part(end)
         file.stamp = status.st_size, status.st_mtime_ns
         return replace(end, file=end.file if path is None or not file.leaving else path, size=status.st_size)
 
     def _with_other_positions(self, piece: Piece) -> Piece:
-        inode = piece.end.inode
-        others = [replace(f.position, note=None) for i, f in self._files.items() if i != inode]
-        others += [p for i, p in self._released.items() if i != inode and p.ended]
+        of = piece.end.identity
+        others = [replace(f.position, note=None) for each, f in self._files.items() if each != of]
+        others += [p for each, p in self._released.items() if each != of and p.ended]
         return replace(piece, end=replace(piece.end, others=tuple(others)))
 
     def close(self) -> None:
@@ -433,29 +578,9 @@ class FollowedFiles:
                 file.reader.close()
 
 
-def contains(open_reader: OpenReader, path: str, position: FilePosition) -> bool:
-    """Returns whether the file at a path still begins with all bytes before a position; False without a file."""
-    try:
-        reader = open_reader(path, None)
-    except FileNotFoundError:
-        return False
-    try:
-        return reader.contains(position)
-    finally:
-        reader.close()
-
-
-def _begins_with(file: FollowedFile, path: str, size: int) -> bool:
-    """Returns whether a known file may begin with the file at a path, which is shorter. Compares both ends of the
-    shorter file.
-    """
-    if file.reader is None or not 0 < size <= file.position.offset:
-        return size == 0
-    descriptor = file.reader.fileno()
-    last = max(0, size - TAIL_BYTES)
-    with Path(path).open("rb", buffering=0) as other:
-        head, _, tail = other.read(min(HEAD_BYTES, size)), other.seek(last), other.read(size - last)
-    return os.pread(descriptor, len(head), 0) == head and os.pread(descriptor, len(tail), last) == tail
+def _counted(position: FilePosition) -> Span | None:
+    """Returns the event times of the records that were counted before a position; None if there are none."""
+    return united(position.span, position.again)
 
 
 def _stamp(path: str) -> Stamp | None:

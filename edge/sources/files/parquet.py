@@ -10,8 +10,17 @@ from typing import Any
 import google_crc32c
 import pyarrow as pa
 
-from edge.codecs import HEAD_BYTES, RecordSchema, check_schema, convert, needed_columns
-from edge.records import MAX_CHUNK_ROWS, Decoded, InputGone, Rejection, RejectionReason
+from edge.codecs import (
+    HEAD_BYTES,
+    NO_BYTES,
+    Digest,
+    RecordSchema,
+    check_schema,
+    convert,
+    extended,
+    needed_columns,
+)
+from edge.records import BLOCK_BYTES, MAX_CHUNK_ROWS, Decoded, InputGone, Rejection, RejectionReason
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import Piece, note_piece
 from edgewater.wire import LossReason
@@ -19,7 +28,7 @@ from edgewater.wire import LossReason
 
 class ParquetReader:
     """A `FileReader` for Parquet. A position counts the rows before it, valid and invalid, from the beginning of the
-    file.
+    file. Its digest is the digest of the whole file.
     """
 
     def __init__(self, path: str, schema: RecordSchema, position: FilePosition | None) -> None:
@@ -27,8 +36,10 @@ class ParquetReader:
         self._file: Any = pa.OSFile(path)
         if position is None:
             head = os.pread(self._file.fileno(), HEAD_BYTES, 0)
-            inode = os.fstat(self._file.fileno()).st_ino
-            position = FilePosition(path, inode, (len(head), google_crc32c.value(head)))
+            status = os.fstat(self._file.fileno())
+            position = FilePosition(
+                path, status.st_ino, (len(head), google_crc32c.value(head)), device=status.st_dev, digest=None
+            )
         self.position = replace(position, file=path, note=None, others=())
         self._parquet: Any = None
         self._rows: Iterator[pa.RecordBatch] = iter(())
@@ -50,6 +61,10 @@ class ParquetReader:
             self._parquet = parquet
         return self._parquet
 
+    @property
+    def is_open(self) -> bool:
+        return False
+
     def next(self, final: bool, arrival_ms: int) -> Piece | None:
         start = self.position
         if start.ended:
@@ -65,7 +80,8 @@ class ParquetReader:
         decoded = convert(batch, self._schema, arrival_ms)
         if start.row:
             decoded = Decoded(decoded.batch.slice(start.row))
-        self.position = start.after_block(batch.num_rows, arrival_ms)
+        digest = start.digest if start.offset and start.digest is not None else self._digest()
+        self.position = start.after_block(batch.num_rows, arrival_ms, digest=digest)
         return Piece(start, self.position, decoded, batch.nbytes)
 
     def _batch_at(self, row: int) -> pa.RecordBatch | None:
@@ -134,10 +150,19 @@ class ParquetReader:
         self.position = piece.end
         return piece
 
-    def contains(self, position: FilePosition) -> bool:
-        head = os.pread(self._file.fileno(), position.head[0], 0)
-        is_same = (len(head), google_crc32c.value(head)) == position.head
-        return is_same and position.size in (0, self._file.size())
+    def contains(self, position: FilePosition, *, any_head: bool = False) -> bool:
+        head, status = os.pread(self._file.fileno(), position.head[0], 0), os.fstat(self._file.fileno())
+        if position.is_at((status.st_dev, status.st_ino)):
+            is_same = (len(head), google_crc32c.value(head)) == position.head
+            return is_same and position.size in (0, self._file.size())
+        return position.offset > 0 and position.digest == self._digest()
+
+    def _digest(self) -> Digest:
+        """Returns the digest of the whole file. Reads all of it."""
+        digest, descriptor = NO_BYTES, self._file.fileno()
+        for at in range(0, os.fstat(descriptor).st_size, BLOCK_BYTES):
+            digest = extended(digest, os.pread(descriptor, BLOCK_BYTES, at))
+        return digest
 
     def end(self) -> tuple[int, bytes]:
         return int(self._file.size()), b""

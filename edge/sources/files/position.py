@@ -5,8 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge.codecs import NO_BYTES, Digest
 from edge.records import Position, Rejection
 from edgewater.model.errors import StorageError
+
+FileId = tuple[int, int]
+"""The device and the inode of a file. Inodes of two file systems may be equal."""
+Span = tuple[int, int]
+"""Event times from the first one to before the second one, in ms."""
+
+
+def united(*spans: Span | None) -> Span | None:
+    """Returns the span that covers all these spans; None if there are none."""
+    known = [span for span in spans if span is not None]
+    return (min(begin for begin, _ in known), max(end for _, end in known)) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +28,19 @@ class FilePosition:
     A unit is a byte of decompressed text, or a row of a Parquet file. Between two blocks, `row` and `block` are 0.
 
     Attributes:
-        inode: identifies the file, also after it has been renamed.
+        inode: identifies the file on its device, also after it has been renamed.
         head: (n, CRC32C of the file's first n bytes). It distinguishes files after an inode was reused.
         tail: (n, CRC32C of the n decompressed bytes before `offset`). It tells whether a file still has the bytes that
             were read, and which files are copies. (0, 0) if unknown.
         size: the size on disk of an ended file, in bytes; 0 if unknown.
+        device: the file's device; 0 if unknown, as in a position of release 0.3.0.
+        digest: the digest of all decompressed bytes before `offset`; None if unknown.
+        span: the event times of all records of a followed file so far; None if there are none.
+        again: event times of records that an earlier content of the file had. Later records with such times may repeat
+            these records.
+        alike: the file begins like another file up to this offset.
+        left_out: whether the records before `alike` are not counted.
+        like: the other file, as long as it may have further bytes of this file.
         arrival_ms: wall time when the block at or before this position was read. Event times are validated against it.
         header: column names, for CSV.
         ended: whether reading of the file has ended for good, also if it is damaged.
@@ -41,11 +61,32 @@ class FilePosition:
     others: tuple[FilePosition, ...] = ()
     tail: tuple[int, int] = (0, 0)
     size: int = 0
+    device: int = 0
+    digest: Digest | None = NO_BYTES
+    span: Span | None = None
+    again: Span | None = None
+    alike: int = 0
+    left_out: bool = False
+    like: FileId | None = None
 
-    def after_block(self, length: int, arrival_ms: int, tail: tuple[int, int] = (0, 0)) -> FilePosition:
+    @property
+    def identity(self) -> FileId:
+        return self.device, self.inode
+
+    def is_at(self, identity: FileId | None) -> bool:
+        """Returns whether a file with this identity is the position's file."""
+        return identity is not None and identity[1] == self.inode and self.device in (0, identity[0])
+
+    def moved(self, path: str, identity: FileId) -> FilePosition:
+        """Returns the same position in another file with equal content, or in the same file after it was renamed."""
+        return replace(self, file=path, device=identity[0], inode=identity[1], note=None)
+
+    def after_block(
+        self, length: int, arrival_ms: int, tail: tuple[int, int] = (0, 0), digest: Digest | None = None
+    ) -> FilePosition:
         """Returns the position after the block of `length` units at `offset`."""
         offset = self.offset + length
-        return replace(self, offset=offset, block=0, row=0, arrival_ms=arrival_ms, note=None, tail=tail)
+        return replace(self, offset=offset, block=0, row=0, arrival_ms=arrival_ms, note=None, tail=tail, digest=digest)
 
     def to_json(self) -> Position:
         """Returns the position as JSON. Default values are left out, because each chunk contains its positions."""
@@ -62,6 +103,13 @@ class FilePosition:
             result["header"] = list(self.header)
         if self.tail[0]:
             result["tail"] = list(self.tail)
+        if self.device:
+            result["device"] = self.device
+        digest = self.digest if self.offset else None
+        pairs = {"digest": digest, "span": self.span, "again": self.again, "like": self.like}
+        result |= {name: list(pair) for name, pair in pairs.items() if pair is not None}
+        if self.alike:
+            result |= {"alike": self.alike, "left_out": self.left_out}
         if self.ended:
             result["ended"] = True
         if self.size:
@@ -87,12 +135,13 @@ class FilePosition:
     @classmethod
     def _read(cls, document: dict[str, Any]) -> FilePosition:
         head, header, note = document["head"], document.get("header"), document.get("note")
-        tail = document.get("tail", (0, 0))
+        tail, offset = document.get("tail", (0, 0)), int(document["offset"])
+        digest, span, again, like = (_pair(document.get(name)) for name in ("digest", "span", "again", "like"))
         return cls(
             file=str(document["file"]),
             inode=int(document["inode"]),
             head=(int(head[0]), int(head[1])),
-            offset=int(document["offset"]),
+            offset=offset,
             block=int(document.get("block", 0)),
             row=int(document.get("row", 0)),
             arrival_ms=int(document["arrival"]),
@@ -102,4 +151,15 @@ class FilePosition:
             others=tuple(cls._read(other) for other in document.get("others", ())),
             tail=(int(tail[0]), int(tail[1])),
             size=int(document.get("size", 0)),
+            device=int(document.get("device", 0)),
+            digest=digest if offset else NO_BYTES,
+            span=span,
+            again=again,
+            alike=int(document.get("alike", 0)),
+            left_out=bool(document.get("left_out", False)),
+            like=like,
         )
+
+
+def _pair(value: list[int] | None) -> tuple[int, int] | None:
+    return None if value is None else (int(value[0]), int(value[1]))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edge.codecs import RecordSchema
-from edge.records import Decoded, Rejection, RejectionReason
+from edge.records import Decoded, IntArray, Rejection, RejectionReason, guesses
 from edge.sources.files.position import FilePosition
-from edgewater.wire import LossReason
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
+from edgewater.wire import DropReason, LossReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class FileReader(Protocol):
     def position(self) -> FilePosition:
         """The start of the next piece."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are lines that wait for the end of their record."""
+
     def next(self, final: bool, arrival_ms: int) -> Piece | None:
         """Returns the next records; None if there are none at the moment.
 
@@ -57,9 +62,14 @@ class FileReader(Protocol):
             InputGone: the file no longer contains the piece.
         """
 
-    def contains(self, position: FilePosition) -> bool:
-        """Returns whether this file begins with all bytes before a position of another file, judged by the position's
-        checksums.
+    def contains(self, position: FilePosition, *, any_head: bool = False) -> bool:
+        """Returns whether this file begins with all bytes before a position.
+
+        All bytes are compared by their digest. Of the position's own file, if it is long and has not ended, only the
+        beginning and the bytes just before the position are compared.
+
+        Args:
+            any_head: compare the digest even if the first bytes on disk differ, as in a file that is compressed anew.
 
         Afterwards only `contains`, `end` and `close` may be called.
         """
@@ -83,6 +93,37 @@ OpenReader = Callable[[str, FilePosition | None], FileReader]
 """Opens the file at a path. The position is in the same file; None for its beginning."""
 
 
+def contains(open_reader: OpenReader, path: str, position: FilePosition, *, any_head: bool = False) -> bool:
+    """Returns whether the file at a path begins with all bytes before a position (`FileReader.contains`); False without
+    a file.
+    """
+    try:
+        reader = open_reader(path, None)
+    except FileNotFoundError:
+        return False
+    try:
+        return reader.contains(position, any_head=any_head)
+    finally:
+        reader.close()
+
+
+def with_guesses(piece: Piece) -> Piece:
+    """Returns a piece with its guesses, and without the records that are not counted. `FilePosition.alike` and `again`
+    of its end decide.
+    """
+    end, decoded = piece.end, piece.decoded
+    times: IntArray = decoded.batch.column(TIME_COLUMN).to_numpy()
+    is_alike = piece.start.offset < end.alike
+    if is_alike and end.left_out:
+        guessed = guesses(DropReason.ASSUMED_COPY, times)
+        return replace(piece, decoded=Decoded(decoded.batch.slice(0, 0), guessed=guessed))
+    if not is_alike and end.again is None:
+        return piece
+    begin, until = (MIN_TIME_MS, MAX_TIME_MS) if is_alike or end.again is None else end.again
+    guessed = guesses(DropReason.READ_AGAIN, times[(times >= begin) & (times < until)])
+    return replace(piece, decoded=replace(decoded, guessed=guessed))
+
+
 def note_piece(
     position: FilePosition,
     note: Rejection,
@@ -92,17 +133,7 @@ def note_piece(
     losses: tuple[LossReason, ...] = (),
 ) -> Piece:
     """Returns a piece without records that reports a rejection of the whole file."""
-    end = FilePosition(
-        position.file,
-        position.inode,
-        position.head,
-        position.offset,
-        arrival_ms=position.arrival_ms,
-        header=position.header,
-        ended=ended,
-        note=note,
-        tail=position.tail,
-    )
+    end = replace(position, block=0, row=0, ended=ended, note=note, others=(), size=0)
     return Piece(position, end, Decoded(schema.empty(), (note,)), 0, losses)
 
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
-from edge.codecs import RecordSchema, TextFormat, codec_of
+from edge.codecs import NO_BYTES, RecordSchema, TextFormat, codec_of
 from edge.records import (
     COALESCE_S,
     MAX_CHUNK_ROWS,
@@ -23,11 +23,11 @@ from edge.records import (
     split_rows,
 )
 from edge.sources.files.backfill import BackfillFile, BackfillReader
-from edge.sources.files.fingerprint import InputFingerprints, inode_of, locate, matching_files
-from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, contains, requires_complete_by_name
+from edge.sources.files.fingerprint import InputFingerprints, identity_of, locate, matching_files
+from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, requires_complete_by_name
 from edge.sources.files.parquet import ParquetReader
 from edge.sources.files.position import FilePosition
-from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece, note_piece
+from edge.sources.files.reader import FileReader, OpenReader, Piece, contains, file_gone_piece, note_piece, with_guesses
 from edge.sources.files.text import TextReader
 from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.streams import Delivery
@@ -57,6 +57,7 @@ class FileSource:
         requires_complete: returns whether the file at a path can only be read once it is complete.
         now_ms: returns the wall time, for arrival times.
         sleep: waits between polls of followed files.
+        busy_sleep: waits likewise, while there may be records that are not read.
         coalesce_s: returns how long a followed file waits between two short reads.
         rotate_wait_ms: how long a file outside the pattern stays open after its last record. It is closed earlier if no
             process has it open for writing.
@@ -77,6 +78,7 @@ class FileSource:
         follow: bool = False,
         requires_complete: Callable[[str], bool] = requires_complete_by_name,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        busy_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         coalesce_s: CoalesceTime = shortest_wait,
         poll_s: float = POLL_S,
         rotate_wait_ms: int = ROTATE_WAIT_MS,
@@ -89,7 +91,7 @@ class FileSource:
         self._follow = follow
         self._requires_complete = requires_complete
         self._now_ms = now_ms
-        self._sleep = sleep
+        self._sleep, self._busy_sleep = sleep, busy_sleep
         self._coalesce_s = coalesce_s
         self._poll_s = poll_s
         self._rotate_wait_ms = rotate_wait_ms
@@ -153,7 +155,9 @@ class FileSource:
                         if at_end:
                             break  # the next round reads the next appended lines together
                     drained &= at_end
-                if not progress:
+                if followed.has_open_record():  # its lines have arrived, so the source is not idle
+                    await self._busy_sleep(self._poll_s)
+                elif not progress:
                     await self._sleep(self._poll_s)
                 elif was_drained and drained:
                     waited_s = self._coalesce_s(self.stream, self.name)
@@ -164,10 +168,11 @@ class FileSource:
     def _chunks(self, piece: Piece, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
         decoded = piece.decoded
         start, end = piece.start.to_json(), piece.end.to_json()
-        return split_rows(
-            Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes, piece.losses, piece.input_gone),
-            rows,
-        )
+        chunk = Chunk(
+            self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes, piece.losses, piece.input_gone,
+            guessed=decoded.guessed,
+        )  # fmt: skip
+        return split_rows(chunk, rows)
 
     def committed(self, position: Position) -> None:
         pass
@@ -197,15 +202,16 @@ class FileSource:
         return reader
 
     def _without_copies(self, limits: list[FilePosition]) -> list[BackfillFile]:
-        """Returns the files of these positions. A file that is a copy of another one has no path, because copies were
-        not read.
+        """Returns the files of these positions. In a position of release 0.3.0, a file that is a copy of another one
+        has no path, because the copy was not read.
         """
         files = [BackfillFile(None, limit) for limit in limits]
         known: list[tuple[str, FilePosition]] = []
         for file, limit in sorted(zip(files, limits, strict=True), key=lambda f: -f[1].offset):
             path = self._locate(limit)
             if path is not None and not any(
-                path == other or (at.head == limit.head and self._contains(other, limit)) for other, at in known
+                path == other or (limit.digest is None and at.head == limit.head and self._contains(other, limit))
+                for other, at in known
             ):
                 file.path = path
                 known.append((path, limit))
@@ -217,12 +223,12 @@ class FileSource:
     def reread(self, start: Position | None, end: Position) -> Chunk:
         last = FilePosition.from_json(end)
         first = FilePosition.from_json(start) if start is not None else None
-        if first is not None and first.inode != last.inode:
+        if first is not None and not last.is_at(first.identity) and not first.is_at(last.identity):
             first = None
         if last.note is not None:
             piece = note_piece(first or last, last.note, self._schema, ended=last.ended)
         else:
-            piece = self._reread_piece(first, last)
+            piece = with_guesses(self._reread_piece(first, last))
         decoded = piece.decoded
         return Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes)
 
@@ -239,7 +245,8 @@ class FileSource:
         The reader stays open, because recovery reads one piece after the other and a compressed file cannot be seeked.
         """
         reader = self._reread
-        if reader is None or reader.position.inode != position.inode or reader.position.head != position.head:
+        known = None if reader is None else reader.position
+        if reader is None or known is None or (known.identity, known.head) != (position.identity, position.head):
             try:
                 path = locate(position, self._may_contain, by_content=not self._follow)
             except OSError as exc:
@@ -247,7 +254,8 @@ class FileSource:
             if path is None:
                 raise InputGone(f"{position.file}: the file is gone; recovery needs to read it again")
             self.close()
-            reader = self._reread = self._open(path, FilePosition(path, position.inode, position.head, ended=True))
+            at = FilePosition(path, position.inode, position.head, ended=True, device=position.device)
+            reader = self._reread = self._open(path, at)
         return reader
 
     def _contains(self, path: str, position: FilePosition) -> bool:
@@ -255,8 +263,9 @@ class FileSource:
 
     def _may_contain(self, path: str, position: FilePosition) -> bool:
         # A compressed file is not decompressed for this check: `reread` compares the checksum anyway.
-        is_compressed = self._requires_complete(path) and inode_of(path) == position.inode
-        return self._contains(path, replace(position, offset=0, tail=(0, 0)) if is_compressed else position)
+        if self._requires_complete(path) and position.is_at(identity_of(path)):
+            position = replace(position, offset=0, tail=(0, 0), digest=NO_BYTES)
+        return self._contains(path, position)
 
     def close(self) -> None:
         """Closes the file that `reread` has opened."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -11,16 +10,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from edge.codecs import RecordSchema, extract_event_times
 from edge.records import Decoded, RejectionReason, Rejections
-from edge.sources.otlp.messages import Attributes, OtlpRecords, any_value, refusing
+from edge.sources.otlp.messages import Attributes, OtlpRecords, Unreadable, any_value, text
+from edgewater.model import arithmetic
 from edgewater.model.streams import type_name
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _NS_PER_UNIT = {"ms": 1_000_000, "s": 1_000_000_000, "us": 1_000}
 LATEST_NS = (1 << 63) - 1
 
@@ -57,6 +57,9 @@ class Values:
 
 
 def _typed(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, BoolArray]:
+    """Returns values as a type, and a mask of the values that cannot be converted without a loss. Texts are read as in
+    all formats (`arithmetic.parse`).
+    """
     natural: dict[pa.DataType, type] = {pa.string(): str, pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
     if set(map(type, values)) <= {natural[kind], type(None)}:
         try:
@@ -65,26 +68,30 @@ def _typed(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, BoolArra
             pass
     converted = [_convert(value, kind) for value in values]
     bad = np.array([each is _Bad for each in converted], np.bool_)
-    return pa.array([None if each is _Bad else each for each in converted], kind), bad
+    array = pa.array([None if each is _Bad else each for each in converted], kind)
+    texts = pa.array([value if isinstance(value, str) else None for value in values], pa.string())
+    if kind != pa.string() and texts.null_count < len(texts):
+        array = pc.coalesce(array, arithmetic.parse(texts, kind))
+        bad |= pc.and_(texts.is_valid(), array.is_null()).to_numpy(zero_copy_only=False)
+    return array, bad
 
 
 def _convert(value: Any, kind: pa.DataType) -> Any:
-    """Returns a value as a type; `_Bad` if the conversion would lose information."""
-    if value is None:
-        return None
-    if kind == pa.string():
-        return value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
-    if kind == pa.bool_():
-        return value if isinstance(value, bool) else {"true": True, "false": False}.get(value, _Bad)
-    if isinstance(value, bool):
+    """Returns a value as a type; `_Bad` if the conversion would lose information. A text stays None for a type that is
+    no text.
+    """
+    if isinstance(value, Unreadable):
         return _Bad
+    if kind == pa.string():
+        return (
+            value if isinstance(value, str | None) else str(value).lower() if isinstance(value, bool) else repr(value)
+        )
+    if value is None or isinstance(value, str):
+        return None
+    if kind == pa.bool_() or isinstance(value, bool):
+        return value if kind == pa.bool_() and isinstance(value, bool) else _Bad
     if kind == pa.float64():
-        try:
-            return float(value)
-        except ValueError:
-            return _Bad
-    if isinstance(value, str):
-        value = int(value) if _INTEGER.fullmatch(value) else 0.5
+        return float(value)
     if isinstance(value, float):
         value = int(value) if value.is_integer() else 1 << 63
     return value if -(1 << 63) <= value < 1 << 63 else _Bad
@@ -128,7 +135,7 @@ class Rows:
         if path.startswith("attributes."):
             return self._own_attribute(path[11:])
         if path in ("scope.name", "scope.version"):
-            names = [getattr(scope, path[6:]) or None for scope in records.scopes]
+            names = [text(getattr(scope, path[6:])) or None for scope in records.scopes]
             return Values(names).at(self.group_of())
         return self._field(path)
 
@@ -145,15 +152,14 @@ class Rows:
 
     def _attributes(self, owner: str, owners: Sequence[Sequence[bytes]]) -> Attributes:
         if owner not in self._owners:
-            budget = self.records.budget
-            self._owners[owner] = refusing(lambda: Attributes(owners, budget), "attributes with a key and a value")
+            self._owners[owner] = Attributes(owners, self.records.budget)
         return self._owners[owner]
 
     def _field(self, path: str) -> Values:
         raise NotImplementedError
 
     def _texts(self, name: str) -> Values:
-        return Values([text or None for text in map(attrgetter(name), self.records.messages)])
+        return Values([text(each) or None for each in map(attrgetter(name), self.records.messages)])
 
     def _hex(self, name: str) -> Values:
         return Values([each.hex() or None for each in map(attrgetter(name), self.records.messages)])
@@ -188,8 +194,7 @@ class LogRows(Rows):
         if path == "body":
             numbers: dict[bytes, int] = {}
             codes = [numbers.setdefault(body, len(numbers)) for body in map(attrgetter("body"), self.records.messages)]
-            values = refusing(lambda: list(map(any_value, numbers)), "bodies that are values")
-            return Values(values, np.array(codes, np.int64))
+            return Values(list(map(any_value, numbers)), np.array(codes, np.int64))
         if path == "severity_number":
             return Values([number or None for number in map(attrgetter(path), self.records.messages)])
         return self._hex(path) if path.endswith("_id") else self._texts(path)
@@ -260,6 +265,8 @@ def prepare(rows: Rows, paths: Mapping[str, str], schema: RecordSchema) -> Prepa
         paths: by column, the path of a field or an attribute. A time column without a path gets the event time.
     """
     result = Prepared({}, np.ones(len(rows), np.bool_), Rejections())
+    accepted = "a record that cannot be read; expected OTLP in protobuf or JSON"
+    result.rejections.add(RejectionReason.MALFORMED, "", accepted, rows.records.unreadable)
     for name, kind in schema.textual.items():
         rows.records.budget.check()
         path = paths.get(name)

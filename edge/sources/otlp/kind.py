@@ -23,7 +23,7 @@ from edge.source_kinds import SourceContext
 from edge.sources.grpc_receiving import MEDIA as GRPC
 from edge.sources.grpc_receiving import STATUS
 from edge.sources.http_body import ENCODINGS
-from edgewater.model.errors import InvalidConfig
+from edgewater.model.errors import InvalidConfig, installation
 from edgewater.model.streams import type_name
 from edgewater.runtime.configuration import refusal
 
@@ -93,7 +93,7 @@ def _require_package(context: SourceContext) -> None:
         import google.rpc.status_pb2  # noqa: F401
         import opentelemetry.proto  # noqa: F401
     except ImportError as exc:
-        accepted = "the package opentelemetry-proto: pip install 'edgewater[otlp]'"
+        accepted = f"the package opentelemetry-proto: {installation('otlp')}"
         raise InvalidConfig(f"streams.{context.stream}.sources.otlp", "otlp", accepted, str(exc)) from exc
 
 
@@ -177,11 +177,11 @@ class OtlpReceiver:
 
     def decode(self, request: Request, body: Body) -> Sequence[Part]:
         from edge.sources.otlp.columns import ROWS, prepare
-        from edge.sources.otlp.messages import Budget, json_to_protobuf, read_request
+        from edge.sources.otlp.messages import Budget, read_json, read_request
         from edge.sources.otlp.metrics import MetricRows, MetricStream
 
-        plain = json_to_protobuf(body.plain, self._signal, Budget(body)) if request.media == JSON else body.plain
-        records = read_request(plain, self._signal, Budget(body))
+        read = read_json if request.media == JSON else read_request
+        records = read(body.plain, self._signal, Budget(body))
         rows = ROWS[self._signal](records) if self._signal in ROWS else None
         parts = []
         for source, options, paths in self._entries:

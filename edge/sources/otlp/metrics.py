@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from google.protobuf.message import DecodeError
 
 from edge.codecs import RecordSchema
-from edge.records import Decoded, RejectionReason
+from edge.records import Decoded, RejectionReason, guesses
 from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.sources.otlp.columns import IntArray, Prepared, Rows, Values, nanoseconds, prepare
-from edge.sources.otlp.messages import Budget, OtlpRecords, message_class, refusing
+from edge.sources.otlp.messages import Budget, OtlpRecords, Unreadable, message_class, text
 from edgewater.model.streams import type_name
 
 BoolArray = npt.NDArray[np.bool_]
@@ -48,9 +49,9 @@ NUMBERS = ("value", "count", "sum", "min", "max", "lower", "upper", "quantile")
 class _Metric:
     """One metric of a request, without its points."""
 
-    name: str
-    unit: str
-    description: str
+    name: str | Unreadable
+    unit: str | Unreadable
+    description: str | Unreadable
     kind: int
     temporality: int
     is_monotonic: bool
@@ -79,6 +80,7 @@ class _Builder:
         self.extra: dict[str, list[float | None]] = {name: [] for name in NUMBERS[2:]}
         self.malformed: list[int] = []  # indices of rejected points
         self.fault = ""  # the reason for the first rejected point
+        self.unreadable = 0  # number of metrics whose points cannot be read
 
     def add_metric(self, metric: Any, group: int) -> None:
         kind = metric.WhichOneof("data")
@@ -86,10 +88,14 @@ class _Builder:
             return
         number = KINDS.index(kind)
         serialized = getattr(metric, kind)
-        self.budget.take(len(message_class("levels.Request").FromString(serialized).groups))
-        data = message_class(f"metrics.v1.{_CLASSES[number]}").FromString(serialized)
+        try:
+            self.budget.take(len(message_class("levels.Request").FromString(serialized).groups))
+            data = message_class(f"metrics.v1.{_CLASSES[number]}").FromString(serialized)
+        except DecodeError:
+            self.unreadable += 1
+            return
         described = _Metric(
-            metric.name, metric.unit, metric.description, number,
+            text(metric.name), text(metric.unit), text(metric.description), number,
             getattr(data, "aggregation_temporality", 0), getattr(data, "is_monotonic", False), group,
         )  # fmt: skip
         self.metrics.append(described)
@@ -103,7 +109,7 @@ class _Builder:
     def _reject(self, why: str) -> None:
         """Rejects the newest point."""
         self.malformed.append(len(self.points) - 1)
-        self.fault = self.fault or f"{self.metrics[-1].name}: {why}"
+        self.fault = self.fault or f"{self.metrics[-1].name!s}: {why}"
 
     def _row(self, part: int, value: float | int | None, **extra: float | None) -> None:
         self.point_of.append(len(self.points) - 1)
@@ -177,15 +183,19 @@ class MetricRows(Rows):
 
     def __init__(self, records: OtlpRecords, names: Sequence[str] | None, budget: Budget) -> None:
         builder = _Builder(budget)
-        chosen: dict[str, bool] = {}
+        chosen: dict[bytes, bool] = {}
         for metric, group in zip(records.messages, records.group_of.tolist(), strict=True):
             name = metric.name
             if name not in chosen:
-                chosen[name] = names is None or any(fnmatchcase(name, pattern) for pattern in names)
+                known = name.decode("utf-8", "replace")
+                chosen[name] = names is None or any(fnmatchcase(known, pattern) for pattern in names)
             if chosen[name]:
-                refusing(lambda metric=metric, group=group: builder.add_metric(metric, group), "points of metrics")  # type: ignore[misc]
+                builder.add_metric(metric, group)
         self._build(builder)
-        super().__init__(OtlpRecords(builder.budget, builder.points, records.resources, records.scopes))
+        unreadable = records.unreadable + builder.unreadable
+        super().__init__(
+            OtlpRecords(builder.budget, builder.points, records.resources, records.scopes, unreadable=unreadable)
+        )
 
     def _build(self, builder: _Builder) -> None:
         self.metrics = builder.metrics
@@ -249,8 +259,8 @@ class MetricRows(Rows):
     def _metric_digest(self, metric: _Metric) -> Any:
         resource, scope = self.records.resources[metric.group], self.records.scopes[metric.group]
         identity = (
-            sorted(resource.attributes), scope.name, scope.version, sorted(scope.attributes), metric.name, metric.unit,
-            metric.kind,
+            sorted(resource.attributes), text(scope.name), text(scope.version), sorted(scope.attributes), metric.name,
+            metric.unit, metric.kind,
         )  # fmt: skip
         return hashlib.blake2b(repr(identity).encode(), digest_size=KEY_BYTES)
 
@@ -321,11 +331,14 @@ class MetricStream:
                 bad = np.zeros(len(rows), np.bool_)
                 bad[at[which]] = True
                 name = rows.metrics[rows.metric_of[int(np.argmax(bad))]].name
-                prepared.reject(RejectionReason.MALFORMED, bad, rows.time_ns, name, f"{name}: {why}")
+                prepared.reject(RejectionReason.MALFORMED, bad, rows.time_ns, str(name), f"{name!s}: {why}")
         keep = np.ones(len(rows), np.bool_)
         keep[at] = added.counts | added.out_of_order | added.too_many
         keep &= (rows.part != _BUCKET) | (bits != 0)
-        return self._finish(rows, prepared, arrival_ms, keep, bits, is_int, total), added.update
+        decoded = self._finish(rows, prepared, arrival_ms, keep, bits, is_int, total)
+        times_ms = points.time_ns // 1_000_000
+        guessed = (each for reason, mask in added.guesses.items() for each in guesses(reason, times_ms[mask]))
+        return replace(decoded, guessed=tuple(guessed)), added.update
 
     def _finish(
         self, rows: MetricRows, prepared: Prepared, arrival_ms: int, counts: BoolArray,

@@ -65,7 +65,9 @@ class EquiWidthStack(ArrayStack):
         self.low, self.high = float(low), float(high)
         valid = low < high and math.isfinite(self.high - self.low)
         self._finest = np.linspace(self.low, self.high, self.bins + 1) if valid else np.zeros(2)
-        if not (np.diff(self._finest) > 0).all():
+        # The number of bins per unit finds the bin of a value. It overflows if the range is below about 1e-306.
+        per_unit = self.bins / (self.high - self.low) if valid else math.inf
+        if not math.isfinite(per_unit) or not (np.diff(self._finest) > 0).all():
             accepted = f"a number above low={low}, so that {bins} bins have a finite width above 0"
             raise InvalidRequest("high", high, accepted)
         super().__init__(groups)

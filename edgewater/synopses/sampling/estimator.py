@@ -178,9 +178,9 @@ class SampleEstimator:
         return Estimates(value, lower, upper, confidence, self.basis)
 
     def proportion(self, low: float, high: float, confidence: float) -> Estimates:
-        """Estimates the fraction of the values in [low, high]; ignores NaN."""
+        """Estimates the fraction of the values in [low, high]. NaN is a value, as in `count`, and in no range."""
         values = self.numbers()
-        sampled = self._per_group(values == values)
+        sampled = self._per_group(None)
         hits = self._per_group((values >= low) & (values <= high))
         lower, upper = wilson(hits, sampled, self.rate, normal_quantile(confidence))
         with np.errstate(invalid="ignore"):

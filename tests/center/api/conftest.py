@@ -47,6 +47,8 @@ SPEC: dict[str, Any] = {
 class Desk:
     """The center as the API sees it, with a clock that tests set."""
 
+    sink_secrets: tuple[str, ...] = ("WAREHOUSE_URL",)
+
     def __init__(self, path: Path) -> None:
         self.now = T0 + 1000 * HOUR
         url = f"sqlite:///{path}/catalog.db"
@@ -55,14 +57,21 @@ class Desk:
         self.results = ResultStore(f"sqlite:///{path}/results.db")
         self.ledger = Ledger()
         self._positions: dict[str, int] = {}
+        self._apps: dict[tuple[int, ...], FastAPI] = {}
 
     def app(self, **config: Any) -> FastAPI:
         section = ApiSection(**config)
-        return create_app(self.catalog, self.results, self.components, section, now_ms=lambda: self.now)
+        clock = lambda: self.now  # noqa: E731
+        secrets = self.sink_secrets
+        return create_app(self.catalog, self.results, self.components, section, now_ms=clock, sink_secrets=secrets)
 
     def ask(self, method: str, path: str, *, app: FastAPI | None = None, **request: Any) -> httpx.Response:
+        if app is None:  # to make one takes longer than most requests
+            stores = (id(self.catalog), id(self.components), id(self.results))
+            app = self._apps[stores] = self._apps.get(stores) or self.app()
+
         async def once() -> httpx.Response:
-            transport = httpx.ASGITransport(app or self.app(), raise_app_exceptions=False)
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return await client.request(method, path, **request)
 

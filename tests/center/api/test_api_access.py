@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import stat
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import jwt
@@ -20,12 +22,13 @@ from fastapi import APIRouter
 
 from center.api.access import READS, unguarded
 from center.api.app import ROUTERS
-from center.api.authentication import FETCH_PAUSE_S
+from center.api.authentication import FETCH_PAUSE_S, _document
 from center.catalog import ComponentHeartbeat
 from center.config import CenterConfig
 from edgewater.model.errors import InvalidConfig, StorageError, Unauthenticated
 from tests.center.api.conftest import T0
 from tests.center.api.issuer import Issuer, issuing
+from tests.edgewater.runtime.test_secret_files import serving
 
 WAIT_S = 60.0
 SPEC = {"name": "sales_n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
@@ -572,3 +575,15 @@ def test_refusals_do_not_fill_the_disk(desk, tmp_path: Path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == 61
     assert lines[-1]["left_out"] == 40
+
+
+def test_a_document_of_the_issuer_without_an_end_is_read_to_a_limit() -> None:
+    def endless(handler: Any) -> None:
+        handler.request.recv(65_536)
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while True:
+                handler.request.send(b" " * 65_536)
+
+    with serving(endless) as url, pytest.raises(jwt.PyJWKClientConnectionError):
+        _document(url)

@@ -184,6 +184,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.mark.slow

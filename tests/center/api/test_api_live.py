@@ -266,7 +266,7 @@ def test_streams_with_small_events_do_not_wait_for_those_with_large_ones(desk, m
         desk.report(large, "jfk", T0, {"C00007": 1}, closed=False)
         waiting = [asyncio.create_task(answer_of(s, 2)) for s in streams]
         while not rendering.is_set():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
         desk.report(small, "jfk", T0, {"UA": 1}, closed=False)
         await asyncio.wait_for(answer_of(quick, 2), WAIT_S)
         seen.set()

@@ -8,8 +8,10 @@ import pytest
 
 from center.api.bodies import MAX_BODY_BYTES
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, QueryDetail
+from center.config import ColumnEntry
 from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.sql import to_sql
 from edgewater.model.streams import EdgeId
 
 SPEC = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
@@ -46,7 +48,18 @@ def test_registering_the_same_query_again_returns_the_existing_one(desk):
 def test_the_answer_to_a_registration_says_what_a_relative_budget_does_not_save(desk):
     relative = post(desk, {**SPEC, "name": "relative", "budget": {"error": {"n": "1%"}}}).json()
     assert relative["notes"][0].startswith("budget.error.n: 1.0% of a group's own value withholds no group")
-    assert "notes" not in post(desk, {**SPEC, "budget": {"error": {"n": 10}}}).json()
+    assert "notes" not in post(desk, {**SPEC, "name": "exact"}).json()
+
+
+def test_the_answer_to_a_registration_says_that_small_groups_are_withheld(desk):
+    budget = {"error": {"n": 1000}}
+    (note,) = post(desk, {**SPEC, "budget": budget}).json()["notes"]
+    assert note.startswith("budget.error: edges withhold what is below their shares of n 1,000")
+    assert "notes" not in post(desk, {**SPEC, "name": "zero", "budget": {"error": {"n": 0}}}).json()
+    sql = to_sql(QuerySpec.from_mapping({**SPEC, "name": "sql", "budget": budget}))
+    made = desk.ask("POST", "/v1/sql", content=sql, headers={"Content-Type": "application/sql"})
+    assert made.json()["notes"] == [note]
+    assert desk.ask("POST", "/v1/queries?dry_run=true", json={**SPEC, "budget": budget}).json()["notes"] == [note]
 
 
 def test_another_query_under_a_name_that_is_taken_is_a_conflict(desk):
@@ -73,6 +86,29 @@ def test_an_invalid_query_is_refused_with_field_value_and_what_is_accepted(desk)
     assert (problem["field"], problem["value"]) == ("window.tumbling", "soon")
     assert problem["accepted"].startswith("a duration such as")
     assert problem["instance"] == "/v1/queries"
+
+
+@pytest.mark.parametrize("measure", ["count(distance >= 500)", "count(late)", "sum(late)", "mean(NOT late)"])
+def test_a_number_of_a_condition_is_refused_by_every_door_and_what_is_offered_is_accepted(desk, measure):
+    desk.catalog.streams.declare("flights", {"distance": ColumnEntry(type="int64"), "late": ColumnEntry(type="bool")})
+    sql = {"content": f"CREATE MATERIALIZED VIEW n AS SELECT {measure} AS n FROM flights GROUP BY TUMBLE('1h')"}
+    asked = [
+        ("POST", "/v1/queries", {"json": {**SPEC, "measures": {"n": measure}}}),
+        ("PUT", "/v1/queries/n", {"json": {**SPEC, "measures": {"n": measure}}}),
+        ("POST", "/v1/queries?dry_run=true", {"json": {**SPEC, "measures": {"n": measure}}}),
+        ("POST", "/v1/sql", {**sql, "headers": {"Content-Type": "application/sql"}}),
+    ]
+    for method, path, request in asked:
+        refused = desk.ask(method, path, **request)
+        assert (refused.status_code, refused.json()["field"]) == (422, "measures.n"), (path, refused.text)
+    offered = refused.json()["accepted"].split(", or ")[0].replace("condition", "late")
+    assert post(desk, {**SPEC, "measures": {"n": offered}}).status_code == 201
+
+
+def test_a_registered_query_that_would_be_refused_now_is_served(desk):
+    query = desk.register(name="old", measures={"n": "count(distance >= 500)"})
+    assert desk.get("/v1/queries/old").json()["spec"]["measures"] == {"n": "count(distance >= 500)"}
+    assert query in desk.catalog.queries.all()
 
 
 def test_measures_that_together_fit_no_frame_are_refused_with_their_sizes(desk):

@@ -67,6 +67,7 @@ def test_an_interval_whose_windows_are_not_all_answered_has_no_upper_bounds(five
     last = page(desk, every="3h")["answers"][1]
     completeness = last["quality"]["completeness"]
     assert (completeness["windows"], completeness["unanswered"]) == (3, 1)
+    assert not last["contract"]["met"] and [v["code"] for v in last["contract"]["violations"]] == ["unanswered-windows"]
     assert completeness["ratio"] == pytest.approx(2 / 3)
     row = last["data"][0]
     assert (row["n"]["lower"], row["n"]["upper"]) == (2, None)
@@ -85,7 +86,10 @@ def test_what_edges_withhold_and_lack_adds_up(desk):
     (answer,) = page(desk, every="2h")["answers"]
     assert answer["quality"]["error"]["withheld"]["n"]["above"] == 2.0
     assert (answer["data"][0]["n"]["lower"], answer["data"][0]["n"]["upper"]) == (10, 12)
-    assert answer["contract"] == {"requested": {"error": {"n": 4}}, "met": True, "violations": []}
+    assert answer["contract"]["requested"] == {"error": {"n": 4}} and not answer["contract"]["met"]
+    assert [v["code"] for v in answer["contract"]["violations"]] == ["budget-per-window"]
+    (alone, _) = page(desk, every="1h")["answers"]
+    assert alone["contract"]["met"], "one window is what the budget is about"
 
     records, _ = desk.results.windows(query.ref, None, None, 10)
     violation = {"code": "missing-edges", "message": "lga is missing"}
@@ -98,7 +102,8 @@ def test_what_edges_withhold_and_lack_adds_up(desk):
     assert merged.quality["completeness"] == {
         "ratio": 0.75, "expected": 2, "reported": 1, "missing": ["lga"], "windows": 2,
     }  # fmt: skip
-    assert [v["code"] for v in merged.quality["contract"]["violations"]] == ["missing-edges"]
+    codes = [v["code"] for v in merged.quality["contract"]["violations"]]
+    assert codes == ["missing-edges", "budget-per-window"]
     rendered = render(merged, replace(query.spec, budget=None))
     assert (rendered["data"][0]["n"]["lower"], rendered["data"][0]["n"]["upper"]) == (10, None)
     assert rendered["quality"]["records"]["expected"] is None

@@ -45,6 +45,8 @@ def test_an_answer_states_its_totals_and_what_is_in_no_group(withheld: Desk) -> 
         "delay": {"estimate": 1.6, "lower": 1.6, "upper": 1.6},
     }
     assert answer["rest"] == {"n": 4, "miles": 400}
+    (note,) = answer["notes"]
+    assert "n 4, miles 400" in note
 
 
 def test_a_total_has_no_bound_that_an_edge_may_exceed(desk: Desk) -> None:
@@ -56,7 +58,7 @@ def test_a_total_has_no_bound_that_an_edge_may_exceed(desk: Desk) -> None:
     assert answer["quality"]["completeness"]["missing"] == ["lga"]
     assert answer["total"]["n"] == {"estimate": 7, "lower": 7, "upper": None}
     assert answer["total"]["miles"] == {"estimate": 700, "lower": None, "upper": None}
-    assert answer["rest"] == {"n": None, "miles": None}
+    assert answer["rest"] == {"n": None, "miles": None} and "notes" not in answer
 
 
 def test_clients_read_totals_of_answers_and_of_live_streams(withheld: Desk) -> None:

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from center.catalog import Change
 from edgewater.model.edge_records import QueryStatusRecord
+from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
 from tests.center.api.conftest import HOUR, SPEC, T0
@@ -178,7 +180,7 @@ def test_a_key_that_changes_its_type_is_refused_in_sql_with_the_border(changed):
     assert made.status_code == 201, made.text
     changed.now = T0 + 9 * HOUR
     refused = changed.ask("POST", "/v1/sql", json={"sql": "SELECT n FROM flights"})
-    assert refused.status_code == 422
+    assert refused.status_code == 422, refused.text
     assert "columns of other types" in refused.json()["detail"]
 
 
@@ -214,3 +216,35 @@ def test_progress_names_the_first_version_that_is_known(changed):
     first, second = changed.catalog.queries.versions("flights")
     assert progress.newer(first) == second
     assert progress.newer(second) is None
+
+
+def test_the_completeness_of_a_range_before_a_border_is_that_of_the_earlier_version(desk):
+    desk.now = T0 + HOUR
+    desk.connect("jfk")
+    old = desk.register(name="changed", edges=["jfk"])
+    desk.report(old, "jfk", T0, {"UA": 1})
+    desk.report(old, "jfk", T0 + HOUR, {"UA": 1})
+    spec = QuerySpec.from_mapping({**SPEC, "name": "changed", "edges": ["jfk"], "where": "distance > 0"})
+    new, _ = desk.catalog.queries.register(spec, desk.now, change=Change(T0 + 2 * HOUR, None))
+    desk.ledger_knows(new)
+    starts = [rfc3339(T0 + hour * HOUR) for hour in range(3)]
+    assert desk.get("/v1/queries/changed/completeness").json()["windows"] == starts[:2]
+    desk.report(new, "jfk", T0 + 2 * HOUR, {"UA": 1})
+    whole = desk.get("/v1/queries/changed/completeness").json()
+    assert (whole["windows"], whole["phases"], whole["edges"], whole["earlier"]) == (
+        starts,
+        "fcc",
+        {"jfk": "ccc"},
+        False,
+    )
+    for params, shown, earlier in (
+        ({"end": starts[2]}, starts[:2], False),
+        ({"limit": 2}, starts[1:], True),
+        ({"start": starts[2]}, starts[2:], False),
+        ({"end": starts[2], "limit": 1}, starts[1:2], True),
+        ({"limit": 1}, starts[2:], True),
+    ):
+        part = desk.get("/v1/queries/changed/completeness", params=params).json()
+        assert (part["windows"], part["earlier"]) == (shown, earlier), params
+    rolled = desk.get("/v1/queries/changed/rollup", params={"every": "2h", "end": starts[2]}).json()
+    assert [a["window"]["start"] for a in rolled["answers"]] == starts[:1]

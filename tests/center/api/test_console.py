@@ -8,23 +8,28 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from center.api.console import ROUTES, console_files
 from center.catalog import Change
 from center.sinks import SinkRunner, SinkStore, read_definition
+from edgewater.model.key_texts import key_text
+from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
+from edgewater.wire import Rest, Withheld
 from tests.center.accuracy_world import BEGIN_MS, spec
-from tests.center.api.conftest import Desk
+from tests.center.api.conftest import COLUMNS, SPEC, Desk
 from tests.center.api.console_world import HOUR, T0, fill
 from tests.center.stored_world import stored
 
@@ -362,6 +367,30 @@ def test_group_names_full_of_markup_are_text_and_200_groups_are_listed_by_width(
 
 
 @needs_browser
+def test_groups_that_look_alike_are_chosen_one_by_one(browser, desk):
+    desk.connect("jfk")
+    query = desk.register(name="alike", group_by=["carrier", "distance"], measures={"n": "count()"}, edges=["jfk"])
+    big = 1 << 53
+    keys = [(None, 1), ("null", 1), ("", 1), ("x", big), ("x", big + 1)]
+    rows = [key for at, key in enumerate(keys) for _ in range(at + 1)]
+    columns = {"carrier": pa.array([c for c, _ in rows]), "distance": pa.array([d for _, d in rows])}
+    desk.ship(query, "jfk", T0, columns)
+    with desk.served() as url, tab(browser, url) as t:
+        t.open("/ui/queries/alike")
+        t.drawn()
+        t.lists("section[aria-label=Groups] tbody tr", 5)
+        texts = [f"carrier={key_text(c)}, distance={d}" for c, d in keys]
+        for at, text in enumerate(texts):
+            row = t.page.locator("section[aria-label=Groups] tbody tr").filter(
+                has=t.page.get_by_role("button", name=text, exact=True)
+            )
+            assert row.count() == 1 and str(at + 1) in row.inner_text()
+            row.get_by_role("button").click()
+            t.page.locator("section[aria-label=Chart] h2 small").filter(has_text=text).wait_for()
+            t.drawn()
+
+
+@needs_browser
 def test_negative_values_unknown_bounds_and_a_window_without_a_group_are_not_drawn_as_zero(browser, desk):
     desk.connect("jfk", "lga")
     query = desk.register(
@@ -695,3 +724,96 @@ def test_a_link_has_what_is_shown_and_a_dashboard_has_several_queries(browser, s
         t.page.get_by_role("button", name="Remove delay_quantiles").click()
         t.until("() => document.querySelectorAll('[data-panel]').length === 1")
         assert t.page.url.count("q=") == 1
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, str]]:
+    """Queries that a page may misread: of lists, of NaN, of two versions, with `:` and `/` in a group.
+
+    The newest window of each is empty.
+    """
+    desk = Desk(tmp_path_factory.mktemp("odd"))
+    desk.now = T0 + HOUR
+    desk.connect("jfk")
+    measures = {"top": "top_k(distance, 3)", "n": "count()", "delay": "mean(dep_delay)"}
+    lists = desk.register(name="lists", measures={"top": measures["top"]}, edges=["jfk"])
+    routes = desk.register(name="routes", measures={"n": "count()"}, edges=["jfk"])
+    nans = desk.register(name="nans", group_by=[], measures={"delay": measures["delay"]}, edges=["jfk"])
+    held = desk.register(name="held", measures={"n": "count()"}, edges=["jfk"], budget={"error": {"n": 1000}})
+    old = desk.register(name="changed", measures={"n": "count()"}, edges=["jfk"])
+    for hour in range(3):
+        start, groups = T0 + hour * HOUR, {"route:/api": 3, "null": 2} if hour < 2 else {}
+        for query in (lists, routes, old):
+            desk.report(query, "jfk", start, groups)
+        records = {"distance": [1, 1], "dep_delay": [math.nan, 1.0]} if hour < 2 else {"distance": [], "dep_delay": []}
+        columns = {name: pa.array(values, COLUMNS[name]) for name, values in records.items()}
+        desk.ship(nans, "jfk", start, columns)
+        desk.report(held, "jfk", start, {}, withheld=(Withheld("n", 5.0, 0.0, 1, rest=Rest(1, (5.0,))),))
+    spec = QuerySpec.from_mapping({**SPEC, "name": "changed", "measures": {"n": "count()"}, "edges": ["jfk"],
+                                   "where": "distance > 0"})  # fmt: skip
+    new, _ = desk.catalog.queries.register(spec, desk.now, change=Change(T0 + 4 * HOUR, None))
+    desk.ledger_knows(new)
+    for store_hour in (4, 5):
+        desk.report(new, "jfk", T0 + store_hour * HOUR, {"route:/api": 7} if store_hour == 4 else {})
+    with desk.served(progress="200ms") as url:
+        yield desk, url
+    for store in (desk.catalog, desk.components, desk.results):
+        store.close()
+
+
+FALSE = re.compile(r"No window has an answer|every record is shipped|cannot be shown|undefined|\[object")
+"""What no page may say of these queries: all have answers."""
+
+
+@needs_browser
+def test_no_page_says_what_is_false_of_lists_empty_windows_versions_nan_and_any_group(browser, odd):
+    _, url = odd
+    border, names = rfc3339(T0 + 4 * HOUR), ("lists", "routes", "nans", "held", "changed")
+    with tab(browser, url) as t:
+        t.open("/ui/")
+        t.lists("tr[data-given]", len(names))
+        overview = {name: t.text(f"tr[data-query={name}]") for name in names}
+        assert "no record yet" not in "".join(overview.values()) and "withheld: in no group" in overview["held"]
+        assert not FALSE.search(t.text("main"))
+        panels = [*names, f"changed?end={border}", "routes?group=carrier%3Aroute%3A%2Fapi", "lists?group=broken"]
+        t.open("/ui/dashboard?" + "&".join(f"q={quote(p, safe='')}" for p in panels))
+        ends = "main section .chart, main section .empty, main section .problem"
+        t.until("([s, n]) => document.querySelectorAll(s).length === n", [ends, len(panels)])
+        shown = dict(zip(panels, t.page.locator("main section").all_inner_texts(), strict=True))
+        assert not FALSE.search(t.text("main"))
+        assert "top is a list" in shown["lists"] and "3 windows" in shown["lists"]
+        assert (
+            "carrier=route:/api" in shown["routes?group=carrier%3Aroute%3A%2Fapi"]
+            and "NaN" in shown["nans"]
+            and "unknown" not in shown["nans"]
+        )
+        assert "edges withhold them" in shown["held"] and "expected column:value" in shown["lists?group=broken"]
+        assert "final" in shown[f"changed?end={border}"]
+        for name in names:
+            t.open(f"/ui/queries/{name}")
+            t.until("() => document.querySelector('section[aria-label=Groups]')")
+            t.until("() => document.querySelector('details table tbody tr')")
+            assert not FALSE.search(t.text("main")), name
+
+
+@needs_browser
+def test_a_group_of_an_address_may_have_the_notation_of_the_api_and_no_address_makes_a_blank_page(browser, odd):
+    _, url = odd
+    at = quote(rfc3339(T0), safe="")
+    with tab(browser, url) as t:
+        t.open("/ui/queries/routes?group=carrier%3Aroute%3A%2Fapi")
+        t.lists("details table tbody tr td:nth-child(3)", 2)
+        assert t.lists("details table tbody tr td:nth-child(3)", 2) == ["3", "3"]
+        assert "carrier=route:/api" in t.text("section[aria-label=Chart]")
+        for path in ("queries/routes?group=route%3A%2Fapi", "queries/routes?group=%7B", "queries/routes?group=5",
+                     "queries/routes?zoom=a_b&start=never", f"queries/routes/{at}?group=carrier:route:/api",
+                     "queries/routes/never", "queries/%E0%A4%A", "budget/routes", "budget", "edges?query=changed",
+                     "edit/routes", "new", f"queries/nans/{at}", f"queries/lists/{at}"):  # fmt: skip
+            t.open(f"/ui/{path}")
+            t.until("() => document.querySelector('main h1')?.innerText.length > 0")
+            assert not re.search(r"every record is shipped|undefined|\[object", t.text("main")), path
+        t.open(f"/ui/queries/nans/{at}")
+        t.shows("Why is delay NaN?")
+        t.open(f"/ui/queries/lists/{at}")
+        t.shows("What is in top?")
+        t.errors.clear()  # the address that cannot be decoded

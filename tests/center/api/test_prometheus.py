@@ -6,9 +6,11 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from center.api.prometheus import series
@@ -231,10 +233,13 @@ def test_an_aggregation_of_bounds_is_absent_where_one_group_has_none(desk):
 @pytest.mark.slow
 def test_what_is_about_time_is_refused_with_what_to_do_instead(filled):
     app = filled.app()
-    for expression in ("rate(flights:n[5m])", "increase(flights:n[1h])", "flights:n[5m]", "abs(flights:n)"):
+    for expression in ("rate(flights:n[5m])", "quantile_over_time(0.9, flights:n[1h])", "flights:n[5m]"):
         reply = filled.get(f"{API}/query", app=app, params={"query": expression})
         assert (reply.status_code, reply.json()["errorType"]) == (400, "bad_data")
         assert "a value is about its whole window already" in reply.json()["error"]
+    for expression in ("abs(flights:n)", "histogram_quantile(0.9, flights:n)", "time()", "absent(flights:n)"):
+        said = filled.get(f"{API}/query", app=app, params={"query": expression}).json()["error"]
+        assert "whole window" not in said and "accepted are selectors" in said
     for expression in ("sum(flights:n + 1)", "stddev(flights:n)", "topk(0, flights:n)", "topk(flights:n, flights:n)",
                        "flights:n @ 100", "a / on(x) group_left b", '"text"',
                        "flights:n and trips:n", "(" * 60 + "1" + ")" * 60, "1" + "+1" * 200, "x" * 9000):  # fmt: skip
@@ -398,3 +403,22 @@ def test_what_grafana_asks_is_answered(filled):
         assert filled.get(f"{API}/series?match[]=x&{wrong}", app=app).status_code == 400
     body = filled.ask("POST", f"{API}/query", app=app, json={"query": "1"})
     assert (body.status_code, "form" in body.json()["error"]) == (400, True)
+
+
+def test_sums_and_means_of_bounds_are_bounds_beyond_the_integers_of_a_float(desk: Desk) -> None:
+    desk.connect("jfk")
+    query = desk.register(measures={"s": "sum(distance)"})
+    distances = {"a": (1 << 53) + 1, "b": (1 << 53) + 1, "c": 3, "d": -5}
+    columns = {"carrier": pa.array(list(distances)), "distance": pa.array(list(distances.values()))}
+    desk.ship(query, "jfk", T0, columns)
+    app, exact = desk.app(), sum(distances.values())
+
+    def asked(text: str) -> Fraction:
+        params = {"query": text, "time": T0 / 1000 + 3600}
+        (sample,) = desk.get(f"{API}/query", app=app, params=params).json()["data"]["result"]
+        return Fraction(float(sample["value"][1]))
+
+    assert asked("sum(flights:s_lower)") <= exact <= asked("sum(flights:s_upper)")
+    assert asked("avg(flights:s_lower)") <= Fraction(exact, 4) <= asked("avg(flights:s_upper)")
+    few = 'flights:s_%s{carrier=~"c|d"}'
+    assert asked(f"sum({few % 'lower'})") == asked(f"sum({few % 'upper'})") == -2, "small integers are exact"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from center.catalog import ComponentHeartbeat, SetAside
-from edgewater.model.edge_records import QueryStatusRecord
+from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 from tests.center.api.conftest import HOUR, T0
@@ -159,6 +159,30 @@ def test_an_answered_query_names_those_without_whom_there_is_no_newer_answer(des
     status = status_of(desk)
     assert (status["state"], status["latest_window"]) == ("answered", rfc3339(T0))
     assert status["waits_for"] == (["jfk"] if silent else [])
+
+
+@pytest.mark.parametrize(
+    ("rejected", "late", "named", "remedy"),
+    [(5, 0, "rejected 5 records of flights (malformed)", "edgewater edge check"),
+     (0, 4, "4 records came too late", "disorder"), (5, 4, "4 records came too late", "edgewater edge check")],
+)  # fmt: skip
+@pytest.mark.parametrize("watermark_ms", [None, T0, MAX_TIME_MS])
+def test_records_that_an_edge_did_not_count_are_named_with_what_to_do(
+    desk, watermark_ms, rejected, late, named, remedy
+):
+    asked(desk)
+    marks = {} if watermark_ms is None else {"flights": watermark_ms}
+    drops, sources = ({"too-late": late} if late else {}), {"flights": [("a.csv", "malformed", rejected)]}
+    desk.catalog.edges.record_heartbeats(
+        [
+            HeartbeatRecord(
+                EdgeId("jfk"), marks, {}, drops, 0, 0.0, 0.0, 0.0, desk.now, rejected=sources if rejected else {}
+            )
+        ]
+    )
+    status = status_of(desk)
+    assert named in status["reason"] and remedy in status["remedy"]
+    assert "whether its sources have input" not in status["remedy"]
 
 
 @pytest.mark.parametrize("limit", ["1%", 100])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -143,6 +144,36 @@ def test_a_report_that_no_edge_can_mean_is_flagged(shares: dict[str, float]) -> 
     world.calm()
     held = world.allocator.holdings[A]
     assert world.allocator.handle(ShareReported(A, BudgetReport(held.version, shares, held.last.from_ms), 1))
+
+
+@pytest.mark.parametrize("claim", [1.7e308, math.inf, math.nan, 5e-324, -1.0])
+@pytest.mark.parametrize("limit", [E, 1.7e308])
+def test_a_claim_counts_as_at_most_the_budget_so_the_sum_over_edges_is_a_number(claim: float, limit: float) -> None:
+    allocator = BudgetAllocator({"bytes": limit}, {}, EAGER)
+    edges = frozenset({A, B, EdgeId("c")})
+    allocator.handle(MembersChanged(edges, {}))
+    for edge in (A, B):
+        allocator.handle(ShareReported(edge, BudgetReport(0, {"bytes": claim}, 0, claim, {"bytes": claim}), 1))
+    allocator.handle(ShareReported(EdgeId("c"), BudgetReport(0, {}, 0), 1))
+    allocator.handle(RebalanceEvent(2, 1 << 50))
+    assert 0 <= allocator.in_force(1 << 40)["bytes"] <= 2 * limit
+    json.dumps(allocator.to_json(), allow_nan=False)
+    stored = allocator.to_json()
+    for holding in stored["holdings"].values():  # 0.3.0 stored claims as they came
+        holding["steps"] = [[0, {"bytes": 1.7e308}]]
+    allocator.restore(json.loads(json.dumps(stored)))
+    assert allocator.handle(RebalanceEvent(60_000, 1 << 50)) == []
+    assert allocator.in_force(1 << 40)["bytes"] <= 3 * limit
+
+
+def test_after_a_reset_nothing_is_granted_until_each_edge_has_confirmed_a_share_of_zero() -> None:
+    world = ShareWorld(E, {"a": 1.0, "b": 1.0})
+    world.calm()
+    world.allocator.reset(frozenset({A, B}))
+    assert world.allocator.in_force(1 << 40)["bytes"] == 2 * E
+    world.calm()
+    assert world.allocator.in_force(1 << 40)["bytes"] <= E * (1 + 1e-9)
+    assert world.shares() == pytest.approx(optimum(world), rel=1e-6)
 
 
 def test_a_grant_that_is_applied_to_earlier_slices_than_it_was_granted_for_is_flagged() -> None:

@@ -436,10 +436,11 @@ def test_the_job_ends_a_pause_and_only_an_operator_ends_a_quarantine(catalog: Ca
     assert sorted(a.kind for a in catalog.alarms.latest()) == ["query-paused", "query-quarantined"]
     catalog.quarantine.end_pauses(list(listed))
     assert list(catalog.quarantine.queries()) == [quarantined]
+    assert [a.kind for a in catalog.alarms.latest()] == ["query-quarantined"]
     with pytest.raises(NotFound):
         catalog.quarantine.retry_query("a")
     catalog.quarantine.retry_query("b")
-    assert catalog.quarantine.queries() == {}
+    assert catalog.quarantine.queries() == {} and catalog.alarms.latest() == []
 
 
 def test_a_registration_says_whether_it_created_the_query_and_asks_before_it_does(catalog: Catalog) -> None:

@@ -24,7 +24,7 @@ from tests.center.early.test_early_promise import ERROR, least_covered
 
 pytestmark = pytest.mark.slow
 
-WINDOWS = 30
+WINDOWS = 20
 EXPONENTIAL = exponential(100.0)
 SHARES = (8.0, 4.0, 2.0, 1.0)
 """Of the records, by group: each group has enough records for an interval."""
@@ -41,7 +41,7 @@ def run(
 ) -> DataWorld:
     sites = [Site.make(f"e{i}", i, windows + 4, delays, rate=1200.0, shares=SHARES) for i in range(3)]
     parts: dict[str, Any] = {} if budget is None else {"budget": budget}
-    world = DataWorld(spec({"total": "sum(x)", **(measures or {})}, group_by=["k"], **parts), sites, step_ms=50)
+    world = DataWorld(spec({"total": "sum(x)", **(measures or {})}, group_by=["k"], **parts), sites)
     if rate < 1:
         for site in sites:
             site.core.handle(SamplingSet(REF, rate, 0.0, SamplingReason.PROCESSOR))

@@ -206,7 +206,7 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
     for size in (group_module.BATCH_SIZE, 2, 1):
         monkeypatch.setattr(group_module, "BATCH_SIZE", size)
         parts = sites(seconds=10, shares=(1, 1, 0.05, 1, 0.5), slower=(0.5, 1, 2, 1, 3))
-        world = World(grouped(scope=scope), parts, step_ms=40)
+        world = World(grouped(scope=scope), parts)
         for site in world.sites:  # a group that appears late
             site.group[(site.group == 3) & (site.born < BEGIN_MS + 3_300)] = 0
         world.sites[1].cut = (BEGIN_MS + 5_000, BEGIN_MS + 7_500)
@@ -264,7 +264,7 @@ def test_all_records_are_needed_while_a_group_has_no_interval() -> None:
 
 @pytest.mark.parametrize("scope", ["all", pytest.param("each", marks=pytest.mark.full)])
 def test_a_restart_gives_the_answers_of_an_uninterrupted_run(scope: str) -> None:
-    whole, cut = (World(grouped(scope=scope), sites(seconds=10, shares=(1, 1, 0.02)), step_ms=50) for _ in range(2))
+    whole, cut = (World(grouped(scope=scope), sites(seconds=10, shares=(1, 1, 0.02))) for _ in range(2))
     for world in (whole, cut):
         world.sites[1].cut = (BEGIN_MS + 4_000, BEGIN_MS + 6_500)
     whole.run(9)
@@ -309,7 +309,7 @@ def test_the_entries_of_each_transaction_restore_the_estimator(
 
 
 def test_an_edge_core_restored_from_its_state_sends_the_same_frames() -> None:
-    whole, cut = (World(grouped(), sites(1, 6), step_ms=50) for _ in range(2))
+    whole, cut = (World(grouped(), sites(1, 6)) for _ in range(2))
     whole.run(4)
     for _ in range(8):
         cut.run(0.5)

@@ -221,7 +221,7 @@ def test_an_overloaded_edge_samples_and_its_answers_state_it() -> None:
 
 
 def test_an_edge_core_restored_from_its_state_sends_the_same_frames() -> None:
-    whole, cut = (World(spec(), sites(1), step_ms=50) for _ in range(2))
+    whole, cut = (World(spec(), sites(1)) for _ in range(2))
     whole.run(6)
     for _ in range(12):
         cut.run(0.5)

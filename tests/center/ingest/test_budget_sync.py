@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from center.budgets import AllocationPolicy, BudgetReport
-from center.catalog import Catalog
+from center.catalog import BudgetStateChange, Catalog
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.metrics import GatewayMetrics
@@ -107,4 +107,22 @@ async def test_a_combined_budget_sends_the_share_and_the_processing_delay(tmp_pa
     assert (dict(message.shares), message.version) == ({"flights": 10.0, "miles": 1000.0}, 1)
     assert message.center_ms == 340
     assert world.budget_sync.snapshot.message(query, LGA) is None, "without a grant there is no share to apply"
+    world.catalog.close()
+
+
+@on_a_loop
+async def test_a_budget_that_cannot_be_divided_begins_anew_with_an_alarm_and_the_others_go_on(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.budget_sync.sync(world.plan())
+    broken = BudgetStateChange({"holdings": {"jfk": {"version": "?"}}, "targets": {}, "decided_at_ms": 0}, True, [])
+    world.catalog.budgets.update(world.refs[0], lambda _state, _at_ms: broken, world.now_ms)
+    for ref in world.refs:
+        for edge in (JFK, LGA):
+            world.budget_sync.on_report(edge, ref, BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
+    await world.budget_sync.sync(world.plan())
+    assert set(world.budget_sync.snapshot.grants[world.refs[1]]) == {JFK, LGA}
+    assert world.granted() == {JFK, LGA}, "of nothing, until both have confirmed it"
+    await world.budget_sync._status.flush()
+    (alarm,) = world.catalog.alarms.latest()
+    assert (alarm.kind, alarm.query) == ("budget-reset", "a@1")
     world.catalog.close()

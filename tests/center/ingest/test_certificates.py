@@ -15,7 +15,7 @@ from edgewater.model.errors import InvalidConfig
 from edgewater.wire import uplink_pb2_grpc
 from tests.center.gateway_world import Center, RawEdge, center, eventually, on_a_loop
 
-pytest.importorskip("cryptography", reason="part of edgewater[center]")
+pytest.importorskip("cryptography", reason="part of the extra center")
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -128,6 +128,8 @@ async def test_a_revoked_certificate_ends_its_session_and_a_renewed_one_connects
         assert "the client certificate has expired" in (await lga.refusal())[2]
         await eventually(c.catalog.alarms.latest)
         assert [(a.kind, a.edge) for a in c.catalog.alarms.latest()] == [("revocations-overdue", "")]
+        c.clock[0] = int(NOW.timestamp() * 1000)
+        await eventually(lambda: c.catalog.alarms.latest() == [])
 
 
 @on_a_loop

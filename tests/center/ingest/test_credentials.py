@@ -97,6 +97,7 @@ async def test_a_tokens_file_that_cannot_be_used_changes_nothing_and_is_an_alarm
         assert str(file) in alarm.message and "s3cret" not in alarm.message
         file.write_text("jfk: s3cret\n")
         await eventually(lambda: c.gateway.metrics.credentials_stale._value.get() == 0)
+        await eventually(lambda: c.catalog.alarms.latest() == [])
         await edge.__aexit__()
 
 

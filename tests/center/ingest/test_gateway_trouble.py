@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import itertools
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +15,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from center.api.models import StreamList
 from center.catalog import Catalog
 from center.ingest.gateway import Gateway, GatewayConfig
 from center.ingest.group_commit import LAG_MS
@@ -381,3 +385,78 @@ async def test_a_commit_of_two_segments_of_which_the_disk_takes_one_leaves_none(
         indexed = {e.segment for key in ("miles@1", "fine@1") for e in c.catalog.frames.entries(key, 0, 1 << 40)}
         assert set(c.log.segments()) == indexed
         assert present == 4 * [2, 3]
+
+
+NUMBERS = (math.nan, math.inf, -math.inf, -1.0, 5e-324, 1.7e308)
+COUNTS = (0, 1, 1 << 53, (1 << 62) - 1, 1 << 62, (1 << 64) - 1)
+
+
+def filled(message: Any, number: float, count: int) -> Any:
+    """Sets all numeric fields of a message and of its parts. Texts name what the edge may name."""
+    texts = {"query": "miles", "stream": "flights", "name": "flights"}
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            value = field.message_type.fields_by_name["value"]
+            key = "flights" if field.name == "durable_records" else "miles"
+            if value.type == value.TYPE_DOUBLE:
+                getattr(message, field.name)[key] = number
+            elif value.type == value.TYPE_UINT64:
+                getattr(message, field.name)[key] = count
+        elif field.message_type is not None:
+            part = getattr(message, field.name)
+            filled(part.add() if field.is_repeated else part, number, count)
+        else:
+            if field.type == field.TYPE_DOUBLE:
+                value = number
+            elif field.type in (field.TYPE_UINT64, field.TYPE_FIXED64):
+                value = count if field.name != "query_version" else 1
+            elif field.type == field.TYPE_INT64:
+                value = min(count, (1 << 63) - 1)
+            elif field.type == field.TYPE_STRING:
+                value = texts.get(field.name, "x")
+            else:
+                continue
+            if field.is_repeated:
+                getattr(message, field.name).append(value)
+            else:
+                setattr(message, field.name, value)
+    return message
+
+
+@pytest.mark.parametrize("kind", ["heartbeat", "query_status", "budget_report", "goodbye", "hello"])
+@on_a_loop
+async def test_whatever_numbers_an_edge_states_the_others_go_on(tmp_path: Path, kind: str) -> None:
+    """Each numeric field of each message, with each number. Frames have a check of their own (`test_frame_check`)."""
+    async with center(tmp_path) as c:
+        c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
+        for turn, (number, count) in enumerate(itertools.product(NUMBERS, COUNTS)):
+            for liar in ("liar", "other"):
+                async with RawEdge(c.port) as edge:
+                    if kind != "hello":
+                        await edge.hello(liar)
+                    message = filled(getattr(pb.FromEdge(), kind), number, count)
+                    if kind == "hello":
+                        message.protocol_min, message.protocol_max = 1, 1
+                        message.edge, message.incarnation = liar, f"i{turn}"
+                        message.sent_at_ms, message.next_seq = 1, max(message.next_seq, message.oldest_seq)
+                        message.streams[0].ClearField("clock")
+                        message.streams[0].ClearField("columns")
+                        message.streams[0].columns.add(name="carrier", type="string")
+                        message.streams[0].columns.add(name="distance", type="int64")
+                        del message.runs[:]
+                        del message.streams[0].deliveries[:]
+                    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                        await edge.call.write(pb.FromEdge(**{kind: message}))
+                        await edge.call.done_writing()
+                        while await edge.call.read() is not grpc.aio.EOF:
+                            pass
+            assert c.gateway.tasks.missing() == []
+            assert c.gateway.metrics.ended.labels("internal")._value.get() == 0, (number, count)
+        async with RawEdge(c.port) as edge:
+            await edge.hello("honest")
+            await edge.until("queries", lambda told: told.queries)
+            await edge.report_budget()
+            for name in ("second", "third"):  # the first poll may fail for the report
+                c.catalog.queries.register(spec(name), 1)
+                await edge.until("queries", lambda told, name=name: told.queries[-1].name == name)
+        assert StreamList.of({}, c.catalog.edges.all()).streams[0].records < 1 << 63

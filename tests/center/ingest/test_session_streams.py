@@ -15,6 +15,9 @@ from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, Ses
 from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, synopsis
 from tests.center.kept_frames import stored_frame
 
+NOTHING = b"\x28\xb5\x2f\xfd\x00\x48" + b"\x00\x00\x00" * 1_000_000
+"""A zstd frame of empty blocks."""
+
 
 def many_groups(seq: int, groups: int = 2_000) -> Frame:
     content = b"".join(b"carrier %d," % n for n in range(groups))
@@ -57,6 +60,8 @@ async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counte
     [
         pytest.param(pb.Packed(data=b"garbage", plain_bytes=10), "cannot be decompressed", id="garbage"),
         pytest.param(pb.Packed(data=b"", plain_bytes=1 << 31), "expected at most", id="a large one"),
+        pytest.param(pb.Packed(data=NOTHING), "expected at most", id="much that is nothing"),
+        pytest.param(pb.Packed(data=b"\x50\x2a\x4d\x18" + NOTHING[:4], plain_bytes=1), "", id="a skipped frame"),
         pytest.param(
             SessionPacker(MOST_WINDOW_LOG, 3).pack(pb.FromEdge(hello=pb.Hello())).packed, "contains a hello", id="hello"
         ),

@@ -155,3 +155,14 @@ def test_the_ends_of_many_sessions_are_one_transaction_and_end_with_the_last_hea
     assert [(e.connected, e.last_seen_ms) for e in gateway.catalog.edges.all()] == [(False, 1_500)] * 2
     assert gateway.edge().watermarks == {"flights": 1_200}
     assert not gateway.edge().reachable(1_500)
+
+
+def test_a_state_that_ended_while_no_gateway_ran_leaves_the_alarms(gateway: Heard) -> None:
+    gateway.begin([JFK, LGA])
+    for edge in (JFK, LGA):
+        gateway.catalog.alarms.add("clock-differs", "of an earlier process", edge, 0)
+    later = StatusWriter(gateway.catalog, GatewayMetrics(), 0.0, lambda: 0)
+    later.end_alarm("clock-differs", JFK)
+    later.end_alarm("watermark-ahead", LGA)
+    asyncio.run(later.flush())
+    assert [(a.kind, a.edge) for a in gateway.catalog.alarms.latest()] == [("clock-differs", LGA)]

@@ -12,7 +12,7 @@ import pytest
 from center.job.frame_retention import FrameRetention
 from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
-from center.ledger import Ledger, Phase
+from center.ledger import Emission, Ledger, Phase
 from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.runtime.health import health_server
@@ -168,3 +168,29 @@ def test_retention_keeps_frames_for_as_long_as_asked(world: Any, writer: LedgerW
     retention.run(world.now)
 
     assert [e.position for e in world.catalog.frames.entries("a@1", 0, 99)] == list(range(13, 19))
+
+
+@pytest.mark.parametrize("by_ms", [3_600_000, -3_600_000])
+def test_a_clock_that_is_set_answers_no_window_without_records(world: Any, by_ms: int) -> None:
+    steady_s = 0.0
+
+    def pass_s(seconds: float) -> list[Emission]:
+        nonlocal steady_s
+        given: list[Emission] = []
+        for _ in range(round(seconds * 10)):
+            world.now, steady_s = world.now + 100, steady_s + 0.1
+            given += writer.advance()
+        return given
+
+    events = CatalogEvents(world.catalog)
+    writer = LedgerWriter(Ledger(), world.store, events, JobMetrics(), now_ms=world.clock, monotonic=lambda: steady_s)
+    world.catalog.queries.register(staleness_spec("q"), world.now)
+    assert len(pass_s(10)) in (7, 8), "a window a second, two seconds after its end"
+    world.now += by_ms
+    stepped = pass_s(10)
+    assert len(stepped) <= 10
+    world.now -= by_ms
+    assert len(pass_s(10)) <= 20, "set right again"
+    starts = [e.window_start_ms for e in stepped]
+    assert len(set(starts)) == len(starts)
+    writer.close()

@@ -418,6 +418,7 @@ def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
     job.run()
     job.writer.advance()
     assert world.answers() == world.truth
+    assert ("query-failing", "") not in alarms(world), "it works again"
 
 
 # Frames that kill the process that reads them

@@ -7,9 +7,9 @@ from typing import Any
 
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import EdgeId
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
-from edgewater.wire import QueryRef, SliceClose
+from edgewater.wire import DroppedRecords, DropReason, QueryRef, SliceClose
 from tests.center.ledger.test_ledger import close, edge_record, spec, told
 
 MINUTE = 60_000
@@ -129,3 +129,13 @@ def test_borders_are_part_of_the_stored_state() -> None:
     again = Ledger(margin_ms=0)
     again.load({ref: center.ledger.snapshot(ref) for ref in (OLD, NEW)})
     assert [again.book(ref).state.query.windows for ref in (OLD, NEW)] == [center.old.windows, center.new.windows]
+
+
+def test_late_records_of_a_version_that_edges_have_forgotten_are_counted_on_the_query() -> None:
+    center = Versions(2 * MINUTE, "a")
+    center.change()
+    center.says(OLD, "a", 9 * MINUTE, close(MINUTE, 1))
+    dropped = (DroppedRecords(MIN_TIME_MS, DropReason.TOO_LATE, 5),)
+    frame = FrameSummary(NEW, 99, EdgeId("a"), 9 * MINUTE, (), (), 100, 0, "a-1", dropped=dropped)
+    center.ledger.handle(FramesMerged((frame.within(2 * MINUTE, MAX_TIME_MS),), 0))
+    assert (center.ledger.after_final(OLD), center.ledger.after_final(NEW)) == (0, 5)

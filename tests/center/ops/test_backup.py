@@ -92,9 +92,9 @@ def put_store(source: Path, name: str, directory: Path) -> None:
         shutil.copy(path, directory / path.name)
 
 
-def restored_world(path: Path, world: World) -> World:
+def restored_world(path: Path, world: World, database: str | None = None) -> World:
     """The restored center, to whose edges the same frames may be told."""
-    again = World(path)
+    again = World(path, database=database)
     again.truth, again._next_seq, again.now = world.truth, dict(world._next_seq), world.now
     for edge, seq in again._next_seq.items():
         record = again.catalog.edges.get(edge)
@@ -206,6 +206,41 @@ def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
             before |= after
 
 
+def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
+    tmp_path: Path, world: World, job: MicroBatches, shared_database: Callable[[], str | None]
+) -> None:
+    (ref,) = world.register("q")
+    for window in range(40):
+        world.ship_records(world.edges[0], ref, window, ["/a"])  # the windows stay open, and the store keeps their data
+    job.run()
+    sinks = SinkStore(world.store.engine)
+    sinks.define("lake", {"kind": "lake"})
+    world.catalog.alarms.add("before", "", JFK, 1)
+    take_backup(config(world.path), tmp_path / "b", world.clock, silent)
+    epoch = max(sinks.take("lake", owner, 1, 0) or 0 for owner in ("one", "two", "three"))
+    late, (lost,) = world.store.newest()[1], world.register("lost")
+    world.now += 60_000
+    database, target = shared_database(), tmp_path / "r"
+    restore_backup(config(target, database), tmp_path / "b", world.clock, silent)
+    with (
+        contextlib.closing(restored_world(target, world, database)) as again,
+        contextlib.closing(MicroBatches(again, keep_frames_ms=0)) as restored,
+    ):
+        again.ship_records(world.edges[1], ref, 1, ["/b"])
+        restored.run()
+        again.end(ref)
+        restored.run()
+        assert again.all_consumed() and again.answers() == world.truth
+        assert again.catalog.quarantine.frames() == []
+        again.catalog.alarms.add("after", "", JFK, 2)
+        assert {alarm.kind for alarm in again.catalog.alarms.latest()} == {"before", "after"}
+        taken = SinkStore(again.store.engine).take("lake", "one", again.now, 0)
+        assert taken is not None and taken > epoch
+        assert again.store.newest()[1] > late + 1
+        (other,) = again.register("lost")
+        assert other.version > lost.version
+
+
 def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reconciled(
     tmp_path: Path, world: World, job: MicroBatches
 ) -> None:
@@ -252,6 +287,43 @@ def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reco
             assert set(lacking["lost_state"]) == set(world.edges)
 
 
+def test_older_copies_of_both_stores_are_recognised_by_what_an_edge_knows(
+    tmp_path: Path, world: World, job: MicroBatches
+) -> None:
+    (ref,) = world.register("q")
+    world.ship_window(ref, 0)
+    job.run()
+    for name in ("catalog.db", "results.db"):
+        copy_store(world, name, tmp_path / "old")
+    world.ship_window(ref, 1)
+    world.ship_records(world.edges[0], ref, 2, ["/a"])
+    job.run()
+    before = given(world.store, ref)
+    last = world.store.last_answer_id()
+    job.close()
+    world.close()
+    for name in ("catalog.db", "results.db"):
+        put_store(tmp_path / "old", name, world.path)
+    pair(world.path).close()  # nothing in the stores says that they are old
+    world.now += 60_000
+    with contextlib.closing(restored_world(world.path, world)) as again, contextlib.closing(MicroBatches(again)) as job:
+        assert {a.kind for a in again.catalog.alarms.latest()} == {"frames-lost"}
+        for edge in again.edges:
+            again.ship_records(edge, ref, 1, ["/other"])
+        again.end(ref)
+        job.run()
+        after = given(again.store, ref)
+        assert {key: after[key] for key in after.keys() & before.keys()}.items() <= before.items()
+        assert any(window == 1000 and revision >= again.now for window, revision in after)
+        assert again.store.last_answer_id() > last
+        newest = {r.window_start_ms: r for r in again.store.answers_after(0, 100)}
+        assert set(newest[1000].quality["completeness"]["lost_state"]) == set(again.edges)
+        numbers = again.store.newest()
+        job.restart()
+        job.writer.advance()
+        assert again.store.newest() == numbers, "a proof counts once"
+
+
 def test_stores_of_two_centers_are_refused(tmp_path: Path, world: World) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -296,6 +368,24 @@ def test_what_is_wrong_with_a_backup_or_its_place_is_said(tmp_path: Path, world:
     assert not (tmp_path / "b2").exists()
     with exclusive_lock(tmp_path / "new"), pytest.raises(StorageError, match="another `edgewater center run`"):
         restore_backup(config(tmp_path / "new"), target, world.clock, silent)
+    manifest = json.loads((target / "backup.json").read_text())
+    outside = tmp_path / "outside.frames"
+    outside.write_bytes(b"secret")
+    (target / "log" / "commits").mkdir(parents=True, exist_ok=True)
+    (target / "log" / "commits" / "link.frames").symlink_to(outside)
+    for name in (
+        *("log/../../outside.frames", "../outside.frames", str(outside), "log/commits/../../../outside.frames"),
+        *("log/commits/link.frames", "log", "log/commits/..", "log//outside.frames", "./catalog.db", "x\0y"),
+    ):
+        altered = {**manifest, "sizes": {**manifest["sizes"], name: 6}}
+        (target / "backup.json").write_text(json.dumps(altered))
+        with pytest.raises(InvalidInput):
+            restore_backup(config(tmp_path / "new"), target, world.clock, silent)
+    for sizes in ({}, [], {"catalog.db": manifest["sizes"]["catalog.db"]}, {**manifest["sizes"], "catalog.db": "?"}):
+        (target / "backup.json").write_text(json.dumps({**manifest, "sizes": sizes}))
+        with pytest.raises(InvalidInput):
+            restore_backup(config(tmp_path / "new"), target, world.clock, silent)
+    (target / "backup.json").write_text(json.dumps(manifest))
     (target / "results.db").write_bytes(b"")
     with pytest.raises(InvalidInput, match=r"results\.db"):
         restore_backup(config(tmp_path / "new"), target, world.clock, silent)

@@ -85,9 +85,9 @@ def test_a_question_states_the_predictions_of_an_early_answer() -> None:
     assert bounds(window(0, PREDICTED), measure="total", group={"k": "b"}) == [(18, 22)]
 
 
-@pytest.mark.parametrize("fact", ["rejected", "after_final", "lost_state"])
+@pytest.mark.parametrize("fact", ["rejected", "after_final", "guessed", "lost_state"])
 def test_a_prediction_has_no_bounds_if_it_cannot_include_all_records(fact: str) -> None:
-    value: Any = ["edge"] if fact == "lost_state" else 1
+    value: Any = {"lost_state": ["edge"], "guessed": {"assumed-copy": 1}}.get(fact, 1)
     early = window(0, PREDICTED, **{fact: value})
     assert bounds(early, measure="total") == [UNKNOWN, UNKNOWN]
     row = Widening.of([early.completeness], GROUPS, 2, NOTHING_WITHHELD, PREDICTED, None)

@@ -239,7 +239,7 @@ def test_a_sink_that_fails_is_an_alarm_and_readyz_names_it_to_those_who_may_read
     postgres.start()
     warehouse.runner.step()
     warehouse.catch_up()
-    assert readyz("x") == {}
+    assert readyz("x") == {} and desk.catalog.alarms.latest() == []
     warehouse.runner.stop()
     assert "no process" in readyz("x")["warehouse"]
     warehouse.store.pause("warehouse", True)
@@ -286,7 +286,7 @@ def test_odd_names_values_and_types_arrive(desk: Desk, warehouse: Warehouse) -> 
     desk.report(query, "jfk", T0 + 2 * HOUR, {"inf": 1}, delay_from=float("inf"))
     warehouse.catch_up()
     rows = warehouse.ask('SELECT carrier, n, xmin_ FROM "select" ORDER BY window_start, n, carrier')
-    assert [row[0] for row in rows[:3]] == ["", "a\ufffdb", 'it\'s "x", y\n']
+    assert [row[0] for row in rows[:3]] == ["", '"a\\u0000b"', 'it\'s "x", y\n']
     assert rows[3][2] != rows[3][2] and rows[4][2] == float("inf")
     columns = [name for (name,) in warehouse.ask(
         "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = 'select'",
@@ -533,8 +533,8 @@ def test_versions_whose_types_differ_have_the_wider_type_in_the_view_and_its_gra
     desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
     warehouse.catch_up()
     assert warehouse.ask("SELECT carrier, miles, pg_typeof(miles)::text FROM flights ORDER BY version") == [
-        ("UA", 300.0, "double precision"),
-        ("AA", 100.0, "double precision"),
+        ("UA", 300, "numeric"),
+        ("AA", 100, "numeric"),
     ]
     grants = warehouse.ask("SELECT relacl::text FROM pg_class WHERE oid = 'flights'::regclass")[0][0]
     assert f"{role}=r*/" in grants and ("{=r/" in grants or ",=r/" in grants)

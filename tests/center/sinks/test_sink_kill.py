@@ -19,7 +19,7 @@ from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.sinks.alert_receivers import Receiver
 from tests.center.sinks.systems import SYSTEMS
 
-KILLS = int(os.environ.get("EDGEWATER_SINK_KILLS", "3"))
+KILLS = int(os.environ.get("EDGEWATER_SINK_KILLS", "2"))
 FINALS_WAIT_S = 240
 pytestmark = pytest.mark.e2e
 

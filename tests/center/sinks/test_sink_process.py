@@ -30,10 +30,16 @@ def warehouse(desk: Desk, tmp_path: Path, postgres: PostgresServer) -> Warehouse
 
 
 @pytest.fixture
-def process(desk: Desk, warehouse: Warehouse) -> Iterator[SinkProcess]:
+def process(desk: Desk, warehouse: Warehouse, tmp_path: Path) -> Iterator[SinkProcess]:
     desk.now = time.time_ns() // 1_000_000
     made = SinkProcess(
-        [], desk.catalog, desk.results, warehouse.store, owner="host:1", now_ms=lambda: time.time_ns() // 1_000_000
+        [],
+        desk.catalog,
+        desk.results,
+        warehouse.store,
+        owner="host:1",
+        now_ms=lambda: time.time_ns() // 1_000_000,
+        listed=[str(tmp_path / "url"), "NOT_SET_ANYWHERE"],
     )
     stop = threading.Event()
     thread = threading.Thread(target=made.run, args=[stop])

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from pydantic import ValidationError
 
-from center.sinks import SinkStore
+from center.sinks import SinkStore, read_definition
+from center.sinks.definitions import masked
 from center.sinks.process import SinkProcess
+from edge.sources.kafka_client import KafkaConfig
+from edgewater.model.errors import InvalidConfig
 from tests.center.api.conftest import HOUR, T0, Desk
 
 WAREHOUSE = {"kind": "postgres", "url": {"env": "WAREHOUSE_URL"}, "queries": ["flights"]}
@@ -37,7 +44,7 @@ def test_a_sink_is_defined_changed_shown_and_deleted(desk: Desk) -> None:
     ("document", "field"),
     [
         ({**WAREHOUSE, "url": "postgresql://user:top-secret@host/db"}, "url"),
-        ({**WAREHOUSE, "url": {"vault": "x"}}, "url.vault"),
+        ({**WAREHOUSE, "url": {"vault": "x"}}, "url"),
         ({**WAREHOUSE, "kind": "oracle"}, "kind"),
         ({**WAREHOUSE, "query": "flights"}, "query"),
         ({"kind": "kafka", "brokers": ["a:1"], "properties": {"ssl.key.password": "top-secret"}}, "properties"),
@@ -53,6 +60,103 @@ def test_a_wrong_definition_is_refused_and_no_secret_is_stored(desk: Desk, docum
     assert refused.status_code == 422 and "top-secret" not in refused.text
     assert refused.json()["field"] in (field, f"warehouse.{field}", "warehouse")
     assert desk.get("/v1/sinks").json() == {"sinks": []}
+
+
+NOT_LISTED = [
+    {"kind": "postgres", "url": {"env": "PATH"}},
+    {"kind": "postgres", "url": {"file": "/etc/passwd"}},
+    {"kind": "kafka", "brokers": ["a:1"], "password": {"env": "PATH"}, "username": "u"},
+    {"kind": "kafka", "brokers": ["a:1"], "secrets": {"ssl.key.pem": {"file": "/etc/passwd"}}},
+    {"kind": "kafka", "brokers": ["a:1"], "properties": {"ssl.ca.location": "/etc/passwd"}},
+    {"kind": "kafka", "brokers": ["a:1"], "properties": {"ssl.keystore.location": "/dev/zero"}},
+    {"kind": "remote_write", "url": "http://a/w", "token": {"file": "/dev/zero"}},
+    {"kind": "delta", "path": "s3://a", "options": {"AWS_SECRET_ACCESS_KEY": {"env": "PATH"}}},
+    {"kind": "delta", "path": "s3://a", "options": {"google_service_account": "/etc/passwd"}},
+    {"kind": "iceberg", "catalog": {"type": "rest", "token": {"env": "PATH"}}},
+    {"kind": "iceberg", "catalog": {"py-io-impl": "os.system"}},
+    {"kind": "iceberg", "catalog": {"uri": "postgresql://user:top-secret@host/db"}},
+    *(
+        {"kind": "alerts", "rules": [{"alert": "a", "query": "q", "contract": "broken"}], "targets": {"t": target}}
+        for target in (
+            {"webhook": {"url": {"env": "PATH"}}},
+            {"webhook": {"url": {"env": "WAREHOUSE_URL"}, "key": {"file": "/etc/passwd"}}},
+            {"webhook": {"url": {"env": "WAREHOUSE_URL"}, "headers": {"X": {"env": "PATH"}}}},
+            {"webhook": {"url": {"env": "WAREHOUSE_URL"}, "ca": "/etc/passwd"}},
+            {"alertmanager": {"url": "http://a", "token": {"env": "PATH"}}},
+            {"alertmanager": {"url": "http://a", "ca": "/dev/zero"}},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("document", NOT_LISTED)
+def test_a_definition_of_the_api_uses_only_listed_secrets_and_files(desk: Desk, document: dict[str, Any]) -> None:
+    refused = desk.ask("PUT", "/v1/sinks/w", json=document)
+    assert refused.status_code == 422 and "top-secret" not in refused.text
+    assert desk.get("/v1/sinks").json() == {"sinks": []}
+    store = SinkStore(desk.results.engine)
+    store.define("w", document)  # by an earlier release
+    process = SinkProcess(
+        [], desk.catalog, desk.results, store, owner="h:1", now_ms=lambda: 1, listed=desk.sink_secrets
+    )
+    stop = threading.Event()
+    stop.set()
+    process.run(stop)
+    (problem,) = process.problems()
+    assert problem.startswith("w: ") and "top-secret" not in problem
+
+
+@pytest.mark.parametrize("folder", ["properties", "secrets"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plugin.library.paths", "ssl.engine.location", "ssl.providers", "sasl.kerberos.kinit.cmd"),
+        *("sasl.kerberos.keytab", "sasl.kerberos.principal", "https.ca.location", "sasl.oauthbearer.assertion.file"),
+        *("sasl.oauthbearer.assertion.private.key.file", "sasl.oauthbearer.assertion.jwt.template.file"),
+        *("client.plugin.path", "broker.cmd", "debug", "interceptor", ""),
+    ],
+)
+def test_a_property_of_kafka_that_loads_code_runs_a_program_or_reads_a_file_is_refused(folder: str, name: str) -> None:
+    value: Any = "/tmp/a.so" if folder == "properties" else {"env": "PATH"}
+    for listed in (None, ["PATH", "/tmp/a.so"]):
+        with pytest.raises(InvalidConfig) as refused:
+            read_definition("k", {"kind": "kafka", "brokers": ["a:1"], folder: {name: value}}, listed=listed)
+        assert folder in refused.value.field
+    with pytest.raises(ValidationError):
+        KafkaConfig.model_validate({"brokers": ["a:1"], "topic": "t", "properties": {name: "/tmp/a.so"}})
+
+
+def documented() -> Iterator[tuple[str, dict[str, Any]]]:
+    for page in sorted((Path(__file__).parents[3] / "docs").rglob("*.md")):
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+            found = next(iter(yaml.safe_load_all(block)), None) if re.search(r"^sinks:", block, re.MULTILINE) else None
+            for name, document in (found or {}).get("sinks", {}).items():
+                if document.get("kind", "sqlite") != "sqlite":  # that is a kind of an example
+                    yield name, document
+
+
+def names_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and list(value) in (["env"], ["file"]):
+        yield from value.values()
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from names_in(each)
+
+
+@pytest.mark.parametrize(("name", "document"), list(documented()))
+def test_each_documented_example_of_a_sink_can_be_defined_by_the_api(
+    desk: Desk, name: str, document: dict[str, Any]
+) -> None:
+    desk.sink_secrets = tuple(names_in(document))
+    made = desk.ask("PUT", f"/v1/sinks/{name}", json=document)
+    assert made.status_code == 201, made.text
+    assert made.json()["definition"] == document
+
+
+def test_messages_show_no_secret_of_a_definition() -> None:
+    document = {"kind": "remote_write", "url": "http://a", "token": "top-secret", "labels": {"a": "public"}}
+    options = read_definition("w", document).options
+    assert masked("header 'Bearer top-secret' of public", options) == "header 'Bearer …' of public"
 
 
 def test_a_sink_of_the_centers_file_is_changed_there(desk: Desk) -> None:
@@ -84,7 +188,9 @@ def test_a_replay_begins_with_the_first_answer_to_the_window(desk: Desk) -> None
 def test_a_sink_that_a_process_cannot_build_says_why(desk: Desk) -> None:
     desk.ask("PUT", "/v1/sinks/warehouse", json=WAREHOUSE)
     store = SinkStore(desk.results.engine)
-    process = SinkProcess([], desk.catalog, desk.results, store, owner="host:1", now_ms=lambda: desk.now)
+    process = SinkProcess(
+        [], desk.catalog, desk.results, store, owner="host:1", now_ms=lambda: desk.now, listed=["WAREHOUSE_URL"]
+    )
     stop = threading.Event()
     stop.set()
     process.run(stop)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def started(socket: Path, first: str = "") -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | SINGLE_THREADED)
     while not socket.exists():
         assert process.poll() is None
+        time.sleep(0.02)
     return process
 
 

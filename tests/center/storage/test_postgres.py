@@ -189,7 +189,7 @@ def test_any_postgresql_url_is_opened_with_the_driver_that_comes_along(url: str)
 
 def test_a_missing_driver_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StorageError, match=r"pip install 'edgewater\[postgres\]'"):
+    with pytest.raises(StorageError, match=r"pip install '\.\[postgres\]'"):
         open_engine("postgresql://localhost/edgewater")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -12,9 +12,9 @@ from psycopg import sql
 from sqlalchemy.engine import make_url
 
 from tests.center.postgres import PostgresServer
-from tests.e2e.soak.reader import Answer, differences
+from tests.e2e.soak.reader import differences
 from tests.e2e.soak.system import Center, SoakFailed
-from tests.simulation.checkers import Falsehood
+from tests.simulation.checkers import Answer, Falsehood
 
 SINK, SCHEMA = "warehouse", "soak"
 CAUGHT_UP_S = 60.0
@@ -41,13 +41,8 @@ class Warehouse:
                 for start, answer in windows.items():
                     rows, names = self._rows(connection, query, start)
                     columns = {name: [_plain(row[at]) for row in rows] for at, name in enumerate(names)}
-                    order = self._order(answer["data"], columns, len(rows))
-                    sorted_columns = {name: [values[at] for at in order] for name, values in columns.items()}
-                    differing, compared = differences(answer, sorted_columns, len(rows))
+                    differing, compared = differing_rows(answer, columns, len(rows))
                     cells += compared
-                    revisions = {*columns.get("revision", ())} - {answer["revision"]}
-                    if revisions:
-                        differing.append(f"revisions {sorted(revisions)} instead of {answer['revision']}")
                     false += [
                         Falsehood("sink", query, start, int(answer["revision"]), f"PostgreSQL: {d}")
                         for d in differing[:3]
@@ -70,14 +65,23 @@ class Warehouse:
         assert cursor.description is not None
         return cursor.fetchall(), [column.name for column in cursor.description]
 
-    def _order(self, data: Iterable[Mapping[str, Any]], columns: Mapping[str, list[Any]], rows: int) -> list[int]:
-        """Returns the row of each group of the answer."""
-        places = {
-            tuple(str(columns[name][at]) for name in next(iter(data), {"group": {}})["group"]): at for at in range(rows)
-        }
-        found = [places.get(tuple(str(value) for value in row["group"].values())) for row in data]
-        return list(range(rows)) if None in found or len(found) != rows else [at for at in found if at is not None]
+
+def differing_rows(answer: Answer, columns: Mapping[str, list[Any]], rows: int) -> tuple[list[str], int]:
+    """Returns how the rows of a window in a table differ from its answer, and the number of compared cells."""
+    places = {
+        tuple(str(columns[name][at]) for name in next(iter(answer["data"]), {"group": {}})["group"]): at
+        for at in range(rows)
+    }
+    found = [places.get(tuple(str(value) for value in row["group"].values())) for row in answer["data"]]
+    order = list(range(rows)) if None in found or len(found) != rows else [at for at in found if at is not None]
+    differing, compared = differences(answer, {n: [values[at] for at in order] for n, values in columns.items()}, rows)
+    revisions = {*columns.get("revision", ())} - {answer["revision"]}
+    if revisions:
+        differing.append(f"revisions {sorted(revisions)} instead of {answer['revision']}")
+    return differing, compared
 
 
 def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, Decimal) else value
+    if not isinstance(value, Decimal):
+        return value
+    return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)

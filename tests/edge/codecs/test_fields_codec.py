@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.codecs import COMBINED_TIME, EventTime, LinePattern, RecordSchema, TextFormat, TextFormatName
+from edge.codecs import ACCESS_TIME, EventTime, LinePattern, RecordSchema, TextFormat, TextFormatName
 from edge.records import Decoded
 from tests.examples import examples
 
@@ -25,7 +25,7 @@ COLUMNS = {
     "status": pa.int64(),
     "bytes": pa.int64(),
 }
-ACCESS = RecordSchema(COLUMNS, EventTime("time", COMBINED_TIME))
+ACCESS = RecordSchema(COLUMNS, EventTime("time", ACCESS_TIME))
 LEVELS = RecordSchema(
     {"level": pa.string(), "took": pa.float64(), "n": pa.int64(), "cached": pa.bool_()}, EventTime("t", "ms")
 )
@@ -51,7 +51,97 @@ def test_access_logs_of_nginx_and_apache_are_records() -> None:
     ]
     assert decoded.rejected == ()
     common = f'127.0.0.1 - - [{AT}] "GET /a HTTP/1.0" 200 5\r\n'
-    assert decode("combined", common, ACCESS).batch.column("path").to_pylist() == ["/a"]
+    assert decode("common", common, ACCESS).batch.column("path").to_pylist() == ["/a"]
+    assert reasons(decode("combined", common, ACCESS)) == {"malformed": 1}
+    assert reasons(decode("common", NGINX, ACCESS)) == {"malformed": 3}
+
+
+LINE = f'192.0.2.7 - anna [{AT}] "GET /a?b=c HTTP/1.1" 200 5 "-" "Mozilla/5.0 (X11; Linux)"'
+CLIENTS = {"remote_addr": pa.string(), "ident": pa.string(), "remote_user": pa.string(), "user_agent": pa.string()}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"www.example.org:443 {LINE}",
+        f"www.example.org {LINE}",
+        f"192.0.2.1, {LINE}",
+        f"192.0.2.1,{LINE}",
+        f"192.0.2.1, 192.0.2.2, {LINE}",
+        LINE.replace("- anna", "- - anna"),
+        LINE.replace("- anna", "anna"),
+        LINE.replace(" [", "["),
+        LINE[:-1],
+        LINE[:-30],
+        LINE.partition(' "-" ')[0],
+        LINE.partition(' "-" ')[0] + ' "-"',
+        LINE + ' "open',
+        LINE + " ",
+        LINE + '"x"',
+        LINE.replace("200 5", "200"),
+        LINE.replace("200", "20"),
+        LINE.replace("X11", 'X"11'),
+        LINE.replace("GET", 'G"ET'),
+        f"{LINE} {LINE[:40]}\0",
+    ],
+)
+def test_a_line_of_another_form_never_passes_with_fields_in_other_columns(line: str) -> None:
+    schema = RecordSchema(CLIENTS, ACCESS.time)
+    decoded = decode("combined", f"{LINE}\n{line}\n{LINE}\n", schema)
+    record = {"remote_addr": "192.0.2.7", "ident": None, "remote_user": "anna"}
+    assert decoded.batch.to_pylist() == [{**record, "user_agent": "Mozilla/5.0 (X11; Linux)", "event_time_ms": NOW}] * 2
+    assert reasons(decoded) == {"malformed": 1}
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ("GET /a?b=c HTTP/1.1", ("GET", "/a", "b=c", "HTTP/1.1")),
+        ("M-SEARCH * HTTP/1.1", ("M-SEARCH", "*", None, "HTTP/1.1")),
+        ("CONNECT example.org:443 HTTP/1.1", ("CONNECT", "example.org:443", None, "HTTP/1.1")),
+        ("GET /", ("GET", "/", None, None)),
+        ('GET /a\\"b HTTP/1.1', ("GET", '/a\\"b', None, "HTTP/1.1")),
+        ("-", (None,) * 4),
+        ("", (None,) * 4),
+        ("\\x16\\x03\\x01 \\xff", (None,) * 4),
+        ("GET /a b HTTP/1.1", (None,) * 4),
+        ("GET /a HTTP/1.1 x", (None,) * 4),
+        ("hello world", (None,) * 4),
+        ("\\n", (None,) * 4),
+    ],
+)
+@pytest.mark.parametrize("kind", ["common", "combined", "vhost_combined", "forwarded_combined"])
+def test_a_line_counts_and_its_request_has_all_fields_or_none(
+    kind: Any, request_: str, expected: tuple[str | None, ...]
+) -> None:
+    line = LINE.replace("GET /a?b=c HTTP/1.1", request_)
+    line = line.partition(' "-" "')[0] if kind == "common" else line
+    line = f"www.example.org:443 {line}" if kind == "vhost_combined" else line
+    schema = RecordSchema({name: pa.string() for name in ("method", "path", "query", "protocol")}, ACCESS.time)
+    decoded = decode(kind, line, schema)
+    assert decoded.rejected == ()
+    assert tuple(decoded.batch.to_pylist()[0].values())[:4] == expected
+
+
+def test_virtual_hosts_and_lists_of_addresses_have_formats_of_their_own() -> None:
+    hosts = RecordSchema({"vhost": pa.string(), "port": pa.int64(), "remote_addr": pa.string()}, ACCESS.time)
+    decoded = decode("vhost_combined", f"www.example.org:443 {LINE}\n[::1]:80 {LINE}\n{LINE}\na {LINE}", hosts)
+    assert [tuple(row.values())[:3] for row in decoded.batch.to_pylist()] == [
+        ("www.example.org", 443, "192.0.2.7"),
+        ("[::1]", 80, "192.0.2.7"),
+    ]
+    assert reasons(decoded) == {"malformed": 2}
+    lists = RecordSchema(
+        {"addresses": pa.string(), "remote_addr": pa.string(), "remote_user": pa.string()}, ACCESS.time
+    )
+    lines = [f"203.0.113.7, 10.0.0.5, {LINE}", LINE, LINE.replace("192.0.2.7", "-"), f"www.example.org:443 {LINE}"]
+    decoded = decode("forwarded_combined", "\n".join(lines), lists)
+    assert [tuple(row.values())[:3] for row in decoded.batch.to_pylist()] == [
+        ("203.0.113.7, 10.0.0.5, 192.0.2.7", "203.0.113.7", "anna"),
+        ("192.0.2.7", "192.0.2.7", "anna"),
+        (None, None, "anna"),
+    ]
+    assert reasons(decoded) == {"malformed": 1}
 
 
 def test_lines_of_another_form_are_malformed_and_the_other_lines_are_records() -> None:
@@ -152,6 +242,12 @@ def test_a_bad_logfmt_line_is_rejected_with_its_reason_alone(line: str, reason: 
     assert reasons(decoded) == {reason: 1}
 
 
+def test_a_nul_in_logfmt_stays_beside_an_escaped_text() -> None:
+    lines = [f't={NOW} level="a\0b"', f't={NOW} level="x\\\\n\\ny\\\\"']
+    decoded = decode("logfmt", "\n".join(lines), RecordSchema({"level": pa.string()}, LEVELS.time))
+    assert decoded.batch.column("level").to_pylist() == ["a\0b", "x\\n\ny\\"]
+
+
 WORD = st.text(st.sampled_from('ab="\\ tn'), max_size=6)
 
 
@@ -177,7 +273,12 @@ def test_whatever_the_lines_are_each_is_a_record_or_rejected(lines: list[str]) -
     data = "\n".join(lines)
     count = sum(1 for line in data.split("\n") if line.strip(" \t\r\v\f"))
     schema = RecordSchema({"a": pa.string()}, LEVELS.time)
-    for kind, pattern in (("logfmt", None), ("combined", None), ("regex", LinePattern("(?P<t>1*)(?P<a>.*)"))):
-        of = ACCESS if kind == "combined" else schema
+    for kind, pattern in (
+        ("logfmt", None),
+        ("combined", None),
+        ("common", None),
+        ("regex", LinePattern("(?P<t>1*)(?P<a>.*)")),
+    ):
+        of = ACCESS if kind in ("combined", "common") else schema
         decoded = decode(kind, data, of, pattern)  # type: ignore[arg-type]
         assert decoded.batch.num_rows + sum(reasons(decoded).values()) == count

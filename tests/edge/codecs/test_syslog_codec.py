@@ -70,6 +70,34 @@ def test_nil_values_are_null_and_the_text_of_a_message_stays() -> None:
     assert row("<191>1 2023-10-11T22:14:15Z h a 1 - -")["message"] is None
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "<34>Oct 11 22:14:15 su: 'su root' failed",
+        "<34>Oct 11 22:14:15 cron[7]: (root) CMD",
+        "<34>Oct 11 22:14:15 web-1",
+        "<34>Oct 11 2023 22:14:15 web-1 su: x",
+        "<34>2 2023-10-11T22:14:15Z web-1 su - - - x",
+        "<34>1 2023-10-11T22:14:15Z web-1 su - - [x y=1] x",
+        "<34>1 2023-10-11T22:14:15Z web-1 su - -",
+        "<34>1 2023-10-11T22:14:15Z web-1 su - - -x",
+    ],
+)
+def test_a_message_of_another_form_never_passes_with_fields_in_other_columns(message: str) -> None:
+    good = "<34>Oct 11 22:14:15 2001:db8::1 su: x"
+    decoded = decode(good, message, good)
+    assert decoded.batch.column("host").to_pylist() == ["2001:db8::1"] * 2
+    assert {r.reason: r.count for r in decoded.rejected} == {"malformed": 1}
+
+
+@given(st.lists(st.integers(0, 365), min_size=1, max_size=5))
+@examples(100)
+def test_the_year_of_a_time_does_not_depend_on_the_other_messages(days: list[int]) -> None:
+    at = [ARRIVAL - dt.timedelta(days=days_ago, hours=-9) for days_ago in days]
+    messages = [f"<34>{time:%b} {time.day:2} {time:%H:%M:%S} h a: x" for time in at]
+    assert times(decode(*messages)) == [time for message in messages for time in times(decode(message))]
+
+
 def test_a_message_of_rfc_3164_has_a_host_and_a_tag() -> None:
     found = row("<34>Oct 11 22:14:15 web-1 su[12]: 'su root' failed")
     assert (found["facility"], found["severity"], found["host"]) == ("auth", 2, "web-1")

@@ -9,9 +9,9 @@ import pyarrow as pa
 from edge.core import BackfillIngested, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability.event_records import decode_event, encode_event
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
+from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.model.window_range import WindowRange
-from edgewater.wire import FrameBody, LossReason, QueryRef
+from edgewater.wire import DropReason, FrameBody, LossReason, QueryRef
 
 SECOND = 1_000
 OLD, NEW = QueryRef("n", 1), QueryRef("n", 2)
@@ -124,3 +124,59 @@ def test_borders_survive_journal_and_checkpoint() -> None:
     assert again.to_state() == edge.to_state()
     reads(again, 59, 61, 500)
     assert [counted(each) for each in ships(again).values()] == [{0: 1}, {60: 1}]
+
+
+def late(bodies: list[FrameBody]) -> list[tuple[int, int]]:
+    """Slice and number of late records that were not counted."""
+    return [(d.slice_start_ms, d.records) for body in bodies for d in body.dropped if d.reason is DropReason.TOO_LATE]
+
+
+def test_late_records_of_a_version_that_is_gone_are_counted_on_the_oldest_version() -> None:
+    edge = core((OLD, spec(lateness="0s")))
+    reads(edge, 1, 2, 59)
+    changes(edge, spec(lateness="0s"), spec(lateness="0s"))
+    reads(edge, 61, 200)
+    ships(edge)
+    reads(edge, 3, 4)  # for a final window, while its version is there: in no frame yet
+    edge.handle(Configured(((NEW, spec(lateness="0s")),), {NEW: WindowRange(BORDER)}))
+    reads(edge, 5, 58, 300)
+    edge.handle(Configured(((NEW, spec(lateness="0s")),), {NEW: WindowRange(BORDER)}))
+    bodies = ships(edge)
+    assert late(bodies[NEW]) == [(MIN_TIME_MS, 4)]
+    again = EdgeCore({"s": StreamSpec({"k": pa.string()})})
+    again.restore(edge.to_state())
+    reads(again, 6, 400)
+    assert late(ships(again)[NEW]) == [(MIN_TIME_MS, 1)], "after a restart, too"
+
+
+def test_a_version_that_is_there_counts_its_late_records_itself() -> None:
+    edge = core((OLD, spec()))
+    changes(edge, spec(), spec())
+    reads(edge, 10, 61, 500)
+    ships(edge)
+    reads(edge, 20)
+    bodies = ships(edge)
+    assert not late(bodies.get(NEW, [])) and counted(bodies[OLD])[0] == 2
+
+
+def test_records_that_are_read_again_were_counted_before() -> None:
+    edge = EdgeCore({"s": StreamSpec({"k": pa.string()})})
+    edge.handle(SourcesOpened((("s", "file"),), ("file",)))
+    edge.handle(Configured(()))
+    reads(edge, 1, 2, 70)
+    edge.handle(Configured(((NEW, spec(since="beginning")),), {NEW: WindowRange(BORDER)}))
+    edge.handle(BackfillIngested(NEW, "file", batch(1, 2, 70), 1_000 * SECOND))
+    reads(edge, 500)
+    bodies = ships(edge)
+    assert not late(bodies[NEW]) and counted(bodies[NEW])[60] == 1
+
+
+def test_a_journal_of_an_earlier_release_is_replayed_as_it_was() -> None:
+    record = encode_event(Configured(((NEW, spec()),), {NEW: WindowRange(BORDER)}, counts_earlier=False))
+    event = decode_event(record)
+    assert isinstance(event, Configured) and not event.counts_earlier
+    edge = EdgeCore({"s": StreamSpec({"k": pa.string()})})
+    edge.handle(SourcesOpened((("s", "file"),), ("file",)))
+    edge.handle(event)
+    reads(edge, 1, 500)
+    assert not late(ships(edge).get(NEW, []))

@@ -163,9 +163,18 @@ def test_a_reason_that_is_about_a_whole_file_is_counted_and_no_statement_of_wind
     assert core.streams["flights"].rejected == {"file": {"file-truncated": 1}}
 
 
-def test_rejections_in_very_many_slices_are_stated_together_and_none_is_forgotten() -> None:
+def test_a_guess_is_stated_with_its_slice_and_is_no_rejection() -> None:
     core = make_core(queries=QUERIES[:1])
-    parts = [RejectedRecords("wrong-type", 1, 10_000 * n, 10_000 * n + 1, is_timed=True) for n in range(3_000)]
+    push(core, RejectedRecords("assumed-copy", 3, 12_000, 15_000, is_timed=True), rows=[("UA", 500, 1_000)])
+    push(core, rows=[("UA", 500, 44_000)])
+    assert rejected(core) == [(10_000, 20_000, 3)]
+    assert not core.streams["flights"].rejected.get("file"), "heartbeats do not call it a rejected record"
+
+
+@pytest.mark.parametrize("reason", ["wrong-type", "assumed-copy", "read-again", "too-many-series"])
+def test_records_in_very_many_slices_are_stated_together_and_none_is_forgotten(reason: str) -> None:
+    core = make_core(queries=QUERIES[:1])
+    parts = [RejectedRecords(reason, 1, 10_000 * n, 10_000 * n + 1, is_timed=True) for n in range(3_000)]
     push(core, *parts)
     push(core, rows=[("UA", 500, 44_000)])
     stated = rejected(core)

@@ -37,6 +37,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> Non
             return
         except OSError:
             assert time.monotonic() < deadline and process.poll() is None, log.read_text()
+            time.sleep(0.02)
 
 
 class Broker:

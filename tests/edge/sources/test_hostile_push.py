@@ -129,7 +129,6 @@ def test_short_records_with_many_columns_are_measured_by_what_they_become() -> N
     ("media", "body"),
     [
         ("ndjson", b"x\n" * 10_000),
-        ("csv", b"t,k,x\n" + b"x,x,x\n" * 3_000),
         ("arrow", stream(*[records(1)] * 50)),
     ],
 )

@@ -78,12 +78,57 @@ def test_a_file_is_read_in_each_format(tmp_path: Path, format_: str) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("row", "count"),
+    [
+        ("d,Trier,top", 1),
+        ("d,Trier,0x10", 1),
+        ("d,Trier,1.5", 1),
+        (",Trier,4", 1),
+        ("d,Trier,4,5", 1),
+        ("d,Trier", 1),
+        ('d,"Tri\ner,4', 2),
+        ("d\xff,Trier,4", 1),
+        ("a,Trier,4", 2),
+    ],
+)
+def test_a_bad_row_of_a_file_costs_only_itself(tmp_path: Path, row: str, count: int) -> None:
+    path = tmp_path / "sites.csv"
+    path.write_bytes((SITES + "e,Ulm,+7\n" + row + "\n").encode("latin-1" if "\xff" in row else "utf-8"))
+    if "\xff" in row:
+        path.write_bytes(SITES.encode() + b"e,Ulm,+7\n" + row.encode("latin-1"))
+    lookup = lookup_of(path)
+    lookup.refresh()
+    assert (lookup.failure, lookup.rejected_rows) == (None, count)
+    got = lookup.columns_for(pa.array(["a", "b", "d", "e"]))
+    assert got["site"].to_pylist() == [None if row.startswith("a,") else "Köln", "Bonn", None, "Ulm"]
+    assert got["floor"].to_pylist() == [None if row.startswith("a,") else 1, None, None, 7]
+
+
+def test_a_bad_row_of_ndjson_and_parquet_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "sites.ndjson"
+    path.write_text('{"device":"a","site":"x","floor":1}\n7\n{"device":"b","floor":"top"}\n{"device":"c"}\n')
+    table = load_table(config_of(path), pa.string())
+    assert (len(table), sum(each.count for each in table.rejected)) == (2, 2)
+    path = tmp_path / "sites.parquet"
+    floors = pa.array([1, 1 << 63, 2, 3], pa.uint64())
+    pa.parquet.write_table(pa.table({"device": ["a", "b", "c", None], "site": list("wxyz"), "floor": floors}), path)
+    table = load_table(config_of(path), pa.string())
+    assert (len(table), sum(each.count for each in table.rejected)) == (2, 2)
+
+
+def test_a_line_break_in_quotes_is_a_part_of_the_value(tmp_path: Path) -> None:
+    path = tmp_path / "sites.csv"
+    path.write_text(SITES + 'd,"two\nlines",4\n')
+    lookup = lookup_of(path)
+    lookup.refresh()
+    assert lookup.columns_for(pa.array(["d"]))["site"].to_pylist() == ["two\nlines"]
+
+
 BROKEN = {
-    "a key twice": SITES + "a,Trier,4\n",
-    "no key": SITES + ",Trier,4\n",
-    "a text for a number": SITES + "d,Trier,top\n",
+    "no row with a key": "device,site,floor\n,Trier,4\n",
     "a column missing": "device,site\na,Köln\n",
-    "a field too many": SITES + "d,Trier,4,5\n",
+    "no row that can be read": "device,site,floor\na,b,c\n",
     "empty": "",
 }
 

@@ -253,6 +253,15 @@ def test_streams_of_one_path_divide_the_metrics(tmp_path: Path) -> None:
     edge.close()
 
 
+@pytest.mark.parametrize("damaged", [b"\x0a\xff", b"\xff", b"\x0a\x05ab", b"x" * (remote_write.MAX_SERIES_BYTES + 1)])
+def test_a_series_that_cannot_be_read_costs_only_itself(edge: Edge, damaged: bytes) -> None:
+    message = pb.WriteRequest.FromString(request([(named("a"), [(1.0, 0)]), (named("b"), [(2.0, 0)])], edge.start_ms))
+    message.timeseries.insert(1, damaged)
+    reply = edge.post(bytes(snappy.compress_raw(message.SerializeToString())))
+    assert reply.status_code == 400 and "1 samples are rejected" in reply.text and "2 records count" in reply.text
+    assert [row["metric"] for row in edge.records] == ["a", "b"]
+
+
 def test_series_beyond_the_limit_are_rejected_and_known_ones_go_on(tmp_path: Path) -> None:
     edge = Edge(tmp_path, {"events": {"max_series": 2}})
     edge.send(*((named(f"c{n}_total"), [(1.0, 0)]) for n in range(2)))
@@ -269,7 +278,7 @@ def test_series_beyond_the_limit_are_rejected_and_known_ones_go_on(tmp_path: Pat
         ({"Content-Type": "application/x-protobuf;proto=io.prometheus.write.v2.Request"}, 415),
         ({"X-Prometheus-Remote-Write-Version": "2.0.0"}, 415),
         ({"X-Prometheus-Remote-Write-Version": "7"}, 415),
-        ({"Content-Encoding": "gzip"}, 400),
+        ({"Content-Encoding": "gzip"}, 415),
     ],
 )
 def test_requests_of_another_kind_are_refused(edge: Edge, headers: dict[str, str], status: int) -> None:

@@ -167,7 +167,7 @@ def test_standard_input_without_a_line_is_idle(schema: Any, arrival_ms: int, ndj
     async def run() -> None:
         first = asyncio.ensure_future(anext(source.chunks(None)))
         while not marks and not first.done():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
         assert marks == ["begin"]
         os.write(write_end, ndjson(0, 1).encode())
         await asyncio.wait_for(first, 60)

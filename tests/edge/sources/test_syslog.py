@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging.handlers
 import socket
 import ssl
 import subprocess
@@ -60,7 +62,7 @@ def read(
         async with asyncio.timeout(TIMEOUT_S):
             first = asyncio.ensure_future(anext(stream))
             while made.address is None and not first.done():
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)
             if made.address is not None:
                 await asyncio.to_thread(send, made.address)
             chunks.append(await first)
@@ -106,6 +108,41 @@ def test_framing_gives_the_same_messages_however_the_bytes_arrive(counts: bool, 
     assert got.splitlines() == [sent[0], sent[2], sent[4]]
     assert [each[:5] for each in framing.take_too_long()] == [b"<13>x", b"<13>y"]
     assert framing.take_too_long() == []
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("trailer", [b"\n", b"\0", b"\r\n", b"\n\0", b"\0\n", b"\r"])
+def test_each_trailer_that_senders_use_ends_a_message(trailer: bytes, pieces: int) -> None:
+    sent = [b"<13>a", b"<13>" + b"x" * 50, b"<13>b\rc", b"<13>d"]
+    data = b"".join(each + trailer for each in sent)
+    framing, size = Framing(30), -(-len(data) // pieces)
+    got = b"".join(framing.feed(data[at : at + size]) for at in range(0, len(data), size)) + framing.end()
+    assert [line.rstrip(b"\r") for line in got.split(b"\n") if line.strip()] == [sent[0], sent[2], sent[3]]
+    assert [each[:5] for each in framing.take_too_long()] == [b"<13>x"]
+
+
+def test_with_octet_counting_a_nul_inside_stays_and_trailers_are_skipped() -> None:
+    sent = [b"<13>a\0b", b"<13>c\0", b"<13>d\n", b"<13>e"]
+    assert Framing(100).feed(counted(*sent)) == b"<13>a\0b\n<13>c\n<13>d\n<13>e\n"
+    framing = Framing(100)
+    got = [framing.feed(bytes([byte])) for byte in b"".join(counted(each) + b"\n\0" for each in sent[:2])]
+    assert b"".join(got) == b"<13>a\0b\n<13>c\n"
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_the_handler_of_pythons_logging_sends_messages(protocol: str) -> None:
+    def send(address: tuple[str, int]) -> None:
+        kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
+        handler = logging.handlers.SysLogHandler(address, socktype=kind)  # it ends each message with a NUL
+        try:
+            for number in range(5):
+                text = f"Nov 14 22:13:20 host app: {number}"
+                handler.emit(logging.LogRecord("x", logging.INFO, "", 1, text, None, None))
+        finally:
+            handler.close()
+
+    chunks = read(source(protocol=protocol), send, enough(5))
+    assert (texts(chunks), rejected(chunks)) == (["0", "1", "2", "3", "4"], {})
 
 
 def test_the_last_line_of_a_connection_needs_no_line_feed() -> None:
@@ -162,6 +199,71 @@ def test_a_new_sender_takes_the_place_of_the_one_that_is_idle_the_longest() -> N
     assert {"third"} < set(got) <= {"first", "second", "third"}
 
 
+def from_machine(host: str, address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address, TIMEOUT_S, (host, 0))
+
+
+def ended(connections: Sequence[socket.socket]) -> None:
+    """Waits until at least one of the connections has ended."""
+    readable, _, _ = select_readable(list(connections))
+    assert all(map(has_ended, readable))
+
+
+@pytest.mark.parametrize("attack", [b"", b"<", b"12"])
+def test_silent_connections_cut_no_sender_and_no_silent_connection_of_another_machine(attack: bytes) -> None:
+    def send(address: tuple[str, int]) -> None:
+        with contextlib.ExitStack() as opened:
+            sender = opened.enter_context(from_machine("127.0.0.1", address))
+            sender.sendall(message("before") + b"\n")
+            waiting = opened.enter_context(from_machine("127.0.0.3", address))
+            hostile = [opened.enter_context(from_machine("127.0.0.2", address)) for _ in range(8)]
+            for each in hostile:
+                with contextlib.suppress(ConnectionError):
+                    each.sendall(attack)
+            ended(hostile)
+            sender.sendall(message("after") + b"\n")
+            waiting.sendall(message("first") + b"\n")
+
+    got = texts(read(source(max_connections=4), send, enough(3)))
+    assert set(got) == {"before", "after", "first"}
+
+
+def test_beyond_the_limit_a_connection_of_the_machine_with_the_most_connections_ends() -> None:
+    def send(address: tuple[str, int]) -> None:
+        with contextlib.ExitStack() as opened:
+            sender = opened.enter_context(from_machine("127.0.0.1", address))
+            sender.sendall(message("before") + b"\n")
+            hostile = [opened.enter_context(from_machine("127.0.0.2", address)) for _ in range(4)]
+            for each in hostile:
+                with contextlib.suppress(ConnectionError):
+                    each.sendall(message("hostile") + b"\n")
+            ended(hostile)
+            sender.sendall(message("after") + b"\n")
+
+    assert "after" in texts(read(source(max_connections=3), send, lambda chunks: "after" in texts(chunks)))
+
+
+def test_a_sender_with_a_certificate_is_cut_by_none_without_a_message(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path, {"localhost": "DNS:localhost", "app": "DNS:app"})
+    tls = {"cert": str(made / "localhost.pem"), "key": str(made / "localhost.key"), "client_ca": str(made / "ca.pem")}
+
+    def send(address: tuple[str, int]) -> None:
+        context = ssl.create_default_context(cafile=tls["client_ca"])
+        context.check_hostname = False
+        context.load_cert_chain(made / "app.pem", made / "app.key")
+        with contextlib.ExitStack() as opened:
+            plain = from_machine("127.0.0.1", address)
+            sender = opened.enter_context(context.wrap_socket(plain))
+            sender.settimeout(0.2)  # the certificate arrives at the edge before the next connection
+            with contextlib.suppress(TimeoutError):
+                sender.recv(1)
+            hostile = [opened.enter_context(from_machine("127.0.0.2", address)) for _ in range(4)]
+            ended(hostile)
+            sender.sendall(counted(message("late")))
+
+    assert texts(read(source(max_connections=1, tls=tls), send, enough(1))) == ["late"]
+
+
 def has_ended(connection: socket.socket) -> bool:
     try:
         return connection.recv(1) == b""
@@ -203,11 +305,11 @@ def test_machines_outside_of_peers_are_refused() -> None:
 def test_datagrams_are_messages() -> None:
     def send(address: tuple[str, int]) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-            for each in (message(1), b"", message("2\n"), message("a\nb")):
+            for each in (message(1), b"", message("2\n"), message("3\0"), message("a\nb"), message("c\n\0")):
                 sender.sendto(each, address)
 
-    chunks = read(source(protocol="udp", receive_buffer="1MiB"), send, enough(3, 1))
-    assert texts(chunks) == ["1", "2", "a b"]
+    chunks = read(source(protocol="udp", receive_buffer="1MiB"), send, enough(5, 1))
+    assert texts(chunks) == ["1", "2", "3", "a b", "c"]
     assert rejected(chunks) == {"malformed": 1}
 
 

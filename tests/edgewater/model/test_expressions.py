@@ -5,6 +5,7 @@ import operator
 import re
 from collections.abc import Callable
 from datetime import datetime
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -19,7 +20,15 @@ from edgewater.model.expressions import bind, bind_condition
 from edgewater.model.syntax import MAX_DEPTH, column_names, parse_sql
 from tests.examples import examples
 
-COLUMNS = {"i": pa.int64(), "j": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(), "c": pa.bool_()}
+COLUMNS = {
+    "i": pa.int64(),
+    "j": pa.int64(),
+    "f": pa.float64(),
+    "s": pa.string(),
+    "b": pa.bool_(),
+    "c": pa.bool_(),
+    "g": pa.float64(),
+}
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
 
 
@@ -207,6 +216,56 @@ def test_number_functions() -> None:
     assert math.isnan(evaluate("sqrt(i)", i=[-1])[0])
     assert evaluate("ln(f)", f=[1.0, 0.0]) == [0.0, -math.inf]
     assert evaluate("abs(f)", f=[-1.5]) == [1.5]
+
+
+def as_spark_rounds(value: float, decimals: int) -> float:
+    return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP))
+
+
+@given(
+    st.sampled_from([0, 1, 2, 3]),
+    st.lists(
+        st.floats(-1e9, 1e9)
+        | st.integers(-(10**6), 10**6).map(lambda n: n / 8)
+        | st.integers(-(10**6), 10**6).map(lambda n: n / 1000)
+        | st.integers(0, 10**5).map(lambda n: math.nextafter((n + 0.5) / 100, 0)),
+        min_size=1,
+    ),
+)
+@examples(200)
+def test_ties_are_rounded_away_from_zero_as_in_spark(decimals: int, values: list[float]) -> None:
+    assert evaluate(f"round(f, {decimals})", f=values) == [as_spark_rounds(value, decimals) for value in values]
+
+
+def test_rounding_of_ties_negatives_and_values_that_are_not_finite() -> None:
+    values = [0.5, 1.5, 2.5, -0.5, -2.5, -0.3, math.inf, None, 2.0**52 + 1]
+    assert evaluate("round(f)", f=values) == [1.0, 2.0, 3.0, -1.0, -3.0, 0.0, math.inf, None, 2.0**52 + 1]
+    assert evaluate("round(f, 2)", f=[1.005, 2.675, -2.675, 0.145]) == [1.01, 2.68, -2.68, 0.15]
+    assert math.isnan(evaluate("round(f)", f=[math.nan])[0])
+    assert evaluate("round(2.5)", i=[1]) == [3.0]
+
+
+def test_nan_is_greater_than_all_numbers_in_greatest_and_least_and_unlike_all_in_comparisons() -> None:
+    left, right = [math.nan, 1.0, None, math.nan, None, math.nan], [1.0, math.nan, math.nan, None, None, math.nan]
+    expected = [math.nan, math.nan, math.nan, math.nan, None, math.nan]
+    assert all(map(alike, evaluate("greatest(f, g)", f=left, g=right), expected))
+    expected = [1.0, 1.0, math.nan, math.nan, None, math.nan]
+    assert all(map(alike, evaluate("least(f, g)", f=left, g=right), expected))
+    assert all(map(alike, evaluate("greatest(f, 1, i)", f=[math.nan, 0.5], i=[7, None]), [math.nan, 1.0]))
+    assert evaluate("greatest(i, j)", i=[1, None, None], j=[2, 3, None]) == [2, 3, None]
+    assert evaluate("greatest(s, 'b')", s=["a", "c", None]) == ["b", "c", "b"]
+    for sign in ("=", "<", ">", "<=", ">="):
+        assert evaluate(f"f {sign} g", f=[math.nan, math.nan, 1.0], g=[math.nan, 1.0, None]) == [False, False, None]
+    assert evaluate("f <> g", f=[math.nan, math.nan], g=[math.nan, 1.0]) == [True, True]
+    assert evaluate("f BETWEEN 0 AND 9", f=[math.nan, None, 5.0]) == [False, None, True]
+
+
+def test_remainders_have_the_sign_of_the_dividend_and_are_exact() -> None:
+    assert evaluate("i % j", i=[-7, 7, -7, LEAST], j=[2, -2, -2, -1]) == [-1, 1, -1, 0]
+    values, divisors = [-7.5, 7.5, 1e17, 5.5, math.inf, 1.0, None], [2.0, -2.0, 3.0, math.inf, 2.0, 0.0, 1.0]
+    got = evaluate("f % g", f=values, g=divisors)
+    assert all(map(alike, got, [-1.5, 1.5, 1.0, 5.5, math.nan, None, None]))
+    assert evaluate("i / j", i=[-7, 7, 1], j=[2, -2, 0]) == [-3.5, -3.5, None]
 
 
 def test_text_functions() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from edgewater.model.errors import InvalidQuery
 from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
 from edgewater.model.streams import COLUMN_TYPES
+from edgewater.model.syntax import parse_sql
 from edgewater.synopses import Parameter, SampleFunction, registry, require_fit, sample_function
 from edgewater.synopses.registry import MAX_STATE_BYTES
 
@@ -109,3 +112,78 @@ def test_a_function_with_the_name_of_an_sql_function_gets_all_of_its_arguments(m
 
     assert Measure.parse("m", "corr(x, y)").argument == "(x, y)"
     assert dict(Measure.parse("m", "quantile(x, 0.9)").parameters)["q"] == 0.9
+
+
+CONDITIONS = [
+    "status >= 500", "status = 500", "status == 500", "(status <> 500)", "NOT retried", "status IN (500, 502)",
+    "status BETWEEN 500 AND 599", "path LIKE '/api%'", "path IS NULL", "retried OR status > 500",
+    "starts_with(path, '/api')", "regexp_like(path, 'api')",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("function", ["count", "distinct", "sum", "mean", "min", "max", "var", "quantiles"])
+def test_a_condition_as_an_argument_is_refused_with_what_counts_its_records(function: str, condition: str) -> None:
+    with pytest.raises(InvalidQuery) as refused:
+        Measure.parse("m", f"{function}({condition})").require_no_condition()
+    assert refused.value.field == "measures.m"
+    offered, own = refused.value.accepted.split(", or a query of its own with `where: ")
+    Measure.parse("m", offered).require_no_condition()
+    assert parse_sql(own.removesuffix("`"), "where") == parse_sql(condition, "where").unnest()
+
+
+def test_a_count_of_a_boolean_column_is_refused_once_its_type_is_known() -> None:
+    flag, status = Measure.parse("m", "count(retried)"), Measure.parse("m", "count(status)")
+    status.require_no_condition(COLUMN_TYPES["int64"])
+    with pytest.raises(InvalidQuery):
+        flag.require_no_condition(COLUMN_TYPES["bool"])
+
+
+@pytest.mark.parametrize(
+    "text", ["count()", "count(*)", "count(1)", "count(status)", "sum(if(status >= 500, 1, 0))", "top_k(status >= 500)",
+             "count(CASE WHEN status >= 500 THEN 1 END)", "mean(CAST(status >= 500 AS BIGINT))"]
+)  # fmt: skip
+def test_what_counts_records_values_or_a_number_is_accepted(text: str) -> None:
+    Measure.parse("m", text).require_no_condition()
+
+
+def test_sum_of_if_counts_the_records_of_a_condition() -> None:
+    spec = QuerySpec.from_mapping(
+        {"name": "q", "from": "s", "window": {"tumbling": "1m"}, "measures": {"m": "sum(if(status >= 500, 1, 0))"}}
+    )
+    (bound,) = spec.bind({"status": COLUMN_TYPES["int64"]}).measures
+    assert bound.argument is not None
+    batch = pa.record_batch({"status": pa.array([200, 500, None, 503], pa.int64())})
+    assert bound.argument.evaluate(batch).to_pylist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("called", "offered"),
+    [("count_if", "sum(if("), ("countIf", "sum(if("), ("sumif", "sum(if("), ("median", "quantile("), ("cuont", "count"),
+     ("top_kk", "top_k")],
+)  # fmt: skip
+def test_an_unknown_function_is_met_with_one_of_the_same_meaning(called: str, offered: str) -> None:
+    with pytest.raises(InvalidQuery) as refused:
+        Measure.parse("m", f"{called}(x)")
+    assert f"did you mean {offered}" in refused.value.reason
+
+
+@pytest.mark.parametrize("called", ["count_max", "width", "quantile_over_time", "last"])
+def test_a_name_that_only_shares_a_word_is_not_suggested(called: str) -> None:
+    with pytest.raises(InvalidQuery) as refused:
+        Measure.parse("m", f"{called}(x)")
+    assert "did you mean" not in refused.value.reason
+
+
+@pytest.mark.parametrize("text", ["count(*) FILTER (WHERE status >= 500)", "sum(bytes) FILTER (WHERE status >= 500)"])
+def test_a_filter_is_met_with_what_counts_its_records(text: str) -> None:
+    with pytest.raises(InvalidQuery) as refused:
+        Measure.parse("m", text)
+    assert "if(status >= 500, " in refused.value.accepted
+
+
+def test_a_query_in_a_file_is_refused_like_one_that_is_registered() -> None:
+    text = "{name: q, from: s, window: {tumbling: 1m}, measures: {m: count(status >= 500)}}"
+    with pytest.raises(InvalidQuery) as refused:
+        QuerySpec.from_yaml(text)
+    assert refused.value.field == "measures.m"

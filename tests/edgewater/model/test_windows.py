@@ -112,7 +112,7 @@ def test_every_documented_form_is_read() -> None:
         (None, "window", "tumbling: 60s"),
         ("60s", "window", "tumbling: 60s"),
         ({}, "window", "tumbling: 60s"),
-        ({"hopping": "5s"}, "window", "exactly one kind"),
+        ({"hopping": "5s"}, "window", "hopping is no window"),
         ({"tumbling": "5s", "sliding": "5s"}, "window", "exactly one kind"),
         ({"session": "30s", "offset": "1s"}, "window.offset", "unknown key of a session window"),
         ({"session": "0s"}, "window.session", "at least 1 ms"),

@@ -36,6 +36,9 @@ pytestmark = pytest.mark.slow
 N, PARTIALS, SLICES = 12_000, 256, 24
 WINDOW = slice(6, 18)
 TRIALS, MERGED_TRIALS = 60, 30
+NIGHTLY = pytest.mark.nightly
+MERGED_DATA = ("sizes", "packages", "adversarial duplicates")
+"""Data sets of merged synopses that run each time."""
 
 Truths = list[tuple[Question, float]]
 
@@ -140,6 +143,15 @@ CASES = [
     for name, values in {**made, **real}.items()
 ]
 each_case = pytest.mark.parametrize(("kind", "values"), CASES, indirect=["values"])
+# Merging is proved by a few data sets; the others repeat what a single synopsis shows.
+few_cases = pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        case if case.id.endswith(MERGED_DATA) else pytest.param(*case.values, id=case.id, marks=(*case.marks, NIGHTLY))
+        for case in CASES
+    ],
+    indirect=["values"],
+)
 
 
 @pytest.fixture
@@ -204,7 +216,7 @@ def test_a_single_synopsis_covers(kind: Kind, values: Any) -> None:
     assert_covers(kind, lambda seed: built(kind, seed, codes, values, 1), kind.truths(values), TRIALS)
 
 
-@each_case
+@few_cases
 def test_a_synopsis_merged_from_256_partials_covers(kind: Kind, values: Any) -> None:
     codes = np.random.default_rng(13).integers(0, PARTIALS, len(values))
 
@@ -218,7 +230,7 @@ def test_a_synopsis_merged_from_256_partials_covers(kind: Kind, values: Any) -> 
     assert_covers(kind, one, kind.truths(values), MERGED_TRIALS)
 
 
-@each_case
+@few_cases
 def test_a_window_of_slices_covers(kind: Kind, values: Any) -> None:
     codes = np.arange(len(values)) * SLICES // len(values)
     chosen = range(WINDOW.start, WINDOW.stop)

@@ -19,6 +19,7 @@ from sim.budgets.edges import TicketCodec
 from sim.budgets.experiment import SimulatedPolicy, run
 from sim.budgets.link import LinkModel, LinkSimulation
 from sim.budgets.trace import Trace, zipf
+from tests.cells import at_night
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ def link(updates_s: float, **more: Any) -> LinkModel:
     return LinkModel(updates_s * 32, bytes_per_update=32.0, **more)
 
 
-@pytest.mark.parametrize("eviction", EVICTIONS)
+@pytest.mark.parametrize("eviction", [*EVICTIONS[:2], *at_night(*EVICTIONS[2:])])
 @pytest.mark.parametrize("measure,budget", [("sum(value)", 300_000.0), ("count()", 12.0), ("max(value)", 40_000.0)])
 def test_under_an_error_budget_the_center_is_within_it_and_what_is_withheld_is_stated(
     eviction: str, measure: str, budget: float
@@ -70,7 +71,7 @@ def test_a_combined_budget_takes_the_fewest_updates_that_keep_both_limits() -> N
 def test_no_budget_costs_more_updates_than_exact_results(updates_s: float) -> None:
     short = TRACE.rows(np.flatnonzero(TRACE.times_ms < 2 * WINDOW_MS))
     exact = run(short, query(), link(updates_s)).updates
-    for budget in (1.0, 3_000.0, 30_000.0, 300_000.0, "1%"):
+    for budget in (1.0, 30_000.0, "1%"):
         assert run(short, query(error={"v": budget}), link(updates_s)).updates <= 1.02 * exact, "in expectation"
 
 
@@ -108,7 +109,7 @@ def test_without_a_budget_the_center_has_the_truth() -> None:
 
 
 @pytest.mark.parametrize("sizing", SIZINGS)
-@pytest.mark.parametrize("estimate", ["acc", pytest.param("explicit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("estimate", ["acc", *at_night("explicit")])
 def test_under_a_staleness_budget_the_deadline_is_kept_and_what_is_omitted_is_stated(
     sizing: str, estimate: str
 ) -> None:

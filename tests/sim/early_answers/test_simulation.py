@@ -44,7 +44,7 @@ def test_coverage_is_reached_in_every_scenario(scenario):
     assert row["interval_coverage"] is None or row["interval_coverage"] >= LEAST
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # both at once
 def test_coverage_is_reached_with_correlated_values_and_shifting_delays():
     row = run(scenario="correlated-value+delay-shift", measure="sum")
     assert row["coverage"] >= LEAST
@@ -68,6 +68,7 @@ def test_late_events_with_other_values_are_compensated():
     assert ours["coverage"] >= 0.8
 
 
+@pytest.mark.nightly  # tests/center/early/test_early_trouble.py has it for the processes' cores
 def test_a_silent_edge_neither_blocks_answers_nor_is_ignored():
     row, outcomes = run_study(Study(edges=10, silent_edge=True, measure="count", windows=30))
     assert row["coverage"] == 1
@@ -82,6 +83,7 @@ def test_without_sampling_all_events_are_processed_and_errors_are_smaller():
     assert every["contract_met"] == 1
 
 
+@pytest.mark.nightly  # tests/center/early/test_early_groups.py has it for the processes' cores
 def test_each_group_reaches_the_coverage():
     row, outcomes = run_study(Study(groups=4, measure="sum", windows=20, rate=2000))
     # 80 pairs at a true 95 %: fewer than 68 are covered with probability below 1e-3.
@@ -222,6 +224,7 @@ def test_taxi_distances_have_the_moments_of_the_trips():
     assert ((drawn - drawn.mean()) ** 3).mean() / drawn.std() ** 3 == pytest.approx(3.6, rel=0.05)
 
 
+@pytest.mark.nightly  # the coverage of tumbling windows, whose events are the same
 def test_sliding_windows_share_events_and_reach_the_coverage():
     row, outcomes = run_study(Study(window_ms=3000, every_ms=600, windows=100))
     # 100 windows of which five overlap hang together as 20 would: fewer than 15 of 20 come once in 3,000 runs of 95 %.

@@ -9,7 +9,7 @@ export function Budgets() {
   useEffect(() => live.close(), []);
   const [queries, problem] = useQueries();
   return html`<main id="main"><h1>Budget</h1><${Problem} error=${problem} /><div class="card flush scroll"><table><thead><tr><th>Query</th><th>Budget</th><th>Accuracy</th></tr></thead>
-    <tbody>${(queries || []).map((q) => html`<tr key=${q.name}><th scope="row"><a href=${`/ui/budget/${encodeURIComponent(q.name)}`}>${q.name}</a></th><td>${q.spec.budget ? f.plain(q.spec.budget) : "none: every record is shipped"}</td><td>${q.spec.accuracy ? f.plain(q.spec.accuracy) : "–"}</td></tr>`)}
+    <tbody>${(queries || []).map((q) => html`<tr key=${q.name}><th scope="row"><a href=${`/ui/budget/${encodeURIComponent(q.name)}`}>${q.name}</a></th><td>${q.spec.budget ? f.plain(q.spec.budget) : "none: edges withhold nothing"}</td><td>${q.spec.accuracy ? f.plain(q.spec.accuracy) : "–"}</td></tr>`)}
     ${queries && !queries.length && html`<tr><td colspan="3" class="empty">No query is registered.</td></tr>`}</tbody></table></div></main>`;
 }
 

@@ -4,8 +4,8 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js"
 import { get, live } from "../api.js";
 import { BandChart, Series, zoomed } from "../chart.js";
 import * as f from "../format.js";
-import { Problem, navigate, useData, useQueries, useThrottled } from "../parts.js";
-import { loadWindows, widest } from "../windows.js";
+import { Bars, Problem, navigate, useData, useQueries, useThrottled } from "../parts.js";
+import { loadWindows, nothing, readZoom } from "../windows.js";
 
 const KEY = "edgewater.dashboard";
 const AGAIN_MS = 5000;
@@ -38,19 +38,19 @@ function Panel({ panel, remove }) {
   const [found, problem] = useData(async () => {
     const { spec } = await get(path), confidence = asked.get("confidence"), questions = confidence ? [["confidence", confidence]] : [];
     const measure = asked.get("measure") in spec.measures ? asked.get("measure") : Object.keys(spec.measures)[0];
-    let group = asked.get("group") ? JSON.parse(asked.get("group")) : null;
     const choice = { measure, ...Object.fromEntries(["value", "start", "end", "every", "zone"].map((k) => [k, asked.get(k)])) };
     const next = new Series();
-    next.zoom = series.current.points.length ? series.current.zoom : asked.get("zoom")?.split("_").map((t) => Date.parse(t) / 1000) ?? null;
-    await loadWindows(path, choice, async () => (group ??= widest(await get(`${path}/latest`, [["measure", measure], ...questions]), measure) ?? {}), questions, next, () => true, () => {});
+    next.zoom = series.current.points.length ? series.current.zoom : readZoom(asked.get("zoom"));
+    const group = await loadWindows(path, choice, f.readGroup(asked.getAll("group")), questions, next, () => true, () => {});
     series.current = next;
-    return { measure, group: group ?? {}, every: choice.every };
+    return { measure, group, every: choice.every };
   }, [panel], AGAIN_MS);
   const last = series.current.points.at(-1), href = `/ui/queries/${panel}`;
   const zoom = (range) => { series.current.zoom = range; redraw(); };
-  return html`<section class="card" aria-label=${name} data-panel=${name} data-points=${series.current.byStart.size}><div class="title"><h2><a href=${href}>${name}</a> ${found && html`<small>${found.measure}, ${f.group(found.group)}${found.every ? `, every ${found.every}` : ""}</small>`}</h2><span class="space"></span>
+  return html`<section class="card" aria-label=${name} data-panel=${name} data-points=${series.current.byStart.size}><div class="title"><h2><a href=${href}>${name}</a> ${found && html`<small>${found.measure}${found.group ? `, ${f.group(found.group)}` : ""}${found.every ? `, every ${found.every}` : ""}</small>`}</h2><span class="space"></span>
       <button class="quiet" aria-label=${`Zoom in ${name}`} onClick=${() => zoom(zoomed(series.current, 0.5))}>+</button><button class="quiet" aria-label=${`Zoom out ${name}`} disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 2))}>−</button><button class="quiet" aria-label=${`Remove ${name}`} onClick=${remove}>✕</button></div>
     <${Problem} error=${problem} />
-    ${last && html`<p>${f.time(last.start)}: <b>${f.number(last.estimate)}</b> <small>${f.interval(last)}, ${last.phase}</small></p>`}
-    ${found && (last ? html`<${BandChart} series=${series.current} height=${200} onZoom=${zoom} onPick=${() => navigate(href)} label=${`${found.measure} of ${f.group(found.group)}, ${series.current.byStart.size} windows`} more=${`Open ${name} for a table.`} />` : html`<p class="empty">No window has an answer.</p>`)}</section>`;
+    ${last && html`<p>${f.time(last.start)}: <b>${f.estimate(last)}</b> <small>${f.interval(last)}, ${last.phase}</small></p>`}
+    ${found && (last ? html`<${BandChart} series=${series.current} height=${200} onZoom=${zoom} onPick=${() => navigate(href)} label=${`${found.measure} of ${f.group(found.group ?? {})}, ${series.current.byStart.size} windows`} more=${`Open ${name} for a table.`} />` : html`<p class="empty">${nothing(series.current, found.measure, found.group)}</p>`)}
+    ${series.current.listed && html`<${Bars} answer=${series.current.listed.answer} measure=${found.measure} group=${series.current.listed.group} most=${5} />`}</section>`;
 }

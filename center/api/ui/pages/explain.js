@@ -3,7 +3,7 @@
 import { html, useMemo } from "../vendor/preact.js";
 import { get, live, url } from "../api.js";
 import * as f from "../format.js";
-import { Contract, Interval, Phase, Problem, State, useData } from "../parts.js";
+import { Bars, Contract, Interval, Phase, Problem, State, useData } from "../parts.js";
 
 const CAUSES = {
   sketch: "the synopsis", sampling: "sampling", withheld: "withheld at the edges", straggler: "records still to come", missing: "missing edges or records",
@@ -12,21 +12,29 @@ const CAUSES = {
 export function Explain({ args: [name, start], search }) {
   const params = useMemo(() => [...new URLSearchParams(search)], [search]);
   const path = `/v1/queries/${encodeURIComponent(name)}/windows/${encodeURIComponent(start)}/explain`;
-  const [told, problem] = useData(() => { live.close(); return get(path, params); }, [path, search], 5000);
+  const [told, problem] = useData(async () => {
+    live.close();
+    const explained = await get(path, params);
+    if (explained.estimate !== null || explained.not_finite) return explained;
+    // A list has no number, so the explanation has none: the answer says which it is.
+    const answer = await get(path.replace(/\/explain$/, ""), [["measure", explained.measure], ["revision", explained.revision], ...f.groupParams(explained.group)]);
+    return { ...explained, answer: f.list(f.rowOf(answer.data, explained.group)?.[explained.measure]) && answer };
+  }, [path, search], 5000);
   const back = url(`/ui/queries/${encodeURIComponent(name)}`, [["measure", told?.measure], ["group", told && JSON.stringify(told.group)]]);
   if (!told) return html`<main id="main"><h1>Explain</h1><${Problem} error=${problem} /></main>`;
   const at = (changes) => url(`/ui/queries/${encodeURIComponent(name)}/${start}`, [["measure", told.measure], ...f.groupParams(told.group), ...changes]);
   return html`<main id="main"><p class="crumbs"><a href="/ui/">Overview</a> › <a href=${back}>${name}</a> › ${f.time(told.window.start)}</p>
-    <div class="title"><h1>Why is ${told.measure}${told.value ? ` (${told.value})` : ""} ${f.number(told.estimate)}?</h1><${Phase} phase=${told.phase} revision=${told.revision} /><${Contract} contract=${told.contract} /></div>
+    <div class="title"><h1>${told.answer ? `What is in ${told.measure}?` : `Why is ${told.measure}${told.value ? ` (${told.value})` : ""} ${f.estimate(told)}?`}</h1><${Phase} phase=${told.phase} revision=${told.revision} /><${Contract} contract=${told.contract} /></div>
     <${Problem} error=${problem} />
-    <p>${f.group(told.group)} from ${f.time(told.window.start)} to ${f.time(told.window.end)} UTC, given ${f.time(told.given_at)}: <${Interval} value=${told} />
-      ${told.confidence === null ? " – no bound is known" : told.confidence === 1 ? " – the bounds always hold" : ` – with ${f.percent(told.confidence)} confidence ${told.contract.requested.scope === "all" ? "for all groups at once" : "for each value"}`}${told.coverage !== null ? `; of recent windows, ${f.percent(told.coverage)} of first intervals contained the true value` : ""}.
-      ${told.groups > 1 ? ` It has the widest interval of ${told.groups} groups.` : ""}</p>
+    <p>${f.group(told.group)} from ${f.time(told.window.start)} to ${f.time(told.window.end)} UTC, given ${f.time(told.given_at)}: ${told.answer ? "a list, whose values have intervals of their own" : html`<${Interval} value=${told} />`}
+      ${told.answer ? "" : told.confidence === null ? " – no bound is known" : told.confidence === 1 ? " – the bounds always hold" : ` – with ${f.percent(told.confidence)} confidence ${told.contract.requested.scope === "all" ? "for all groups at once" : "for each value"}`}${told.coverage !== null ? `; of recent windows, ${f.percent(told.coverage)} of first intervals contained the true value` : ""}.
+      ${told.groups > 1 ? ` The group has the widest interval of ${told.groups} groups.` : ""}</p>
+    ${told.answer && html`<section class="card" aria-label="List"><${Bars} answer=${told.answer} measure=${told.measure} group=${told.group} /></section>`}
     <${ErrorParts} told=${told} />
     ${told.contract.violations.length > 0 && html`<section class="card alarm" aria-label="Violations"><h2>Violations of the contract</h2><ul>${told.contract.violations.map((v) => html`<li><b>${v.code}</b> ${v.message}</li>`)}</ul></section>`}
     <section class="card flush" aria-label="Revisions"><h2>Revisions</h2><${Closing} revisions=${told.revisions} /><div class="scroll"><table><thead><tr><th>Revision</th><th>Phase</th><th>Given</th><th class="n">Estimate</th><th class="n">Lower</th><th class="n">Upper</th></tr></thead>
       <tbody>${[...told.revisions].reverse().map((r) => html`<tr key=${r.revision} class=${r.revision === told.revision ? "current" : ""}><td><a href=${at([["revision", r.revision]])}>${r.revision}</a></td><td><${Phase} phase=${r.phase} /></td><td>${f.time(r.given_at)}</td>
-        <td class="n">${f.number(r.estimate)}</td><td class="n">${f.number(r.lower)}</td><td class="n">${f.number(r.upper)}</td></tr>`)}</tbody></table></div></section>
+        <td class="n">${f.estimate(r)}</td><td class="n">${f.number(r.lower)}</td><td class="n">${f.number(r.upper)}</td></tr>`)}</tbody></table></div></section>
     <section class="card flush" aria-label="Edges"><h2>Edges <small>what each had stated when the answer was given; state and watermark are those of now</small></h2><div class="scroll"><table>
       <thead><tr><th>Edge</th><th>Now</th><th>Watermark</th><th>Window closed</th><th class="n">Late records</th><th class="n">Withheld above</th><th class="n">Withheld below</th><th class="n">Sampling rate</th></tr></thead>
       <tbody>${told.edges.map((e) => html`<tr key=${e.edge}><th scope="row">${e.edge}</th><td><${State} kind=${e.state === "up" ? "ok" : "bad"}>${e.state.replaceAll("_", " ")}<//></td><td>${e.ended ? "ended" : e.watermark ? f.time(e.watermark) : "–"}</td>

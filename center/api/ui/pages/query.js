@@ -4,21 +4,22 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js"
 import { download, get, live, send, url } from "../api.js";
 import { BandChart, PointTable, Series, zoomed } from "../chart.js";
 import * as f from "../format.js";
-import { MOST, loadWindows, point, widest } from "../windows.js";
-import { Completeness, Contract, Interval, Phase, Problem, Staleness, When, seconds, navigate, setSearch, useData, useThrottled } from "../parts.js";
+import { MOST, loadWindows, nothing, readZoom, take as added, widest } from "../windows.js";
+import { Bars, Completeness, Contract, Interval, Phase, Problem, Staleness, When, seconds, navigate, setSearch, useData, useThrottled } from "../parts.js";
 
 const SHOWN_GROUPS = 25;
 const AGAIN_MS = 5000;
+const written = (group) => (group ? JSON.stringify(group) : null);
 const EVERY = ["1h", "day", "week", "month", "quarter", "year"];
 
 export function QueryPage({ args: [name], search }) {
   const path = `/v1/queries/${encodeURIComponent(name)}`;
   const asked = useMemo(() => new URLSearchParams(search), []);
   const [detail, problem] = useData(() => get(path), [name], 5000);
-  const [choice, setChoice] = useState({ measure: asked.get("measure"), group: asked.get("group"), value: asked.get("value"), confidence: asked.get("confidence") || "",
+  const [choice, setChoice] = useState({ measure: asked.get("measure"), group: written(f.readGroup(asked.getAll("group"))), value: asked.get("value"), confidence: asked.get("confidence") || "",
     start: asked.get("start"), end: asked.get("end"), every: asked.get("every") || "", zone: asked.get("zone") || "" });
   const latest = useRef(null);
-  const kept = useRef(asked.get("zoom")?.split("_").map((t) => Date.parse(t) / 1000) ?? null);
+  const kept = useRef(readZoom(asked.get("zoom")));
   const series = useRef(new Series());
   const held = useRef([]);
   const [failure, setFailure] = useState(null);
@@ -30,16 +31,15 @@ export function QueryPage({ args: [name], search }) {
   const questions = [...(choice.confidence ? [["confidence", choice.confidence]] : [])];
   // The group is that of the address, or the one with the widest interval when the page opens.
   const chosen = useRef(choice.group === null ? null : JSON.parse(choice.group));
-  const pick = (answer) => {
-    if (chosen.current) return;
-    chosen.current = widest(answer, measure);
-  };
-
   const take = (answer) => {
     if (!latest.current || answer.window.start >= latest.current.window.start) latest.current = answer;
-    pick(answer);
-    const p = chosen.current && !choice.every && point(answer, measure, chosen.current, choice.value);
-    if (p && !(p.start < Date.parse(choice.start)) && !(p.start >= Date.parse(choice.end))) series.current.add(p);
+    // Until the windows are loaded, only these choose the group: a line is of one group.
+    if (!chosen.current && series.current.loaded) chosen.current = widest(answer, measure);
+    const start = Date.parse(answer.window.start);
+    if (!choice.every && !(start < Date.parse(choice.start)) && !(start >= Date.parse(choice.end))) {
+      series.current.answered ||= 1;
+      if (chosen.current) added(series.current, answer, { measure, value: choice.value }, chosen.current);
+    }
     series.current.keepLast(MOST);
     series.current.open = choice.every ? null : opened(series.current, held.current);
     redraw();
@@ -63,13 +63,15 @@ export function QueryPage({ args: [name], search }) {
       gap() { const last = series.current.points.at(-1); if (last) series.current.gaps.push(last.end); redraw(); },
     });
     const mine = series.current;
-    const group = async () => { if (!chosen.current) pick(await get(`${path}/latest`, [["measure", measure], ...questions])); return chosen.current || {}; };
-    const load = () => loadWindows(path, { ...choice, measure }, group, questions, mine, () => mine === series.current, redraw).then(() => {
+    const load = () => loadWindows(path, { ...choice, measure }, chosen.current, questions, mine, () => mine === series.current, redraw).then((group) => {
       if (mine !== series.current) return;
+      chosen.current = group;
+      mine.loaded = true;
+      if (latest.current) take(latest.current);
       mine.open = choice.every ? null : opened(mine, held.current);
       setFailure(null);
       redraw();
-    }, (error) => mine === series.current && setFailure(error));
+    }, (error) => { mine.loaded = true; if (mine === series.current) setFailure(error); });
     load();
     const timer = choice.every ? setInterval(() => document.hidden || load(), AGAIN_MS) : 0; // no stream has intervals
     return () => { clearInterval(timer); live.close(); };
@@ -100,13 +102,13 @@ export function QueryPage({ args: [name], search }) {
       ${choice.every && html`<${Zone} zone=${choice.zone} set=${(zone) => choose({ zone })} />`}
       ${answer && html`<span class="muted">${f.confidence(answer)}</span>`}
     </form>
-    <section class="card" aria-label="Chart"><h2>${measure}${choice.value ? ` ${choice.value}` : ""} <small>${f.group(group)}</small></h2>
+    <section class="card" aria-label="Chart"><h2>${measure}${choice.value ? ` ${choice.value}` : ""} <small>${chosen.current ? f.group(group) : ""}</small></h2>${series.current.listed && html`<p>${nothing(series.current, measure, group)} The newest lists are below.</p>`}
       <div class="zoom" role="group" aria-label="Zoom"><button onClick=${() => zoom(zoomed(series.current, 0.5))}>Zoom in</button> <button disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 2))}>Zoom out</button>
         <button disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 1, -0.5))}>Earlier</button> <button disabled=${!series.current.zoom} onClick=${() => zoom(zoomed(series.current, 1, 0.5))}>Later</button>
         <button disabled=${!series.current.zoom} onClick=${() => zoom(null)}>All</button> <small class="muted">${series.current.zoom ? `${f.time(seconds(series.current.zoom[0]))} … ${f.time(seconds(series.current.zoom[1]))}` : "or drag over the chart"}${series.current.byStart.size >= MOST ? `; the first ${f.number(MOST)} windows of the range` : ""}</small></div>
       <${BandChart} onZoom=${zoom} series=${series.current} label=${`${measure} of ${f.group(group)}, ${series.current.byStart.size} windows`} onPick=${(p) => navigate(opens(p))} />
       <p class="legend"><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">? bounds unknown</span>${series.current.open && html`<span class="dashed">dashed: open window${waitsFor(held.current, series.current.open)}</span>`}</p></section>
-    <${PointTable} series=${series.current} href=${opens} text=${choice.every ? "windows" : "explain"} />
+    <${PointTable} series=${series.current} href=${opens} text=${choice.every ? "windows" : "explain"} empty=${nothing(series.current, measure, chosen.current)} />
     ${answer && html`<${Groups} answer=${answer} measures=${measures} choose=${choose} current=${group} explained=${explained} grouped=${detail.spec.group_by?.length > 0} />`}
     ${answer && html`<${Lists} answer=${answer} measures=${measures} />`}
     ${answer && html`<${Exports} path=${path} name=${name} measure=${measure} group=${group} questions=${questions} series=${series.current} />`}
@@ -171,7 +173,8 @@ function Spec({ detail }) {
   return html`<dl class="facts">${facts.map(([k, v]) => html`<div><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>
     ${detail.alarms.length > 0 && html`<section class="card alarm"><h2>Alarms about this query</h2><ul>${detail.alarms.slice(0, 5).map((a) => html`<li><b>${a.kind}</b> ${a.message}</li>`)}</ul></section>`}
     ${detail.after_final > 0 && html`<p class="problem">${f.number(detail.after_final)} records came for windows when these were final, and are in no answer.</p>`}
-    ${detail.rejected > 0 && html`<p class="problem">${f.number(detail.rejected)} records were rejected by their sources, and are in no answer.</p>`}`;
+    ${detail.rejected > 0 && html`<p class="problem">${f.number(detail.rejected)} records were rejected by their sources, and are in no answer.</p>`}
+    ${detail.guessed > 0 && html`<p class="problem">${f.number(detail.guessed)} records were counted, or left out, on a guess of their edge.</p>`}`;
 }
 
 /** The groups of an answer, by the width of their widest interval, by name, or by a measure's first value; unknown ones last. */
@@ -202,10 +205,17 @@ function Groups({ answer, measures, choose, current, explained, grouped }) {
     <tbody>${rows.slice(0, most).map((r) => html`<tr key=${JSON.stringify(r.group)} class=${JSON.stringify(r.group) === here ? "current" : ""}><th scope="row">
       <button class="link" onClick=${() => choose({ group: JSON.stringify(r.group) })} title="Draw this group">${f.group(r.group)}</button></th>
       ${measures.map((m) => html`<td>${f.values(r[m]).slice(0, 4).map((v) => html`<div>${v.name && html`<small>${v.name} </small>`}<${Interval} value=${v} /></div>`)}${f.list(r[m]) && html`<small>${f.list(r[m]).entries.length} ${f.list(r[m]).kind}</small>`}</td>`)}</tr>`)}
-    ${!answer.data.length && html`<tr><td colspan=${measures.length + 1} class="empty">Edges have sent no group of the window.</td></tr>`}
+    ${!answer.data.length && html`<tr><td colspan=${measures.length + 1} class="empty">${unsent(answer)}</td></tr>`}
     ${answer.data.length > 0 && !rows.length && html`<tr><td colspan=${measures.length + 1} class="empty">No group matches.</td></tr>`}</tbody>
     ${grouped && html`<tfoot><tr><th scope="row">All groups</th>${measures.map((m) => html`<td><${Total} answer=${answer} measure=${m} /></td>`)}</tr></tfoot>`}</table></div>
     ${rows.length > most && html`<p><button onClick=${() => setMost(most + 200)}>Show ${Math.min(200, rows.length - most)} more of ${f.number(rows.length)}</button></p>`}</section>`;
+}
+
+/** Why an answer has no group. */
+function unsent(answer) {
+  const held = Object.entries(answer.rest || {}).filter(([, amount]) => amount);
+  if (held.length) return `Edges withhold every group under the budget: ${held.map(([m, amount]) => `${m} ${f.number(amount)}`).join(", ")} in no group.`;
+  return "Edges have sent no group of the window.";
 }
 
 /** A measure over all groups, and the share of it that edges withhold, so that no group has it. */
@@ -218,12 +228,7 @@ function Total({ answer, measure }) {
 /** Top items, buckets of a histogram and the like of the first groups: bars with whiskers, and the values as text. */
 function Lists({ answer, measures }) {
   const shown = measures.flatMap((m) => answer.data.slice(0, 3).map((r) => [m, r.group, f.list(r[m])])).filter(([, , l]) => l && l.entries.length);
-  return shown.map(([m, g, { kind, entries }]) => {
-    const first = entries.slice(0, 20), most = Math.max(...first.map((e) => e.upper ?? e.estimate ?? 0), 1e-9);
-    return html`<section class="card" aria-label=${`${m}, ${kind}`}><h2>${m} <small>${kind} of ${f.group(g)}</small></h2><table class="bars"><tbody>${first.map((e, i) => html`<tr>
-      <th scope="row">${"item" in e ? String(e.item) : "from" in e ? `${f.number(e.from)} … ${f.number(e.to)}` : `${i}`}</th>
-      <td><span class="bar"><i style=${`width:${Math.max(0, (100 * (e.estimate ?? 0)) / most)}%`}></i></span></td><td class="n"><${Interval} value=${e} /></td></tr>`)}</tbody></table></section>`;
-  });
+  return shown.map(([m, g, { kind }]) => html`<section class="card" aria-label=${`${m}, ${kind}`}><h2>${m} <small>${kind} of ${f.group(g)}</small></h2><${Bars} answer=${answer} measure=${m} group=${g} /></section>`);
 }
 
 function Exports({ path, name, measure, group, questions, series }) {

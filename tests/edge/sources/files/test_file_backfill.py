@@ -58,7 +58,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks a file, and several chunks a block."""
     for module in ("edge.codecs.framing", "edge.codecs.decompression"):
         monkeypatch.setattr(f"{module}.BLOCK_BYTES", 700)
-    monkeypatch.setattr("edge.codecs.framing.BlockReader.__init__.__defaults__", (700,))
+    monkeypatch.setattr("edge.codecs.formats.TextFormat.blocks.__defaults__", (700,))
     monkeypatch.setattr("edge.sources.files.source.BACKFILL_ROWS", 3)
 
 

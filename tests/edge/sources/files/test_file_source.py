@@ -1,3 +1,4 @@
+import asyncio
 import bz2
 import gzip
 from typing import Any
@@ -6,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from edge.codecs.framing import OPEN_RECORD_MS
 from edge.records import BLOCK_BYTES, MAX_CHUNK_ROWS
 from edgewater.model.errors import InvalidConfig, InvalidRecord, StorageError
 
@@ -65,6 +67,68 @@ def test_reading_goes_on_from_any_position(world: Any, read: Any, ndjson: Any, n
     for at, chunk in enumerate(chunks):
         rest = read(world.source(f"*.ndjson{suffix}"), chunk.end)
         assert numbers(chunks[: at + 1]) + numbers(rest) == list(range(12_010))
+
+
+CSV_HEAD = "t,carrier,distance,delay,late\n"
+
+
+def broken_lines(numbers: range, arrival_ms: int) -> str:
+    """Records of CSV with line breaks in quotes; each has a line that looks like a record."""
+    return "".join(f'{arrival_ms},"two\n{arrival_ms},x,-1,,\n""c{n}""",{n},,\n' for n in numbers)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("block_bytes", [None, 200])
+def test_records_with_line_breaks_are_read_from_any_position_and_across_blocks(
+    world: Any, read: Any, numbers: Any, arrival_ms: int, suffix: str, block_bytes: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if block_bytes is not None:
+        monkeypatch.setattr("edge.codecs.formats.TextFormat.blocks.__defaults__", (block_bytes,))
+    count = 40 if block_bytes is not None else 150_000
+    data = (CSV_HEAD + broken_lines(range(count), arrival_ms)).encode()
+    world.write(f"a.csv{suffix}", gzip.compress(data) if suffix else data)
+    source = world.source(f"a.csv{suffix}", format="csv")
+    chunks = read(source)
+    assert numbers(chunks) == list(range(count))
+    assert len(chunks) > 2 and not any(chunk.rejected for chunk in chunks)
+    for at in range(0, len(chunks), max(1, len(chunks) // 5)):
+        rest = read(world.source(f"a.csv{suffix}", format="csv"), chunks[at].end)
+        assert numbers(chunks[: at + 1]) + numbers(rest) == list(range(count))
+    every_position_gives_the_same_batch(source, chunks)
+
+
+def test_a_followed_record_counts_when_its_last_line_has_come_and_an_open_quote_is_rejected_in_the_end(
+    world: Any, numbers: Any, arrival_ms: int
+) -> None:
+    first, second = broken_lines(range(1), arrival_ms), broken_lines(range(1, 2), arrival_ms)
+    world.write("a.csv", CSV_HEAD + first[:30])
+    seen: list[list[int]] = []
+    chunks: list[Any] = []
+
+    def on_sleep(count: int) -> None:
+        seen.append(numbers(chunks))
+        if count == 3:
+            world.append("a.csv", first[30:] + second)
+        if count == 6:
+            world.append("a.csv", f'{arrival_ms},"open,7,,\n{arrival_ms},x,8,,\n')
+        if count == 9:
+            world.now_ms += OPEN_RECORD_MS
+        if count == 12:
+            world.append("a.csv", f"{arrival_ms},x,9,,\n")
+        if count == 15:
+            raise KeyboardInterrupt
+
+    world.on_sleep = on_sleep
+
+    async def run() -> None:
+        async for chunk in world.source("a.csv", format="csv", follow=True).chunks(None):
+            chunks.append(chunk)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(run())
+    assert seen[2] == [] and seen[5] == [0, 1] and numbers(chunks) == [0, 1, 9]
+    assert [(r.reason, r.count) for chunk in chunks for r in chunk.rejected] == [("malformed", 2)]
 
 
 PATTERN = r"t=(?P<t>\d+) distance=(?P<distance>\d+)(?P<carrier> c)?(?P<delay> d)?(?P<late> l)?"

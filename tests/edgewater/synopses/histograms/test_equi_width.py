@@ -145,3 +145,19 @@ def test_bad_ranges_and_questions_are_refused_by_name() -> None:
     with pytest.raises(IncompatibleSynopses, match=r"'high': 1\.0.*'high': 2\.0"):
         histogram.merge_many([EquiWidthHistogram(0, 2)])
     assert isinstance(histogram, Synopsis) and isinstance(from_bytes(histogram.to_bytes()), EquiWidthHistogram)
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-307, 1e-306, 1e-300, 1e290, 1e306, 1e308])
+@pytest.mark.parametrize("low", [-1.0, 0.0, 0.5])
+@pytest.mark.parametrize("bins", [1, 7, 64])
+def test_a_range_is_refused_or_each_value_is_in_its_bin(scale: float, low: float, bins: int) -> None:
+    try:
+        histogram = EquiWidthHistogram(low * scale, scale, bins)
+    except InvalidRequest as refused:
+        assert refused.field == "high" and (scale < 1e-305 or scale > 1e307)
+        return
+    inside = np.random.default_rng(SEED).uniform(low, 1, 200) * scale
+    edges = histogram.edges
+    values = np.r_[inside, edges[:-1], np.nextafter(edges[1:], -np.inf)]
+    histogram.update(values)
+    np.testing.assert_array_equal(histogram.counts, np.histogram(values, edges)[0])

@@ -9,6 +9,7 @@ from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, Invali
 from edgewater.synopses import Count, Distinct, Kll, Maximum, Minimum, Quantile, Rank, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.quantiles.kll import KllStack
+from tests.cells import at_night
 from tests.edgewater.synopses.interval_coverage import each_of, least_hits, zoo
 from tests.examples import examples
 
@@ -53,7 +54,7 @@ def alternating(n: int, below: int) -> np.ndarray:
     return np.where(np.arange(n) % (below + 1) == below, 1.0, -1.0) * np.arange(1, n + 1)
 
 
-@pytest.mark.parametrize("data", ["shuffled", "sorted", "alternating", "duplicates"])
+@pytest.mark.parametrize("data", ["sorted", "alternating", *at_night("shuffled", "duplicates")])
 @pytest.mark.parametrize("parts", [1, pytest.param(24, marks=pytest.mark.full)])
 def test_ranks_are_unbiased_and_their_variance_is_the_tracked_one(data: str, parts: int) -> None:
     """1000 sketches: the mean deviates by 5 standard errors for one of a million seeds, and the variance by 25 % too.
@@ -82,8 +83,8 @@ def test_ranks_are_unbiased_and_their_variance_is_the_tracked_one(data: str, par
     assert 0.3 * np.mean(tracked) < np.var(errors) < 1.25 * np.mean(tracked)
 
 
-@pytest.mark.parametrize("confidence", [0.5, 0.68, 0.9, 0.99])
-@pytest.mark.parametrize("data", ["alternating", "sorted", "reversed", "duplicates", "zipf"])
+@pytest.mark.parametrize("confidence", [0.5, 0.99, *at_night(0.68, 0.9)])
+@pytest.mark.parametrize("data", ["alternating", "sorted", *at_night("reversed", "duplicates", "zipf")])
 @pytest.mark.parametrize("parts", [1, 7, pytest.param(64, marks=pytest.mark.full)])
 def test_rank_intervals_cover_at_each_confidence(data: str, confidence: float, parts: int) -> None:
     """Each of three ranks of a cell fails by chance for one of 100,000 choices of seeds if intervals hold exactly as

@@ -192,7 +192,7 @@ def test_strings_are_sampled_and_counted_but_not_averaged() -> None:
 def test_special_numbers_do_not_give_wrong_answers() -> None:
     sample = sample_of([math.nan, 1.0, math.inf])
     assert math.isnan(sample.query(Mean()).value) and sample.query(Count()).value == 3
-    assert sample.query(Rank(5.0)).value == 0.5 and sample.query(Quantile(1.0)).value == math.inf
+    assert sample.query(Rank(5.0)).value == 1 / 3 and sample.query(Quantile(1.0)).value == math.inf
     few = sample_of(np.r_[np.full(500, math.inf), 1.0], 20).query(Mean())
     assert (few.lower, few.upper) == (-math.inf, math.inf)
     huge = sample_of(np.full(500, 1e300), 20).query(Sum())
@@ -280,3 +280,13 @@ def test_intervals_scale_with_the_values_where_squares_underflow_or_overflow(kin
         expected, found = plain.query(question), scaled.query(question)
         for end in ("value", "lower", "upper"):
             assert getattr(found, end) == np.ldexp(getattr(expected, end), exponent)
+
+
+def test_a_share_is_of_the_values_that_the_count_counts() -> None:
+    sample = sample_of([math.nan] * 5 + [1.0] * 3 + [2.0] * 2)
+    count = sample.query(Count()).value
+    for question, inside in ((Proportion(0, 1), 3), (Rank(1), 3), (Rank(math.inf), 5)):
+        share = sample.query(question)
+        assert share.value * count == pytest.approx(inside) and share.lower <= share.value <= share.upper
+    assert sample.query(SubsetCount(0, 1), population=10).value == 3
+    assert math.isnan(sample_of([]).query(Rank(1)).value) and sample_of([math.nan]).query(Rank(1)).value == 0

@@ -1,0 +1,98 @@
+"""Compares a new file with the files that are known: which of them does it begin with?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edge.codecs import HEAD_BYTES, TAIL_BYTES
+from edge.records import BLOCK_BYTES
+from edge.sources.files.fingerprint import has_digest, identifies_content
+from edge.sources.files.position import FilePosition
+from edge.sources.files.reader import FileReader
+
+Stamp = tuple[int, int]
+"""The size and modification time (ns) of a file."""
+Known = tuple[FilePosition, FileReader | None]
+"""The position in a known file, and its reader; None if the file has ended or has left the pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """The comparison of a new file with the known files.
+
+    Attributes:
+        seen_ms: wall time at which the new file was seen first.
+        stamp: the stamp of the new file at the comparison.
+        known: the positions of the known files with which the new file begins, as far as they were read. The position
+            of an open file may be at its end.
+        until: the offset up to which the new file is the beginning of an open known file, if the new file does not go
+            on differently; 0 if there is no such file; -1 if the new file is too short to tell.
+        like: the position of this known file.
+    """
+
+    seen_ms: int
+    stamp: Stamp
+    known: tuple[FilePosition, ...]
+    until: int
+    like: FilePosition | None
+
+    @classmethod
+    def of(
+        cls, path: str, stamp: Stamp, seen_ms: int, new: FileReader, files: Sequence[Known], *, plain: bool
+    ) -> Alike:
+        """Compares a new file. Reads it, as far as its first and its last bytes make it necessary.
+
+        Args:
+            new: a reader of the new file. Afterwards only its `close` may be called.
+            files: the known files.
+            plain: whether the new file is neither compressed nor Parquet.
+        """
+        known, until, like = list[FilePosition](), 0, None
+        for position, _ in files:
+            if position.file == path:
+                is_candidate = has_digest(position)
+            else:
+                is_candidate = identifies_content(position) and position.alike < position.offset
+            if is_candidate and new.contains(position, any_head=position.file == path and not plain):
+                known.append(position)
+        size = stamp[0]
+        for position, reader in files:
+            if reader is None:
+                continue
+            length = 0
+            if not plain and position in known:
+                length = _length_within(reader, new)
+            elif plain and size >= HEAD_BYTES and position.head == new.position.head:
+                common = min(size, os.fstat(reader.fileno()).st_size)
+                if _begin_alike(reader, new, common):
+                    length = size if common == size else 0
+                    known += [replace(position, offset=common)] if not length and position not in known else []
+            until, like = (length, position) if length > until else (until, like)
+        if not until and plain and size < HEAD_BYTES:
+            short = (r for p, r in files if r is not None and (not size or size <= p.offset))
+            until = -1 if any(_begin_alike(reader, new, size) for reader in short) else 0
+        return cls(seen_ms, stamp, tuple(known), until, like)
+
+
+def same_bytes(one: FileReader, other: FileReader, begin: int, end: int) -> bool:
+    """Returns whether two files have the same bytes on disk from an offset to another one."""
+    for at in range(begin, end, BLOCK_BYTES):
+        length = min(BLOCK_BYTES, end - at)
+        if os.pread(one.fileno(), length, at) != os.pread(other.fileno(), length, at):
+            return False
+    return True
+
+
+def _begin_alike(one: FileReader, other: FileReader, size: int) -> bool:
+    """Returns whether two files begin with the same `size` bytes."""
+    # The ends come first, because most other files differ there.
+    ends = (0, min(HEAD_BYTES, size)), (max(0, size - TAIL_BYTES), size), (0, size)
+    return all(same_bytes(one, other, begin, end) for begin, end in ends)
+
+
+def _length_within(known: FileReader, new: FileReader) -> int:
+    """Returns the length of a new compressed file if a known file has its last bytes at the same place; otherwise 0."""
+    length, last = new.end()
+    return length if last and os.pread(known.fileno(), len(last), length - len(last)) == last else 0

@@ -1,0 +1,329 @@
+"""Sinks keep groups apart whatever their columns are called and whatever their keys are; a query costs only itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import cramjam
+import deltalake
+import duckdb
+import psycopg
+import pyarrow as pa
+import pytest
+
+from center.sinks import SinkRunner, SinkStore, read_definition
+from center.sinks.base import Position, SinkAnswer, SinkQuery
+from edgewater.model.errors import InvalidConfig
+from edgewater.wire import remote_write_pb2 as pb
+from tests.center.api import conftest
+from tests.center.api.conftest import HOUR, T0, Desk
+from tests.center.sinks.systems import SYSTEMS, Kafka, Postgres, System
+
+BIG = (1 << 53) + 1
+FAR = 1 << 63
+"""The sum of two of the largest integers is beyond int64."""
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyiceberg.*", "ignore::UserWarning:pyiceberg.*"),
+]
+
+
+def runner(desk: Desk, document: dict[str, Any]) -> SinkRunner:
+    definition = read_definition("out", {"begin": "beginning", **document})
+    store = SinkStore(desk.results.engine)
+    return SinkRunner(definition, desk.catalog, desk.results, store, owner="host:1", now_ms=lambda: desk.now)
+
+
+def catch_up(running: SinkRunner) -> None:
+    while running.step() == 0:
+        pass
+
+
+def rows_of(system: System, query: str, version: int) -> list[dict[str, Any]]:
+    """What a reader sees, with its own names of columns."""
+    if isinstance(system, Postgres):
+        with psycopg.connect(system.url) as connection:
+            cursor = connection.execute(f"SELECT * FROM {system.schema}.{query}")
+            return [dict(zip([c.name for c in cursor.description or ()], row, strict=True)) for row in cursor]
+    if isinstance(system, Kafka):
+        return list(newest_values(system))
+    document = system.document
+    if document["kind"] == "delta":
+        return list(deltalake.DeltaTable(f"{document['path']}/{query}_v{version}").to_pyarrow_table().to_pylist())
+    if document["kind"] == "iceberg":
+        from pyiceberg.catalog import load_catalog
+
+        table = load_catalog("edgewater", **document["catalog"]).load_table(f"edgewater.{query}_v{version}")
+        return list(table.scan().to_arrow().to_pylist())
+    files = f"read_parquet('{document['path']}/{query}_v{version}/*/*.parquet', hive_partitioning=true)"
+    return list(duckdb.sql(f"SELECT * FROM {files}").to_arrow_table().to_pylist())
+
+
+def newest_values(system: Kafka) -> Iterator[dict[str, Any]]:
+    newest: dict[str, Any] = {}
+    settings = {"group.id": "reader", "enable.partition.eof": True, "isolation.level": "read_committed"}
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": system.broker.address, **settings})
+    consumer.assign([confluent_kafka.TopicPartition(system.topic, 0, confluent_kafka.OFFSET_BEGINNING)])
+    while (message := consumer.poll(10)) is not None and message.error() is None:
+        newest[(message.key() or b"").decode()] = message.value()
+    consumer.close()
+    return (json.loads(v) for k, v in newest.items() if v is not None and "group" in json.loads(k))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.fixture(params=SYSTEMS)
+def system(request: pytest.FixtureRequest, tmp_path: Path) -> System:
+    return SYSTEMS[request.param](request, tmp_path)
+
+
+NAMES = ("day", "answer_id", "window_start", "version", "revision", "K", "k", "query", "Phase")
+"""Names of groups: names that sinks add, and names that differ only in case."""
+
+
+@pytest.mark.slow
+def test_groups_may_have_the_names_that_a_sink_adds(
+    desk: Desk, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "COLUMNS", {**conftest.COLUMNS, **dict.fromkeys(NAMES, pa.string())})
+    desk.connect("jfk")
+    query = desk.register(group_by=list(NAMES), measures={"n": "count()", "day_": "sum(distance)"}, lateness="0s")
+    keys = {name: pa.array([f"{name}1", f"{name}2"]) for name in NAMES}
+    running = runner(desk, system.document)
+    desk.ship(query, "jfk", T0, {**keys, "distance": pa.array([1, 2])})
+    catch_up(running)
+    running.stop()
+    rows = rows_of(system, "flights", query.ref.version)
+    assert not running.problem and len(rows) == 2
+    for at in "12":
+        (row,) = (r for r in rows if f"day{at}" in r.values())
+        assert {f"{name}{at}" for name in NAMES} <= set(row.values()), "each key is in a column of its own"
+
+
+@pytest.mark.slow
+def test_integers_beyond_a_type_are_exact_or_null_and_cost_no_other_answer(desk: Desk, system: System) -> None:
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"n": "count()", "miles": "sum(distance)"}, lateness="0s")
+    running = runner(desk, system.document)
+    shipped = {0: [BIG], 1: [FAR - 1, FAR - 1], 3: [7]}
+    for hour, values in shipped.items():
+        desk.ship(query, "jfk", T0 + hour * HOUR, {"distance": pa.array(values, pa.int64())})
+    desk.ship(query, "jfk", T0 + 2 * HOUR, {"distance": pa.array([], pa.int64())})
+    catch_up(running)
+    running.stop()
+    assert not running.problem
+    found = sorted(
+        ((int(r["n"] or 0), r) for r in rows_of(system, "flights", query.ref.version) if r["n"]), key=lambda p: str(p)
+    )
+    sums = {None if r["miles"] is None else int(r["miles"]): r for _, r in found}
+    assert {BIG, 7} <= sums.keys() and sums.keys() <= {BIG, 7, 2 * FAR - 2, None}
+    for value, row in sums.items():
+        bounds = [row["miles_lower"], row["miles_upper"]]
+        assert [None if b is None else int(b) for b in bounds] == [value, value]
+        assert value is not None or row["contract"] == "beyond-int64"
+
+
+@pytest.mark.slow
+def test_an_integer_beside_an_answer_without_records_is_exact(desk: Desk, request: pytest.FixtureRequest) -> None:
+    system = Postgres(request.getfixturevalue("postgres"))
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"miles": "sum(distance)"}, budget={"staleness": "2s"})
+    start, running = desk.now // HOUR * HOUR, runner(desk, system.document)
+    desk.now += 3 * HOUR
+    desk.results.tick(desk.ledger, [], desk.now)
+    desk.ship(query, "jfk", start + 2 * HOUR, {"distance": pa.array([BIG])})
+    catch_up(running)
+    assert not running.problem
+    rows = rows_of(system, "flights", query.ref.version)
+    assert len(rows) > 1, "answers without records, too"
+    assert {r["miles"] for r in rows} == {None, BIG}
+    path = {"Accept": "text/csv"}
+    assert desk.get("/v1/queries/flights/windows", headers=path).text.count(str(BIG)) == 3
+    running.stop()
+
+
+class Receiver:
+    """A receiver of remote write, which refuses what Prometheus refuses: another value of a series at one time."""
+
+    def __init__(self) -> None:
+        self.samples: dict[tuple[tuple[str, str], ...], dict[int, float]] = {}
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                reply = receiver.take(bytes(cramjam.snappy.decompress_raw(body)))
+                self.send_response(reply)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/api/v1/write"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def take(self, body: bytes) -> int:
+        found = []
+        for raw in pb.WriteRequest.FromString(body).timeseries:
+            series = pb.TimeSeries.FromString(raw)
+            labels = [pb.Label.FromString(label) for label in series.labels]
+            (sample,) = series.samples
+            found.append((tuple((x.name, x.value) for x in labels), sample.timestamp, sample.value))
+        for labels_, at, value in found:
+            if self.samples.get(labels_, {}).get(at, value) != value:
+                return 400
+            self.samples.setdefault(labels_, {})[at] = value
+        return 204
+
+    def values(self, metric: str) -> list[float]:
+        return sorted(v for s, each in self.samples.items() if dict(s)["__name__"] == metric for v in each.values())
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.close()
+
+
+def test_series_of_different_groups_and_queries_differ(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("url.path", "url_path", "version", "site", "__name__")
+    monkeypatch.setattr(conftest, "COLUMNS", {**conftest.COLUMNS, **dict.fromkeys(names, pa.string())})
+    desk.connect("jfk")
+    keyed = desk.register(group_by=["carrier"], measures={"s": "sum(distance)"}, name="keyed")
+    named = desk.register(group_by=list(names), measures={"s": "sum(distance)"}, name="named")
+    one = desk.register(group_by=[], measures={"b_c": "sum(distance)"}, name="a")
+    two = desk.register(group_by=[], measures={"c": "sum(distance)"}, name="a_b")
+    carriers = [None, "null", "", '"null"', "x"]
+    records = {"distance": pa.array([1, 2, 4, 8, 16])}
+    running = runner(desk, {"kind": "remote_write", "url": receiver.url, "labels": {"site": "here"}})
+    desk.ship(keyed, "jfk", T0, {"carrier": pa.array(carriers, pa.string()), **records})
+    same = {name: pa.array(["p"] * 5) for name in names}
+    desk.ship(named, "jfk", T0, {**same, "url.path": pa.array(list("abcde")), **records})
+    desk.ship(one, "jfk", T0, records)
+    desk.ship(two, "jfk", T0, {"distance": pa.array([5])})
+    for query in (keyed, named, one, two):
+        for hour in (1, 2):
+            empty = {name: pa.array([], pa.string()) for name in query.spec.group_by}
+            desk.ship(query, "jfk", T0 + hour * HOUR, {**empty, "distance": pa.array([], pa.int64())})
+    catch_up(running)
+    assert receiver.values("keyed_s") == receiver.values("named_s") == [1, 2, 4, 8, 16]
+    assert {5.0, 31.0} <= set(receiver.values("a_b_c"))
+    assert SinkStore(desk.results.engine).refused() == {"out": 0}
+    assert all(dict(s)["version"] and dict(s)["site"] == "here" for s in receiver.samples)
+
+
+def test_refused_samples_are_counted_and_stop_nothing(desk: Desk, receiver: Receiver) -> None:
+    desk.connect("jfk")
+    query = desk.register(group_by=["carrier"], measures={"n": "count()"}, lateness="0s")
+    running = runner(desk, {"kind": "remote_write", "url": receiver.url})
+    desk.report(query, "jfk", T0, {"UA": 1})
+    catch_up(running)
+    for each in receiver.samples.values():  # another writer has written other values at the end of the next window
+        each[T0 + 2 * HOUR] = -1.0
+    desk.report(query, "jfk", T0 + HOUR, {"UA": 2})
+    desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 3})
+    catch_up(running)
+    assert not running.problem and 3.0 in receiver.values("flights_n")
+    (stated,) = desk.get("/v1/sinks").json()["sinks"]
+    assert stated["refused"] == 4, "n, its bounds and the completeness"
+    assert "sink-refused" in [alarm["kind"] for alarm in desk.get("/v1/alarms").json()["alarms"]]
+
+
+def test_bounds_beyond_the_integers_of_a_float_stay_outside(desk: Desk, receiver: Receiver) -> None:
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"s": "sum(distance)"}, lateness="0s")
+    running = runner(desk, {"kind": "remote_write", "url": receiver.url})
+    desk.ship(query, "jfk", T0, {"distance": pa.array([BIG])})
+    catch_up(running)
+    (lower,), (upper,) = receiver.values("flights_s_lower"), receiver.values("flights_s_upper")
+    assert int(lower) <= BIG <= int(upper)
+    at = {"query": '{__name__=~"flights:s_.*"}', "time": str((T0 + HOUR) // 1000)}
+    result = desk.get("/prometheus/api/v1/query", params=at).json()["data"]["result"]
+    face = {r["metric"]["__name__"]: int(float(r["value"][1])) for r in result}
+    assert face["flights:s_lower"] <= BIG <= face["flights:s_upper"]
+
+
+class Stubborn:
+    """A system that takes all queries but one. It is a list."""
+
+    rows: list[tuple[str, int]]
+    refuses = True
+
+    def __init__(self, at: str) -> None:
+        self._at, self.rows = at, []
+        self.position: Position | None = None
+
+    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+        if self.refuses and self._at == "open" and any(query.ref.name == "bad" for query in queries):
+            raise OSError("no right to the table of bad")
+        return self.position
+
+    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+        if self.refuses and self._at == "write" and any(answer.query.name == "bad" for answer in answers):
+            raise OSError("the message of bad is too large")
+        self.rows += [(answer.query.name, answer.window_start_ms) for answer in answers]
+        self.position = position
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("at", ["open", "write"])
+def test_a_query_that_its_system_refuses_costs_only_itself_and_is_written_later(
+    desk: Desk, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("center.sinks.runner.MAX_ANSWERS", 2)  # several pages wait for the query
+    made = Stubborn(at)
+    desk.connect("jfk")
+    good, bad = desk.register(name="good"), desk.register(name="bad")
+    running = runner(desk, {"kind": "parquet", "path": "unused", "min_phase": "final", "batch": "0s"})
+    monkeypatch.setattr(type(running.definition), "make", lambda *_: made)
+
+    def run() -> None:
+        for _ in range(20):
+            running.step()
+
+    def report(hour: int) -> None:
+        for query in (good, bad):
+            desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
+
+    for hour in range(4):
+        report(hour)
+        run()
+    assert {name for name, _ in made.rows} == {"good"} and len(set(made.rows)) >= 2
+    assert "bad" in running.problem and "good" not in running.problem
+    store = SinkStore(desk.results.engine)
+    assert (store.lowest_answer() or 0) < desk.results.last_answer_id(), "its answers wait"
+    running.stop()
+    made.refuses = False
+    running = runner(desk, {"kind": "parquet", "path": "unused", "min_phase": "final", "batch": "0s"})
+    desk.now += 60_000
+    run()
+    report(4)
+    run()
+    starts = {name: sorted({at for n, at in made.rows if n == name}) for name in ("good", "bad")}
+    assert starts["good"] == starts["bad"] and not running.problem
+    running.stop()
+
+
+@pytest.mark.parametrize("label", ["version", "query", "__name__", "http.route", "9x", ""])
+def test_a_label_that_series_cannot_have_is_refused_when_the_sink_is_defined(label: str) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        read_definition("out", {"kind": "remote_write", "url": "http://h/write", "labels": {label: "x"}})
+    assert refused.value.field.startswith("sinks.out.labels")
