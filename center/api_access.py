@@ -20,6 +20,7 @@ from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import (
     Duration,
     Instant,
+    ProxyUrl,
     Secret,
     Section,
     is_loopback,
@@ -164,6 +165,8 @@ class OidcSection(Section):
     values is refused."""
     leeway: Annotated[Duration, Field(le=300_000)] = 30_000
     """The largest accepted difference between the clocks of issuer and center."""
+    proxy: ProxyUrl | None = None
+    """An HTTP proxy on the way to the issuer. None: no proxy."""
 
     @model_validator(mode="after")
     def _authentic(self) -> Self:

@@ -14,6 +14,7 @@ import jwt
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from cachetools import LRUCache
+from pydantic import SecretStr
 
 from center.api_access import ANYONE, OidcSection, Principal, PrincipalEntry, read_principals_file
 from center.config import ApiSection
@@ -145,9 +146,9 @@ class _Keys(jwt.PyJWKClient):  # type: ignore[misc]  # not typed where it is not
         locate: returns the keys' URL; may request it from the issuer.
     """
 
-    def __init__(self, issuer: str, locate: Callable[[], str]) -> None:
+    def __init__(self, issuer: str, locate: Callable[[], str], proxy: SecretStr | None) -> None:
         super().__init__(issuer, lifespan=KEYS_S, timeout=FETCH_TIMEOUT_S)
-        self._locate = locate
+        self._locate, self._proxy = locate, proxy
         self._failed_s = -FETCH_PAUSE_S
 
     def fetch_data(self) -> Any:
@@ -156,7 +157,7 @@ class _Keys(jwt.PyJWKClient):  # type: ignore[misc]  # not typed where it is not
         try:
             self.uri = self._locate()
             # The base class would read a document of any size.
-            keys = _document(self.uri)
+            keys = _document(self.uri, self._proxy)
             if not isinstance(keys, dict):
                 raise jwt.PyJWKClientConnectionError(f"{self.uri} has no keys")
             if self.jwk_set_cache is not None:
@@ -168,7 +169,7 @@ class _Keys(jwt.PyJWKClient):  # type: ignore[misc]  # not typed where it is not
             raise
 
 
-def _document(url: str) -> Any:
+def _document(url: str, proxy: SecretStr | None = None) -> Any:
     """Returns a JSON document of the issuer, of at most `MAX_DOCUMENT_BYTES`.
 
     Raises:
@@ -176,7 +177,9 @@ def _document(url: str) -> Any:
         ValueError: it is not JSON.
     """
     ends_s, content = time.monotonic() + FETCH_TIMEOUT_S, b""
-    with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as response:
+    way = {} if proxy is None else dict.fromkeys(("http", "https"), proxy.get_secret_value())
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(way))
+    with opener.open(url, timeout=FETCH_TIMEOUT_S) as response:
         if url.startswith("https://") and not response.url.startswith("https://"):
             raise jwt.PyJWKClientConnectionError(f"{url} redirects to a URL without https")
         while part := response.read1(MAX_DOCUMENT_BYTES):
@@ -193,7 +196,7 @@ class _JwtVerifier:
         self._config = config
         self._lock = threading.Lock()
         self._jwks_url = config.jwks_url
-        self._keys = _Keys(config.issuer, self._locate)
+        self._keys = _Keys(config.issuer, self._locate, config.proxy)
 
     def verify(self, token: str) -> tuple[Principal, int]:
         """Returns the principal, and the wall time in ms until which the result may be cached.
@@ -232,7 +235,7 @@ class _JwtVerifier:
         with self._lock:
             if self._jwks_url is None:
                 url = f"{self._config.issuer.rstrip('/')}/.well-known/openid-configuration"
-                document = _document(url)
+                document = _document(url, self._config.proxy)
                 if document.get("issuer") != self._config.issuer:
                     raise jwt.PyJWKClientConnectionError(f"{url} is of another issuer")
                 found = str(document["jwks_uri"])

@@ -16,8 +16,8 @@ from pydantic import Field, SecretStr, model_validator
 from edgewater.model.errors import EdgewaterError
 from edgewater.model.key_texts import label_names
 from edgewater.model.timestamps import rfc3339
-from edgewater.runtime.configuration import Secret, Section, refusal
-from edgewater.runtime.http_exchange import failure, host_of, post
+from edgewater.runtime.configuration import ProxyUrl, Secret, Section, refusal
+from edgewater.runtime.http_exchange import Reply, failure, host_of, post, way_of
 
 TIMEOUT_S = 10.0
 """Timeout of each step of an exchange with a target."""
@@ -55,6 +55,8 @@ class WebhookSection(Section):
     """Further headers, such as ``Authorization``."""
     ca: Path | None = None
     """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
+    proxy: ProxyUrl | None = None
+    """An HTTP proxy on the way to the URL. Unset: no proxy."""
 
 
 class AlertmanagerSection(Section):
@@ -66,6 +68,8 @@ class AlertmanagerSection(Section):
     """A bearer token."""
     ca: Path | None = None
     """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
+    proxy: ProxyUrl | None = None
+    """An HTTP proxy on the way to the URL. Unset: no proxy."""
 
 
 class TargetSection(Section):
@@ -113,7 +117,7 @@ class Webhook:
     repeats = False
 
     def __init__(self, section: WebhookSection) -> None:
-        self._section, self._server = section, _Server(section.ca)
+        self._section, self._server = section, _Server(section.ca, section.proxy)
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
         """Implements `Target.deliver`."""
@@ -140,7 +144,7 @@ class Alertmanager:
     repeats = True
 
     def __init__(self, section: AlertmanagerSection) -> None:
-        self._section, self._server = section, _Server(section.ca)
+        self._section, self._server = section, _Server(section.ca, section.proxy)
 
     def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
         """Implements `Target.deliver`."""
@@ -164,18 +168,20 @@ class Alertmanager:
         if token is not None:
             headers["Authorization"] = f"Bearer {token.get_secret_value()}"
         url = f"{self._section.url.rstrip('/')}/api/v2/alerts"
-        self._server.post(url, json.dumps(body).encode(), headers)
+        if (reply := self._server.post(url, json.dumps(body).encode(), headers)).text.strip():
+            reason = f"{host_of(url)} is no Alertmanager, whose reply has no body: {reply.text[:200]}"
+            raise DeliveryFailed(reason)
 
 
 class _Server:
     """Posts requests. The trusted certificates stay in memory, because reading them takes 30 ms."""
 
-    def __init__(self, ca: Path | None) -> None:
-        self._ca = ca
+    def __init__(self, ca: Path | None, proxy: SecretStr | None) -> None:
+        self._ca, self._proxy = ca, proxy
         self._context: ssl.SSLContext | None = None
 
-    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """Posts one request.
+    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        """Posts one request, and returns the reply, which confirms it.
 
         Raises:
             DeliveryFailed: the request failed. The message names the host but not the rest of the URL.
@@ -184,13 +190,14 @@ class _Server:
             self._context = _trusted(self._ca)
         host = host_of(url)
         try:
-            with httpx.Client(verify=self._context) as client:
+            with httpx.Client(verify=self._context, **way_of(self._proxy)) as client:
                 reply = post(client, url, body, headers, TIMEOUT_S)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
             raise DeliveryFailed(f"{host}: {failure(exc)}") from None
         if not reply.is_success:
             reason = f"{host}: HTTP {reply.status} {reply.text[:200]}"
             raise DeliveryFailed(reason, is_final=reply.status in REFUSING)
+        return reply
 
 
 def _trusted(ca: Path | None) -> ssl.SSLContext:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from center.sinks.base import Sink, SinkContext, SinkQuery
 from edgewater.model.errors import InvalidConfig, installation
 from edgewater.model.key_texts import label_names
-from edgewater.runtime.configuration import Secret, Section, read_secret, refusal
+from edgewater.runtime.configuration import ProxyUrl, Secret, Section, read_secret, refusal
 from edgewater.runtime.kafka_properties import refused_properties
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ class RemoteWriteConfig(Section):
     """A bearer token."""
     labels: dict[str, str] = {}
     """Labels of each series, except `query` and `version`, which the sink sets."""
+    proxy: ProxyUrl | None = None
+    """An HTTP proxy on the way to the URL. Unset: no proxy."""
 
     @field_validator("labels")
     @classmethod

@@ -21,7 +21,7 @@ from edgewater.model.errors import StorageError
 from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import key_text, label_names
 from edgewater.model.number_columns import float_column, is_number
-from edgewater.runtime.http_exchange import failure, host_of, post
+from edgewater.runtime.http_exchange import failure, host_of, post, way_of
 from edgewater.wire import remote_write_pb2 as pb
 
 TIMEOUT_S = 30.0
@@ -49,7 +49,7 @@ class RemoteWriteSink:
     def open(self, queries: Sequence[SinkQuery]) -> Position | None:
         """Implements `Sink.open`."""
         if self._client is None:
-            self._client = httpx.Client()
+            self._client = httpx.Client(**way_of(self._options.proxy))
         stored = self._memory.load()
         if stored is None:
             return None

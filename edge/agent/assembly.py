@@ -274,7 +274,7 @@ def _uplink(config: EdgeConfig, outbox: UplinkOutbox, quota: DailyQuota | None) 
         now_ms=now_ms,
         monotonic=time.monotonic,
         daily_quota=quota,
-        proxy=config.center.proxy,
+        proxy=center.proxy.get_secret_value() if center.proxy is not None else None,
     )
 
 

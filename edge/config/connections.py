@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 
 from edge.config.section import HttpTlsConfig, Model, TlsConfig
 from edgewater.model.errors import InvalidConfig
-from edgewater.runtime.configuration import Address, Duration, RemoteAddress, Size, read_secret, refusal
+from edgewater.runtime.configuration import Address, Duration, ProxyUrl, RemoteAddress, Size, read_secret, refusal
 
 MIN_BANDWIDTH = 1 << 10
 """The smallest accepted `bandwidth`, in bytes per second. Heartbeats alone take up to 150 bytes per second while an
@@ -30,7 +30,7 @@ class UplinkConfig(Model):
     """The token of this edge at the center."""
     tls: TlsConfig | None = None
     """TLS of the connection. None: no TLS."""
-    proxy: str | None = Field(default=None, pattern=r"^http://\S+$")
+    proxy: ProxyUrl | None = None
     """An HTTP proxy that the connection goes through, such as ``http://proxy.example.com:3128``. None: no proxy.
     Variables such as ``https_proxy`` are not used."""
     bandwidth: Size | None = Field(default=None, ge=MIN_BANDWIDTH)

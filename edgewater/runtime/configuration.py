@@ -17,7 +17,7 @@ from string import Template
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from edgewater.model.errors import InvalidConfig, InvalidInput, did_you_mean
@@ -265,6 +265,16 @@ Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 """A secret, given as text, ``{env: NAME}`` or ``{file: PATH}``. `validate` may pass the environment as ``environ`` in
 its context.
 """
+
+
+def _proxy_url(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().startswith("http://"):
+        raise refusal("a URL such as http://proxy.example.com:3128", is_secret=True)
+    return value
+
+
+ProxyUrl = Annotated[Secret, AfterValidator(_proxy_url)]
+"""The URL of an HTTP proxy, which may have a user and a password. Only such a key chooses a proxy, no variable does."""
 
 
 def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidConfig:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
+from pydantic import SecretStr
 
 MOST_REPLY_BYTES = 4 << 10
 """Bytes of the body of a reply that are read. A receiver of data says in a few words why it refuses a request."""
@@ -24,7 +26,8 @@ class Reply:
 
     @property
     def is_success(self) -> bool:
-        return 200 <= self.status < 300
+        """Whether the receiver confirms. A page does not: it is of a portal or a proxy in the receiver's place."""
+        return 200 <= self.status < 300 and not self.text.lstrip().startswith("<")
 
 
 def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> Reply:
@@ -47,6 +50,11 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
     for word in {word for value in headers.values() for word in value.split() if len(word) >= LEAST_SECRET}:
         text = text.replace(word, "…")  # some servers quote what they refuse
     return Reply(reply.status_code, text)
+
+
+def way_of(proxy: SecretStr | None) -> dict[str, Any]:
+    """Returns the arguments of `httpx.Client` for a proxy, or for none: no variable of the environment names one."""
+    return {"proxy": proxy and proxy.get_secret_value(), "trust_env": False}
 
 
 def failure(exc: Exception) -> str:

@@ -17,7 +17,7 @@ class Receiver:
 
     def __init__(self, tls: Path | None = None) -> None:
         self.got: list[tuple[dict[str, str], bytes]] = []
-        self.status = 200
+        self.status, self.reply = 200, b""
         self.replies = threading.Event()
         self.replies.set()
         receiver = self
@@ -29,7 +29,9 @@ class Receiver:
                 if receiver.status == 200:
                     receiver.got.append((dict(self.headers), body))
                 self.send_response(receiver.status)
+                self.send_header("Content-Length", str(len(receiver.reply)))
                 self.end_headers()
+                self.wfile.write(receiver.reply)
 
             def log_message(self, *_: Any) -> None:
                 pass

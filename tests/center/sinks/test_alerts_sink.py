@@ -196,6 +196,45 @@ def test_an_alertmanager_shows_what_fires_and_what_is_resolved(desk: Desk, tmp_p
         assert [a["labels"]["carrier"] for a in shown] == ["UA"]
 
 
+def test_a_notice_goes_through_a_proxy_only_if_the_target_names_one(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A captive portal answers 200 to everything. It must not get notices, or count as Alertmanager."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with Receiver().serving() as proxy:
+        way = f"http://127.0.0.1:{proxy.server.server_port}"
+        targets = {
+            "direct": {"webhook": {"url": receiver.url}},
+            "indirect": {"webhook": {"url": "http://elsewhere.invalid/hook", "proxy": way}},
+        }
+        query = desk.register(lateness="99h")
+        pager = Pager(desk, targets)
+        desk.report(query, "jfk", T0, {"UA": 5})
+        pager.run_until(lambda: receiver.got and proxy.got)
+        pager.runner.stop()
+    assert (len(receiver.got), len(proxy.got)) == (1, 1)
+    with pytest.raises(InvalidConfig) as refused:
+        read_definition("pager", {"kind": "alerts", "rules": RULES, "targets": {
+            "t": {"webhook": {"url": "http://x", "proxy": "proxy:3128"}}}})  # fmt: skip
+    assert refused.value.field == "sinks.pager.targets.t.webhook.proxy"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply"), [("webhook", "<html>log in</html>"), ("alertmanager", "<html>log in</html>"),
+                        ("alertmanager", '{"status": "success"}')]
+)  # fmt: skip
+def test_the_reply_of_something_else_is_no_confirmation(desk: Desk, receiver: Receiver, kind: str, reply: str) -> None:
+    receiver.reply = reply.encode()
+    query = desk.register(lateness="99h")
+    pager = Pager(desk, {"t": {kind: {"url": receiver.url.partition("?")[0]}}})
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: pager.problem)
+    problem, receiver.reply = pager.problem, b""
+    pager.run_until(lambda: not pager.problem)
+    pager.runner.stop()
+    assert "127.0.0.1" in problem and len(receiver.got) >= 2, "it is sent again"
+
+
 def test_a_target_that_hangs_delays_neither_the_others_nor_the_lease(desk: Desk, receiver: Receiver) -> None:
     query = desk.register(lateness="99h")
     with Receiver().serving() as hanging:
@@ -412,4 +451,5 @@ def test_a_stored_definition_has_no_secret_at_any_depth(desk: Desk) -> None:
     assert refused.json()["field"] == "targets.t.webhook.url"
     document["targets"] = {"t": {"webhook": {"url": {"env": "HOOK"}, "headers": {"Authorization": {"file": "/x"}}}}}
     desk.sink_secrets = ("HOOK", "/x")
-    assert desk.ask("PUT", "/v1/sinks/pager", json=document).status_code == 201
+    made = desk.ask("PUT", "/v1/sinks/pager", json=document)
+    assert made.status_code == 201, made.text
