@@ -30,7 +30,7 @@ from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
-from edgewater.wire import GUESSES, REJECTIONS, QueryRef
+from edgewater.wire import UNCERTAIN, QueryRef
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ class LedgerWriter:
         try:
             for late, records in self._store.late_records().items():
                 ref, edge, reason = late
-                if reason in REJECTIONS or reason in GUESSES:
+                if reason in UNCERTAIN:
                     continue  # the gateway raises one alarm for all queries; a guess is probably right
                 if query_key(ref) in self._store.partition and self._alarmed.get(late) != records:
                     message = (

@@ -1,4 +1,4 @@
-"""Exchanges over HTTP with servers that may be hostile: bounded replies, and messages without secrets."""
+"""HTTP requests to servers that may be hostile: replies are bounded, and messages have no secrets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import httpx
 
 MOST_REPLY_BYTES = 4 << 10
-"""Bytes of the body of a reply that are read. A receiver of data says in a few words why it refuses a request."""
+"""The largest number of bytes that are read of the body of a reply. A server needs few words to refuse a request."""
 
 LEAST_SECRET = 4
-"""Characters of the shortest secret that messages do not show. Shorter values are words of other texts, too."""
+"""The length of the shortest secret that messages hide. Shorter secrets may be common words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,11 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
     """Posts a body, and returns the reply. Redirects are not followed.
 
     Args:
-        timeout_s: of each step. The body of the reply is read for at most this time, and the wait for its last bytes.
+        timeout_s: the longest time of each step, such as the connection or a wait for bytes. The body is read for at
+            most twice this time.
 
     Raises:
-        httpx.HTTPError, httpx.InvalidURL, ValueError: the exchange has failed. Name it by `failure`.
+        httpx.HTTPError, httpx.InvalidURL, ValueError: the exchange has failed. `failure` says why, without secrets.
     """
     plain = {**headers, "Accept-Encoding": "identity"}  # a compressed reply could fill the memory
     with client.stream("POST", url, content=body, headers=plain, timeout=timeout_s) as reply:
@@ -50,7 +51,7 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
 
 
 def failure(exc: Exception) -> str:
-    """Returns what has failed, without what was sent: the library quotes a header that it refuses, such as a token."""
+    """Returns why an exchange has failed, without a message of the library that may quote a header, such as a token."""
     is_about_network = isinstance(exc, httpx.NetworkError | httpx.TimeoutException)
     return (str(exc) if is_about_network else "") or type(exc).__name__
 
