@@ -57,7 +57,7 @@ _LEVELS = {
 }
 """The names of the lists of resources, of scopes and of records in a request, by signal."""
 _MARKS = ("\U0010fffe", "\U0010ffff", "\U000ffffe", "\U000fffff")
-"""Characters without a meaning, one of which stands for half a surrogate pair in JSON."""
+"""Characters without a meaning. One that a body in JSON lacks replaces half surrogate pairs in it."""
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 
 
