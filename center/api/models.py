@@ -32,7 +32,7 @@ EXAMPLE_SPEC: dict[str, Any] = {
     "lateness": "1h",
 }
 MAX_RECORDS = (1 << 63) - 1
-"""A sum of the counts that edges state is at most this number, which fits into a column of a table."""
+"""The largest sum of counts that edges state. It fits into a column of a table."""
 EXAMPLE_SPEC_YAML = """\
 name: flights_by_carrier
 from: flights                  # a stream that edges serve

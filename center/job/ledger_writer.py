@@ -40,7 +40,7 @@ FOR_EVER_MS = 1 << 62
 PAUSE_MS = 60_000
 """If a query's state or answers raise exceptions, time alone does not advance the query for this long."""
 LEAST_STEP_MS = 1_000
-"""The wall clock and a monotonic clock differ by less than this between two readings unless the wall clock is set."""
+"""Between two readings, the wall clock and a monotonic clock differ by less than this, unless the wall clock is set."""
 FAILING = "query-failing"
 """The alarm about a query that cannot be advanced by time."""
 MAX_ALARMS = 20
@@ -145,7 +145,7 @@ class LedgerWriter:
         self._next_alarms_ms = 0
         self._alarmed_delays: set[tuple[QueryRef, str]] = set()
         self._ended: set[QueryRef] = set()
-        # When each failing query is tried again, by its key; and whether it has those of earlier terms.
+        # When each failing query is tried again, by its key, and whether the alarms of earlier terms are among them.
         self._failing: dict[str, int] = {}
         self._knows_failing = False
 

@@ -36,8 +36,8 @@ HEADERS = {
 class RemoteWriteSink:
     """Sends final answers, one request per window. Implements `center.sinks.base.Sink`.
 
-    The memory has the answers of the page that are written. So only the last of them can come again after a kill, and a
-    receiver accepts a repetition of its newest samples.
+    The memory has the ids of the answers of a page that are written. So after a kill, only the newest samples are sent
+    again, and a receiver accepts a repetition of its newest samples.
     """
 
     def __init__(self, options: RemoteWriteConfig, context: SinkContext) -> None:

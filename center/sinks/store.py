@@ -81,11 +81,12 @@ asides = Table(
     Column("answer_id", BigInteger, nullable=False),
     Column("problem", FreeText, nullable=False),
 )
-"""The queries whose answers a sink could not write while it could write others, with the last answer that it has."""
+"""The queries that sinks have set aside, because they could write the answers of other queries, but not theirs. Each row
+has the last answer that the sink has written."""
 
 MAX_PROBLEM = 2_000
 REFUSED = "refused"
-"""First key of the states of sinks that count what their system refuses for ever."""
+"""The first key in the state of a sink that counts the samples that its system refuses."""
 _NEW = {
     "paused": False, "answer_id": 0, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
     "trimmed": 0, "gap_from": 0, "gap_through": 0, "owner": "", "epoch": 0, "until_ms": 0,
@@ -136,7 +137,7 @@ class SinkStatus:
 
 
 class Aside(NamedTuple):
-    """The last answer of a query that a sink has, and why the sink could not write the next one."""
+    """The last answer of a set-aside query that the sink has written, and why it could not write the next one."""
 
     answer_id: int
     problem: str
