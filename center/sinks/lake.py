@@ -109,7 +109,7 @@ def _kind(kind: pa.DataType) -> pa.DataType:
 
 def _named(schema: pa.Schema) -> pa.Schema:
     """Returns a schema whose names differ in more than their case, because readers ignore the case. The columns of the
-    query keep their names, and the product's own columns are renamed.
+    query take their names first, so the product's own columns are renamed.
     """
     own, names = _ADDED + len(OWN_COLUMNS), dict[str, str]()  # by the name in lower case
     for column in schema.names[own:]:

@@ -81,8 +81,8 @@ asides = Table(
     Column("answer_id", BigInteger, nullable=False),
     Column("problem", FreeText, nullable=False),
 )
-"""The queries that sinks have set aside, because they could write the answers of other queries, but not theirs. Each row
-has the last answer that the sink has written."""
+"""Queries that a sink has set aside: it could not write their answers, but answers of other queries. Each row has the
+last answer that the sink has written."""
 
 MAX_PROBLEM = 2_000
 REFUSED = "refused"
