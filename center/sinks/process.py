@@ -158,7 +158,9 @@ class SinkCollector(Collector):
         )
         answers = CounterMetricFamily("edgewater_sink_answers", "Answers that were written.", labels=["sink"])
         refused = CounterMetricFamily(
-            "edgewater_sink_refused", "Samples that the sink's system has refused for ever.", labels=["sink"]
+            "edgewater_sink_refused",
+            "Samples that the sink's system has refused and never accepts.",
+            labels=["sink"],
         )
         rows = CounterMetricFamily("edgewater_sink_rows", "Rows that were written.", labels=["sink"])
         families = [up, paused, lag, gap, answers, rows, refused]

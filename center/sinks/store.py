@@ -350,7 +350,7 @@ class SinkStore:
         return states
 
     def refused(self) -> dict[str, int]:
-        """Returns the numbers of samples that the systems of sinks have refused for ever, by name of the sink."""
+        """Returns, by sink, the number of samples that its system has refused."""
         c = memories.c
         counting = select(c.name, c.state).where(c.state.startswith(f'{{"{REFUSED}"', autoescape=True))
         with read_transaction(self._engine) as connection:
