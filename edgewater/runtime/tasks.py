@@ -38,7 +38,7 @@ class Tasks:
         self.end = end
         self._expected = expected
         self.failures = Counter(
-            "edgewater_task_failures", "Tasks of the process that failed; each ends it.", ["task"], registry=None
+            "edgewater_task_failures", "Failures of tasks, which end the process.", ["task"], registry=None
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: dict[str, str] = {}
