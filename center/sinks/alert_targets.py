@@ -17,7 +17,7 @@ from edgewater.model.errors import EdgewaterError
 from edgewater.model.key_texts import label_names
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import Secret, Section, refusal
-from edgewater.runtime.http_exchange import failure, host_of, post
+from edgewater.runtime.http_exchange import ExchangeFailed, post
 
 TIMEOUT_S = 10.0
 """Timeout of each step of an exchange with a target."""
@@ -182,15 +182,13 @@ class _Server:
         """
         if self._context is None:
             self._context = _trusted(self._ca)
-        host = host_of(url)
         try:
             with httpx.Client(verify=self._context) as client:
                 reply = post(client, url, body, headers, TIMEOUT_S)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-            raise DeliveryFailed(f"{host}: {failure(exc)}") from None
+        except ExchangeFailed as exc:
+            raise DeliveryFailed(str(exc)) from None
         if not reply.is_success:
-            reason = f"{host}: HTTP {reply.status} {reply.text[:200]}"
-            raise DeliveryFailed(reason, is_final=reply.status in REFUSING)
+            raise DeliveryFailed(str(reply), is_final=reply.status in REFUSING)
 
 
 def _trusted(ca: Path | None) -> ssl.SSLContext:

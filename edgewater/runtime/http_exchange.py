@@ -15,12 +15,20 @@ LEAST_SECRET = 4
 """The length of the shortest secret that messages hide. Shorter secrets may be common words."""
 
 
+class ExchangeFailed(Exception):
+    """A server gave no reply. The message names the host and the reason, and has no secret."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The status of a reply, and the first part of its body as text, without words of the request's headers."""
+    """The host and status of a reply, and the first part of its body as text, without words of the request headers."""
 
+    host: str
     status: int
     text: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: HTTP {self.status} {self.text[:200]}"
 
     @property
     def is_success(self) -> bool:
@@ -35,19 +43,23 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
             most twice this time.
 
     Raises:
-        httpx.HTTPError, httpx.InvalidURL, ValueError: the exchange has failed. `failure` says why, without secrets.
+        ExchangeFailed: there is no reply.
     """
     plain = {**headers, "Accept-Encoding": "identity"}  # a compressed reply could fill the memory
-    with client.stream("POST", url, content=body, headers=plain, timeout=timeout_s) as reply:
-        ends_s, read = time.monotonic() + timeout_s, b""
-        for part in reply.iter_raw():
-            read += part
-            if len(read) >= MOST_REPLY_BYTES or time.monotonic() >= ends_s:
-                break
+    host = _host_of(url)
+    try:
+        with client.stream("POST", url, content=body, headers=plain, timeout=timeout_s) as reply:
+            ends_s, read = time.monotonic() + timeout_s, b""
+            for part in reply.iter_raw():
+                read += part
+                if len(read) >= MOST_REPLY_BYTES or time.monotonic() >= ends_s:
+                    break
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+        raise ExchangeFailed(f"{host}: {failure(exc)}") from None
     text = read[:MOST_REPLY_BYTES].decode(errors="replace")
     for word in {word for value in headers.values() for word in value.split() if len(word) >= LEAST_SECRET}:
         text = text.replace(word, "…")  # some servers quote what they refuse
-    return Reply(reply.status_code, text)
+    return Reply(host, reply.status_code, text)
 
 
 def failure(exc: Exception) -> str:
@@ -56,7 +68,7 @@ def failure(exc: Exception) -> str:
     return (str(exc) if is_about_network else "") or type(exc).__name__
 
 
-def host_of(url: str) -> str:
+def _host_of(url: str) -> str:
     """Returns the host of a URL, which may have a token in its other parts."""
     try:
         return httpx.URL(url).host or "the URL"
