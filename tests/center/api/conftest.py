@@ -57,7 +57,7 @@ class Desk:
         self.results = ResultStore(f"sqlite:///{path}/results.db")
         self.ledger = Ledger()
         self._positions: dict[str, int] = {}
-        self._apps: dict[tuple[int, ...], FastAPI] = {}
+        self._apps: dict[tuple[object, ...], FastAPI] = {}
 
     def app(self, **config: Any) -> FastAPI:
         section = ApiSection(**config)
@@ -67,8 +67,8 @@ class Desk:
 
     def ask(self, method: str, path: str, *, app: FastAPI | None = None, **request: Any) -> httpx.Response:
         if app is None:  # to make one takes longer than most requests
-            stores = (id(self.catalog), id(self.components), id(self.results))
-            app = self._apps[stores] = self._apps.get(stores) or self.app()
+            made_of = id(self.catalog), id(self.components), id(self.results), self.sink_secrets
+            app = self._apps[made_of] = self._apps.get(made_of) or self.app()
 
         async def once() -> httpx.Response:
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
