@@ -147,7 +147,7 @@ class LedgerWriter:
         self._ended: set[QueryRef] = set()
         # When each failing query is tried again, by its key, and whether the alarms of earlier terms are among them.
         self._failing: dict[str, int] = {}
-        self._knows_failing = False
+        self._has_earlier_alarms = False
 
     def begin_term(self) -> None:
         """Begins a term: this driver leads from now on.
@@ -159,7 +159,7 @@ class LedgerWriter:
             self._alarmed_in_all = 0
             self._ended.clear()
             self._failing.clear()
-            self._knows_failing = False
+            self._has_earlier_alarms = False
         self._changed.set()
 
     def require_lease(self, key: str) -> None:
@@ -322,9 +322,9 @@ class LedgerWriter:
     def _end_failures(self, now_ms: int) -> None:
         """Removes the alarms about queries that were tried again, and did not fail."""
         try:
-            if not self._knows_failing:
+            if not self._has_earlier_alarms:
                 self._failing = dict.fromkeys(self._catalog_events.with_alarm(FAILING), 0) | self._failing
-                self._knows_failing = True
+                self._has_earlier_alarms = True
             for key in [key for key, until_ms in self._failing.items() if until_ms <= now_ms]:
                 self._catalog_events.end_alarm(FAILING, key)
                 del self._failing[key]

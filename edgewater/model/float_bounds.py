@@ -18,7 +18,7 @@ def side_of(column: str) -> Side:
 
 
 def to_float(number: float | Decimal, side: Side) -> float:
-    """Returns the nearest float64; of a bound, the nearest one that is not inside the interval."""
+    """Returns the nearest float64. A bound is rounded outwards."""
     try:
         nearest = float(number)
     except OverflowError:
