@@ -128,7 +128,7 @@ class EdgeCollector:
         yield _counter("source_records", "Records read, by source, since the agent started.", labels, records)
         for metric, text, of in (
             ("rejected_records", "Records that could not be decoded.", attrgetter("rejected")),
-            ("guessed_records", "Records that count, or do not count, on a guess.", attrgetter("guessed")),
+            ("guessed_records", "Records that were counted or left out on a guess.", attrgetter("guessed")),
         ):
             by_reason = {
                 (*name, reason): count

@@ -223,7 +223,7 @@ class Decoded:
         batch: the stream's columns in their declared types, then int64 `event_time_ms` without nulls.
         rejected: the records that could not be decoded, by reason.
         skipped: numbers of valid values that are no records, by reason.
-        guessed: the records that count, or do not count, on a guess (`guesses`), by reason.
+        guessed: the records that are counted or left out on a guess (`guesses`), by reason.
     """
 
     batch: pa.RecordBatch

@@ -38,7 +38,7 @@ class SourceContext:
         stream: name of the stream.
         schema: columns and event time of the records that the sources return.
         now_ms: returns the wall time.
-        sleep: sleeps for a number of seconds. A source that looks for input after a time calls it within `idle`.
+        sleep: sleeps for a number of seconds. A source that polls for input calls it within `idle`.
         idle: takes the name of a source. Returns a context manager. Within it, the source has nothing to read and waits
             until input comes.
     """

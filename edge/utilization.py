@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LOOK_S = 2.0
-"""A source that still waits for input had nothing to read until this time ago, in seconds. Earlier input would have
-ended its wait.
+"""A source that waits for input had nothing to read until this time ago, in seconds: earlier input would have ended its
+wait.
 """
 REFUSED_S = 2.0
 """A refused push counts as unread input for this long, in seconds, because its sender repeats it after one second."""
@@ -81,7 +81,7 @@ class _SourceActivity:
         -infinity if the source has always had input, or if a push was refused within the last `REFUSED_S` seconds.
 
         Args:
-            sleeps: whether the source does not look for input before its wait ends.
+            sleeps: whether the source does not see its input before its wait ends.
         """
         if now_s - self.refused_s <= REFUSED_S:
             return -math.inf
@@ -131,8 +131,8 @@ class BusyMeter:
     def idle(self, source: str) -> Iterator[None]:
         """Marks a wait for input inside a busy section. All input has been read when the wait begins.
 
-        The wait may take long if input ends it. The idle rule then counts from a moment ago, not from the begin of the
-        wait, so no kind of source has to renew its mark. A source that looks for input after a time calls `sleep`.
+        If input ends the wait, the wait may be long: the idle rule counts from `LOOK_S` ago, so a source need not renew
+        its mark. A source that polls for input calls `sleep` instead, and the idle rule counts from the begin.
         """
         with self.backpressured(source):
             state = self._sources[source]

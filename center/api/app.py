@@ -98,7 +98,7 @@ ROUTERS = tuple(
     )
 )
 COSTLY_AT_ONCE = 4
-"""Requests that may cost much and are worked on at the same time. All others keep threads for themselves."""
+"""The largest number of costly requests in work at the same time. Other requests have other threads."""
 REFRESH_S = 1.0
 """Interval at which changed credentials are read."""
 

@@ -1,4 +1,4 @@
-"""Lanes: few threads for requests that may cost much, so that other requests and registrations find a thread."""
+"""Few threads for costly requests, so that other requests and registrations always find a thread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Lane:
                 raise HttpProblem("unavailable", "the client has gone")
 
         def worked() -> T:
-            alive()  # it may have gone while the work waited for a thread
+            alive()  # the client may have gone while the work waited for a thread
             return work(alive)
 
         watching = asyncio.create_task(_watch(request, gone))

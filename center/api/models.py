@@ -20,7 +20,7 @@ from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
 from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Constant, Delivery, type_name
 from edgewater.model.timestamps import rfc3339
-from edgewater.wire import GUESSES, REJECTIONS
+from edgewater.wire import GUESSES, REJECTIONS, UNCERTAIN
 
 EXAMPLE_SPEC: dict[str, Any] = {
     "name": "flights_by_carrier",
@@ -32,7 +32,7 @@ EXAMPLE_SPEC: dict[str, Any] = {
     "lateness": "1h",
 }
 MAX_RECORDS = (1 << 63) - 1
-"""A sum of the counts that edges state is at most this number, which fits into a column of a table."""
+"""The largest sum of counts that edges state. It fits into a column of a table."""
 EXAMPLE_SPEC_YAML = """\
 name: flights_by_carrier
 from: flights                  # a stream that edges serve
@@ -218,7 +218,7 @@ class QueryEdge(BaseModel):
             code=status.code if status and refused else None,
             message=status.message if status and refused else None,
             shipped=Shipped(**shipped),
-            after_final={reason: n for reason, n in late.items() if reason not in REJECTIONS and reason not in GUESSES},
+            after_final={reason: n for reason, n in late.items() if reason not in UNCERTAIN},
             rejected={reason: n for reason, n in late.items() if reason in REJECTIONS},
             guessed={reason: n for reason, n in late.items() if reason in GUESSES},
         )

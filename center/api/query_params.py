@@ -31,8 +31,8 @@ class QuestionParams(BaseModel):
         Field(
             max_length=MAX_VALUES,
             description="`column:value`, such as `carrier:UA`. Only groups with this value; repeated for one column:"
-            " any of the values; for several columns: all must hold. `null` stands for a missing value,"
-            ' `"null"` for the text, `""` for the empty text.',
+            " any of the values; for several columns: all must hold. `null` is the missing value,"
+            ' `"null"` the text, and `""` the empty text.',
             examples=[["carrier:UA"]],
         ),
     ] = []

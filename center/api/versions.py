@@ -46,7 +46,7 @@ def only_version(
 ) -> tuple[RegisteredQuery, int | None, int | None]:
     """Returns the version that has the windows of a range, and the range.
 
-    An open range begins with the newest version that has windows in it.
+    Without `start_ms`, the range is in the newest version that has windows before its end.
 
     Raises:
         InvalidRequest: the range has windows of several versions, which do not merge.

@@ -27,7 +27,7 @@ MAX_LISTED = 1_000
 
 @dataclass(frozen=True, slots=True)
 class AlarmRecord:
-    """An event that must not happen, or a state that still lasts. A repetition increases `times`, but adds no alarm.
+    """An event that must not happen, or a state that lasts. A repetition increases `times`, but adds no alarm.
 
     `times` may include older messages of the same kind, edge and query: see `add_alarm`.
 

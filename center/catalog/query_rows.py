@@ -75,8 +75,8 @@ def remember_versions(connection: Connection, versions: Iterable[int]) -> None:
 def note_older(connection: Connection, now_ms: int) -> None:
     """Records that the catalog is older than what edges have: both stores were replaced by copies.
 
-    New answers get revisions above `now_ms`, because readers may have lower ones (`ResultStore.begin_after_restore`). A
-    query that is registered later gets no version that an edge may know, as none is registered each second.
+    New answers get revisions above `now_ms`, because readers may have lower ones (`ResultStore.begin_after_restore`).
+    Queries that are registered later get versions above `now_ms` in seconds, because edges may have lower ones.
     """
     _raise_counter(connection, OLDER, now_ms)
     remember_versions(connection, [now_ms // 1000])

@@ -53,8 +53,8 @@ class Delays(NamedTuple):
 
     def to_list(self) -> list[Any]:
         """Returns the delays as JSON of type `Inherited`."""
-        # 0.3.0 reads two more numbers. They were sums over all edges, by which one edge changed the intervals of
-        # queries that do not expect it.
+        # Release 0.3.0 reads two more numbers: sums over all edges. By these sums, one edge changed the intervals of
+        # queries that do not expect the edge.
         return [self.slots, *to_base64([self.sums.tobytes()]), 0.0, 0.0]
 
 

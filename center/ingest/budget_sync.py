@@ -131,7 +131,7 @@ def _update(
         for edge, report in reports.items():
             violations += allocator.handle(ShareReported(edge, report, now_ms))
         violations += allocator.handle(RebalanceEvent(now_ms, assigned.horizon_ms(now_ms)))
-    except Exception as exc:  # a state, or reports, with which the allocator cannot work: this query begins anew
+    except Exception as exc:  # the state or a report cannot be used: this budget begins anew
         log.exception("the budget of query %s is divided anew", query_key(assigned.query.ref))
         known = assigned.expected | {edge.edge for edge in assigned.retired}
         allocator.reset(known)

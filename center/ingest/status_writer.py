@@ -126,7 +126,7 @@ class StatusWriter:
         self._changed.set()
 
     def end_alarm(self, kind: str, edge: EdgeId) -> None:
-        """Removes an alarm about a state that has ended. It costs nothing if this process knows no such alarm."""
+        """Removes an alarm about a state that has ended. Without such an alarm, the call costs nothing."""
         if (edge, kind) in self._lasting:
             self._lasting.discard((edge, kind))
             self._pending.alarms[edge, kind, ""] = (None, self._now_ms())

@@ -30,7 +30,7 @@ from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
-from edgewater.wire import GUESSES, REJECTIONS, QueryRef
+from edgewater.wire import UNCERTAIN, QueryRef
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ FOR_EVER_MS = 1 << 62
 PAUSE_MS = 60_000
 """If a query's state or answers raise exceptions, time alone does not advance the query for this long."""
 LEAST_STEP_MS = 1_000
-"""The wall clock and a monotonic clock differ by less than this between two readings unless the wall clock is set."""
+"""Between two readings, the wall clock and a monotonic clock differ by less than this, unless the wall clock is set."""
 FAILING = "query-failing"
 """The alarm about a query that cannot be advanced by time."""
 MAX_ALARMS = 20
@@ -145,9 +145,9 @@ class LedgerWriter:
         self._next_alarms_ms = 0
         self._alarmed_delays: set[tuple[QueryRef, str]] = set()
         self._ended: set[QueryRef] = set()
-        # When each failing query is tried again, by its key; and whether it has those of earlier terms.
+        # When each failing query is tried again, by its key, and whether the alarms of earlier terms are among them.
         self._failing: dict[str, int] = {}
-        self._knows_failing = False
+        self._has_earlier_alarms = False
 
     def begin_term(self) -> None:
         """Begins a term: this driver leads from now on.
@@ -159,7 +159,7 @@ class LedgerWriter:
             self._alarmed_in_all = 0
             self._ended.clear()
             self._failing.clear()
-            self._knows_failing = False
+            self._has_earlier_alarms = False
         self._changed.set()
 
     def require_lease(self, key: str) -> None:
@@ -257,7 +257,7 @@ class LedgerWriter:
         try:
             for late, records in self._store.late_records().items():
                 ref, edge, reason = late
-                if reason in REJECTIONS or reason in GUESSES:
+                if reason in UNCERTAIN:
                     continue  # the gateway raises one alarm for all queries; a guess is probably right
                 if query_key(ref) in self._store.partition and self._alarmed.get(late) != records:
                     message = (
@@ -322,9 +322,9 @@ class LedgerWriter:
     def _end_failures(self, now_ms: int) -> None:
         """Removes the alarms about queries that were tried again, and did not fail."""
         try:
-            if not self._knows_failing:
+            if not self._has_earlier_alarms:
                 self._failing = dict.fromkeys(self._catalog_events.with_alarm(FAILING), 0) | self._failing
-                self._knows_failing = True
+                self._has_earlier_alarms = True
             for key in [key for key, until_ms in self._failing.items() if until_ms <= now_ms]:
                 self._catalog_events.end_alarm(FAILING, key)
                 del self._failing[key]

@@ -30,8 +30,7 @@ class FrameSummary:
         since_ms: event time from which the edge has all records of the query; None if it has all records.
         arrivals: arrival statistics, for a query with an accuracy; None if the frame has no such statistics.
         losses: input of the edge that is lost or may be lost.
-        dropped: records that the edge accepted but did not count because they came too late, and records that sources
-            rejected, and records that the edge counted or left out on a guess.
+        dropped: records that came too late, that a source rejected, or that the edge counted or left out on a guess.
     """
 
     query: QueryRef
@@ -153,8 +152,8 @@ class QueryTooLarge(QueryFailed):
 
 @dataclass(frozen=True, slots=True)
 class ClockStepped:
-    """The wall clock was set forward by `by_ms`, or back if negative, while less time has passed. The event is not
-    stored: it matters until the process ends or an edge shows that the new time is right.
+    """The wall clock was set forward by `by_ms`, or back if negative. The event is not stored: it matters until the
+    process ends or an edge reports the new time.
     """
 
     by_ms: int

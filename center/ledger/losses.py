@@ -95,7 +95,7 @@ def bounded_loss(loss: InputLoss, frame: FrameSummary, clock: StreamClock) -> In
 
 
 def loss_of_uncertain(records: DroppedRecords, window: SlicedWindow) -> InputLoss:
-    """Returns rejected or guessed records in the form of a loss of input, which finds the windows of the records."""
+    """Returns rejected or guessed records as a loss of input, from which the windows of the records follow."""
     start_ms = records.slice_start_ms
     until_ms = window.slice_end(start_ms) if records.until_ms is None else records.until_ms
     from_ms = None if start_ms == MIN_TIME_MS else start_ms

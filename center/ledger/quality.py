@@ -292,7 +292,7 @@ def assess(
 
 
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Adds records that are in no answer to the window, or may be, to the result of `Quality.to_mapping()`.
+    """Adds records that an answer lacks, or may lack, to the result of `Quality.to_mapping()`.
 
     The window was final when the records came, sources rejected the records, or edges guessed. The values of a rejected
     record are not known. It is also not known whether the query's condition would accept it. So with rejected or
@@ -336,16 +336,16 @@ def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> 
 
 
 LATE_COUNTS = ("after_final", "rejected", "guessed")
-"""The members of `records` that change after the final answer."""
+"""The members of `records` that may change after the final answer."""
 
 
 def late_counts(quality: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the part of a final answer's quality that may change."""
+    """Returns the values of `LATE_COUNTS`. Nothing else of a final answer may change."""
     return tuple(quality["records"].get(name, 0) for name in LATE_COUNTS)
 
 
 def united_late_counts(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the members of several windows' completeness that count records, as the completeness of all windows."""
+    """Returns the counts of records in the completeness of several windows, added up. Counts of 0 are left out."""
     parts, guessed = list(parts), Counter[str]()
     for part in parts:
         guessed.update(part.get("guessed", {}))

@@ -14,7 +14,7 @@ from center.ledger.events import FrameSummary, LateSlice
 from center.ledger.state import EdgeIncarnation, QueryState, SealedSlice, SliceState, StateTable
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
-from edgewater.wire import GUESSES, REJECTIONS, SliceClose
+from edgewater.wire import UNCERTAIN, SliceClose
 
 AFTER_FINAL = "after-final"
 """The reason of records that are in no answer to a window because they came after the final answer."""
@@ -122,12 +122,11 @@ class ReportedSlices:
 
     def late_counts(self) -> tuple[int, int]:
         """Returns two numbers of records in `late`: records that came too late, and rejected or guessed records."""
-        uncertain = {**REJECTIONS, **GUESSES}
-        others = sum(records for place, records in self.late.items() if place.reason in uncertain)
-        return sum(self.late.values()) - others, others
+        uncertain = sum(records for place, records in self.late.items() if place.reason in UNCERTAIN)
+        return sum(self.late.values()) - uncertain, uncertain
 
     def add_dropped(self, frames: Iterable[FrameSummary]) -> None:
-        """Counts the records that edges accepted but dropped, rejected, or counted or left out on a guess."""
+        """Counts late and rejected records, and records that edges counted or left out on a guess."""
         for frame in frames:
             for drop in frame.dropped:
                 self._add_late(

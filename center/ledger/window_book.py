@@ -515,7 +515,9 @@ class WindowBook(ABC):
         return end_ms <= self._state.final_through_ms
 
     def _today_ms(self, now_ms: int) -> int:
-        """Returns the event time that the stream has reached. A clock that was set forward does not show this alone."""
+        """Returns the event time that the stream has reached. Time by which the clock was set forward does not count
+        until an edge has reported it.
+        """
         clock = self._state.running_clock
         return min(clock.to_event_ms(now_ms), max(clock.to_event_ms(now_ms - self.ahead_ms), self._heard_ms))
 
@@ -526,8 +528,8 @@ class WindowBook(ABC):
         return max((each for each in through if each < MAX_TIME_MS), default=MIN_TIME_MS)
 
     def _due_without_data(self, start_ms: int) -> int:
-        """Returns when a window without data is due. If only a clock that was set forward says that the window has
-        ended, the time that the clock has left out is added.
+        """Returns when a window without data is due. If no edge has reported its end, the time by which the clock was
+        set forward is added.
         """
         return self._due_at(start_ms) + (0 if self._end(start_ms) <= self._heard_ms else self.ahead_ms)
 

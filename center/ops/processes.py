@@ -90,11 +90,14 @@ def _is_unreachable(exc: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def _heartbeat(config: CenterConfig, component: Component, **kwargs: Any) -> Iterator[HeartbeatThread]:
+def _heartbeat(
+    config: CenterConfig, component: Component, problems: Callable[[], list[str]], **kwargs: Any
+) -> Iterator[HeartbeatThread]:
     from center.catalog import ComponentRegistry, HeartbeatThread
 
     registry = opened(lambda: ComponentRegistry(config.catalog_url))
     try:
+        kwargs["problem"] = lambda: "; ".join(problems())
         with HeartbeatThread(registry, component, instance_name(), now_ms=now_ms, **kwargs) as thread:
             yield thread
     finally:
@@ -139,15 +142,10 @@ def run_api(config: CenterConfig) -> None:
             health = health_server(services.metrics.registry, ready, api.metrics, "api.metrics", tasks=tasks)
             address = stack.enter_context(health)
             log.info("metrics are served at http://%s/metrics", address)
-        problem = functools.partial(_joined, tasks.missing)
-        stack.enter_context(_heartbeat(config, "api", address=bound_address(listener), problem=problem, tasks=tasks))
+        stack.enter_context(_heartbeat(config, "api", tasks.missing, address=bound_address(listener), tasks=tasks))
         log.info("the API is served at %s://%s", api.scheme, bound_address(listener))
         server.run(sockets=[listener])
     tasks.exit_if_failed()
-
-
-def _joined(reasons: Callable[[], list[str]]) -> str:
-    return "; ".join(reasons())
 
 
 def run_gateway(config: CenterConfig) -> None:
@@ -202,13 +200,7 @@ async def _gateway(config: CenterConfig, catalog: Catalog) -> None:
                 )
                 log.info("metrics are served at http://%s/metrics", address)
             stack.enter_context(
-                _heartbeat(
-                    config,
-                    "gateway",
-                    address=f"{host}:{port}",
-                    problem=functools.partial(_joined, gateway.readiness),
-                    tasks=gateway.tasks,
-                )
+                _heartbeat(config, "gateway", gateway.readiness, address=f"{host}:{port}", tasks=gateway.tasks)
             )
             await stop.wait()
     finally:
@@ -248,16 +240,11 @@ def run_job(config: CenterConfig) -> None:
                 )
             )
         needed = config.spark.drivers
-        stack.enter_context(
-            _heartbeat(
-                config,
-                "job",
-                problem=functools.partial(_joined, lambda: [*tasks.missing(), *filter(None, [job.problem()])]),
-                role=lambda: job.role,
-                needed=needed,
-                tasks=tasks,
-            )
-        )
+
+        def problems() -> list[str]:
+            return [*tasks.missing(), *filter(None, [job.problem()])]
+
+        stack.enter_context(_heartbeat(config, "job", problems, role=lambda: job.role, needed=needed, tasks=tasks))
         job.run(stop)
     tasks.exit_if_failed()
 

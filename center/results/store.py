@@ -460,11 +460,11 @@ class ResultStore(AnswerReader):
             _raise_numbers(connection, now_ms)
 
     def require_newer(self, ledger: Ledger, since_ms: int) -> None:
-        """Continues as `begin_after_restore`, if edges have proved at a later time than the ledger knows that the
-        stores are older than what the center has acknowledged.
+        """Raises the numbers of new answers as `begin_after_restore` does, if an edge has shown that the stores lack
+        frames that the center has acknowledged.
 
         Args:
-            since_ms: the time of the proof; 0: there is none.
+            since_ms: the wall time at which an edge last showed this; 0: never.
         """
         if since_ms <= ledger.revisions_after:
             return
@@ -492,7 +492,7 @@ def _raise_numbers(connection: Connection, now_ms: int) -> None:
 
 def restored_at_ms(connection: Connection) -> int:
     """Returns the wall time at which the store was last restored; 0: never. Numbers that readers or other systems may
-    know, such as revisions, are higher from then on.
+    have, such as revisions, are higher from then on.
     """
     return read_counter(connection, REVISIONS)
 

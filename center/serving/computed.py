@@ -22,7 +22,7 @@ from edgewater.model.errors import InvalidQuery, InvalidRequest, did_you_mean
 from edgewater.model.expressions import bind_condition
 from edgewater.model.float_bounds import LARGEST_EXACT, side_of
 from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
-from edgewater.model.number_columns import float_column
+from edgewater.model.number_columns import float_column, outwards
 from edgewater.model.query import QuerySpec
 from edgewater.model.syntax import column_names, parse_sql
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
@@ -232,8 +232,8 @@ class _Box:
 
 
 def _bounds(tree: exp.Expression, read: Mapping[str, Estimates]) -> tuple[FloatArray, FloatArray]:
-    lows = {n: _outwards(e.lower, -np.inf) for n, e in read.items()}
-    highs = {n: _outwards(e.upper, np.inf) for n, e in read.items()}
+    lows = {n: np.where(np.isfinite(e.lower), outwards(e.lower, -np.inf), -np.inf) for n, e in read.items()}
+    highs = {n: np.where(np.isfinite(e.upper), outwards(e.upper, np.inf), np.inf) for n, e in read.items()}
     box = _box(tree, lows, highs)
     lower, upper = box.lower, box.upper
     rising = {n: box.slope(n)[0] >= 0 for n in read}
@@ -253,12 +253,6 @@ def _bounds(tree: exp.Expression, read: Mapping[str, Estimates]) -> tuple[FloatA
     margin = np.where(is_exact & ~is_large, 0.0, _ROUNDING * np.maximum(np.abs(lower), np.abs(upper)))
     margin = np.where(np.isfinite(margin), margin, 0.0)
     return lower - margin, upper + margin
-
-
-def _outwards(bound: FloatArray, end: float) -> FloatArray:
-    """Returns a bound, or `end` if it is unknown. A large bound may be a rounded integer."""
-    known = np.where(np.abs(bound) < LARGEST_EXACT, bound, np.nextafter(bound, end))
-    return np.where(np.isfinite(bound), known, end)
 
 
 def _box(tree: exp.Expression, lows: Mapping[str, FloatArray], highs: Mapping[str, FloatArray]) -> _Box:

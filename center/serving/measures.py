@@ -393,8 +393,8 @@ def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array]
 
 
 def may_count_twice(completeness: Mapping[str, Any]) -> bool:
-    """Returns whether an edge lost its state while the window was open, or counted records on a guess. Then not even a
-    count has a bound.
+    """Returns whether a record may count twice: an edge lost its state while the window was open, or counted records on
+    a guess. Then not even a count has a bound.
     """
     is_guessed = any(GUESSES[reason].adds for reason in completeness.get("guessed", ()))
     return is_guessed or bool(completeness.get("lost_state"))

@@ -17,7 +17,7 @@ from edgewater.model.errors import EdgewaterError
 from edgewater.model.key_texts import label_names
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import ProxyUrl, Secret, Section, refusal
-from edgewater.runtime.http_exchange import Reply, failure, host_of, post, way_of
+from edgewater.runtime.http_exchange import ExchangeFailed, Reply, post, way_of
 
 TIMEOUT_S = 10.0
 """Timeout of each step of an exchange with a target."""
@@ -169,8 +169,7 @@ class Alertmanager:
             headers["Authorization"] = f"Bearer {token.get_secret_value()}"
         url = f"{self._section.url.rstrip('/')}/api/v2/alerts"
         if (reply := self._server.post(url, json.dumps(body).encode(), headers)).text.strip():
-            reason = f"{host_of(url)} is no Alertmanager, whose reply has no body: {reply.text[:200]}"
-            raise DeliveryFailed(reason)
+            raise DeliveryFailed(f"{reply}: no Alertmanager, whose reply has no body")
 
 
 class _Server:
@@ -188,15 +187,13 @@ class _Server:
         """
         if self._context is None:
             self._context = _trusted(self._ca)
-        host = host_of(url)
         try:
             with httpx.Client(verify=self._context, **way_of(self._proxy)) as client:
                 reply = post(client, url, body, headers, TIMEOUT_S)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-            raise DeliveryFailed(f"{host}: {failure(exc)}") from None
+        except ExchangeFailed as exc:
+            raise DeliveryFailed(str(exc)) from None
         if not reply.is_success:
-            reason = f"{host}: HTTP {reply.status} {reply.text[:200]}"
-            raise DeliveryFailed(reason, is_final=reply.status in REFUSING)
+            raise DeliveryFailed(str(reply), is_final=reply.status in REFUSING)
         return reply
 
 

@@ -81,7 +81,7 @@ class SinkAnswer:
 
     @property
     def own_columns(self) -> dict[str, str]:
-        """By name in `OWN_COLUMNS`, the name of the column of `rows`: another name if a group or a measure has it."""
+        """The names in `rows` of `OWN_COLUMNS`. They differ if a group or a measure has the name."""
         return dict(zip(OWN_COLUMNS, self.rows.column_names, strict=False))
 
     @property
@@ -96,7 +96,7 @@ class Sink(Protocol):
     A sink may have a method ``tick(is_current)``. It is called about ten times a second while the sink is open and not
     paused. ``is_current`` says whether the sink has all answers. A sink may also have a property ``problem``. While a
     part of the sink does not work, the property returns a text that says why. Otherwise it returns an empty text.
-    A further property ``refused`` is the number of samples or rows that the system has refused for ever.
+    A further property ``refused`` is the number of samples that the system has refused and will never accept.
 
     If a method raises an exception, nothing was written. The sink is then closed, and opened again after a pause. If
     it fails again, its queries are tried one by one. A query that fails while the sink takes others is set aside, and

@@ -44,7 +44,7 @@ PLAIN_OPTIONS = tuple(
         *("catalog.type", "catalog.uri", "catalog.warehouse", "s3.region", "s3.endpoint", "client.region"),
     )
 )
-"""Options of storage and of catalogs that are no secrets, and with which no library reads a file or loads code."""
+"""Ends of the names of options that are no secrets, and with which no library reads a file or loads code."""
 COMMON_KEYS = tuple(CommonOptions.model_fields)
 
 
@@ -226,7 +226,7 @@ def _require_listed(name: object, at: str, listed: Collection[str] | None) -> No
 
 
 def masked(text: str, options: object) -> str:
-    """Returns a text in which `…` replaces each secret of the options. A library or a server may quote it."""
+    """Returns a text in which `…` replaces each secret of the options. A library or a server may quote a secret."""
     for secret in sorted(_secret_values(options), key=len, reverse=True):
         text = text.replace(secret, "…")
     return text

@@ -16,7 +16,7 @@ from center.sinks.base import Sink, SinkContext, SinkQuery
 from edgewater.model.errors import InvalidConfig, installation
 from edgewater.model.key_texts import label_names
 from edgewater.runtime.configuration import ProxyUrl, Secret, Section, read_secret, refusal
-from edgewater.runtime.kafka_properties import refused_properties
+from edgewater.runtime.kafka_properties import require_allowed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,8 +93,7 @@ class KafkaSinkConfig(Section):
     def _allowed(cls, properties: object, info: ValidationInfo) -> object:
         if not isinstance(properties, Mapping):
             return properties
-        for name in refused_properties(map(str, properties)):
-            raise refusal("properties of librdkafka about its connections and buffers", f"{name} is not allowed")
+        require_allowed(map(str, properties))
         if info.field_name == "properties":
             return properties
         environ = (info.context or {}).get("environ", os.environ)

@@ -29,7 +29,7 @@ from edgewater.wire import QueryRef
 
 DAY = "day"
 """The column with the UTC day on which a window begins. Tables are partitioned by this column. If a group or a measure
-has the name, the column has another one (`_named`)."""
+has the same name, this column has another name (`_named`)."""
 _ADDED = 2
 """Columns before the columns of answers: `DAY` and the id of the answer."""
 BEYOND = "beyond-int64"
@@ -108,8 +108,8 @@ def _kind(kind: pa.DataType) -> pa.DataType:
 
 
 def _named(schema: pa.Schema) -> pa.Schema:
-    """Returns the columns with names that differ not only in case, because readers ignore the case. The names of a
-    query's columns come first, so the product's own columns are renamed.
+    """Returns a schema whose names differ in more than their case, because readers ignore the case. The columns of the
+    query take their names first, so the product's own columns are renamed.
     """
     own, names = _ADDED + len(OWN_COLUMNS), dict[str, str]()  # by the name in lower case
     for column in schema.names[own:]:

@@ -54,7 +54,7 @@ class SinkProcess:
         self._configured = {definition.name: definition for definition in configured}
         self._catalog, self._results, self._store = catalog, results, store
         self._owner, self._now_ms, self._listed = owner, now_ms, listed
-        self._threads: dict[str, _RunningSink] = {}
+        self._running: dict[str, _RunningSink] = {}
         self._refused: dict[str, str] = {}
         self.registry = CollectorRegistry()
         self.registry.register(SinkCollector(store, results, now_ms))
@@ -67,9 +67,9 @@ class SinkProcess:
         following = self.tasks.thread("sinks", functools.partial(self._follow_until, stop))
         stop.wait()
         following.join()
-        for sink in self._threads.values():
+        for sink in self._running.values():
             sink.end()
-        for sink in self._threads.values():
+        for sink in self._running.values():
             sink.thread.join()
 
     def _follow_until(self, stop: threading.Event) -> None:
@@ -83,21 +83,21 @@ class SinkProcess:
 
     def problems(self) -> list[str]:
         """Returns why sinks do not work. Each text begins with the name of the sink."""
-        failing = [(name, sink.runner.problem) for name, sink in sorted(self._threads.items())]
+        failing = [(name, sink.runner.problem) for name, sink in sorted(self._running.items())]
         problems = [f"{name}: {problem}" for name, problem in [*failing, *sorted(self._refused.items())] if problem]
         return self.tasks.missing() + problems
 
     def _follow(self) -> None:
         wanted = self._wanted()
-        for name, sink in list(self._threads.items()):
+        for name, sink in list(self._running.items()):
             definition = wanted.get(name)
             if definition is None or definition.key != sink.runner.definition.key:
                 sink.end()
                 sink.thread.join(END_S)
             if not sink.thread.is_alive():
-                del self._threads[name]
+                del self._running[name]
         for name, definition in wanted.items():
-            if name not in self._threads:
+            if name not in self._running:
                 runner = SinkRunner(
                     definition,
                     self._catalog,
@@ -107,7 +107,7 @@ class SinkProcess:
                     now_ms=self._now_ms,
                     is_stored=name not in self._configured,
                 )
-                self._threads[name] = _RunningSink(runner, self.tasks)
+                self._running[name] = _RunningSink(runner, self.tasks)
 
     def _wanted(self) -> dict[str, SinkDefinition]:
         wanted = dict(self._configured)
@@ -158,7 +158,9 @@ class SinkCollector(Collector):
         )
         answers = CounterMetricFamily("edgewater_sink_answers", "Answers that were written.", labels=["sink"])
         refused = CounterMetricFamily(
-            "edgewater_sink_refused", "Samples that the sink's system has refused for ever.", labels=["sink"]
+            "edgewater_sink_refused",
+            "Samples that the sink's system has refused and never accepts.",
+            labels=["sink"],
         )
         rows = CounterMetricFamily("edgewater_sink_rows", "Rows that were written.", labels=["sink"])
         families = [up, paused, lag, gap, answers, rows, refused]

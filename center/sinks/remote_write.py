@@ -21,7 +21,7 @@ from edgewater.model.errors import StorageError
 from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import key_text, label_names
 from edgewater.model.number_columns import float_column, is_number
-from edgewater.runtime.http_exchange import failure, host_of, post, way_of
+from edgewater.runtime.http_exchange import ExchangeFailed, post, way_of
 from edgewater.wire import remote_write_pb2 as pb
 
 TIMEOUT_S = 30.0
@@ -36,8 +36,8 @@ HEADERS = {
 class RemoteWriteSink:
     """Sends final answers, one request per window. Implements `center.sinks.base.Sink`.
 
-    The memory has the answers of the page that are written. So only the last of them can come again after a kill, and a
-    receiver accepts a repetition of its newest samples.
+    The memory has the ids of the answers of a page that are written. So after a kill, only the newest samples are sent
+    again, and a receiver accepts a repetition of its newest samples.
     """
 
     def __init__(self, options: RemoteWriteConfig, context: SinkContext) -> None:
@@ -92,12 +92,12 @@ class RemoteWriteSink:
         headers = HEADERS if token is None else {**HEADERS, "Authorization": f"Bearer {token.get_secret_value()}"}
         try:
             reply = post(self._client, self._options.url, body, headers, TIMEOUT_S)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-            raise StorageError(f"{host_of(self._options.url)}: {failure(exc)}") from None
+        except ExchangeFailed as exc:
+            raise StorageError(str(exc)) from None
         if reply.status in REFUSING:
             self.refused += len(series)
         elif not reply.is_success:
-            raise StorageError(f"{host_of(self._options.url)}: HTTP {reply.status} {reply.text[:200]}")
+            raise StorageError(str(reply))
 
     def _series(self, answer: SinkAnswer) -> Iterator[bytes]:
         groups = [map(key_text, answer.rows.column(name).to_pylist()) for name in answer.group_columns]

@@ -108,8 +108,7 @@ class SinkRunner:
         self._trimmed = 0
         self._gap: tuple[int, int] | None = None
         self._alarmed_since_ms = 0
-        self._may_have_alarm = True
-        """Of this process or of an earlier one."""
+        self._may_have_alarm = True  # an earlier process may have raised it
         self._failures = 0
         self._asides: dict[QueryRef, Aside] = {}
         self._refused: int | None = None
@@ -205,7 +204,7 @@ class SinkRunner:
         return self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
 
     def _open_sink(self) -> Position | None:
-        """Opens the sink. If it fails again, sets aside each query with which alone the sink does not open."""
+        """Opens the sink. If that fails again, opens it with each query alone, and sets aside the queries that fail."""
         assert self._sink is not None
         wanted = {ref: q.of_sink for ref, q in self._queries.items()}
         try:
@@ -244,8 +243,8 @@ class SinkRunner:
         self._asides = queries
 
     def _write_each(self, records: Sequence[AnswerRecord], position: Position) -> None:
-        """Writes a page after a failure, query by query. A query that fails while the system takes others is set aside:
-        its answers are written when the cause is gone.
+        """Writes a page after a failure, query by query. A query that fails while the system accepts others is set
+        aside: its answers are written when the cause is gone.
         """
         for ref in dict.fromkeys(record.query for record in records):
             try:
@@ -261,7 +260,7 @@ class SinkRunner:
         self._write([], position)
 
     def _try_asides(self) -> None:
-        """Writes the next page of each query that is set aside. The next step goes on with further answers."""
+        """Writes the next page of each set-aside query."""
         self._tried_ms = self._now_ms()
         for ref, aside in list(self._asides.items()):
             others = [r for r in self._queries if r not in self._asides]

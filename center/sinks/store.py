@@ -81,11 +81,12 @@ asides = Table(
     Column("answer_id", BigInteger, nullable=False),
     Column("problem", FreeText, nullable=False),
 )
-"""The queries whose answers a sink could not write while it could write others, with the last answer that it has."""
+"""Queries that a sink has set aside: it could not write their answers, but answers of other queries. Each row has the
+last answer that the sink has written."""
 
 MAX_PROBLEM = 2_000
 REFUSED = "refused"
-"""First key of the states of sinks that count what their system refuses for ever."""
+"""The first key in the state of a sink that counts the samples that its system refuses."""
 _NEW = {
     "paused": False, "answer_id": 0, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
     "trimmed": 0, "gap_from": 0, "gap_through": 0, "owner": "", "epoch": 0, "until_ms": 0,
@@ -136,7 +137,7 @@ class SinkStatus:
 
 
 class Aside(NamedTuple):
-    """The last answer of a query that a sink has, and why the sink could not write the next one."""
+    """The last answer of a set-aside query that the sink has written, and why it could not write the next one."""
 
     answer_id: int
     problem: str
@@ -349,7 +350,7 @@ class SinkStore:
         return states
 
     def refused(self) -> dict[str, int]:
-        """Returns the numbers of samples that the systems of sinks have refused for ever, by name of the sink."""
+        """Returns, by sink, the number of samples that its system has refused."""
         c = memories.c
         counting = select(c.name, c.state).where(c.state.startswith(f'{{"{REFUSED}"', autoescape=True))
         with read_transaction(self._engine) as connection:

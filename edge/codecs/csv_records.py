@@ -16,7 +16,7 @@ from edge.records import IntArray, RejectionReason, Rejections
 from edgewater.synopses import BoolArray
 
 OPEN_BYTES = 64 << 10
-"""The largest size of the lines that a quote costs which is not closed, or is closed inside of a text."""
+"""The largest size of the lines that are rejected because a quote is not closed, or is closed inside of a text."""
 _LF, _CR, _QUOTE = b'\n\r"'
 _OPEN = "a quote that is not closed; expected a closing quote before a delimiter or the end of a line"
 _AFTER_QUOTE = "text after a closing quote, in a record with line breaks; expected a delimiter or the end of the record"
@@ -31,7 +31,7 @@ class _Layout:
         ends: the offset after each record, with its line feed.
         inner: the offsets of line feeds in quotes.
         begins, closes: the offsets of opening quotes, and the offsets after closing quotes.
-        cut: the begins of the records that are cut after `OPEN_BYTES`. `ends` has their ends.
+        cut: the offsets of the invalid records that end after `OPEN_BYTES`. `ends` has their ends.
     """
 
     ends: IntArray

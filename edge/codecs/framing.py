@@ -10,8 +10,8 @@ from edge.codecs.decompression import Digest, extended
 from edge.records import BLOCK_BYTES
 
 OPEN_RECORD_MS = 60_000
-"""A record whose lines so far end in quotes waits this long for its end. Then its lines are a block. A program that
-writes through a buffer may write the end much later.
+"""A record with an open quote waits this long for its end. Then its lines are a block. A program that writes through a
+buffer may write the end much later.
 """
 
 

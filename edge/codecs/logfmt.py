@@ -20,7 +20,7 @@ _QUOTE, _BACKSLASH, _EQUALS = ord('"'), ord("\\"), ord("=")
 _ESCAPES = (
     ("\\\\", "\n0"), ('\\"', '"'), ("\\n", "\n1"), ("\\t", "\t"), ("\\r", "\r"), ("\n0", "\\"), ("\n1", "\n")
 )  # fmt: skip
-"""Replaced one after the other. A line has no line feed, so a line feed marks what is replaced twice."""
+"""Replacements, in this order. A line has no line feed, so a line feed marks a part that is replaced twice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ class EdgeCore:
         for ref, pipeline in self.queries.items():
             pipeline.store.set_windows(event.windows.get(ref, ALL_WINDOWS))
         effects = [self._add(ref, spec, event.windows.get(ref, ALL_WINDOWS)) for ref, spec in added]
+        # The oldest version of a query counts the late records of versions that are gone.
         for ref, pipeline in self.queries.items():
             older = [r for r in specs if r.name == ref.name and r.version < ref.version]
             pipeline.store.counts_earlier = event.counts_earlier and not older

@@ -1,4 +1,4 @@
-"""The records that an edge did not count in a query, because they came too late or were rejected, and its guesses.
+"""The records of a query that came too late, that a source rejected, or that the edge guessed about.
 
 They stay here until a frame reports them to the center.
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgewater.model.streams import MIN_TIME_MS
-from edgewater.wire import GUESSES, REJECTIONS, DroppedRecords, DropReason
+from edgewater.wire import UNCERTAIN, DroppedRecords, DropReason
 
 MAX_SLICES = 1_024
 """The largest number of slices for which one frame states dropped records. Beyond it, late records are reported without
 their slice, and other records are reported per reason, with the range of their slices."""
-_REASONS = {reason.label: reason for reason in DropReason if reason.is_late} | REJECTIONS | GUESSES
+_REASONS = {reason.label: reason for reason in DropReason if reason.is_late} | UNCERTAIN
 
 _Place = tuple[int, int, DropReason]
 """Slice, end of the last slice (`_ONE`: there is only this slice), reason."""
@@ -52,7 +52,7 @@ class UnreportedDrops:
         self.counts[key] = self.counts.get(key, 0) + records
 
     def inherit(self, other: UnreportedDrops) -> None:
-        """Adds the late records of a version that is removed, without their slices, which no version has any more."""
+        """Adds the late records of a removed version. They have no slices here, because no version has these slices."""
         for (_, _, reason), records in other.counts.items():
             if not reason.is_rejection:
                 self.add(MIN_TIME_MS, reason.label, records)

@@ -44,8 +44,8 @@ class SliceStore:
         schedule: this edge's shares of the error budget, per slice.
         through_ms: event time up to which slices are closed.
         losses: what windows of the query may lack.
-        counts_earlier: whether late records before `begin_ms` are counted here, because the version is gone that had
-            their windows.
+        counts_earlier: whether late records before `begin_ms` are counted here, because the version that had their
+            windows is gone.
         bounded_measures: all measures of a query whose edges may withhold: the withheld error of each is reported.
     """
 

@@ -14,7 +14,7 @@ from edge.codecs import TextFormatName
 from edge.config import TextConfig, TlsConfig, secret
 from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import refusal
-from edgewater.runtime.kafka_properties import refused_properties
+from edgewater.runtime.kafka_properties import require_allowed
 
 REQUEST_S = 8.0
 FIRST_SLICE_S = 0.25
@@ -77,8 +77,7 @@ class KafkaConfig(TextConfig):
         for name in properties:
             if name in _RESERVED:
                 raise refusal(f"properties other than {', '.join(_RESERVED)}", f"the edge sets {name} itself")
-        for name in refused_properties(properties):
-            raise refusal("properties of librdkafka about its connections and buffers", f"{name} is not allowed")
+        require_allowed(properties)
         return properties
 
     @model_validator(mode="after")

@@ -173,7 +173,7 @@ def _cast(table: pa.Table, types: Mapping[str, pa.DataType], rejections: Rejecti
 
 
 def _with_own_keys(table: pa.Table, key: str, rejections: Rejections) -> pa.Table:
-    """Returns the rows with a key that no other row has. No guess is made which of two rows counts."""
+    """Returns the rows with a key that no other row has. It is not known which of two rows with one key is right."""
     keys = table.column(key).combine_chunks().dictionary_encode()
     codes = keys.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     counts = np.append(np.bincount(codes[codes >= 0], minlength=len(keys.dictionary)), 0)

@@ -285,7 +285,6 @@ class _Mapping:
         return convert
 
 
-_BODY_ACCEPTED = "smaller requests"
 _SERIES_ACCEPTED = f"a series that cannot be read; expected a prometheus.TimeSeries, at most {MAX_SERIES_BYTES} bytes"
 _LABELS_ACCEPTED = f"a series; expected distinct labels in UTF-8 with {NAME_LABEL}, at most {MAX_LABEL_BYTES} bytes"
 
@@ -350,7 +349,7 @@ class RemoteWriteReceiver:
             check()
             for each in raw[begin : begin + CHECK_EVERY]:
                 if left < 0:
-                    raise InvalidRecord("body", None, _BODY_ACCEPTED, "it has too many samples")
+                    raise InvalidRecord("body", None, "smaller requests", "it has too many samples")
                 try:
                     series = parse(each) if len(each) <= MAX_SERIES_BYTES else None
                 except DecodeError:

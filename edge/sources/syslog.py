@@ -178,7 +178,7 @@ class _Decoder:
         rejections = Rejections()
         table = decoder.parse(messages, rejections).combine_chunks()
         more = {name: _array(table, name) for name in table.column_names if name != _TEXT}
-        # A message without a text is rejected. Only brokers have empty messages that delete something.
+        # A message without a text is rejected here. Only a broker's empty message deletes something.
         bodies = [text or b"?" for text in _array(table, _TEXT).cast(pa.binary()).to_pylist()]
         return self._body.decode(bodies, more, arrival_ms, rejected=rejections.as_tuple())
 
@@ -197,7 +197,7 @@ class _Intake:
     def __init__(self, config: SyslogConfig, now_s: Callable[[], float]) -> None:
         self.config, self.now_s = config, now_s
         self.filled = asyncio.Event()
-        # Ordered by idle time, longest first. The silent ones have not shown yet that they are senders.
+        # Ordered by idle time, longest first. Silent connections have sent no message and shown no certificate.
         self.connections: dict[_Connection, None] = {}
         self.silent: dict[_Connection, None] = {}
         self.sockets: list[_Datagrams] = []

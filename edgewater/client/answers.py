@@ -214,9 +214,13 @@ class Answer:
         return {edge: list(each) for edge, each in self.quality["completeness"].get("delivery", {}).items()}
 
     @property
-    def delivery_text(self) -> str:
-        """The deliveries as text that follows the completeness; "" if each record counts exactly once."""
-        return "".join(f", {edge} counts {' and '.join(each)}" for edge, each in sorted(self.delivery.items()))
+    def limitations(self) -> str:
+        """What the completeness alone does not say, as text that follows it; "" if there is nothing."""
+        parts = [f"without {', '.join(self.missing)}"] if self.missing else []
+        parts += [f"{self.rejected} records rejected"] if self.rejected else []
+        parts += [f"{self.guessed} records on a guess"] if self.guessed else []
+        parts += [f"{edge} counts {' and '.join(each)}" for edge, each in sorted(self.delivery.items())]
+        return "".join(f", {part}" for part in parts)
 
     @property
     def staleness_ms(self) -> float | None:

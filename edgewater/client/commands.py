@@ -596,15 +596,11 @@ def _in_no_group(total: Interval, rest: float | None) -> str:
 
 def summary(answer: Answer) -> str:
     """Returns one line: the window, phase, completeness and contract."""
-    missing = f" without {', '.join(answer.missing)}" if answer.missing else ""
-    missing += f", {answer.rejected} records rejected" if answer.rejected else ""
-    missing += f", {answer.guessed} records on a guess" if answer.guessed else ""
-    missing += answer.delivery_text
     violations = ", ".join(str(v["code"]) for v in answer.violations)
     contract = "met" if answer.contract_met else f"not met ({violations})"
     return (
         f"{answer.query} {answer.members['window']['start']} {answer.phase} revision {answer.revision}, complete "
-        f"{shown(answer.completeness)}{missing}, confidence {shown(answer.confidence)}, contract {contract}"
+        f"{shown(answer.completeness)}{answer.limitations}, confidence {shown(answer.confidence)}, contract {contract}"
     )
 
 

@@ -23,7 +23,7 @@ from edgewater.runtime.secret_files import read_secret_file
 
 DEFAULT_URL = "http://127.0.0.1:7480"
 MAX_REPLY_BYTES = 1 << 30
-"""A larger reply is an error. An address that is not of a center may send bytes without an end."""
+"""A larger reply is an error. A server that is no center may send bytes without an end."""
 SILENCE_S = 30.0
 """A live stream without any event for this time, in seconds, is broken, because `progress` arrives every few
 seconds.

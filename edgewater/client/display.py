@@ -25,14 +25,10 @@ def answer_html(answer: Answer) -> str:
     """Returns an answer as HTML, a row per group. Each measure has its interval and a bar, with one scale per
     measure.
     """
-    missing = f", without {', '.join(answer.missing)}" if answer.missing else ""
-    missing += f", {answer.rejected} records rejected" if answer.rejected else ""
-    missing += f", {answer.guessed} records on a guess" if answer.guessed else ""
-    missing += answer.delivery_text
     contract = "met" if answer.contract_met else "not met: " + ", ".join(str(v["code"]) for v in answer.violations)
     head = (
         f"<b>{escape(answer.query)}</b> {escape(answer.members['window']['start'])}, {answer.phase}, revision "
-        f"{answer.revision}; completeness {shown(answer.completeness)}{escape(missing)}; confidence "
+        f"{answer.revision}; completeness {shown(answer.completeness)}{escape(answer.limitations)}; confidence "
         f"{shown(answer.confidence)}; contract {escape(contract)}"
     )
     columns = [(name, each) for name in answer.measures if (each := _intervals(answer, name)) is not None]

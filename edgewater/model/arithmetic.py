@@ -115,7 +115,7 @@ def rounded(value: Value, decimals: int) -> Value:
     scale = 10.0**decimals
     size = pc.abs(value)
     below = pc.floor(pc.multiply(size, scale))
-    # The numbers of these divisions are exact, so the results are the floats that are nearest to the decimals.
+    # Both operands of each division are exact, so the result is the float that is nearest to the decimal.
     down = pc.divide(below, scale)
     is_up = pc.and_(pc.greater_equal(size, pc.divide(pc.add(below, 0.5), scale)), pc.not_equal(size, down))
     result = pc.if_else(is_up, pc.divide(pc.add(below, 1.0), scale), down)
@@ -169,8 +169,8 @@ def cast(value: Value, target: pa.DataType) -> Value:
 def parse(text: Value, target: pa.DataType) -> Value:
     """Returns texts as numbers or booleans; null for a text that is no value of the type.
 
-    All formats of text, lookups and CAST call this function, so a text is a value everywhere or nowhere. White space
-    around a value is ignored. An integer has decimal digits and an optional sign.
+    All formats of text, lookups and CAST call this function, so they accept the same texts. White space around a value
+    is ignored. An integer has decimal digits and an optional sign.
     A float may also have a fraction and an exponent, or be ``inf``, ``infinity`` or ``nan`` in any case.
     A boolean is ``true``, ``false``, 1 or 0, in any case.
     """
@@ -189,10 +189,10 @@ def parse(text: Value, target: pa.DataType) -> Value:
 
 
 def _cast_of_all(text: Value, target: pa.DataType) -> pa.Array | None:
-    """Returns the same as `parse` in less time, or None if a text needs a closer look.
+    """Returns the result of Arrow's faster cast; None if the cast might not give the result of `parse`.
 
-    Arrow's cast accepts less than `parse`, apart from hexadecimal integers and ``nan(…)``. So all bytes are compared
-    with the letters and with the bracket.
+    The cast accepts fewer texts than `parse`, except hexadecimal integers and ``nan(…)``. So integers with a letter and
+    floats with a bracket are not cast here.
     """
     if not isinstance(text, pa.Array) or text.buffers()[2] is None:
         return None

@@ -189,7 +189,7 @@ def _same_words(wanted: list[str], known: list[str]) -> bool:
 def installation(extra: str = "") -> str:
     """Returns the command that installs Edgewater with an extra, for messages about missing packages.
 
-    It never names a package of PyPI: Edgewater is not there, and anybody may register the name.
+    The command names no package of PyPI. Edgewater is not there, and anybody may register its name.
     """
     what = f"'.[{extra}]'" if extra else "."
     return f"pip install {what} in a clone of Edgewater's repository"

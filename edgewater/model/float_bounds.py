@@ -1,4 +1,4 @@
-"""Bounds as float64, for faces that have no other numbers. A bound is rounded outwards, so that it stays a bound."""
+"""Bounds as float64, for interfaces without other numbers. A bound is rounded outwards, so that it stays a bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def side_of(column: str) -> Side:
 
 
 def to_float(number: float | Decimal, side: Side) -> float:
-    """Returns the nearest float64 that is not inside the bound. A float is returned as it is."""
+    """Returns the nearest float64. A bound is rounded outwards."""
     try:
         nearest = float(number)
     except OverflowError:

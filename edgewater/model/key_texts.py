@@ -1,7 +1,7 @@
-"""The texts of groups: where a format has only texts, a key's name and its value become a text here and nowhere else.
+"""The texts of keys of groups, and the names of columns, for formats that have only texts.
 
-Labels of series and alerts, parameters of URLs, terminals and pages use these functions. Two keys of one column never
-have one text, and two columns of one query never have one name.
+Labels of series and alerts, parameters of URLs, terminals and pages use these functions. Two values of one column have
+different texts, and two columns of one query have different names.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def key_text(value: object) -> str:
 
 
 def text_of_key(text: str) -> str:
-    """Returns the value of a column of texts whose `key_text` is `text`, which is not `NULL`.
+    """Returns the value whose `key_text` is `text`, in a column of texts. `text` is not `NULL`.
 
-    A text that is the `key_text` of no value is returned as it is, because people write parameters of URLs.
+    If no value has this `key_text`, returns `text` as it is, because people write parameters of URLs.
     """
     if text.startswith('"'):
         try:
@@ -73,7 +73,7 @@ OWN_COLUMNS = ("window_start", "window_end", "phase", "revision", "completeness"
 
 
 def own_name(name: str, taken: Collection[str]) -> str:
-    """Returns the name of a column that the product adds beside a query's own columns: with a prefix if it is taken."""
+    """Returns the name of a column that the product adds to a query's columns. A name that is taken gets a prefix."""
     while name in taken:
         name = f"answer_{name}"
     return name

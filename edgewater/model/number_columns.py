@@ -1,4 +1,4 @@
-"""Columns of numbers that become columns of another type. Bounds are rounded outwards, so that they stay bounds."""
+"""Columns of numbers as columns of another type. Bounds are rounded outwards, so that they stay bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from edgewater.model.float_bounds import LARGEST_EXACT, Side, side_of, to_float
 
 DECIMAL = pa.decimal128(38, 0)
-"""The type of integers of which one is beyond int64."""
+"""The type of a column of integers if one of them is beyond int64."""
 
 
 def float_column(column: pa.Array | pa.ChunkedArray, side: Side) -> npt.NDArray[np.float64]:
@@ -26,16 +26,21 @@ def float_column(column: pa.Array | pa.ChunkedArray, side: Side) -> npt.NDArray[
     return numbers
 
 
+def outwards(bounds: npt.NDArray[np.float64], end: float) -> npt.NDArray[np.float64]:
+    """Returns bounds that were computed as float64, moved towards `end` where a bound may be a rounded integer."""
+    return np.where(np.abs(bounds) < LARGEST_EXACT, bounds, np.nextafter(bounds, end))
+
+
 def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
     """Returns the rows of answers as one table. A column that a table lacks is null.
 
-    A column has integers in one answer, and integers beyond int64, fractions or nothing in another answer. Its type is
-    then the type into which all of them fit.
+    A column may have integers in one answer, and integers beyond int64, fractions or no values in another answer. All
+    values fit into the type of its result.
     """
     types: dict[str, list[pa.DataType]] = {}
     for table in tables:
         for field, column in zip(table.schema, table.columns, strict=True):
-            types.setdefault(field.name, []).extend([] if _is_guess(column) else [field.type])
+            types.setdefault(field.name, []).extend([] if _is_empty(column) else [field.type])
     common = {name: _common(found) for name, found in types.items() if found}
     return pa.concat_tables([_with_types(table, common) for table in tables], promote_options="permissive")
 
@@ -52,8 +57,8 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def _is_guess(column: pa.ChunkedArray) -> bool:
-    """Returns whether the type of a column of numbers may be a guess, because the column has no value."""
+def _is_empty(column: pa.ChunkedArray) -> bool:
+    """Returns whether a column has no value, so that its type does not say which numbers the measure has."""
     return column.null_count == len(column) and (is_number(column.type) or pa.types.is_null(column.type))
 
 
@@ -63,7 +68,7 @@ def _with_types(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
         kind = types.get(name, column.type)
         if kind == column.type:
             columns.append(column)
-        elif _is_guess(column):
+        elif _is_empty(column):
             columns.append(pa.nulls(len(column), kind))
         elif pa.types.is_floating(kind):
             floats = float_column(column, side_of(name))
@@ -74,7 +79,7 @@ def _with_types(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
 
 
 def for_pandas(table: pa.Table) -> pa.Table:
-    """Returns a table in which columns of bounds have float64 if pandas would round them: integers beside nulls."""
+    """Returns a table for pandas, which would round integers beside nulls. Bounds among them become float64 here."""
     for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         if (side := side_of(name)) and pa.types.is_integer(column.type) and column.null_count:
             table = table.set_column(at, name, pa.array(float_column(column, side), pa.float64(), from_pandas=True))

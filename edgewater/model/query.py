@@ -84,8 +84,8 @@ class ErrorBudget:
 
 
 WITHHOLDS_GROUPS = (
-    "edges withhold what is below their shares of {limits}, so `data` may lack groups, and is empty if all of them are"
-    " below; `total` has everything, and `rest` says how much of it is in no group"
+    "edges withhold values below their shares of {limits}. So `data` may lack groups, or have none. `total` has all"
+    " values, and `rest` says how much of them is in no group"
 )
 RELATIVE_SAVES_REPEATS = (
     "of a group's own value withholds no group: each edge sends every group at least once per window, unless its "

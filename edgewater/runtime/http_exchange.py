@@ -1,4 +1,4 @@
-"""Exchanges over HTTP with servers that may be hostile: bounded replies, and messages without secrets."""
+"""HTTP requests to servers that may be hostile: replies are bounded, and messages have no secrets."""
 
 from __future__ import annotations
 
@@ -11,18 +11,26 @@ import httpx
 from pydantic import SecretStr
 
 MOST_REPLY_BYTES = 4 << 10
-"""Bytes of the body of a reply that are read. A receiver of data says in a few words why it refuses a request."""
+"""The largest number of bytes that are read of the body of a reply. A server needs few words to refuse a request."""
 
 LEAST_SECRET = 4
-"""Characters of the shortest secret that messages do not show. Shorter values are words of other texts, too."""
+"""The length of the shortest secret that messages hide. Shorter secrets may be common words."""
+
+
+class ExchangeFailed(Exception):
+    """A server gave no reply. The message names the host and the reason, and has no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The status of a reply, and the first part of its body as text, without words of the request's headers."""
+    """The host and status of a reply, and the first part of its body as text, without words of the request headers."""
 
+    host: str
     status: int
     text: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: HTTP {self.status} {self.text[:200]}"
 
     @property
     def is_success(self) -> bool:
@@ -34,22 +42,27 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
     """Posts a body, and returns the reply. Redirects are not followed.
 
     Args:
-        timeout_s: of each step. The body of the reply is read for at most this time, and the wait for its last bytes.
+        timeout_s: the longest time of each step, such as the connection or a wait for bytes. The body is read for at
+            most twice this time.
 
     Raises:
-        httpx.HTTPError, httpx.InvalidURL, ValueError: the exchange has failed. Name it by `failure`.
+        ExchangeFailed: there is no reply.
     """
     plain = {**headers, "Accept-Encoding": "identity"}  # a compressed reply could fill the memory
-    with client.stream("POST", url, content=body, headers=plain, timeout=timeout_s) as reply:
-        ends_s, read = time.monotonic() + timeout_s, b""
-        for part in reply.iter_raw():
-            read += part
-            if len(read) >= MOST_REPLY_BYTES or time.monotonic() >= ends_s:
-                break
+    host = _host_of(url)
+    try:
+        with client.stream("POST", url, content=body, headers=plain, timeout=timeout_s) as reply:
+            ends_s, read = time.monotonic() + timeout_s, b""
+            for part in reply.iter_raw():
+                read += part
+                if len(read) >= MOST_REPLY_BYTES or time.monotonic() >= ends_s:
+                    break
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+        raise ExchangeFailed(f"{host}: {failure(exc)}") from None
     text = read[:MOST_REPLY_BYTES].decode(errors="replace")
     for word in {word for value in headers.values() for word in value.split() if len(word) >= LEAST_SECRET}:
         text = text.replace(word, "…")  # some servers quote what they refuse
-    return Reply(reply.status_code, text)
+    return Reply(host, reply.status_code, text)
 
 
 def way_of(proxy: SecretStr | None) -> dict[str, Any]:
@@ -58,12 +71,12 @@ def way_of(proxy: SecretStr | None) -> dict[str, Any]:
 
 
 def failure(exc: Exception) -> str:
-    """Returns what has failed, without what was sent: the library quotes a header that it refuses, such as a token."""
+    """Returns why an exchange has failed, without a message of the library that may quote a header, such as a token."""
     is_about_network = isinstance(exc, httpx.NetworkError | httpx.TimeoutException)
     return (str(exc) if is_about_network else "") or type(exc).__name__
 
 
-def host_of(url: str) -> str:
+def _host_of(url: str) -> str:
     """Returns the host of a URL, which may have a token in its other parts."""
     try:
         return httpx.URL(url).host or "the URL"

@@ -1,4 +1,4 @@
-"""Files with secrets. Any path may be configured, so a file is opened without waiting and read to a limit."""
+"""Files with secrets. Any path may be configured, so a file is opened without a wait, and read up to a limit."""
 
 from __future__ import annotations
 

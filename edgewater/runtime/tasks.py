@@ -1,7 +1,7 @@
 """Supervision of the long-lived tasks and threads of a process.
 
 If one of them fails, the rest of the process may seem to work for days. So each process starts them here. A failure is
-logged, counted, and stated by ``/readyz``, and it ends the process. Whatever runs the process starts it again.
+logged and counted, ``/readyz`` states it, and it ends the process. The supervisor of the process starts it again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tasks:
         self.end = end
         self._expected = expected
         self.failures = Counter(
-            "edgewater_task_failures", "Tasks of the process that failed; each ends it.", ["task"], registry=None
+            "edgewater_task_failures", "Failures of tasks, which end the process.", ["task"], registry=None
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: dict[str, str] = {}
@@ -80,7 +80,7 @@ class Tasks:
         return [f"task {name} has failed, and the process ends: {why}" for name, why in self._failed.items()]
 
     def exit_if_failed(self) -> None:
-        """Ends the process with status 1 if a task has failed. Called when the process has stopped in order."""
+        """Ends the process with status 1 if a task has failed. Called at the end of an orderly stop."""
         if self._failed:
             sys.exit(1)
 

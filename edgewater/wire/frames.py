@@ -164,7 +164,8 @@ class DropReason(IntEnum):
     TOO_LONG = 7
     OTHER_CONSTANT = 8
     ASSUMED_COPY = 9
-    """A file begins like another file, so its records are left out. Here begin the guesses that may lack records."""
+    """A file begins like another file, so its records are left out. The guesses from here to LATE_TOTAL may lack
+    records."""
     ASSUMED_REPETITION = 10
     """A request or a message is equal to an earlier one, and nothing but its content identifies it."""
     FIRST_TOTAL = 11
@@ -172,8 +173,8 @@ class DropReason(IntEnum):
     LATE_TOTAL = 12
     """A total came after a later total of its series, which is assumed to include it."""
     OVERLAPPING_TOTAL = 13
-    """A total has another start, but its interval overlaps the last one, so it is assumed to continue the series. Here
-    begin the guesses that may count too much."""
+    """A total has another start, but its interval overlaps the last one, so it is assumed to continue the series. The
+    guesses from here on may count too much."""
     ASSUMED_RESET = 14
     """A total is smaller than the last one, so it is counted as a new beginning."""
     READ_AGAIN = 15
@@ -181,7 +182,7 @@ class DropReason(IntEnum):
 
     @property
     def is_late(self) -> bool:
-        """Whether the record came too late. Only then its slice is known."""
+        """Whether the record came too late. Only of such a record the slice is known."""
         return self <= DropReason.OUT_OF_ORDER
 
     @property
@@ -191,7 +192,7 @@ class DropReason(IntEnum):
 
     @property
     def is_guess(self) -> bool:
-        """Whether the edge guessed. The guess is probably right."""
+        """Whether the edge guessed. It takes the more probable case."""
         return self >= DropReason.ASSUMED_COPY
 
     @property
@@ -217,6 +218,8 @@ REJECTIONS = {reason.label: reason for reason in DropReason if reason.is_rejecti
 """The reasons of sources, by label. Some reasons have no number of their own on the wire."""
 GUESSES = {reason.label: reason for reason in DropReason if reason.is_guess}
 """The guesses of edges, by label."""
+UNCERTAIN = REJECTIONS | GUESSES
+"""The reasons that make it uncertain which records a window has, by label."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ MOST_TABLE_LOG = 17
 """A compressor's tables have at most 2^17 entries: larger ones take 10 to 80 MB, and gain less than a percent."""
 _BLOCK_BYTES = 128 << 10
 _OVERHEAD_BYTES = 1 << 10
-"""A packed message is at most 1/64 and this many bytes larger than the message. zstd adds 1/256 and some headers. More
-data decompresses to nothing.
+"""A packed message is larger than the message by at most 1/64 and this many bytes. zstd adds 1/256 and some headers. An
+edge that sends more adds bytes that decompress to nothing.
 """
 
 

@@ -32,7 +32,7 @@ record with `time`, `level`, `logger`, `message` and, of an error, `exception`.
 
 ## Install
 
-Edgewater is not on PyPI: a package of that name there is not this one. Install the wheel of a release, or
+Edgewater is not on PyPI. A package with this name on PyPI is another one. Install the wheel of a release, or
 `pip install '.[center,client]'` in a clone of the repository. A command whose packages are missing names the extra.
 
 | extra | what it adds |

@@ -308,7 +308,7 @@ def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
 
 
 def _outwards(values: Scalar, rows: npt.NDArray[np.float64], side: Side) -> Scalar:
-    """Returns sums or means of bounds, widened by the rounding of the additions. Sums of integers are often exact."""
+    """Returns sums or means of bounds, widened by their rounding errors. Sums of small integers have none."""
     size = np.abs(rows).sum(axis=0)
     is_exact = (size < LARGEST_EXACT) & (rows == np.rint(rows)).all(axis=0) & (values == np.rint(values))
     return np.where(is_exact | (side == 0), values, values + side * len(rows) * np.finfo(np.float64).eps * size)

@@ -289,8 +289,8 @@ def read_query(body: bytes, content_type: str, name: str | None = None) -> Query
 def read_spec(read: Callable[[], QuerySpec]) -> QuerySpec:
     """Returns the query that `read` makes.
 
-    Raises InvalidQuery also for what only registered queries may have: a group that is too large for a frame, and a
-    condition as the argument of a number.
+    Raises InvalidQuery also for what only queries of earlier releases may have: a group that is too large for a frame,
+    and a condition as the argument of a function of numbers.
     """
     spec = read()
     for measure in spec.measures:

@@ -49,7 +49,7 @@ class SinkState(BaseModel):
     behind_ms: int = Field(description="Age of the oldest answer that it has not read.")
     answers: int = Field(description="Answers that it has written, repetitions included.")
     rows: int
-    refused: int = Field(description="Samples that the sink's system has refused for ever.")
+    refused: int = Field(description="Samples that the sink's system has refused and never accepts.")
     gap: SinkGap | None = Field(description="Answers that were deleted before the sink had them.")
     owner: str | None = Field(description="The process that runs it, host:pid.")
 

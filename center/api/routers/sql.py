@@ -52,7 +52,7 @@ router = APIRouter(prefix="/v1/sql", tags=["sql"])
 MAX_RENDERED_BYTES = 64 << 20
 RENDER_S = 3.0
 RENDERED_AT_ONCE = 50_000
-"""Values that are rendered between two looks at the limits."""
+"""The number of values that are rendered between two checks of the limits."""
 
 
 class SqlTable(BaseModel):
@@ -366,7 +366,7 @@ _LISTS: dict[Listed, Callable[[Services, Principal], pa.Table]] = {
 
 
 def _rendered(table: pa.Table, form: str, alive: Alive) -> bytes:
-    """Returns a table in a form.
+    """Returns a table in a media type.
 
     Raises:
         InvalidQuery: the text takes too much memory or time.

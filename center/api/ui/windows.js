@@ -7,7 +7,7 @@ const WINDOWS = 120;
 const LOOKED_AT = 20;
 export const MOST = 2000;
 
-/** A range of the chart from an address, in s; null: none, or none that can be read. */
+/** The range of the chart in an address, in s; null: there is none, or it cannot be read. */
 export function readZoom(text) {
   const range = text?.split("_").map((t) => Date.parse(t) / 1000);
   return range?.length === 2 && range.every(Number.isFinite) ? range : null;
@@ -51,7 +51,7 @@ export function nothing(series, measure, group) {
 
 /** Adds the points of a choice to a series, page by page.
  * @param {{measure: string, value?: ?string, start?: ?string, end?: ?string, every?: ?string, zone?: ?string, window?: ?number}} choice
- * @param {?object} group of which the values are; null: one that has values
+ * @param {?object} group whose values are added; null: the widest group of the newest windows
  * @param {() => boolean} wanted  whether the series is still shown; called before each page
  * @returns {Promise<?object>} the group */
 export async function loadWindows(path, choice, group, questions, series, wanted, redraw) {

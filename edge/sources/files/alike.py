@@ -1,4 +1,4 @@
-"""Compares a new file with the files that are known: which of them does it begin with?"""
+"""Finds the known files with which a new file begins."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Alike:
     Attributes:
         seen_ms: wall time at which the new file was seen first.
         stamp: the stamp of the new file at the comparison.
-        known: the positions of the known files with which the new file begins, as far as they were read. The position
-            of an open file may be at its end.
-        until: the offset up to which the new file is the beginning of an open known file, if the new file does not go
-            on differently; 0 if there is no such file; -1 if the new file is too short to tell.
-        like: the position of this known file.
+        known: the positions of the known files whose read bytes are the beginning of the new file. The position of an
+            open file may be at its end instead.
+        until: the decompressed size of the new file if an open known file begins with all of it. 0: no file does. -1:
+            the new file is too short for a decision.
+        like: the position of the known file of `until`.
     """
 
     seen_ms: int
@@ -42,7 +42,7 @@ class Alike:
     def of(
         cls, path: str, stamp: Stamp, seen_ms: int, new: FileReader, files: Sequence[Known], *, plain: bool
     ) -> Alike:
-        """Compares a new file. Reads it, as far as its first and its last bytes make it necessary.
+        """Compares a new file. Reads all of it only if its first and last bytes are equal to a known file's.
 
         Args:
             new: a reader of the new file. Afterwards only its `close` may be called.

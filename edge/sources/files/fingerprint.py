@@ -44,8 +44,8 @@ def locate(position: FilePosition, contains: Contains, *, by_content: bool) -> s
     """Returns the path where a position's file is now, or else the path of a copy; None if neither exists.
 
     The file is identified by device, inode and content. Its old name is tried first, and then the other files of its
-    directory, because log rotation renames files in place. The file may also have been replaced at its path by a file
-    that begins with the same content.
+    directory, because log rotation renames files in place. Another file that begins with the same content may have
+    replaced it at its path.
 
     Args:
         by_content: accept the file at the old path even if the position has no digest. Only for files that are not

@@ -80,7 +80,8 @@ class FollowedFile:
         damaged: whether the file was unreadable and gave no records.
         unlinked: whether the deletion of the file has been reported.
         expired: whether the file must be closed, because too many files are leaving.
-        alike: the offset up to which the bytes after `position.alike` were those of `position.like`, too.
+        alike: the offset up to which the file had the same bytes as the file `position.like`; 0 if it was not read
+            beyond `position.alike`.
         former: the deleted file that had the same path.
     """
 
@@ -274,17 +275,17 @@ class FollowedFiles:
                 self._reopen(file.position, path)
         elif identity_of(path) == identity:
             del self._files[identity]  # the inode was reused, or a damaged file has changed and is read again
-            self._forget(file.position)
+            self._keep_times(file.position)
 
     def _release(self, position: FilePosition) -> None:
         self._released.pop(position.identity, None)
         self._released[position.identity] = replace(position, note=None, others=())
         while len(self._released) > max(MIN_RELEASED_FILES, len(self._files)):
-            self._forget(self._released.pop(next(iter(self._released))))
+            self._keep_times(self._released.pop(next(iter(self._released))))
 
-    def _forget(self, position: FilePosition) -> None:
-        """Remembers the event times of content that is no longer known, by its path."""
-        span = united(self._replaced.pop(position.file, None), _counted(position))
+    def _keep_times(self, position: FilePosition) -> None:
+        """Keeps the event times of content whose position is forgotten, by the path of the file."""
+        span = united(self._replaced.pop(position.file, None), _times(position))
         if span is not None:
             self._replaced[position.file] = span
         while len(self._replaced) > MAX_FOLLOWED_FILES:
@@ -314,7 +315,7 @@ class FollowedFiles:
                 self._reopen(released, path)
                 return []
             if released is not None:
-                self._forget(released)  # the inode was reused
+                self._keep_times(released)  # the inode was reused
             if self._is_settled(identity, path) and (stamp := _stamp(path)) is not None:
                 return self._open_settled(identity, path, stamp, now_ms)
         except FileNotFoundError:
@@ -322,6 +323,7 @@ class FollowedFiles:
         return []
 
     def _open_settled(self, identity: FileId, path: str, stamp: Stamp, now_ms: int) -> list[Piece]:
+        """Opens a new file as what the comparison with the known files says. See the top of this module."""
         alike = self._compared(identity, path, stamp, now_ms)
         replaced = next((p for p in alike.known if p.file == path and self._is_gone(p)), None)
         if replaced is not None:
@@ -333,7 +335,7 @@ class FollowedFiles:
             self._undecided.pop(identity, None)
             self._continue_rotated(rotated, path, identity, stamp)
             return []
-        # Another file that is open, and differs from the new file after all bytes that were read, is not copied.
+        # An open file that differs from the new file after its last read byte was not copied.
         closed = [p for p in known if p.file == path or not self._is_open(p)]
         until = max([0, alike.until, *(p.offset for p in closed)])
         if (until or alike.until < 0) and now_ms - alike.seen_ms < PARTIAL_COPY_MS:
@@ -358,20 +360,23 @@ class FollowedFiles:
     def _compared(self, identity: FileId, path: str, stamp: Stamp, now_ms: int) -> Alike:
         """Returns the known files with which a new file begins. Reads the new file, unless it has not changed."""
         before = self._undecided.get(identity)
-        positions = [*(file.position for file in self._files.values()), *self._released.values()]
-        # A known file that has gone may have been read further before.
+        files = self._known()
+        positions = [position for position, _ in files]
+        # A known file that is gone may have been read further since then.
         is_newest = before is not None and all(p in positions or not self._is_gone(p) for p in before.known)
         if before is not None and before.stamp == stamp and is_newest:
             return before
         seen_ms = now_ms if before is None else before.seen_ms
-        files: list[Known] = [(file.position, file.reader) for file in self._files.values()]
-        files += [(position, None) for position in self._released.values()]
         reader, plain = self._open(path, None), not self._requires_complete(path)
         try:
             self._undecided[identity] = Alike.of(path, stamp, seen_ms, reader, files, plain=plain)
         finally:
             reader.close()
         return self._undecided[identity]
+
+    def _known(self) -> list[Known]:
+        open_or_ended = ((file.position, file.reader) for file in self._files.values())
+        return [*open_or_ended, *((position, None) for position in self._released.values())]
 
     def _is_open(self, position: FilePosition) -> bool:
         file = self._files.get(position.identity)
@@ -403,12 +408,12 @@ class FollowedFiles:
         return pieces
 
     def _has_rest(self, position: FilePosition, known: FileReader, new: FileReader) -> bool:
-        """Returns whether a file that has replaced a known file has all its unread bytes."""
+        """Returns whether the new file at a path has all unread bytes of the known file that it has replaced."""
         end = os.fstat(known.fileno()).st_size
         return self._requires_complete(position.file) or same_bytes(known, new, position.offset, end)
 
     def _continue_rotated(self, position: FilePosition, path: str, identity: FileId, stamp: Stamp) -> None:
-        """Continues in a file that rotation has made of a known file, and then deleted the known file."""
+        """Continues in a copy of a known file that rotation has deleted or truncated."""
         if self._is_open(position):  # the known file is read to its end through its handle
             end = replace(position.moved(path, identity), ended=True, size=stamp[0])
             self._files[identity] = FollowedFile(end, None, stamp=stamp)
@@ -418,11 +423,10 @@ class FollowedFiles:
         self._reopen(position.moved(path, identity), path)
 
     def _former(self, path: str, identity: FileId) -> tuple[FileId | None, Span | None]:
-        """Returns the deleted file that had this path and is still open, and the event times of content that had it."""
-        positions = [*(file.position for file in self._files.values()), *self._released.values()]
-        gone = [p for p in positions if p.file == path and p.identity != identity and self._is_gone(p)]
+        """Returns the deleted file that is still open, and the event times of all former content, of this path."""
+        gone = [p for p, _ in self._known() if p.file == path and p.identity != identity and self._is_gone(p)]
         former = next((p.identity for p in gone if self._is_open(p)), None)
-        return former, united(self._replaced.get(path), *(_counted(p) for p in gone))
+        return former, united(self._replaced.get(path), *(_times(p) for p in gone))
 
     def _is_settled(self, identity: FileId, path: str) -> bool:
         """Returns whether a file may be opened. A file that must be complete has to be unchanged for a round."""
@@ -459,17 +463,17 @@ class FollowedFiles:
             f"byte {position.offset} are {rest}; expected: rotation by renaming"
         )
         note = Rejection(RejectionReason.FILE_TRUNCATED, 1, position.file, message)
-        again = united(position.again, _counted(position))
+        again = united(position.again, _times(position))
         opened = replace(reader.position, again=again)
         self._files[opened.identity] = FollowedFile(opened, reader)
-        self._part(position)
+        self._end_comparison(position)
         # A loss is stated even with a copy: bytes written between the copying and the truncation are in neither file.
         losses = (LossReason.FILE_TRUNCATED,)
         end = replace(opened, note=note)
         return Piece(position, end, Decoded(self._schema.empty(), (note,)), 0, losses, input_gone=True)
 
-    def _part(self, position: FilePosition) -> None:
-        """Compares no copies with a closed file any more. Copies that are behind are left out up to its end."""
+    def _end_comparison(self, position: FilePosition) -> None:
+        """Ends the comparison of copies with a closed file. They are left out up to the end of this file."""
         for copy in self._files.values():
             if copy.position.like == position.identity and copy.reader is not None:
                 at = replace(copy.position, alike=max(copy.position.alike, position.offset), like=None)
@@ -509,7 +513,7 @@ class FollowedFiles:
         if piece is not None:
             file.quiet_since_ms = None
             file.visited += 1
-            piece = self._counted_piece(file, file.reader, piece)
+            piece = self._with_state(file, file.reader, piece)
             if piece.end.ended:
                 # A file that gave no records may be incomplete. It is read again when it changes.
                 file.damaged = _is_at_beginning(piece.start)
@@ -524,11 +528,11 @@ class FollowedFiles:
         file.position = piece.end
         return self._with_other_positions(replace(piece, input_gone=file.unlinked))
 
-    def _counted_piece(self, file: FollowedFile, reader: FileReader, piece: Piece) -> Piece:
+    def _with_state(self, file: FollowedFile, reader: FileReader, piece: Piece) -> Piece:
         """Returns a piece with its guesses, and with an end that has the event times of the file."""
         position, start = file.position, piece.start.offset
         former, like = self._files.get(file.former or (0, 0)), self._files.get(position.like or (0, 0))
-        again = position.again if former is None else united(position.again, _counted(former.position))
+        again = position.again if former is None else united(position.again, _times(former.position))
         alike = max(piece.end.alike, file.alike)
         if alike <= start < piece.end.offset and like is not None and like.reader is not None:
             if same_bytes(like.reader, reader, start, piece.end.offset):
@@ -562,7 +566,7 @@ class FollowedFiles:
         status, path = os.fstat(reader.fileno()), current_path(reader.fileno())
         reader.close()
         file.reader = None
-        self._part(end)
+        self._end_comparison(end)
         file.stamp = status.st_size, status.st_mtime_ns
         return replace(end, file=end.file if path is None or not file.leaving else path, size=status.st_size)
 
@@ -578,7 +582,7 @@ class FollowedFiles:
                 file.reader.close()
 
 
-def _counted(position: FilePosition) -> Span | None:
+def _times(position: FilePosition) -> Span | None:
     """Returns the event times of the records that were counted before a position; None if there are none."""
     return united(position.span, position.again)
 

@@ -36,11 +36,10 @@ class FilePosition:
         device: the file's device; 0 if unknown, as in a position of release 0.3.0.
         digest: the digest of all decompressed bytes before `offset`; None if unknown.
         span: the event times of all records of a followed file so far; None if there are none.
-        again: event times of records that an earlier content of the file had. Later records with such times may repeat
-            these records.
+        again: the event times of records of earlier content of the file. New records with such times may repeat them.
         alike: the file begins like another file up to this offset.
         left_out: whether the records before `alike` are not counted.
-        like: the other file, as long as it may have further bytes of this file.
+        like: this other file, while it may have further bytes of this file; then None.
         arrival_ms: wall time when the block at or before this position was read. Event times are validated against it.
         header: column names, for CSV.
         ended: whether reading of the file has ended for good, also if it is damaged.

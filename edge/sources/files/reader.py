@@ -65,8 +65,8 @@ class FileReader(Protocol):
     def contains(self, position: FilePosition, *, any_head: bool = False) -> bool:
         """Returns whether this file begins with all bytes before a position.
 
-        All bytes are compared by their digest. Of the position's own file, if it is long and has not ended, only the
-        beginning and the bytes just before the position are compared.
+        The digests of all these bytes are compared. If the file is the position's own file, is long and has not ended,
+        only its beginning and the bytes just before the position are compared.
 
         Args:
             any_head: compare the digest even if the first bytes on disk differ, as in a file that is compressed anew.
@@ -108,8 +108,8 @@ def contains(open_reader: OpenReader, path: str, position: FilePosition, *, any_
 
 
 def with_guesses(piece: Piece) -> Piece:
-    """Returns a piece with its guesses, and without the records that are not counted. `FilePosition.alike` and `again`
-    of its end decide.
+    """Returns a piece with its guesses, and without the records that are not counted. The attributes `alike`,
+    `left_out` and `again` of its end decide.
     """
     end, decoded = piece.end, piece.decoded
     times: IntArray = decoded.batch.column(TIME_COLUMN).to_numpy()

@@ -57,7 +57,7 @@ class FileSource:
         requires_complete: returns whether the file at a path can only be read once it is complete.
         now_ms: returns the wall time, for arrival times.
         sleep: waits between polls of followed files.
-        busy_sleep: waits likewise, while there may be records that are not read.
+        busy_sleep: waits between polls while records may be unread, so that the source is not idle.
         coalesce_s: returns how long a followed file waits between two short reads.
         rotate_wait_ms: how long a file outside the pattern stays open after its last record. It is closed earlier if no
             process has it open for writing.

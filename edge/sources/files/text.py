@@ -59,7 +59,7 @@ class TextReader:
                 self.position = position = replace(self.position, digest=self._digest(position.offset))
             self._input.seek(position.offset)
         self._tail = self._input.tail
-        # No block has records before and after `alike`, because only the records before it may not count.
+        # A block ends at `alike`, because the records before this offset may not count.
         left = position.alike - position.offset
         self._is_limited = left > 0
         limited = _Limited(self._input, left) if self._is_limited else self._input
@@ -247,7 +247,7 @@ class TextReader:
         return self._is_overwritten
 
     def _was_rewritten(self) -> bool:
-        """Returns whether a short file has other content than before, although its size is the same."""
+        """Returns whether the content of a short file has changed, although its size has not."""
         status, before = os.fstat(self._input.fileno()), self._stamp
         self._stamp = status.st_size, status.st_mtime_ns
         if (

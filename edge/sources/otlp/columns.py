@@ -77,8 +77,8 @@ def _typed(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, BoolArra
 
 
 def _convert(value: Any, kind: pa.DataType) -> Any:
-    """Returns a value as a type; `_Bad` if the conversion would lose information. A text stays None for a type that is
-    no text.
+    """Returns a value as a type; `_Bad` if the conversion would lose information. A text becomes None, unless `kind` is
+    a text.
     """
     if isinstance(value, Unreadable):
         return _Bad

@@ -50,6 +50,7 @@ _OPAQUE = (
 _REQUESTS = {"logs": logs_pb2.LogsData, "metrics": metrics_pb2.MetricsData, "traces": trace_pb2.TracesData}
 """The message class with the fields of an export request, by signal."""
 _RECORDS = {"logs": "logs.v1.LogRecord", "metrics": "metrics.v1.Metric", "traces": "trace.v1.Span"}
+_RECORD_CLASSES = {"logs": logs_pb2.LogRecord, "metrics": metrics_pb2.Metric, "traces": trace_pb2.Span}
 _LEVELS = {
     "logs": ("resource_logs", "scope_logs", "log_records"),
     "metrics": ("resource_metrics", "scope_metrics", "metrics"),
@@ -57,7 +58,8 @@ _LEVELS = {
 }
 """The names of the lists of resources, of scopes and of records in a request, by signal."""
 _MARKS = ("\U0010fffe", "\U0010ffff", "\U000ffffe", "\U000fffff")
-"""Characters without a meaning, one of which stands for half a surrogate pair in JSON."""
+"""Characters without a meaning. One that a body in JSON lacks replaces half surrogate pairs in it."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 
 
@@ -270,9 +272,6 @@ def _mark_surrogates(value: Any, mark: str) -> bool:
     return found
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
 def _remove_unreadable(document: dict[str, Any], signal: str) -> int:
     """Removes the records that cannot be read, and the records with a resource or a scope that cannot be read. Returns
     their number.
@@ -293,9 +292,6 @@ def _remove_unreadable(document: dict[str, Any], signal: str) -> int:
         if not is_readable and isinstance(group, dict):
             group["resource"] = {}
     return removed
-
-
-_RECORD_CLASSES = {"logs": logs_pb2.LogRecord, "metrics": metrics_pb2.Metric, "traces": trace_pb2.Span}
 
 
 def _members(parent: Any, name: str) -> list[Any]:

@@ -67,7 +67,7 @@ class Desk:
 
     def ask(self, method: str, path: str, *, app: FastAPI | None = None, **request: Any) -> httpx.Response:
         if app is None:  # to make one takes longer than most requests
-            made_of = (id(self.catalog), id(self.components), id(self.results), self.sink_secrets)
+            made_of = id(self.catalog), id(self.components), id(self.results), self.sink_secrets
             app = self._apps[made_of] = self._apps.get(made_of) or self.app()
 
         async def once() -> httpx.Response:

@@ -54,7 +54,7 @@ def test_the_answer_to_a_registration_says_what_a_relative_budget_does_not_save(
 def test_the_answer_to_a_registration_says_that_small_groups_are_withheld(desk):
     budget = {"error": {"n": 1000}}
     (note,) = post(desk, {**SPEC, "budget": budget}).json()["notes"]
-    assert note.startswith("budget.error: edges withhold what is below their shares of n 1,000")
+    assert note.startswith("budget.error: edges withhold values below their shares of n 1,000")
     assert "notes" not in post(desk, {**SPEC, "name": "zero", "budget": {"error": {"n": 0}}}).json()
     sql = to_sql(QuerySpec.from_mapping({**SPEC, "name": "sql", "budget": budget}))
     made = desk.ask("POST", "/v1/sql", content=sql, headers={"Content-Type": "application/sql"})

@@ -24,7 +24,7 @@ from edgewater.client.connection import Connection
 from edgewater.client.requests import Unreachable
 from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import read_secret
-from edgewater.runtime.http_exchange import MOST_REPLY_BYTES, failure, post
+from edgewater.runtime.http_exchange import MOST_REPLY_BYTES, ExchangeFailed, post
 from edgewater.runtime.secret_files import MOST_BYTES, read_secret_file
 
 STREAM = {"columns": {"n": "int64"}, "time": {"column": "at", "unit": "ms"}, "sources": [{"http": {}}]}
@@ -169,15 +169,15 @@ def test_a_server_that_quotes_the_request_reveals_no_header() -> None:
 
 @pytest.mark.parametrize("token", ["top-secret\nX: 1", "top-secret\u00fc", "top-secret\0"])
 def test_a_header_that_cannot_be_sent_is_not_quoted(token: str) -> None:
-    with httpx.Client() as client, pytest.raises((httpx.HTTPError, ValueError)) as failed:
+    with httpx.Client() as client, pytest.raises(ExchangeFailed) as failed:
         post(client, "http://127.0.0.1:1/", b"", {"Authorization": f"Bearer {token}"}, 10.0)
-    assert "top-secret" not in failure(failed.value)
+    assert "top-secret" not in str(failed.value)
 
 
 def test_a_refused_connection_is_named() -> None:
-    with httpx.Client() as client, pytest.raises(httpx.ConnectError) as failed:
+    with httpx.Client() as client, pytest.raises(ExchangeFailed) as failed:
         post(client, "http://127.0.0.1:1/", b"", {}, 1.0)
-    assert "refused" in failure(failed.value)
+    assert "127.0.0.1" in str(failed.value) and "refused" in str(failed.value)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
