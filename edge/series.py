@@ -304,7 +304,8 @@ def _added(
     bits, is_int, extra = points.bits.copy(), points.is_int.copy(), points.extra.copy()
     bits[order] = np.where(differs, difference, now.bits)
     is_int[order] = np.where(differs, both_int, now.is_int)
-    extra[order] = np.where(differs, now.extra - previous.extra, now.extra)
+    with np.errstate(invalid="ignore"):  # an infinite sum grows by an unknown number, NaN
+        extra[order] = np.where(differs, now.extra - previous.extra, now.extra)
     for reason, at_order in guesses.items():
         guesses[reason] = np.zeros(len(points), np.bool_)
         guesses[reason][order] = at_order

@@ -334,7 +334,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
-        self._take(self._framing.end())
+        try:
+            self._take(self._framing.end(is_cut=exc is not None))
+        except BadFrame as part:
+            self._intake.reject(RejectionReason.MALFORMED, part.example, str(part))
 
     def _forget(self) -> None:
         self._intake.forget(self)

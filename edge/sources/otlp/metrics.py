@@ -205,9 +205,10 @@ class MetricRows(Rows):
         self.part = np.array(builder.part, np.int64)
         given = builder.bits
         self.has_number = np.array([each is not None for each in given], np.bool_)
-        self.is_int = np.array([isinstance(each, int) for each in given], np.bool_)
-        ints = np.array([min(e, (1 << 63) - 1) if isinstance(e, int) else 0 for e in given], np.int64)
-        floats = np.array([e if isinstance(e, float) else 0.0 for e in given], np.float64)
+        # Counts may be larger than int64. Such a count is a float, which an int64 column rejects.
+        self.is_int = np.array([isinstance(each, int) and each < 1 << 63 for each in given], np.bool_)
+        ints = np.array([e if is_int else 0 for e, is_int in zip(given, self.is_int, strict=True)], np.int64)
+        floats = np.array([0.0 if e is None else float(e) for e in given], np.float64)
         self.bits = np.where(self.is_int, ints, floats.view(np.int64))
         self.extra = {name: np.array(column, np.float64) for name, column in builder.extra.items()}
         self.metric_of = self.metric_of_point[self.point_of]
@@ -310,7 +311,7 @@ class MetricStream:
         # late.
         plausible = (time_ms >= time.min_ms) & (time_ms <= time.latest_ms(arrival_ms))
         at = np.flatnonzero(rows.is_total & prepared.keep & plausible)
-        sums = np.nan_to_num(rows.extra["sum"][at])
+        sums = np.nan_to_num(rows.extra["sum"][at], posinf=np.inf, neginf=-np.inf)
         return at, Totals(rows.keys(at), rows.start_ns[at], rows.time_ns[at], rows.bits[at], rows.is_int[at], sums)
 
     def _convert(
@@ -359,7 +360,7 @@ class MetricStream:
                     prepared.reject(RejectionReason.WRONG_TYPE, bad, rows.time_ns, f"{name} = {example}", message)
                 continue
             column = total if path == "sum" else rows.extra[path]
-            null = np.isnan(column)
+            null = np.isnan(rows.extra[path])
             if path in ("min", "max"):  # extremes of a total are over all time, not over the increment
                 null = null | ~is_absolute
             prepared.columns[name] = pa.array(column, pa.float64(), mask=null)

@@ -658,3 +658,18 @@ def test_exporters_that_are_refused_come_again_over_both_transports() -> None:
 
     asyncio.run(run())
     assert [record["body"] for record in edge.records()] == ["b", "b"] and not edge.unavailable
+
+
+@pytest.mark.parametrize("temporality", [DELTA, CUMULATIVE])
+def test_a_count_beyond_int64_is_rejected_and_an_infinite_sum_stays_infinite(temporality: int) -> None:
+    edge = metric_edge()
+    huge = histogram([(1 << 64) - 1, 0, 0], temporality=temporality, total=1.0)
+    infinite = histogram([1, 0, 0], temporality=temporality, total=float("inf"), at_s=1)
+    reply = edge.post(metrics(huge), "metrics")
+    assert values(edge, "part") == [] and reply.status_code == 200
+    assert [r.reason for r in edge.taken[0][1].rejected] == ["wrong-type"]
+    edge.post(metrics(infinite), "metrics")
+    assert values(edge, "part", "sum") == [("total", float("inf")), ("bucket", None)]
+    edge.post(metrics(histogram([2, 0, 0], temporality=temporality, total=float("inf"), at_s=2)), "metrics")
+    count, total = values(edge, "count", "sum")[2]
+    assert (count, str(total)) == ((1, "nan") if temporality == CUMULATIVE else (2, "inf"))
