@@ -288,7 +288,7 @@ def _added(
     both_int = now.is_int & previous.is_int
     smaller = np.where(both_int, now.bits < previous.bits, now.floats < previous.floats)
     has_other_start = (previous.start_ns != 0) & (now.start_ns != 0) & (now.start_ns != previous.start_ns)
-    begins = has_other_start & (now.start_ns >= previous.time_ns)
+    begins = (now.start_ns != 0) & (now.start_ns != previous.start_ns) & (now.start_ns >= previous.time_ns)
     # If the start equals the point's time, the true start is unknown.
     has_start = (now.start_ns != 0) & (now.start_ns < now.time_ns)
     counts = np.zeros(len(points), np.bool_)

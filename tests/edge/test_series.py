@@ -152,6 +152,9 @@ def test_a_first_total_counts_if_the_series_began_after_the_memory_did() -> None
 def test_a_later_start_or_a_smaller_total_begins_a_series_anew() -> None:
     memory = SeriesMemory(SINCE_NS)
     assert add(memory, [Point(1, 150, 200, 7), Point(1, 250, 300, 9), Point(1, 250, 310, 2)]) == [7, 9, 2]
+    assert add(memory, [Point(1, 0, 320, 4), Point(1, 330, 340, 9)]) == [2, 9]
+    memory = SeriesMemory(SINCE_NS)
+    assert add(memory, [Point(1, 0, 200, 5), Point(1, 250, 300, 9)]) == [None, 9], "a start that was unknown"
     assert add(memory, [Point(1, 400, 400, 50)]) == [None], "its true start is unknown"
     assert add(memory, [Point(1, 400, 410, 53)]) == [3]
 
