@@ -12,9 +12,11 @@ would not count, as the first total of a series may have been counted before.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,11 @@ class _Metric:
     temporality: int
     is_monotonic: bool
     group: int
+
+    @property
+    def needs_temporality(self) -> bool:
+        """Whether the metric's points are increments or totals."""
+        return self.kind in (_HISTOGRAM, _EXPONENTIAL) or self.is_monotonic
 
     @property
     def is_total(self) -> bool:
@@ -105,6 +112,8 @@ class _Builder:
                 self.points.append(point)
                 self.metric_of.append(len(self.metrics) - 1)
                 add(point)
+                if described.needs_temporality and described.temporality not in (_DELTA, _CUMULATIVE):
+                    self._reject(f"aggregation temporality {described.temporality}; expected delta or cumulative")
 
     def _reject(self, why: str) -> None:
         """Rejects the newest point."""
@@ -137,6 +146,8 @@ class _Builder:
         bounds, counts = list(point.explicit_bounds), point.bucket_counts
         if counts and len(counts) != len(bounds) + 1:
             self._reject(f"{len(counts)} bucket counts and {len(bounds)} bounds")
+        elif not all(lower < upper for lower, upper in pairwise((-math.inf, *bounds))):
+            self._reject("bounds that do not increase")
         elif counts:
             self._buckets(counts, [None, *bounds], [*bounds, None])
 
