@@ -150,7 +150,9 @@ class FollowedFiles:
             self._release(position)
             return
         damaged, stamp = _is_at_beginning(position), _stamp(path)
-        changed = damaged or (stamp is not None and position.size not in (0, stamp[0]))
+        read_ns = position.arrival_ms * 1_000_000
+        # A file that was written after the last read may have other content of the same size.
+        changed = damaged or stamp is None or position.size not in (0, stamp[0]) or stamp[1] > read_ns
         position = self._identified(position, identity)
         self._files[identity] = FollowedFile(position, None, stamp=None if changed else stamp, damaged=damaged)
 

@@ -452,3 +452,25 @@ def test_files_that_have_only_the_header_in_common_need_no_guess(world: Any, num
     ]
     chunks = follow_through(world, "*.csv", *NOTHING, *steps, *WAIT)
     assert (sorted(numbers(chunks)), guessed(chunks)) == ([0, 1, 2], {})
+
+
+@pytest.mark.parametrize("when", ["read by half", "read"])
+def test_a_parquet_file_that_is_written_over_itself_is_noticed(world: Any, numbers: Any, when: str) -> None:
+    """Size and first bytes stay."""
+    log = world.folder / "a.parquet"
+
+    def write(first: int) -> None:
+        distances = range(first, first + 100)
+        columns = {"t": [ARRIVAL_MS] * 100, "carrier": ["AA"] * 100, "distance": distances, "delay": [1.5] * 100}
+        table = pa.table(columns | {"late": [True] * 100})
+        pq.write_table(table, log, row_group_size=50, use_dictionary=False, compression="none")
+
+    write(0)
+    size = log.stat().st_size
+    first = follow_through(world, "*.parquet", *NOTHING)
+    first = first[:1] if when == "read by half" else first
+    write(1000)
+    assert log.stat().st_size == size
+    more = follow_through(world, "*.parquet", *NOTHING * 3, position=first[-1].end)
+    assert numbers(more) == list(range(1000, 1100))
+    assert guessed(more) == {"read-again": 100}
