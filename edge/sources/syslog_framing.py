@@ -68,7 +68,7 @@ class Framing:
         """Returns the rest after a connection has ended: without octet counting, the last message.
 
         Args:
-            is_cut: whether the connection has failed.
+            is_cut: whether the connection has failed, or was closed by this side.
 
         Raises:
             BadFrame: the rest is a part of a message.

@@ -301,10 +301,11 @@ def select_readable(sockets: list[socket.socket]) -> tuple[list[socket.socket], 
 def test_an_idle_connection_is_closed() -> None:
     def send(address: tuple[str, int]) -> None:
         with socket.create_connection(address, TIMEOUT_S) as sender:
-            sender.sendall(message(1) + b"\n")
+            sender.sendall(message(1) + b"\n" + message(23)[:-1])
             assert sender.recv(1) == b""
 
-    assert texts(read(source(idle="1s"), send, enough(1))) == ["1"]
+    chunks = read(source(idle="1s"), send, enough(1, 1))
+    assert (texts(chunks), rejected(chunks)) == (["1"], {"malformed": 1}), "a part of a message is no message"
 
 
 def test_machines_outside_of_peers_are_refused() -> None:

@@ -474,3 +474,17 @@ def test_a_parquet_file_that_is_written_over_itself_is_noticed(world: Any, numbe
     more = follow_through(world, "*.parquet", *NOTHING * 3, position=first[-1].end)
     assert numbers(more) == list(range(1000, 1100))
     assert guessed(more) == {"read-again": 100}
+
+
+@pytest.mark.parametrize("size", [1, 300])
+def test_a_file_and_its_compressed_copy_that_are_there_at_the_first_start_are_a_guess(
+    world: Any, ndjson: Any, numbers: Any, size: int
+) -> None:
+    world.write("a.log", ndjson(0, size))
+    world.write("a.log.gz", gzip.compress(ndjson(0, size).encode()))
+    world.write("b.log", "")
+    world.write("b.log.gz", gzip.compress(ndjson(1000, 1001).encode()))
+    chunks = follow_through(world, "*.log*", *WAIT, format="ndjson")
+    assert sum(guessed(chunks).values()) == size, "the truth lies inside of the bounds"
+    assert sorted(set(numbers(chunks))) == [*range(size), 1000]
+    reread(world, "*.log*", chunks)
