@@ -137,7 +137,7 @@ class SeriesMemory:
         return len(self._rows)
 
     def increments(
-        self, points: Totals, now_ns: int, max_series: int, ended: Mapping[bytes, int] | None = None
+        self, points: Totals, now_ns: int, max_series: int, ended: Mapping[bytes, Sequence[int]] | None = None
     ) -> Increments:
         """Returns the increments of points. Changes nothing. O(n log n).
 
@@ -148,8 +148,9 @@ class SeriesMemory:
         Args:
             now_ns: wall time, to find series that can be removed.
             max_series: the largest number of series in the memory.
-            ended: by series, the time in ns at which its end was reported.
+            ended: by series, the times in ns at which its end was reported.
         """
+        ended = ended or {}
         ids, first_of = self._numbered(points.keys)
         known, forget_before_ns = len(self), 0
         stale = np.zeros(known, np.bool_)
@@ -161,15 +162,20 @@ class SeriesMemory:
         in_memory = ids < known
         since_ns = max(self.since_ns, forget_before_ns)
         order, previous, has_previous, out_of_order, late = self._ordered(points, ids, in_memory, too_many)
+        if ended:
+            spans = zip(order.tolist(), previous.time_ns.tolist(), points.time_ns[order].tolist(), strict=True)
+            has_end = [any(begin < t < end for t in ended.get(points.keys[at], ())) for at, begin, end in spans]
+            previous = replace(previous, start_ns=np.where(has_end, _ENDED, previous.start_ns))
         counts, added, guesses = _added(points, order, previous, has_previous, since_ns)
         guesses[DropReason.LATE_TOTAL] = late & (points.floats != 0)
         last = _take(points, order[np.append(ids[order][1:] != ids[order][:-1], True)[: len(order)]])
-        update = SeriesUpdate(self._with_ends(last, ended or {}), since_ns, forget_before_ns)
+        update = SeriesUpdate(self._with_ends(last, ended), since_ns, forget_before_ns)
         return Increments(counts, added.bits, added.is_int, added.extra, out_of_order, too_many, guesses, update)
 
-    def _with_ends(self, last: Totals, ended: Mapping[bytes, int]) -> Totals:
+    def _with_ends(self, last: Totals, ended: Mapping[bytes, Sequence[int]]) -> Totals:
         """Returns the last points of a batch, and the remembered points of further series that have ended."""
-        start_ns = np.where([ended.get(key, 0) > t for key, t in zip(last.keys, last.time_ns, strict=True)], _ENDED, 0)
+        has_end = [max(ended.get(key, (0,))) > t for key, t in zip(last.keys, last.time_ns, strict=True)]
+        start_ns = np.where(has_end, _ENDED, 0)
         last = replace(last, start_ns=np.where(start_ns == 0, last.start_ns, start_ns).astype(np.int64))
         keys = [key for key in ended.keys() - set(last.keys) if key in self._rows]
         known = self._points(np.array([self._rows[key] for key in keys], np.int64))
@@ -288,7 +294,7 @@ def _added(
     both_int = now.is_int & previous.is_int
     smaller = np.where(both_int, now.bits < previous.bits, now.floats < previous.floats)
     has_other_start = (previous.start_ns != 0) & (now.start_ns != 0) & (now.start_ns != previous.start_ns)
-    begins = has_other_start & (now.start_ns >= previous.time_ns)
+    begins = (now.start_ns != 0) & (now.start_ns != previous.start_ns) & (now.start_ns >= previous.time_ns)
     # If the start equals the point's time, the true start is unknown.
     has_start = (now.start_ns != 0) & (now.start_ns < now.time_ns)
     counts = np.zeros(len(points), np.bool_)
@@ -304,7 +310,8 @@ def _added(
     bits, is_int, extra = points.bits.copy(), points.is_int.copy(), points.extra.copy()
     bits[order] = np.where(differs, difference, now.bits)
     is_int[order] = np.where(differs, both_int, now.is_int)
-    extra[order] = np.where(differs, now.extra - previous.extra, now.extra)
+    with np.errstate(invalid="ignore"):  # an infinite sum grows by an unknown number, NaN
+        extra[order] = np.where(differs, now.extra - previous.extra, now.extra)
     for reason, at_order in guesses.items():
         guesses[reason] = np.zeros(len(points), np.bool_)
         guesses[reason][order] = at_order

@@ -166,8 +166,10 @@ def parse_times(texts: pa.Array, pattern: str) -> pa.Array:
     in UTC.
     """
     times = pc.strptime(texts, format=pattern, unit="us", error_is_null=True).cast(pa.timestamp("us"))
-    # The C library reads the 31st of February as the 3rd of March. So only the first days of a month are checked.
-    doubtful = pc.fill_null(pc.less_equal(pc.day(times), 4), False)
+    # The C library reads the 31st of February as the 3rd of March, and 12:00:61 as 12:01:01. So only the first days of
+    # a month and the first seconds of a minute are checked.
+    in_seconds = pc.and_(pc.less_equal(pc.second(times), 1), pc.match_substring_regex(texts, "6[01]"))
+    doubtful = pc.fill_null(pc.or_(pc.less_equal(pc.day(times), 4), in_seconds), False)
     if not pc.any(doubtful).as_py():
         return times
     wrong = [text for text in pc.unique(texts.filter(doubtful)).to_pylist() if not _exists(text, pattern)]

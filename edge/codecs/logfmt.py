@@ -128,6 +128,9 @@ def _values(tokens: _Tokens, at: IntArray, count: int) -> pa.Array:
         flags[tokens.lines[at[is_flag]]] = True
         texts = pc.if_else(pa.array(flags), "true", texts)
     if (tokens.text[places] == _BACKSLASH).any():
+        unescaped, in_quotes = texts, np.zeros(count, np.bool_)
+        in_quotes[tokens.lines[at[quoted]]] = True
         for escape, plain in _ESCAPES:
-            texts = pc.replace_substring(texts, escape, plain)
+            unescaped = pc.replace_substring(unescaped, escape, plain)
+        texts = pc.if_else(pa.array(in_quotes), unescaped, texts)
     return texts

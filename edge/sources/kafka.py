@@ -14,16 +14,16 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge.codecs import MessageDecoder
-from edge.records import Chunk, Decoded, Lag, Position, Source
+from edge.records import Chunk, Decoded, Lag, Position, Source, guesses
 from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
 from edge.sources.kafka_client import NO_END, OLDEST, KafkaConfig, KafkaConsumer, KafkaFailed, OffsetGone
 from edgewater.model.errors import InvalidConfig, installation
-from edgewater.model.streams import MIN_TIME_MS, Delivery
-from edgewater.wire import LossReason
+from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN, Delivery
+from edgewater.wire import DropReason, LossReason
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +264,21 @@ class KafkaTopic:
 
 
 def _text(value: bytes | str | None) -> str | None:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    """Returns a key or the value of a header; None if it is no text."""
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return None
+
+
+def _with_guesses(chunk: Chunk, again: int) -> Chunk:
+    """Returns a chunk whose records before the offset `again` are a guess: the broker has lost its last messages, so
+    these records may have been read before.
+    """
+    if chunk.end is None or (chunk.start or chunk.end)["offset"] >= again:
+        return chunk
+    times = chunk.batch.column(TIME_COLUMN).to_numpy()
+    return replace(chunk, end=chunk.end | {"again": again}, guessed=guesses(DropReason.READ_AGAIN, times))
 
 
 def _time_ms(kind: int, time_ms: int) -> int | None:
@@ -291,15 +305,17 @@ class KafkaPartition(KeptSource):
         if position is None and self._topic.config.start == "latest":
             _, offset = await self._topic.range_of(self._partition)
             yield self._empty(offset)  # so that a restart before the first record begins at the same offset
+        again = 0 if position is None else int(position.get("again", 0))
         while True:
             try:
                 async for chunk in self._read(offset):
-                    yield chunk
+                    offset = offset if chunk.end is None else chunk.end["offset"]
+                    yield _with_guesses(chunk, again)
             except OffsetGone as exc:
                 low, _ = await self._topic.range_of(self._partition)
                 log.error("%s; partition %d goes on at offset %d instead of %d", exc, self._partition, low, offset)
-                offset = low
-                yield self._empty(offset, losses=(str(LossReason.INPUT_GONE),))
+                again, offset = max(again, offset), low
+                yield _with_guesses(self._empty(offset, losses=(str(LossReason.INPUT_GONE),)), again)
 
     async def _read(self, offset: int) -> AsyncIterator[Chunk]:
         topic = self._topic

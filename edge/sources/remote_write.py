@@ -222,7 +222,9 @@ class _Mapping:
             return Part(self.source, decoded)
         digests = [sets.digests[n] for n in samples.sets[kept[is_counter]].tolist()]
         times_ns = samples.times_ms[ends] * 1_000_000
-        ended = {sets.digests[n]: t for n, t in zip(samples.sets[ends].tolist(), times_ns.tolist(), strict=True)}
+        ended = dict[bytes, list[int]]()
+        for n, time_ns in zip(samples.sets[ends].tolist(), times_ns.tolist(), strict=True):
+            ended.setdefault(sets.digests[n], []).append(time_ns)
         return Part(self.source, decoded, self._conversion(decoded, is_counter, digests, ended, arrival_ms))
 
     def _conversion(
@@ -230,14 +232,14 @@ class _Mapping:
         decoded: Decoded,
         is_counter: BoolArray,
         digests: Sequence[bytes],
-        ended: Mapping[bytes, int],
+        ended: Mapping[bytes, Sequence[int]],
         arrival_ms: int,
     ) -> Conversion:
         """Returns the function that replaces the totals of counters by increments.
 
         Args:
             digests: the identities of the counters' series, in the order of the counters' rows.
-            ended: by series, the time in ns at which Prometheus reports its end.
+            ended: by series, the times in ns at which Prometheus reports its end.
         """
         totals = decoded.batch.column(self.value).to_numpy()[is_counter]
         times_ms = decoded.batch.column(TIME_COLUMN).to_numpy()[is_counter]

@@ -272,6 +272,7 @@ class _Connection(asyncio.Protocol):
         self._framing = Framing(intake.config.max_message)
         self._transport: asyncio.Transport | None = None
         self._handshake: asyncio.Task[None] | None = None
+        self._has_ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -332,9 +333,15 @@ class _Connection(asyncio.Protocol):
             self._intake.reject(RejectionReason.TOO_LONG, example, f"a message that is too long; {expected}")
         self._intake.add(messages)
 
+    def eof_received(self) -> None:
+        self._has_ended = True
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
-        self._take(self._framing.end())
+        try:
+            self._take(self._framing.end(is_cut=not self._has_ended))
+        except BadFrame as part:
+            self._intake.reject(RejectionReason.MALFORMED, part.example, str(part))
 
     def _forget(self) -> None:
         self._intake.forget(self)

@@ -14,6 +14,7 @@ import numpy as np
 from edge.codecs import joined
 
 MAX_DIGITS = 10
+_NO_LENGTH = "no length of a message; expected a decimal number and a space, or a message such as <13>…"
 _RETURN = re.compile(rb"\r(?=<\d{1,3}>)")
 _TRAILERS = re.compile(rb"[\r\n\0]*")
 MAX_EXAMPLE = 200
@@ -21,15 +22,15 @@ MAX_EXAMPLE = 200
 
 
 class BadFrame(Exception):
-    """The bytes have no valid length, so nothing that follows can be split.
+    """The bytes have no valid length, or no end, so nothing that follows can be split.
 
     Attributes:
         before: the complete messages before the fault, each with a line feed at its end.
     """
 
-    def __init__(self, example: bytes, before: bytes) -> None:
+    def __init__(self, example: bytes, before: bytes, message: str = _NO_LENGTH) -> None:
         self.example, self.before = example[:MAX_EXAMPLE], before
-        super().__init__("no length of a message; expected a decimal number and a space, or a message such as <13>…")
+        super().__init__(message)
 
 
 class Framing:
@@ -63,12 +64,21 @@ class Framing:
         data = data.replace(b"\0", b"\n")
         return self._lines(_RETURN.sub(b"\n", data) if b"\r" in data else data)
 
-    def end(self) -> bytes:
-        """Returns the rest after a connection has ended. Without octet counting, the rest is the last message;
-        otherwise b"".
+    def end(self, *, is_cut: bool = False) -> bytes:
+        """Returns the rest after a connection has ended: without octet counting, the last message.
+
+        Args:
+            is_cut: whether the connection has failed, or was closed by this side.
+
+        Raises:
+            BadFrame: the rest is a part of a message.
         """
         rest, self._rest = self._rest, b""
-        return b"" if self._counts_octets or self._skips_line or not rest.strip() else rest + b"\n"
+        if self._skips_line or not rest.strip():
+            return b""
+        if self._counts_octets or is_cut:
+            raise BadFrame(rest, b"", "a part of a message; the connection has ended before the message")
+        return rest + b"\n"
 
     def take_too_long(self) -> list[bytes]:
         """Returns the beginnings of the too long messages since the last call, and forgets them."""

@@ -46,9 +46,11 @@ def add(memory: SeriesMemory, points: list[Point], most: int = MANY, now_ns: int
     return found(result)
 
 
-def guessed(memory: SeriesMemory, points: list[Point], ended: dict[int, int] | None = None) -> list[tuple[object, str]]:
+def guessed(
+    memory: SeriesMemory, points: list[Point], ended: dict[int, list[int]] | None = None
+) -> list[tuple[object, str]]:
     """Returns per point its increment, as `found`, and the guess that it depends on; "" without a guess."""
-    ends = {series.to_bytes(16, "big"): time_ns for series, time_ns in (ended or {}).items()}
+    ends = {series.to_bytes(16, "big"): times_ns for series, times_ns in (ended or {}).items()}
     result = memory.increments(totals(points), 0, MANY, ends)
     memory.apply(SeriesUpdate.from_bytes(result.update.to_bytes()))
     reasons = [""] * len(points)
@@ -135,11 +137,20 @@ def test_a_reset_is_certain_only_if_the_new_interval_begins_after_the_last_one()
 def test_a_total_after_the_reported_end_of_its_series_goes_on_with_it_on_a_guess() -> None:
     memory = SeriesMemory(SINCE_NS)
     guessed(memory, [Point(1, 0, 200, 7), Point(2, 0, 200, 7), Point(3, 0, 200, 7)])
-    assert guessed(memory, [Point(3, 0, 205, 8)], {1: 210, 2: 210, 3: 201, 4: 210}) == [(1, "")]
+    assert guessed(memory, [Point(3, 0, 205, 8)], {1: [210], 2: [210], 3: [201], 4: [210]}) == [
+        (1, "overlapping-total")
+    ]
     memory = SeriesMemory.from_bytes(memory.to_bytes())
     again = [Point(n, 0, 220, 9) for n in (1, 2, 3)]
     assert guessed(memory, again) == [(2, "overlapping-total"), (2, "overlapping-total"), (1, "")]
     assert guessed(memory, [Point(1, 0, 230, 10)]) == [(1, "")]
+    batch = [Point(1, 0, time_ns, total) for time_ns, total in ((240, 10), (250, 13), (260, 2), (270, 5))]
+    assert guessed(memory, batch, {1: [235, 238, 255, 265, 225]}) == [
+        (0, "overlapping-total"),
+        (3, ""),
+        (2, "assumed-reset"),
+        (3, "overlapping-total"),
+    ]
 
 
 def test_a_first_total_counts_if_the_series_began_after_the_memory_did() -> None:
@@ -152,6 +163,9 @@ def test_a_first_total_counts_if_the_series_began_after_the_memory_did() -> None
 def test_a_later_start_or_a_smaller_total_begins_a_series_anew() -> None:
     memory = SeriesMemory(SINCE_NS)
     assert add(memory, [Point(1, 150, 200, 7), Point(1, 250, 300, 9), Point(1, 250, 310, 2)]) == [7, 9, 2]
+    assert add(memory, [Point(1, 0, 320, 4), Point(1, 330, 340, 9)]) == [2, 9]
+    memory = SeriesMemory(SINCE_NS)
+    assert add(memory, [Point(1, 0, 200, 5), Point(1, 250, 300, 9)]) == [None, 9], "a start that was unknown"
     assert add(memory, [Point(1, 400, 400, 50)]) == [None], "its true start is unknown"
     assert add(memory, [Point(1, 400, 410, 53)]) == [3]
 

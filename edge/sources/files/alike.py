@@ -27,8 +27,8 @@ class Alike:
         stamp: the stamp of the new file at the comparison.
         known: the positions of the known files whose read bytes are the beginning of the new file. The position of an
             open file may be at its end instead.
-        until: the decompressed size of the new file if an open known file begins with all of it. 0: no file does. -1:
-            the new file is too short for a decision.
+        until: the decompressed size of the new file if an open known file begins with all of it. 0: no file does.
+            Negative: the new file is too short for a decision. -1: it is empty.
         like: the position of the known file of `until`.
     """
 
@@ -51,28 +51,29 @@ class Alike:
         """
         known, until, like = list[FilePosition](), 0, None
         for position, _ in files:
-            if position.file == path:
-                is_candidate = has_digest(position)
-            else:
-                is_candidate = identifies_content(position) and position.alike < position.offset
+            is_candidate = has_digest(position) or identifies_content(position)
+            is_candidate &= position.file == path or position.alike < position.offset
             if is_candidate and new.contains(position, any_head=position.file == path and not plain):
                 known.append(position)
-        size = stamp[0]
+        size, is_empty = stamp[0], plain and not stamp[0] and any(reader is not None for _, reader in files)
         for position, reader in files:
             if reader is None:
                 continue
-            length = 0
-            if not plain and position in known:
+            on_disk, length = os.fstat(reader.fileno()).st_size, 0
+            if not plain and on_disk == size and _begin_alike(reader, new, size):
+                length = new.end()[0]
+            elif not plain and position in known:
                 length = _length_within(reader, new)
-            elif plain and size >= HEAD_BYTES and position.head == new.position.head:
-                common = min(size, os.fstat(reader.fileno()).st_size)
+            elif plain and size < HEAD_BYTES:
+                length = size if size <= on_disk and _begin_alike(reader, new, size) else 0
+            elif plain and position.head == new.position.head:
+                common = min(size, on_disk)
                 if _begin_alike(reader, new, common):
                     length = size if common == size else 0
                     known += [replace(position, offset=common)] if not length and position not in known else []
             until, like = (length, position) if length > until else (until, like)
-        if not until and plain and size < HEAD_BYTES:
-            short = (r for p, r in files if r is not None and (not size or size <= p.offset))
-            until = -1 if any(_begin_alike(reader, new, size) for reader in short) else 0
+        if size < HEAD_BYTES and (until or is_empty):
+            until, like = -max(1, until), None
         return cls(seen_ms, stamp, tuple(known), until, like)
 
 

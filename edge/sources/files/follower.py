@@ -42,8 +42,8 @@ from edge.sources.files.fingerprint import (
     path_of,
 )
 from edge.sources.files.position import FileId, FilePosition, Span, united
-from edge.sources.files.reader import FileReader, OpenReader, Piece, contains, file_gone_piece, with_guesses
-from edgewater.model.errors import InvalidConfig
+from edge.sources.files.reader import FileReader, OpenReader, Piece, contains, file_gone_piece, note_piece, with_guesses
+from edgewater.model.errors import InvalidConfig, InvalidRecord
 from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import LossReason
 
@@ -151,7 +151,9 @@ class FollowedFiles:
             self._release(position)
             return
         damaged, stamp = _is_at_beginning(position), _stamp(path)
-        changed = damaged or (stamp is not None and position.size not in (0, stamp[0]))
+        read_ns = position.arrival_ms * 1_000_000
+        # A file that was written after the last read may have other content of the same size.
+        changed = damaged or stamp is None or position.size not in (0, stamp[0]) or stamp[1] > read_ns
         position = self._identified(position, identity)
         self._files[identity] = FollowedFile(position, None, stamp=None if changed else stamp, damaged=damaged)
 
@@ -329,9 +331,10 @@ class FollowedFiles:
         if replaced is not None:
             self._undecided.pop(identity, None)
             return self._take_over(replaced, path, identity)
-        rotated = next((p for p in alike.known if is_rotated_name(path, p.file) and self._is_gone(p)), None)
-        known = [p for p in alike.known if p.offset >= HEAD_BYTES]  # shorter beginnings may be equal by chance
-        if rotated is not None and rotated in known:
+        # Shorter beginnings may be equal by chance. They count, and the guess is stated.
+        known = [p for p in alike.known if p.offset >= HEAD_BYTES]
+        rotated = next((p for p in known if is_rotated_name(path, p.file) and self._is_gone(p)), None)
+        if rotated is not None:
             self._undecided.pop(identity, None)
             self._continue_rotated(rotated, path, identity, stamp)
             return []
@@ -344,9 +347,9 @@ class FollowedFiles:
         former, again = self._former(path, identity)
         reader = self._open(path, None)
         position = replace(reader.position, again=again)
-        if until > 0 or known:
+        offset = until or max([-alike.until, *(p.offset for p in alike.known)])
+        if offset:
             reader.close()
-            offset = until or max(p.offset for p in known)
             like = alike.like.identity if until > 0 and alike.like is not None else None
             position = replace(position, alike=offset, left_out=until > 0, like=like)
             reader = self._open(path, position)
@@ -426,7 +429,9 @@ class FollowedFiles:
         """Returns the deleted file that is still open, and the event times of all former content, of this path."""
         gone = [p for p, _ in self._known() if p.file == path and p.identity != identity and self._is_gone(p)]
         former = next((p.identity for p in gone if self._is_open(p)), None)
-        return former, united(self._replaced.get(path), *(_times(p) for p in gone))
+        # A copy of a short file that was truncated since cannot be told from another file.
+        overwritten = (p.again for p, _ in self._known() if is_rotated_name(path, p.file))
+        return former, united(self._replaced.get(path), *(_times(p) for p in gone), *overwritten)
 
     def _is_settled(self, identity: FileId, path: str) -> bool:
         """Returns whether a file may be opened. A file that must be complete has to be unchanged for a round."""
@@ -501,15 +506,17 @@ class FollowedFiles:
         return any(file.reader is not None and file.reader.is_open for file in self._files.values())
 
     def next(self, file: FollowedFile, now_ms: int) -> Piece | None:
-        """Returns the file's next records; None if the caller shall continue with the next file.
-
-        Raises:
-            InvalidRecord: as `FileReader.next`.
-        """
+        """Returns the file's next records; None if the caller shall continue with the next file."""
         if file.reader is None or file.visited >= MAX_PIECES_PER_VISIT:
             return None
         final = self._requires_complete(file.position.file) or self._has_ended(file, file.reader, now_ms)
-        piece = file.reader.next(final, now_ms)
+        losses: tuple[LossReason, ...] = ()
+        try:
+            piece = file.reader.next(final, now_ms)
+        except InvalidRecord as exc:  # the other files go on
+            note = Rejection(RejectionReason.MALFORMED, 1, file.position.file, f"the file is not read: {exc}")
+            losses = (LossReason.FILE_DAMAGED,)
+            piece = note_piece(file.position, note, self._schema, ended=True, losses=losses)
         if piece is not None:
             file.quiet_since_ms = None
             file.visited += 1
@@ -517,7 +524,7 @@ class FollowedFiles:
             if piece.end.ended:
                 # A file that gave no records may be incomplete. It is read again when it changes.
                 file.damaged = _is_at_beginning(piece.start)
-                losses = () if file.damaged else piece.losses
+                losses = losses if file.damaged else piece.losses
                 piece = replace(piece, end=self._close(file, file.reader, piece.end), losses=losses)
         elif final and not file.reader.was_overwritten():
             piece = self._end(file, file.reader)

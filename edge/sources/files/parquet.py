@@ -151,11 +151,11 @@ class ParquetReader:
         return piece
 
     def contains(self, position: FilePosition, *, any_head: bool = False) -> bool:
+        if position.offset and position.digest is not None:
+            return position.digest == self._digest()
         head, status = os.pread(self._file.fileno(), position.head[0], 0), os.fstat(self._file.fileno())
-        if position.is_at((status.st_dev, status.st_ino)):
-            is_same = (len(head), google_crc32c.value(head)) == position.head
-            return is_same and position.size in (0, self._file.size())
-        return position.offset > 0 and position.digest == self._digest()
+        is_same = (len(head), google_crc32c.value(head)) == position.head
+        return is_same and position.is_at((status.st_dev, status.st_ino)) and position.size in (0, self._file.size())
 
     def _digest(self) -> Digest:
         """Returns the digest of the whole file. Reads all of it."""

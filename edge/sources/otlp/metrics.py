@@ -12,9 +12,11 @@ would not count, as the first total of a series may have been counted before.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,11 @@ class _Metric:
     temporality: int
     is_monotonic: bool
     group: int
+
+    @property
+    def needs_temporality(self) -> bool:
+        """Whether the metric's points are increments or totals."""
+        return self.kind in (_HISTOGRAM, _EXPONENTIAL) or self.is_monotonic
 
     @property
     def is_total(self) -> bool:
@@ -105,6 +112,8 @@ class _Builder:
                 self.points.append(point)
                 self.metric_of.append(len(self.metrics) - 1)
                 add(point)
+                if described.needs_temporality and described.temporality not in (_DELTA, _CUMULATIVE):
+                    self._reject(f"aggregation temporality {described.temporality}; expected delta or cumulative")
 
     def _reject(self, why: str) -> None:
         """Rejects the newest point."""
@@ -137,6 +146,8 @@ class _Builder:
         bounds, counts = list(point.explicit_bounds), point.bucket_counts
         if counts and len(counts) != len(bounds) + 1:
             self._reject(f"{len(counts)} bucket counts and {len(bounds)} bounds")
+        elif not all(lower < upper for lower, upper in pairwise((-math.inf, *bounds))):
+            self._reject("bounds that do not increase")
         elif counts:
             self._buckets(counts, [None, *bounds], [*bounds, None])
 
@@ -205,9 +216,10 @@ class MetricRows(Rows):
         self.part = np.array(builder.part, np.int64)
         given = builder.bits
         self.has_number = np.array([each is not None for each in given], np.bool_)
-        self.is_int = np.array([isinstance(each, int) for each in given], np.bool_)
-        ints = np.array([min(e, (1 << 63) - 1) if isinstance(e, int) else 0 for e in given], np.int64)
-        floats = np.array([e if isinstance(e, float) else 0.0 for e in given], np.float64)
+        # Counts may be larger than int64. Such a count is a float, which an int64 column rejects.
+        self.is_int = np.array([isinstance(each, int) and each < 1 << 63 for each in given], np.bool_)
+        ints = np.array([e if is_int else 0 for e, is_int in zip(given, self.is_int, strict=True)], np.int64)
+        floats = np.array([0.0 if e is None else float(e) for e in given], np.float64)
         self.bits = np.where(self.is_int, ints, floats.view(np.int64))
         self.extra = {name: np.array(column, np.float64) for name, column in builder.extra.items()}
         self.metric_of = self.metric_of_point[self.point_of]
@@ -310,7 +322,7 @@ class MetricStream:
         # late.
         plausible = (time_ms >= time.min_ms) & (time_ms <= time.latest_ms(arrival_ms))
         at = np.flatnonzero(rows.is_total & prepared.keep & plausible)
-        sums = np.nan_to_num(rows.extra["sum"][at])
+        sums = np.nan_to_num(rows.extra["sum"][at], posinf=np.inf, neginf=-np.inf)
         return at, Totals(rows.keys(at), rows.start_ns[at], rows.time_ns[at], rows.bits[at], rows.is_int[at], sums)
 
     def _convert(
@@ -359,7 +371,7 @@ class MetricStream:
                     prepared.reject(RejectionReason.WRONG_TYPE, bad, rows.time_ns, f"{name} = {example}", message)
                 continue
             column = total if path == "sum" else rows.extra[path]
-            null = np.isnan(column)
+            null = np.isnan(rows.extra[path])
             if path in ("min", "max"):  # extremes of a total are over all time, not over the increment
                 null = null | ~is_absolute
             prepared.columns[name] = pa.array(column, pa.float64(), mask=null)

@@ -146,3 +146,13 @@ def test_a_timestamp_beyond_the_range_of_dates_is_rejected(unit: str) -> None:
     raw = pa.table({"t": pa.array([1 << 40 if unit == "s" else 1 << 60], pa.timestamp(unit))})
     decoded = extract_event_times(raw, RecordSchema({}, EventTime("t")), 1_700_000_000_000, Rejections())
     assert [(r.reason, r.count) for r in decoded.rejected] == [("time-out-of-range", 1)]
+
+
+@pytest.mark.parametrize("day", [1, 14, 30])
+@pytest.mark.parametrize("zone", ["", " +0530"])
+def test_a_second_that_does_not_exist_is_no_time_on_any_day(day: int, zone: str) -> None:
+    unit = "%d/%b/%Y:%H:%M:%S" + (" %z" if zone else "")
+    texts = [f"{day:02}/Oct/2023:22:{time}{zone}" for time in ("59:59", "59:60", "13:61", "13:00", "13:01")]
+    decoded = times(pa.array(texts), unit)
+    assert decoded.batch.num_rows == 3
+    assert [(each.reason, each.count) for each in decoded.rejected] == [("time-unparseable", 2)]

@@ -213,6 +213,7 @@ def test_a_pattern_that_takes_other_engines_forever_takes_linear_time() -> None:
         ('t={} msg="level=x" level="tab\\tback\\\\slash"', ("tab\tback\\slash", None, None, None)),
         ('t="{}" level=a=b', ("a=b", None, None, None)),
         ("t={} level=ü", ("ü", None, None, None)),
+        (r"t={} level=C:\new\\tmp", (r"C:\new\\tmp", None, None, None)),
     ],
 )
 def test_logfmt_is_split_at_white_space_outside_of_quotes(line: str, expected: tuple[Any, ...]) -> None:

@@ -350,8 +350,17 @@ def test_a_request_that_times_out_while_messages_are_there_takes_none_of_them(
 def test_offsets_that_are_gone_are_a_stated_loss_and_reading_goes_on(mock: Broker) -> None:
     mock.send("gone", 0, [record(n) for n in range(2)])
     chunks = read(partition(mock, "gone"), lambda c: bool(numbers(c)), {"offset": 5})
-    assert [(chunk.losses, chunk.end) for chunk in chunks if chunk.losses] == [(("input-gone",), {"offset": 0})]
+    losses = [(chunk.losses, chunk.end) for chunk in chunks if chunk.losses]
+    assert losses == [(("input-gone",), {"offset": 0, "again": 5})]
     assert numbers(chunks) == [0, 1]
+    assert [(g.reason, g.count) for chunk in chunks for g in chunk.guessed] == [("read-again", 2)]
+    mock.send("gone", 0, [record(n) for n in range(2, 8)])
+    more = read(partition(mock, "gone"), lambda c: len(numbers(c)) == 6, chunks[-1].end)
+    assert numbers(more) == list(range(2, 8))
+    assert sum(g.count for chunk in more for g in chunk.guessed) >= 3, "the records before offset 5"
+    mock.send("gone", 0, [record(8)])
+    last = read(partition(mock, "gone"), lambda c: bool(numbers(c)), more[-1].end)
+    assert (numbers(last), [g for chunk in last for g in chunk.guessed]) == ([8], [])
 
 
 FAULTS = [

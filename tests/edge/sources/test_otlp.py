@@ -658,3 +658,39 @@ def test_exporters_that_are_refused_come_again_over_both_transports() -> None:
 
     asyncio.run(run())
     assert [record["body"] for record in edge.records()] == ["b", "b"] and not edge.unavailable
+
+
+@pytest.mark.parametrize("temporality", [DELTA, CUMULATIVE])
+def test_a_count_beyond_int64_is_rejected_and_an_infinite_sum_stays_infinite(temporality: int) -> None:
+    edge = metric_edge()
+    huge = histogram([(1 << 64) - 1, 0, 0], temporality=temporality, total=1.0)
+    infinite = histogram([1, 0, 0], temporality=temporality, total=float("inf"), at_s=1)
+    reply = edge.post(metrics(huge), "metrics")
+    assert values(edge, "part") == [] and reply.status_code == 200
+    assert [r.reason for r in edge.taken[0][1].rejected] == ["wrong-type"]
+    edge.post(metrics(infinite), "metrics")
+    assert values(edge, "part", "sum") == [("total", float("inf")), ("bucket", None)]
+    edge.post(metrics(histogram([2, 0, 0], temporality=temporality, total=float("inf"), at_s=2)), "metrics")
+    count, total = values(edge, "count", "sum")[2]
+    assert (count, str(total)) == ((1, "nan") if temporality == CUMULATIVE else (2, "inf"))
+
+
+@pytest.mark.parametrize("bounds", [[5.0, 1.0], [1.0, 1.0], [1.0, float("nan")]])
+def test_a_histogram_whose_bounds_do_not_increase_costs_only_itself(bounds: list[float]) -> None:
+    edge = metric_edge()
+
+    def faulty(metric: Any) -> None:
+        histogram([1, 2, 3])(metric)
+        metric.histogram.data_points[0].explicit_bounds[:] = bounds
+
+    edge.post(metrics(faulty, histogram([2, 0, 0])), "metrics")
+    assert values(edge, "part", "count") == [("total", 2), ("bucket", 2)]
+    assert [r.reason for r in edge.taken[0][1].rejected] == ["malformed"]
+
+
+@pytest.mark.parametrize("add", [counter("c", 5, temporality=0), histogram([1, 0, 0], temporality=0)])
+def test_a_point_that_may_be_a_total_or_an_increment_is_rejected(add: Any) -> None:
+    edge = metric_edge()
+    edge.post(metrics(add, counter("d", 8, temporality=DELTA)), "metrics")
+    assert values(edge, "name") == ["d"]
+    assert [r.reason for r in edge.taken[0][1].rejected] == ["malformed"]

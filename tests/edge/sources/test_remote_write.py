@@ -164,6 +164,14 @@ def test_a_counter_that_starts_again_counts_from_zero_and_a_stale_marker_is_skip
     assert edge.skipped() == {"stale": 2, "no-increment": 1}
 
 
+def test_a_total_after_a_stale_marker_of_the_same_request_goes_on_on_a_guess(edge: Edge) -> None:
+    counter = named("requests_total")
+    assert edge.send((counter, [(100, 0), (STALE, 1), (100, 2), (STALE, 3), (104, 4), (105, 5)])).status_code == 204
+    assert edge.values() == [0.0, 4.0, 1.0]
+    (status,) = edge.agent.health().source_statuses()
+    assert status.guessed == {"first-total": 1, "overlapping-total": 2}
+
+
 def test_old_and_repeated_samples_of_a_counter_add_nothing(edge: Edge) -> None:
     counter = named("requests_total")
     edge.send((counter, [(10, 0), (12, 10)]))

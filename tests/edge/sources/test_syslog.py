@@ -7,6 +7,7 @@ import contextlib
 import logging.handlers
 import socket
 import ssl
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -148,8 +149,28 @@ def test_the_handler_of_pythons_logging_sends_messages(protocol: str) -> None:
 def test_the_last_line_of_a_connection_needs_no_line_feed() -> None:
     framing = Framing(100)
     assert (framing.feed(b"<13>a\n<13>b"), framing.end()) == (b"<13>a\n", b"<13>b\n")
-    cut = Framing(100)
-    assert (cut.feed(b"10 <13>a"), cut.end()) == (b"", b""), "with octet counting it is cut off"
+
+
+@pytest.mark.parametrize("data", [b"10 <13>a", b"10 ", b"1"])
+def test_a_part_of_a_message_is_no_message_and_is_not_lost_silently(data: bytes) -> None:
+    counted_octets, cut = Framing(100), Framing(100)
+    assert counted_octets.feed(data) == cut.feed(b"<13>took=12") == b""
+    for framing, is_cut in ((counted_octets, False), (cut, True)):
+        with pytest.raises(BadFrame) as failed:
+            framing.end(is_cut=is_cut)
+        assert "part of a message" in str(failed.value)
+
+
+@pytest.mark.parametrize("data", [message(1) + b"\n" + message(23), counted(message(1), message(23))])
+def test_a_message_whose_connection_is_cut_is_rejected(data: bytes) -> None:
+    def send(address: tuple[str, int]) -> None:
+        with socket.create_connection(address, TIMEOUT_S) as cut:
+            cut.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its end is a reset
+            cut.sendall(data[:-1])
+            time.sleep(0.2)
+
+    chunks = read(source(), send, enough(1, 1))
+    assert (texts(chunks), rejected(chunks)) == (["1"], {"malformed": 1})
 
 
 def test_a_line_feed_inside_a_counted_message_is_a_space() -> None:
@@ -280,10 +301,11 @@ def select_readable(sockets: list[socket.socket]) -> tuple[list[socket.socket], 
 def test_an_idle_connection_is_closed() -> None:
     def send(address: tuple[str, int]) -> None:
         with socket.create_connection(address, TIMEOUT_S) as sender:
-            sender.sendall(message(1) + b"\n")
+            sender.sendall(message(1) + b"\n" + message(23)[:-1])
             assert sender.recv(1) == b""
 
-    assert texts(read(source(idle="1s"), send, enough(1))) == ["1"]
+    chunks = read(source(idle="1s"), send, enough(1, 1))
+    assert (texts(chunks), rejected(chunks)) == (["1"], {"malformed": 1}), "a part of a message is no message"
 
 
 def test_machines_outside_of_peers_are_refused() -> None:

@@ -3,10 +3,14 @@
 import gzip
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 import pytest
 
 from edge.sources.files import follower as follow
 from edgewater.model.errors import InvalidConfig
+from tests.edge.conftest import ARRIVAL_MS
 
 
 class Script:
@@ -45,6 +49,10 @@ def follow_through(world: Any, pattern: str, *steps: Any, position: Any = None, 
 
     asyncio.run(run())
     return chunks
+
+
+def losses(chunks: list[Any]) -> list[str]:
+    return [str(loss) for chunk in chunks for loss in chunk.losses]
 
 
 def reasons(chunks: list[Any]) -> list[str]:
@@ -270,3 +278,25 @@ def test_a_damaged_file_that_became_whole_while_nobody_looked_is_read(world: Any
     assert len(reasons(before)) == 1
     path.write_bytes(packed)
     assert numbers(follow_through(world, "*.gz", *nothing, position=before[-1].end, format="ndjson")) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_file_that_does_not_match_the_stream_costs_only_itself_and_is_read_once_it_does(
+    world: Any, numbers: Any, kind: str
+) -> None:
+    def write(name: str, distance: int, **more: Any) -> None:
+        columns = {"t": [ARRIVAL_MS], "carrier": ["AA"], "distance": [distance], "delay": [1.5], "late": [True]} | more
+        table = pa.table({column: values for column, values in columns.items() if values})
+        to = world.folder / f"{name}.{kind}"
+        pq.write_table(table, to) if kind == "parquet" else pa_csv.write_csv(table, to)
+
+    write("a", 0)
+    write("b", 1, delay=[])
+    write("c", 2)
+    chunks = follow_through(world, f"*.{kind}", *[lambda: None] * 3)
+    assert numbers(chunks) == [0, 2]
+    assert (reasons(chunks), losses(chunks)) == (["malformed"], ["file-damaged"])
+    (note,) = (r for chunk in chunks for r in chunk.rejected)
+    assert "b." in note.example and "delay" in note.message
+    mended = [lambda: None, lambda: write("b", 1), *[lambda: None] * 3]
+    assert numbers(follow_through(world, f"*.{kind}", *mended, position=chunks[-1].end)) == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -11,9 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from edge.sources.files.position import FilePosition
+from tests.edge.conftest import ARRIVAL_MS
 from tests.edge.sources.files.test_follower import follow_through, reasons
 from tests.edge.sources.files.test_rotation import NOTHING, losses, reread
 
@@ -389,3 +393,98 @@ def test_a_backfill_states_the_same_guesses(world: Any, ndjson: Any, numbers: An
     assert guessed(again) == guessed(chunks) == {"assumed-copy": 100}
     for chunk in again:
         assert source.reread(chunk.start, chunk.end).batch.equals(chunk.batch)
+
+
+@pytest.mark.parametrize("step", ["copy", "part", "copytruncate", "copytruncate later", "gzip", "gzip in pieces"])
+def test_a_short_file_that_is_copied_counts_again_only_on_a_guess(
+    world: Any, ndjson: Any, numbers: Any, step: str
+) -> None:
+    """The beginnings of short files may be equal by chance, so that a copy cannot be told from another file."""
+    log, data = world.write("app.log", ndjson(0, 2)), ndjson(0, 2).encode()
+    new = log.with_name("app.log.1.gz" if "gzip" in step else "app.log.1")
+    nothing = NOTHING * (3 if step.endswith(("later", "pieces")) else 0)
+    truncate = [lambda: log.write_bytes(ndjson(2, 3).encode())]
+    steps: dict[str, list[Callable[[], object]]] = {
+        "copy": [lambda: new.write_bytes(data)],
+        "part": [lambda: new.write_bytes(ndjson(0, 1).encode())],
+        "copytruncate": [lambda: (new.write_bytes(data), truncate[0]())],
+        "copytruncate later": [lambda: new.write_bytes(data), *nothing, *truncate],
+        "gzip": [lambda: (new.write_bytes(gzip.compress(data)), log.unlink())],
+        "gzip in pieces": [lambda: new.write_bytes(gzip.compress(data)), *nothing, log.unlink],
+    }
+    chunks = follow_through(world, "app.log*", *NOTHING, *steps[step], *WAIT, format="ndjson")
+    again = numbers(chunks)[2 + ("copytruncate" in step) :]
+    assert sum(guessed(chunks).values()) >= len(again), "the truth lies inside of the bounds"
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("size", [1, 300], ids=["short", "long"])
+@pytest.mark.parametrize("kind", ["ndjson", "ndjson.gz", "parquet"])
+def test_a_file_and_its_copy_are_a_guess_in_each_format(
+    world: Any, ndjson: Any, numbers: Any, kind: str, size: int, later: bool
+) -> None:
+    log, copy = world.folder / f"a.{kind}", world.folder / f"b.{kind}"
+    if kind == "parquet":
+        table = pa.Table.from_pylist([json.loads(line) for line in ndjson(0, size).splitlines()])
+        pq.write_table(table, log)
+    else:
+        log.write_bytes((gzip.compress if kind.endswith("gz") else bytes)(ndjson(0, size).encode()))
+    steps = [*NOTHING * 3 * later, lambda: shutil.copy(log, copy)]
+    if not later:
+        steps.pop()()
+    chunks = follow_through(world, f"*.{kind}", *steps, *WAIT)
+    assert sum(guessed(chunks).values()) == size, "the truth lies inside of the bounds"
+    assert len(numbers(chunks)) == (size if "assumed-copy" in guessed(chunks) else 2 * size)
+    source = world.source(f"*.{kind}", follow=True)
+    for chunk in chunks:
+        if chunk.batch.num_rows:
+            assert source.reread(chunk.start, chunk.end).batch.equals(chunk.batch)
+
+
+def test_files_that_have_only_the_header_in_common_need_no_guess(world: Any, numbers: Any) -> None:
+    header = "t,carrier,distance,delay,late\n"
+    for name in "abc":
+        world.write(f"{name}.csv", header + (f"{ARRIVAL_MS},AA,0,,\n" if name == "c" else ""))
+    steps = [
+        lambda: world.append("a.csv", f"{ARRIVAL_MS},AA,1,,\n"),
+        *NOTHING,
+        lambda: world.append("b.csv", f"{ARRIVAL_MS},AA,2,,\n"),
+    ]
+    chunks = follow_through(world, "*.csv", *NOTHING, *steps, *WAIT)
+    assert (sorted(numbers(chunks)), guessed(chunks)) == ([0, 1, 2], {})
+
+
+@pytest.mark.parametrize("when", ["read by half", "read"])
+def test_a_parquet_file_that_is_written_over_itself_is_noticed(world: Any, numbers: Any, when: str) -> None:
+    """Size and first bytes stay."""
+    log = world.folder / "a.parquet"
+
+    def write(first: int) -> None:
+        distances = range(first, first + 100)
+        columns = {"t": [ARRIVAL_MS] * 100, "carrier": ["AA"] * 100, "distance": distances, "delay": [1.5] * 100}
+        table = pa.table(columns | {"late": [True] * 100})
+        pq.write_table(table, log, row_group_size=50, use_dictionary=False, compression="none")
+
+    write(0)
+    size = log.stat().st_size
+    first = follow_through(world, "*.parquet", *NOTHING)
+    first = first[:1] if when == "read by half" else first
+    write(1000)
+    assert log.stat().st_size == size
+    more = follow_through(world, "*.parquet", *NOTHING * 3, position=first[-1].end)
+    assert numbers(more) == list(range(1000, 1100))
+    assert guessed(more) == {"read-again": 100}
+
+
+@pytest.mark.parametrize("size", [1, 300])
+def test_a_file_and_its_compressed_copy_that_are_there_at_the_first_start_are_a_guess(
+    world: Any, ndjson: Any, numbers: Any, size: int
+) -> None:
+    world.write("a.log", ndjson(0, size))
+    world.write("a.log.gz", gzip.compress(ndjson(0, size).encode()))
+    world.write("b.log", "")
+    world.write("b.log.gz", gzip.compress(ndjson(1000, 1001).encode()))
+    chunks = follow_through(world, "*.log*", *WAIT, format="ndjson")
+    assert sum(guessed(chunks).values()) == size, "the truth lies inside of the bounds"
+    assert sorted(set(numbers(chunks))) == [*range(size), 1000]
+    reread(world, "*.log*", chunks)
