@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ MOST_REPLY_BYTES = 4 << 10
 
 LEAST_SECRET = 4
 """Characters of the shortest secret that messages do not show. Shorter values are words of other texts, too."""
+LEAST_TOKEN = 8
+"""Characters of the shortest part of a URL that messages do not show: other parts are words such as ``write``."""
+_PARTS = re.compile("[/?&=;]")
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The status of a reply, and the first part of its body as text, without words of the request's headers."""
+    """The status of a reply, and the first part of its body as text, without words of the request's headers and URL."""
 
     status: int
     text: str
@@ -44,7 +48,10 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
             if len(read) >= MOST_REPLY_BYTES or time.monotonic() >= ends_s:
                 break
     text = read[:MOST_REPLY_BYTES].decode(errors="replace")
-    for word in {word for value in headers.values() for word in value.split() if len(word) >= LEAST_SECRET}:
+    target = httpx.URL(url)
+    parts = _PARTS.split(f"{target.raw_path.decode()}/{target.path}/{target.userinfo.decode()}")
+    sent = {word for value in headers.values() for word in value.split() if len(word) >= LEAST_SECRET}
+    for word in sorted(sent.union(part for part in parts if len(part) >= LEAST_TOKEN), key=len, reverse=True):
         text = text.replace(word, "…")  # some servers quote what they refuse
     return Reply(reply.status_code, text)
 

@@ -75,6 +75,9 @@ NOT_LISTED = [
     {"kind": "iceberg", "catalog": {"type": "rest", "token": {"env": "PATH"}}},
     {"kind": "iceberg", "catalog": {"py-io-impl": "os.system"}},
     {"kind": "iceberg", "catalog": {"uri": "postgresql://user:top-secret@host/db"}},
+    {"kind": "iceberg", "catalog": {"uri": "postgresql+psycopg://host/db?passfile=/etc/passwd"}},
+    {"kind": "remote_write", "url": "http://user:top-secret@a/w"},
+    {"kind": "delta", "path": "s3://user:top-secret@a"},
     *(
         {"kind": "alerts", "rules": [{"alert": "a", "query": "q", "contract": "broken"}], "targets": {"t": target}}
         for target in (
@@ -84,6 +87,7 @@ NOT_LISTED = [
             {"webhook": {"url": {"env": "WAREHOUSE_URL"}, "ca": "/etc/passwd"}},
             {"alertmanager": {"url": "http://a", "token": {"env": "PATH"}}},
             {"alertmanager": {"url": "http://a", "ca": "/dev/zero"}},
+            {"alertmanager": {"url": "http://user:top-secret@a"}},
         )
     ),
 ]
