@@ -26,6 +26,12 @@ def float_column(column: pa.Array | pa.ChunkedArray, side: Side) -> npt.NDArray[
     return numbers
 
 
+def outwards(bounds: npt.NDArray[np.float64], side: Side) -> npt.NDArray[np.float64]:
+    """Returns bounds of which a large one is moved by one float64, because it may be a rounded integer."""
+    is_large = np.isfinite(bounds) & (np.abs(bounds) >= LARGEST_EXACT)
+    return np.where(is_large, np.nextafter(bounds, side * math.inf), bounds)
+
+
 def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
     """Returns the rows of answers as one table. A column that a table lacks is null.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +168,33 @@ def test_values_that_are_computed_from_large_integers_have_true_bounds(desk: Des
     assert cell["lower"] <= 1 <= cell["upper"]
     few = desk.get("/v1/queries/flights/windows", params={"compute": "c: a - a"}).json()["answers"]
     assert few[0]["data"][0]["c"]["estimate"] == 0
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        *("quantile(distance, 0.5)", "quantiles(distance)", "kll(distance)", "reservoir(distance, 3)"),
+        *("equi_depth(distance, 4)", "min(distance)"),
+    ],
+)
+def test_synopses_of_large_integers_have_true_bounds(desk: Desk, measure: str) -> None:
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"x": measure})
+    desk.ship(query, "jfk", T0, {"distance": pa.array([BIG, BIG, BIG])})
+    for path in ("latest", "rollup?every=1h"):
+        reply = desk.get(f"/v1/queries/flights/{path}").json()
+        cell = reply.get("answers", [reply])[0]["data"][0]["x"]
+        found = list(intervals_in(cell, BIG))
+        assert found and all(int(low) <= BIG <= math.ceil(high) for low, high in found), cell
+
+
+def intervals_in(cell: Any, near: int) -> Iterator[tuple[float, float]]:
+    """Yields the intervals of a cell about a value, which is not a sum of it or a count."""
+    if isinstance(cell, list):
+        cell = dict(enumerate(cell))
+    if isinstance(cell, dict) and "lower" in cell:
+        if abs(cell["estimate"] - near) < near / 2:
+            yield cell["lower"], cell["upper"]
+    elif isinstance(cell, dict):
+        for member in cell.values():
+            yield from intervals_in(member, near)
