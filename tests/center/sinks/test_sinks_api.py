@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -59,6 +60,23 @@ def test_a_wrong_definition_is_refused_and_no_secret_is_stored(desk: Desk, docum
     refused = desk.ask("PUT", "/v1/sinks/warehouse", json=document)
     assert refused.status_code == 422 and "top-secret" not in refused.text
     assert refused.json()["field"] in (field, f"warehouse.{field}", "warehouse")
+    assert desk.get("/v1/sinks").json() == {"sinks": []}
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"kind": "remote_write", "url": "http://a/w", "labels": {"a": "\ud800"}}, "labels.a"),
+        ({"kind": "parquet", "path": "/\ud800"}, "path"),
+        ({"kind": "kafka", "brokers": ["\ud800"]}, "brokers.0"),
+        ({"kind": "parquet", "path": "/a", "queries": ["\ud800"]}, "queries.0"),
+    ],
+)
+def test_a_text_that_cannot_be_sent_is_refused_and_no_list_fails(desk: Desk, document: Any, field: str) -> None:
+    body = json.dumps(document).encode()
+    for method, path in (("PUT", "/v1/sinks/w"), ("POST", "/v1/alerts/check")):
+        refused = desk.ask(method, path, content=body, headers={"Content-Type": "application/json"})
+        assert (refused.status_code, refused.json()["field"]) == (422, field)
     assert desk.get("/v1/sinks").json() == {"sinks": []}
 
 
