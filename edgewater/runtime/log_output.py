@@ -21,7 +21,7 @@ class TextLines(logging.Formatter):
     escaped: a line break would begin a line that looks like another record.
     """
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         line = super().formatMessage(record)
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
