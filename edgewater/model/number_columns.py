@@ -79,9 +79,7 @@ def _with_types(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
     return pa.table(columns, names=table.column_names)
 
 
-def for_pandas(table: pa.Table) -> pa.Table:
-    """Returns a table in which columns of bounds have float64 if pandas would round them: integers beside nulls."""
-    for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
-        if (side := side_of(name)) and pa.types.is_integer(column.type) and column.null_count:
-            table = table.set_column(at, name, pa.array(float_column(column, side), pa.float64(), from_pandas=True))
-    return table
+def rounded_by_pandas(column: pa.ChunkedArray) -> bool:
+    """Returns whether pandas would round integers of a column: large integers beside nulls become float64."""
+    is_whole = pa.types.is_integer(column.type) and column.null_count
+    return bool(is_whole and (np.abs(float_column(column, 0)) >= LARGEST_EXACT).any())

@@ -153,6 +153,9 @@ def test_bounds_in_pandas_and_in_live_answers_leave_to_the_outside() -> None:
     lower, upper = pa.array([BIG, None]), pa.array([BIG, None])
     frame = to_pandas(pa.table({"n": lower, "n_lower": lower, "n_upper": upper}))
     assert int(frame["n_lower"][0]) <= BIG <= int(frame["n_upper"][0])
+    keys = to_pandas(pa.table({"k": pa.array([BIG, BIG - 1, None]), "n": pa.array([1, 2, 4])}))
+    assert keys.groupby("k", dropna=False)["n"].sum().tolist() == [2, 1, 4], "no groups become one"
+    assert int(frame["n"][0]) == int(frame["n_lower"][0]) == int(frame["n_upper"][0]) == BIG
     cells = [{"estimate": BIG, "lower": BIG, "upper": BIG}, {"estimate": 0.5, "lower": 0.25, "upper": 0.75}]
     live = {"data": [{"group": {"k": str(at)}, "n": cell} for at, cell in enumerate(cells)]}
     answer = from_json(live, {"group_by": ["k"], "measures": {"n": ""}}, None)
