@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from center.catalog import Catalog
 from center.ledger import Phase, late_counts
@@ -202,7 +203,8 @@ class SinkRunner:
     def _new_sink(self) -> Sink:
         assert self._epoch is not None
         memory = self._store.memory(self.definition.name, self._epoch)
-        return self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
+        context = SinkContext(self.definition.name, self._epoch, memory, self._now_ms)
+        return cast("Sink", _Contained(self.definition.make(context)))
 
     def _open_sink(self) -> Position | None:
         """Opens the sink. If it fails again, sets aside each query with which alone the sink does not open."""
@@ -472,6 +474,26 @@ class SinkRunner:
                 sink.close()
             except Exception:
                 log.exception("sink %s: it could not be closed", self.definition.name)
+
+
+class _Contained:
+    """A sink whose library may panic. The panic of a library in Rust is no `Exception`, and would end all sinks."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._sink, name)
+        return partial(self._call, value) if callable(value) else value
+
+    @staticmethod
+    def _call(method: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return method(*args)
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            raise RuntimeError(f"{type(exc).__name__}: {exc}") from exc
 
 
 def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:

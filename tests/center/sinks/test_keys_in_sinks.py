@@ -322,6 +322,24 @@ def test_a_query_that_its_system_refuses_costs_only_itself_and_is_written_later(
     running.stop()
 
 
+def test_a_panic_of_a_library_costs_only_its_sink(desk: Desk) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    options = {
+        "aws_endpoint_url": "not a URL",
+        "aws_region": "x",
+        "aws_access_key_id": "a",
+        "aws_secret_access_key": "b",
+    }
+    running = runner(desk, {"kind": "delta", "path": "s3://bucket", "options": options, "batch": "0s"})
+    desk.report(query, "jfk", T0, {"UA": 1})
+    desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
+    for _ in range(3):
+        running.step()
+    assert "PanicException" in running.problem
+    running.stop()
+
+
 def test_a_sink_goes_on_after_the_clock_has_stepped_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     made, opened = Stubborn("never"), list[str]()
     desk.connect("jfk")
