@@ -203,3 +203,28 @@ async def test_an_edge_ends_if_a_loop_of_it_fails(tmp_path: Path, task: str, mon
         await until_stopped(run, file, task == "configuration", agent.tasks)
     states(agent.tasks, task, agent.missing())
     await served.stop()
+
+
+@on_a_loop
+async def test_an_error_that_is_no_exception_ends_the_process_too() -> None:
+    class Panic(BaseException):
+        """What libraries in Rust raise."""
+
+    def panics() -> None:
+        raise Panic
+
+    async def panics_later() -> None:
+        raise Panic
+
+    ended = threading.Event()
+    for start in (lambda tasks: tasks.thread("it", panics).join(), lambda tasks: tasks.start("it", panics_later())):
+        tasks = Tasks(ended.set)
+        start(tasks)
+        await asyncio.to_thread(ended.wait, 5)
+        assert any("Panic" in reason for reason in tasks.missing())
+        ended.clear()
+    stays = Tasks(ended.set)
+    stays.start("waits", asyncio.Event().wait())  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await stays.cancel()
+    assert stays.missing() == []

@@ -13,6 +13,7 @@ from fastapi import Request
 
 from center.api.problems import HttpProblem
 from edgewater.model.errors import InvalidQuery
+from edgewater.model.quantities import require_serialisable
 from edgewater.runtime.plain_yaml import load_yaml
 
 MAX_BODY_BYTES = 64 << 10
@@ -61,11 +62,11 @@ def read_document(body: bytes, content_type: str, what: str, types: Sequence[str
         )
     try:
         content = _json_or_yaml(body.decode(), media_type)
-        repr(content)  # fails here for values that an error message could not quote
-        return content
     except (ValueError, yaml.YAMLError, RecursionError) as exc:
         shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
         raise InvalidQuery("", shown, f"{what} as {kind}", str(exc).replace("\n", " ")) from exc
+    require_serialisable(content, InvalidQuery)
+    return content
 
 
 def _json_or_yaml(text: str, media_type: str) -> object:

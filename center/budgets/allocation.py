@@ -295,7 +295,7 @@ class BudgetAllocator:
             shares = _divide(max(0.0, limit - _sum(taken)), self._weights(present, measure))
             for edge, share in shares.items():
                 best[edge][measure] = share
-        soon = now_ms - self.decided_at_ms < self.policy.min_interval_ms
+        soon = abs(now_ms - self.decided_at_ms) < self.policy.min_interval_ms
         if self.targets.keys() == best.keys() and (soon or self._gain(best) < self.policy.min_gain):
             return
         self.targets, self.decided_at_ms = best, now_ms

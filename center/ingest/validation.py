@@ -175,7 +175,7 @@ def _constants(message: pb.Stream, columns: Mapping[str, pa.DataType]) -> dict[s
     for name, text in sorted(message.constants.items()):
         try:
             value = json.loads(text) if len(text) <= MAX_CONSTANT_JSON else None
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not is_constant(value, type_name(columns[name]) if name in columns else ""):
             raise ProtocolError(

@@ -42,7 +42,7 @@ class FrameRetention:
 
         Raises StorageError; it may be called again.
         """
-        if self._ran_at_ms is not None and now_ms - self._ran_at_ms < self._every_ms:
+        if self._ran_at_ms is not None and abs(now_ms - self._ran_at_ms) < self._every_ms:
             return []
         self._ran_at_ms = now_ms
         consumed = {key: position for key, position in self._store.consumed().items() if key in partition}

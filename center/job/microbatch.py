@@ -394,7 +394,7 @@ class BatchProcessor:
 
     def _store_sampling_rates(self, now_ms: int) -> None:
         """Stores changed sampling rates in the catalog, for the gateways."""
-        if now_ms - self._rates_at_ms < RATES_EVERY_MS:
+        if abs(now_ms - self._rates_at_ms) < RATES_EVERY_MS:
             return
         self._rates_at_ms = now_ms
         for ref, rates in self._writer.needed_rates().items():

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from edgewater.model.float_bounds import SIDES
 from edgewater.model.key_texts import not_finite
 from edgewater.model.number_columns import DECIMAL, outwards
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
@@ -319,8 +320,8 @@ def _integers(estimates: Estimates) -> list[list[float | None]]:
     assert estimates.integers is not None
     exact = [None if v is None else int(v) for v in estimates.integers.to_pylist()]
     bounds = (
-        numbers(np.where(b == estimates.value, np.nan, outwards(b, end)), True)
-        for b, end in ((estimates.lower, -np.inf), (estimates.upper, np.inf))
+        numbers(np.where(b == estimates.value, np.nan, outwards(b, side)), True)
+        for b, side in zip((estimates.lower, estimates.upper), SIDES, strict=True)
     )
     moved = [(b != estimates.value).tolist() for b in (estimates.lower, estimates.upper)]
     columns = [

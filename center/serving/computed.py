@@ -232,8 +232,8 @@ class _Box:
 
 
 def _bounds(tree: exp.Expression, read: Mapping[str, Estimates]) -> tuple[FloatArray, FloatArray]:
-    lows = {n: np.where(np.isfinite(e.lower), outwards(e.lower, -np.inf), -np.inf) for n, e in read.items()}
-    highs = {n: np.where(np.isfinite(e.upper), outwards(e.upper, np.inf), np.inf) for n, e in read.items()}
+    lows = {n: np.where(np.isfinite(e.lower), outwards(e.lower, -1), -np.inf) for n, e in read.items()}
+    highs = {n: np.where(np.isfinite(e.upper), outwards(e.upper, 1), np.inf) for n, e in read.items()}
     box = _box(tree, lows, highs)
     lower, upper = box.lower, box.upper
     rising = {n: box.slope(n)[0] >= 0 for n in read}

@@ -316,7 +316,7 @@ class MeasureEvaluator:
 
     def _boundaries(self, stack: EquiDepthStack) -> ListPart:
         """The boundaries per row, from the least value to the greatest."""
-        each = [self._widened(e, Quantile(i / stack.buckets)) for i, e in enumerate(stack.boundaries())]
+        each = [self._evaluate(Quantile(i / stack.buckets)) for i in range(stack.buckets + 1)]
         value, lower, upper = (
             np.stack([getattr(e, name) for e in each], axis=1).reshape(-1) for name in ("value", "lower", "upper")
         )

@@ -127,13 +127,13 @@ class Outbox:
 
     def _begin(self, now_ms: int, firing: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
         """Begins an attempt. Returns whether there was a notice, or firing alerts, to deliver."""
-        if now_ms < self._next_ms:
+        if self._began_ms <= now_ms < self._next_ms:  # the wall clock may have stepped back
             return False
         self._notice = notice = self.waiting[0] if self.waiting else None
         if notice is not None:
             self._attempt = _in_thread(self.name, lambda: self.target.deliver(notice, now_ms))
         else:
-            if not self.target.repeats or now_ms - self._resent_ms < RESEND_MS:
+            if not self.target.repeats or abs(now_ms - self._resent_ms) < RESEND_MS:
                 return False
             self._resent_ms = now_ms
             if not (alerts := firing()):
@@ -149,7 +149,7 @@ class Outbox:
         if self._notice is not None and (failure is None or is_final) and self.waiting[:1] == [self._notice]:
             self.waiting.pop(0)
         if failure is None:
-            self.problem, self._tries = "", 0
+            self.problem, self._tries, self._next_ms = "", 0, 0
             self.delivered += self._notice is not None
             return
         # Other exceptions may quote a secret, such as a header that is not ASCII.

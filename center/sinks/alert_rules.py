@@ -260,7 +260,9 @@ class AlertBook:
         for rule in self._rules.values():
             if rule.no_answer_ms is None:
                 continue
-            heard_ms, alerts = self._heard_ms.setdefault(rule.name, now_ms), self._alerts[rule.name]
+            # After a step back of the wall clock, the last answer is in the future.
+            heard_ms = self._heard_ms[rule.name] = min(now_ms, self._heard_ms.get(rule.name, now_ms))
+            alerts = self._alerts[rule.name]
             silence_ms, alert = now_ms - heard_ms, alerts.get(())
             if silence_ms >= rule.no_answer_ms and alert is None:
                 details = {"condition": Outcome.HOLDS, "last_answer": rfc3339(heard_ms), "silence_ms": silence_ms}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -45,6 +46,9 @@ PLAIN_OPTIONS = tuple(
     )
 )
 """Ends of the names of options that are no secrets, and with which no library reads a file or loads code."""
+_MAY_HIDE = re.compile("[@?]")
+"""Marks of the password in a URL, and of parameters: a parameter such as `passfile` names a file."""
+_USER = re.compile(r"://[^/?#]*@")
 COMMON_KEYS = tuple(CommonOptions.model_fields)
 
 
@@ -199,18 +203,16 @@ def _checked(value: Any, kinds: Sequence[Any], at: str, listed: Collection[str] 
     if isinstance(value, list):
         inner = [kind for given in kinds if get_origin(given) is list for kind in _types(get_args(given)[-1])]
         return [_checked(each, inner, f"{at}.{number}", listed) for number, each in enumerate(value)]
-    if isinstance(value, str) and at.lower().endswith(PLAIN_OPTIONS) and not _has_password(value):
+    if isinstance(value, str) and at.lower().endswith(PLAIN_OPTIONS) and not _MAY_HIDE.search(value):
         return value
     if value is not None and SecretStr in kinds:
         accepted = "{env: NAME} or {file: PATH} of the process `edgewater center sink`"
         raise InvalidConfig(at, "…", accepted, "a stored definition must not contain a secret")
+    if isinstance(value, str) and _USER.search(value):
+        raise InvalidConfig(at, "…", "a URL without a user", "a stored definition must not contain a secret")
     if value is not None and at.endswith((".ca", *FILES)):
         _require_listed(value, at, listed)
     return value
-
-
-def _has_password(text: str) -> bool:
-    return "://" in text and "@" in text
 
 
 def _fields(kinds: Sequence[Any]) -> dict[str, list[Any]]:

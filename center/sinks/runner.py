@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from center.catalog import Catalog
 from center.ledger import Phase, late_counts
@@ -155,7 +156,7 @@ class SinkRunner:
             log.info("sink %s: this process runs it, epoch %d", name, self._epoch)
             self._gap, self._asides = self._store.status(name).gap, self._store.asides(name)
             self._report()
-        elif now_ms - self._renewed_ms >= RENEW_MS:
+        elif abs(now_ms - self._renewed_ms) >= RENEW_MS:  # the wall clock may have stepped back
             self._report()
         assert self._status is not None
         if self._status.paused:
@@ -163,9 +164,9 @@ class SinkRunner:
             return LOOK_MS / 1000
         if self._status.replay_after is not None:
             self._close()
-        if self._sink is None or now_ms - self._looked_ms >= LOOK_MS:
+        if self._sink is None or abs(now_ms - self._looked_ms) >= LOOK_MS:
             self._open(now_ms)
-        if self._asides and now_ms - self._tried_ms >= LONGEST_PAUSE_S * 1000:
+        if self._asides and abs(now_ms - self._tried_ms) >= LONGEST_PAUSE_S * 1000:
             self._try_asides()
         pause_s = self._copy_page()
         if (tick := getattr(self._sink, "tick", None)) is not None:
@@ -201,7 +202,8 @@ class SinkRunner:
     def _new_sink(self) -> Sink:
         assert self._epoch is not None
         memory = self._store.memory(self.definition.name, self._epoch)
-        return self.definition.make(SinkContext(self.definition.name, self._epoch, memory, self._now_ms))
+        context = SinkContext(self.definition.name, self._epoch, memory, self._now_ms)
+        return cast("Sink", _Contained(self.definition.make(context)))
 
     def _open_sink(self) -> Position | None:
         """Opens the sink. If that fails again, opens it with each query alone, and sets aside the queries that fail."""
@@ -319,7 +321,7 @@ class SinkRunner:
         if not batch_ms or newest.answer_id - self._position.answer_id >= MAX_ANSWERS:
             return False
         given_at_ms = self._results.answered_at_after(self._position.answer_id)
-        return given_at_ms is not None and self._now_ms() - given_at_ms < batch_ms
+        return given_at_ms is not None and abs(self._now_ms() - given_at_ms) < batch_ms
 
     def _write_new(self, newest: Position) -> None:
         changes = self._results.changes_after(self._position.answer_id, MAX_ANSWERS, max_bytes=PAGE_BYTES)
@@ -412,7 +414,7 @@ class SinkRunner:
             )
         self._refused = refused if self._sink is not None else self._refused
         since_ms = self._status.problem_since_ms
-        if own and not problem and now_ms - since_ms >= PARTIAL_MS and since_ms != self._alarmed_since_ms:
+        if own and not problem and abs(now_ms - since_ms) >= PARTIAL_MS and since_ms != self._alarmed_since_ms:
             self._alarmed_since_ms = since_ms
             self._alarm("sink-failing", "a part of the sink does not work; `edgewater sinks show` says why")
 
@@ -471,6 +473,26 @@ class SinkRunner:
                 sink.close()
             except Exception:
                 log.exception("sink %s: it could not be closed", self.definition.name)
+
+
+class _Contained:
+    """A sink whose library may panic. The panic of a library in Rust is no `Exception`, and would end all sinks."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._sink, name)
+        return partial(self._call, value) if callable(value) else value
+
+    @staticmethod
+    def _call(method: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return method(*args)
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            raise RuntimeError(f"{type(exc).__name__}: {exc}") from exc
 
 
 def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:

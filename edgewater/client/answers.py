@@ -504,10 +504,14 @@ def _key(rank: float) -> str:
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
-    from edgewater.model.number_columns import for_pandas
+    from edgewater.model.number_columns import rounded_by_pandas
 
     try:
-        return for_pandas(table).to_pandas()
+        frame = table.to_pandas()
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if rounded_by_pandas(column):
+                frame[name] = column.to_pandas(integer_object_nulls=True).astype("Int64")
+        return frame
     except ModuleNotFoundError as exc:
         raise PackageMissing(
             f"to_pandas() needs the package {exc.name}, which is not installed: pip install pandas"

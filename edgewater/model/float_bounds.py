@@ -10,6 +10,7 @@ LARGEST_EXACT = 2.0**53
 """All integers up to this one are float64."""
 Side = Literal[-1, 0, 1]
 """The direction in which a number is rounded: -1 for a lower bound, 1 for an upper bound, 0 for an estimate."""
+SIDES: tuple[Side, Side] = (-1, 1)
 
 
 def side_of(column: str) -> Side:

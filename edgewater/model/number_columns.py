@@ -26,9 +26,10 @@ def float_column(column: pa.Array | pa.ChunkedArray, side: Side) -> npt.NDArray[
     return numbers
 
 
-def outwards(bounds: npt.NDArray[np.float64], end: float) -> npt.NDArray[np.float64]:
-    """Returns bounds that were computed as float64, moved towards `end` where a bound may be a rounded integer."""
-    return np.where(np.abs(bounds) < LARGEST_EXACT, bounds, np.nextafter(bounds, end))
+def outwards(bounds: npt.NDArray[np.float64], side: Side) -> npt.NDArray[np.float64]:
+    """Returns bounds of which a large one is moved by one float64, because it may be a rounded integer."""
+    is_large = np.isfinite(bounds) & (np.abs(bounds) >= LARGEST_EXACT)
+    return np.where(is_large, np.nextafter(bounds, side * math.inf), bounds)
 
 
 def concatenated(tables: Sequence[pa.Table]) -> pa.Table:
@@ -78,9 +79,7 @@ def _with_types(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
     return pa.table(columns, names=table.column_names)
 
 
-def for_pandas(table: pa.Table) -> pa.Table:
-    """Returns a table for pandas, which would round integers beside nulls. Bounds among them become float64 here."""
-    for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
-        if (side := side_of(name)) and pa.types.is_integer(column.type) and column.null_count:
-            table = table.set_column(at, name, pa.array(float_column(column, side), pa.float64(), from_pandas=True))
-    return table
+def rounded_by_pandas(column: pa.ChunkedArray) -> bool:
+    """Returns whether pandas would round integers of a column: large integers beside nulls become float64."""
+    is_whole = pa.types.is_integer(column.type) and column.null_count
+    return bool(is_whole and (np.abs(float_column(column, 0)) >= LARGEST_EXACT).any())

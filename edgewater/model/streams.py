@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,13 +36,14 @@ Constant = str | int | bool
 """The value of a constant: a column with one value in all records of a stream at an edge."""
 MAX_CONSTANT = 256
 """The largest length of a constant, in characters. It is small, because each answer states the constants."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def is_constant(value: object, column_type: str) -> TypeGuard[Constant]:
     """Returns whether a value may be the constant of a column. A float64 column has no constant."""
     match column_type:
         case "string":
-            return isinstance(value, str) and len(value) <= MAX_CONSTANT
+            return isinstance(value, str) and len(value) <= MAX_CONSTANT and not _SURROGATE.search(value)
         case "int64":
             return type(value) is int and -(1 << 63) <= value < 1 << 63
     return column_type == "bool" and isinstance(value, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ MOST_REPLY_BYTES = 4 << 10
 
 LEAST_SECRET = 4
 """The length of the shortest secret that messages hide. Shorter secrets may be common words."""
+LEAST_TOKEN = 8
+"""The length of the shortest part of a URL that messages hide. Other parts are words such as ``write``."""
+_PARTS = re.compile("[/?&=;]")
 
 
 class ExchangeFailed(Exception):
@@ -23,7 +27,7 @@ class ExchangeFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The host and status of a reply, and the first part of its body as text, without words of the request headers."""
+    """A reply: the host, the status, and the first part of the body without words of the request and its URL."""
 
     host: str
     status: int
@@ -60,7 +64,10 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
         raise ExchangeFailed(f"{host}: {failure(exc)}") from None
     text = read[:MOST_REPLY_BYTES].decode(errors="replace")
-    for word in {word for value in headers.values() for word in value.split() if len(word) >= LEAST_SECRET}:
+    target = httpx.URL(url)
+    parts = _PARTS.split(f"{target.raw_path.decode()}/{target.path}/{target.userinfo.decode()}")
+    sent = {word for value in headers.values() for word in value.split() if len(word) >= LEAST_SECRET}
+    for word in sorted(sent.union(part for part in parts if len(part) >= LEAST_TOKEN), key=len, reverse=True):
         text = text.replace(word, "…")  # some servers quote what they refuse
     return Reply(host, reply.status_code, text)
 

@@ -16,6 +16,16 @@ FORMATS = ("text", "json")
 TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
+class TextLines(logging.Formatter):
+    """Formats a message as one line of text. Other machines choose parts of messages, so control characters are
+    escaped: a line break would begin a line that looks like another record.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        line = super().formatMessage(record)
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
 class JsonLines(logging.Formatter):
     """Formats a record as a line of JSON: `time` (RFC 3339), `level`, `logger`, `message`, and `exception` if there is
     one.
@@ -44,5 +54,5 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def configure_logging(level: str, form: str, stream: TextIO | None = None) -> None:
     """Sends the log of this process to stderr. A command calls it once."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonLines() if form == "json" else TextLines(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -21,10 +21,13 @@ def read_secret_file(path: Path, *, is_pem: bool = False) -> str:
     """
     # A FIFO would wait for a writer, and a device such as /dev/zero has no end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no regular file")
-        content = file.read(MOST_BYTES + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)  # `open` leaves a directory open that it refuses
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
     try:

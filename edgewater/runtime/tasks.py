@@ -61,7 +61,7 @@ class Tasks:
         def run() -> None:
             try:
                 work()
-            except (Exception, SystemExit) as exc:  # uvicorn exits
+            except BaseException as exc:  # uvicorn exits, and a panic of a library in Rust is no Exception
                 self._fail(name, exc)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
@@ -87,10 +87,9 @@ class Tasks:
     async def _watched(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except self._expected:
-            raise
-        except Exception as exc:
-            self._fail(name, exc)
+        except BaseException as exc:
+            if not isinstance(exc, (asyncio.CancelledError, *self._expected)):
+                self._fail(name, exc)
             raise
 
     def _fail(self, name: str, exc: BaseException) -> None:

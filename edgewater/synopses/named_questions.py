@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from edgewater.model.errors import InvalidRequest
+from edgewater.model.float_bounds import SIDES
+from edgewater.model.number_columns import outwards
 from edgewater.synopses.base import (
     Count,
     Distinct,
@@ -45,6 +48,8 @@ from edgewater.synopses.questions import (
 )
 from edgewater.synopses.sampling.sample_stack import SampleStack
 
+OF_VALUES = (Sum, Mean, Minimum, Maximum, Quantile)
+"""The questions whose answers are values, or as large as values."""
 QUESTION_KINDS: dict[str, tuple[type[Question], ...]] = {
     "count": (Count,),
     "sum": (Sum,),
@@ -240,12 +245,18 @@ def evaluate_question(
 ) -> Estimates:
     """Returns the stack's answer per group, at `confidence` or higher (`ItemRanking.top` answers `TopItems`).
 
+    Synopses count integers beyond 2^53 as the nearest float64, so bounds of values are moved outwards there.
+
     Raises:
         InvalidRequest: the stack's intervals have a lower confidence; the message names it.
     """
     estimates = stack.query(asked)
     require_confidence(estimates, confidence, measure)
-    return estimates
+    is_exact = estimates.integers is not None or estimates.present is not None
+    if is_exact or not isinstance(asked, OF_VALUES):
+        return estimates
+    lower, upper = map(outwards, (estimates.lower, estimates.upper), SIDES)
+    return replace(estimates, lower=lower, upper=upper)
 
 
 def require_confidence(estimates: Estimates, confidence: float | None, measure: str) -> None:

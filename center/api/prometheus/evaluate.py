@@ -40,7 +40,10 @@ MAX_RANKED = 10_000
 MAX_OPERATORS = 100
 """Maximum number of operators, because the parser takes quadratic time in their number."""
 _TOO_DEEP = f"the expression is nested more than {MAX_DEPTH} deep, or has more than {MAX_OPERATORS} operators"
-_QUOTED = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`""")
+_SKIPPED = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`|#[^\n\r]*""")
+"""Texts and comments."""
+_MATCHERS = re.compile(r"\{[^{}]*\}")
+_OPERATOR = re.compile(r"[-+*/^%]|[<>=!]=?|(?<![a-z_:])(?:and|or|unless|atan2)\b", re.IGNORECASE)
 REFUSED = (
     "a value is about its whole window already; divide by the length of the window for a rate, and register a query"
     " with a longer window, or ask for a roll-up, for a longer range"
@@ -123,12 +126,12 @@ def parse(text: str) -> Any:
 
     if len(text) > MAX_LENGTH:
         raise PromqlError(f"the expression has {len(text)} characters; at most {MAX_LENGTH} are accepted")
-    plain = _QUOTED.sub("", text)
+    plain = _SKIPPED.sub(" ", text)
     depth = deepest = 0
     for character in plain:
         depth += (character in "({[") - (character in ")}]")
         deepest = max(deepest, depth)
-    if deepest > MAX_DEPTH or sum(map(plain.count, "+-*/^%")) > MAX_OPERATORS:
+    if deepest > MAX_DEPTH or len(_OPERATOR.findall(_MATCHERS.sub(" ", plain))) > MAX_OPERATORS:
         raise PromqlError(_TOO_DEEP)
     try:
         return promql_parser.parse(text)
@@ -291,10 +294,11 @@ def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
         groups.setdefault(_group(labels, tree.modifier), []).append((labels, values))
     if operator in ("topk", "bottomk"):
         return _ranked(tree, groups, axis)
-    side = side_of(selector.name or "")
     lacking = _lacking(selector, tree.modifier, samples, reader, axis) if operator != "count" else {}
     result: Samples = {}
     for group, series in groups.items():
+        sides = {side_of(name_of(labels)) for labels, _ in series}
+        side = sides.pop() if len(sides) == 1 else 0
         rows = np.stack([values for _, values in series])
         there = ~is_absent(rows)
         result[group] = np.full(len(axis.times), ABSENT)
@@ -327,18 +331,18 @@ def _lacking(
     """Returns, per group of a selector of bounds, the times at which a series has a value but no bound; bool per
     step.
     """
-    name = selector.name
-    bound = next((b for b in BOUNDS if name is not None and name.endswith(b)), None)
-    if bound is None:
-        return {}
-    wanted = Matchers((("__name__", "=", name.removesuffix(bound)), *matchers(selector).each[1:]))
-    by_ms = 0 if selector.offset is None else round(selector.offset.total_seconds() * 1000)
-    bounded = {_without_name(labels): is_absent(values) for labels, values in samples.items()}
     result: dict[Labels, npt.NDArray[np.bool_]] = {}
-    for labels, values in reader.samples(wanted, axis.shifted(by_ms)).items():
-        unknown = ~is_absent(values) & bounded.get(_without_name(labels), True)
-        group = _group(labels, modifier)
-        result[group] = result.get(group, False) | unknown
+    others = [m for m in matchers(selector).each if m[0] != "__name__"]
+    by_ms = 0 if selector.offset is None else round(selector.offset.total_seconds() * 1000)
+    for name in dict.fromkeys(map(name_of, samples)):
+        if not name.endswith(BOUNDS):
+            continue
+        wanted = Matchers((("__name__", "=", name.removesuffix(BOUNDS[0]).removesuffix(BOUNDS[1])), *others))
+        for labels, values in reader.samples(wanted, axis.shifted(by_ms)).items():
+            labels = tuple((n, name if n == "__name__" else v) for n, v in labels)
+            unknown = ~is_absent(values) & (is_absent(samples[labels]) if labels in samples else True)
+            group = _group(labels, modifier)
+            result[group] = result.get(group, False) | unknown
     return result
 
 
@@ -434,6 +438,11 @@ def _put(found: Samples, labels: Labels, values: Scalar) -> None:
 
 def _marked(values: Scalar, absent: npt.NDArray[np.bool_]) -> Scalar:
     return np.where(absent, ABSENT, values)
+
+
+def name_of(labels: Labels) -> str:
+    """Returns the name of a series."""
+    return dict(labels)["__name__"]
 
 
 def _without_name(labels: Labels) -> Labels:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,9 @@ def test_bounds_in_pandas_and_in_live_answers_leave_to_the_outside() -> None:
     lower, upper = pa.array([BIG, None]), pa.array([BIG, None])
     frame = to_pandas(pa.table({"n": lower, "n_lower": lower, "n_upper": upper}))
     assert int(frame["n_lower"][0]) <= BIG <= int(frame["n_upper"][0])
+    keys = to_pandas(pa.table({"k": pa.array([BIG, BIG - 1, None]), "n": pa.array([1, 2, 4])}))
+    assert keys.groupby("k", dropna=False)["n"].sum().tolist() == [2, 1, 4], "no groups become one"
+    assert int(frame["n"][0]) == int(frame["n_lower"][0]) == int(frame["n_upper"][0]) == BIG
     cells = [{"estimate": BIG, "lower": BIG, "upper": BIG}, {"estimate": 0.5, "lower": 0.25, "upper": 0.75}]
     live = {"data": [{"group": {"k": str(at)}, "n": cell} for at, cell in enumerate(cells)]}
     answer = from_json(live, {"group_by": ["k"], "measures": {"n": ""}}, None)
@@ -166,3 +171,33 @@ def test_values_that_are_computed_from_large_integers_have_true_bounds(desk: Des
     assert cell["lower"] <= 1 <= cell["upper"]
     few = desk.get("/v1/queries/flights/windows", params={"compute": "c: a - a"}).json()["answers"]
     assert few[0]["data"][0]["c"]["estimate"] == 0
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        *("quantile(distance, 0.5)", "quantiles(distance)", "kll(distance)", "reservoir(distance, 3)"),
+        *("equi_depth(distance, 4)", "min(distance)"),
+    ],
+)
+def test_synopses_of_large_integers_have_true_bounds(desk: Desk, measure: str) -> None:
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"x": measure})
+    desk.ship(query, "jfk", T0, {"distance": pa.array([BIG, BIG, BIG])})
+    for path in ("latest", "rollup?every=1h"):
+        reply = desk.get(f"/v1/queries/flights/{path}").json()
+        cell = reply.get("answers", [reply])[0]["data"][0]["x"]
+        found = list(intervals_in(cell, BIG))
+        assert found and all(int(low) <= BIG <= math.ceil(high) for low, high in found), cell
+
+
+def intervals_in(cell: Any, near: int) -> Iterator[tuple[float, float]]:
+    """Yields the intervals of a cell about a value, which is not a sum of it or a count."""
+    if isinstance(cell, list):
+        cell = dict(enumerate(cell))
+    if isinstance(cell, dict) and "lower" in cell:
+        if abs(cell["estimate"] - near) < near / 2:
+            yield cell["lower"], cell["upper"]
+    elif isinstance(cell, dict):
+        for member in cell.values():
+            yield from intervals_in(member, near)

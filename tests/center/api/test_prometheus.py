@@ -230,6 +230,29 @@ def test_an_aggregation_of_bounds_is_absent_where_one_group_has_none(desk):
     assert asked("sum(early:n_upper)") == asked("max by (carrier) (early:n_upper)") == []
 
 
+def test_a_sum_of_bounds_that_a_matcher_names_is_absent_where_a_group_has_none(desk):
+    query = desk.register(name="q", measures={"m": "mean(dep_delay)", "n": "max(dep_delay)"})
+    desk.connect("jfk")
+    delays = {"carrier": pa.array(["a", "b"]), "dep_delay": pa.array([float("inf"), 2.0])}
+    desk.ship(query, "jfk", T0, delays)
+    params = {"time": T0 / 1000 + 3600}
+    for text in ("q:m_upper", '{__name__="q:m_upper"}', '{__name__=~"q:(m|x)_upper"}'):
+        each, found = (
+            desk.get(f"{API}/query", params={**params, "query": asked}).json()["data"]["result"]
+            for asked in (text, f"sum({text})")
+        )
+        assert len(each) == 1 and found == [], text
+
+
+@pytest.mark.parametrize("joined", [">", "==", " and ", " OR ", " unless ", "and(1)and ", '+ # "\n', "> # {\n"])
+def test_an_expression_has_few_operators_of_any_kind(desk: Desk, joined: str) -> None:
+    began_s = time.monotonic()
+    reply = desk.get(f"{API}/query", params={"query": joined.join(["a{b!='<>'}"] * 110), "time": "1"})
+    assert reply.status_code == 400 and "operators" in reply.json()["error"]
+    fine = desk.get(f"{API}/query", params={"query": "a{" + "b!='+'," * 200 + "}>0 # < # >", "time": "1"})
+    assert fine.status_code == 200 and time.monotonic() - began_s < 2
+
+
 @pytest.mark.slow
 def test_what_is_about_time_is_refused_with_what_to_do_instead(filled):
     app = filled.app()
@@ -420,5 +443,9 @@ def test_sums_and_means_of_bounds_are_bounds_beyond_the_integers_of_a_float(desk
 
     assert asked("sum(flights:s_lower)") <= exact <= asked("sum(flights:s_upper)")
     assert asked("avg(flights:s_lower)") <= Fraction(exact, 4) <= asked("avg(flights:s_upper)")
+    for sign in ("=", "=~"):
+        lower, upper = (f'{{__name__{sign}"flights:s_{side}"}}' for side in ("lower", "upper"))
+        assert asked(f"sum({lower})") == asked("sum(flights:s_lower)")
+        assert asked(f"avg({upper})") == asked("avg(flights:s_upper)")
     few = 'flights:s_%s{carrier=~"c|d"}'
     assert asked(f"sum({few % 'lower'})") == asked(f"sum({few % 'upper'})") == -2, "small integers are exact"

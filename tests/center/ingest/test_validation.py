@@ -60,7 +60,9 @@ def test_a_constant_is_a_value_of_its_column() -> None:
 
 
 @pytest.mark.parametrize("name", ["carrier", "other"])
-@pytest.mark.parametrize("text", ["7", "null", "{", "[1]", "true", '"' + "a" * 4000 + '"', "NaN"])
+@pytest.mark.parametrize(
+    "text", ["7", "null", "{", "[1]", "true", '"' + "a" * 4000 + '"', "NaN", "[" * 3000, r'"\ud800"']
+)
 def test_a_constant_of_another_type_is_refused(name: str, text: str) -> None:
     message = hello()
     message.streams[0].constants[name] = text

@@ -303,6 +303,13 @@ def test_silence_counts_from_the_last_answer_of_the_phase() -> None:
     assert [(t.rule.name, t.alert.details["silence_ms"]) for t in book.tick(50_000)] == [("final", 48_000)]
 
 
+def test_silence_is_noticed_after_the_clock_has_stepped_back() -> None:
+    book = AlertBook([AlertRule("any", "q", no_answer_ms=10_000, min_phase=Phase.EARLY)])
+    book.answer(answer(0, {}, phase=Phase.EARLY, answered_at_ms=9_000_000), (), 9_000_000)
+    assert book.tick(9_000_000) == book.tick(100_000) == []
+    assert changed(book.tick(110_000)) == [("firing", "")]
+
+
 def test_answers_of_an_earlier_phase_are_not_evaluated() -> None:
     book = AlertBook([rule(min_phase=Phase.FINAL)])
     assert book.answer(answer(0, {"UA": (200.0, 200.0, 200.0)}), (), 0) == []

@@ -281,6 +281,21 @@ def test_a_notice_that_is_refused_for_good_does_not_hold_up_those_behind_it(desk
     assert 'edgewater_alerts_target_up{sink="pager",target="hook"} 1.0' in text
 
 
+def test_notices_and_repetitions_go_on_after_the_clock_has_stepped_back(desk: Desk, receiver: Receiver) -> None:
+    query = desk.register(lateness="99h")
+    pager = Pager(desk, {"am": {"alertmanager": {"url": receiver.url.partition("/hook")[0]}}})
+    receiver.status = 503
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: "503" in pager.problem)
+    receiver.status = 200
+    desk.now -= 24 * HOUR
+    pager.run_until(lambda: receiver.got, 0)
+    pager.run_until(lambda: len(receiver.got) > 1, 30)
+    got = len(receiver.got)
+    desk.now -= 24 * HOUR
+    pager.run_until(lambda: len(receiver.got) > got, 0)
+
+
 def test_an_exception_that_may_quote_a_secret_costs_only_its_target_and_is_not_quoted(
     desk: Desk, receiver: Receiver
 ) -> None:

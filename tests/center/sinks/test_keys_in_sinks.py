@@ -322,6 +322,46 @@ def test_a_query_that_its_system_refuses_costs_only_itself_and_is_written_later(
     running.stop()
 
 
+def test_a_panic_of_a_library_costs_only_its_sink(desk: Desk) -> None:
+    desk.connect("jfk")
+    query = desk.register()
+    options = {
+        "aws_endpoint_url": "not a URL",
+        "aws_region": "x",
+        "aws_access_key_id": "a",
+        "aws_secret_access_key": "b",
+    }
+    running = runner(desk, {"kind": "delta", "path": "s3://bucket", "options": options, "batch": "0s"})
+    desk.report(query, "jfk", T0, {"UA": 1})
+    desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
+    for _ in range(3):
+        running.step()
+    assert "PanicException" in running.problem
+    running.stop()
+
+
+def test_a_sink_goes_on_after_the_clock_has_stepped_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, opened = Stubborn("never"), list[str]()
+    desk.connect("jfk")
+    first = desk.register(name="first")
+    running = runner(desk, {"kind": "kafka", "brokers": ["a:1"], "batch": "5m"})
+    monkeypatch.setattr(type(running.definition), "make", lambda *_: made)
+    monkeypatch.setattr(made, "open", lambda queries: opened.extend(query.ref.name for query in queries))
+    desk.report(first, "jfk", T0, {"UA": 1})
+    running.step()
+    assert made.rows == [], "the answer waits for others"
+    desk.now -= 24 * HOUR
+    running.step()
+    assert made.rows == [("first", T0)]
+    (status,) = SinkStore(desk.results.engine).statuses()
+    assert desk.now < status.until_ms <= desk.now + 3_000
+    desk.register(name="second")
+    desk.now -= 24 * HOUR
+    running.step()
+    assert opened == ["first", "first", "second"]
+    running.stop()
+
+
 @pytest.mark.parametrize("label", ["version", "query", "__name__", "http.route", "9x", ""])
 def test_a_label_that_series_cannot_have_is_refused_when_the_sink_is_defined(label: str) -> None:
     with pytest.raises(InvalidConfig) as refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -62,6 +63,23 @@ def test_a_wrong_definition_is_refused_and_no_secret_is_stored(desk: Desk, docum
     assert desk.get("/v1/sinks").json() == {"sinks": []}
 
 
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"kind": "remote_write", "url": "http://a/w", "labels": {"a": "\ud800"}}, "labels.a"),
+        ({"kind": "parquet", "path": "/\ud800"}, "path"),
+        ({"kind": "kafka", "brokers": ["\ud800"]}, "brokers.0"),
+        ({"kind": "parquet", "path": "/a", "queries": ["\ud800"]}, "queries.0"),
+    ],
+)
+def test_a_text_that_cannot_be_sent_is_refused_and_no_list_fails(desk: Desk, document: Any, field: str) -> None:
+    body = json.dumps(document).encode()
+    for method, path in (("PUT", "/v1/sinks/w"), ("POST", "/v1/alerts/check")):
+        refused = desk.ask(method, path, content=body, headers={"Content-Type": "application/json"})
+        assert (refused.status_code, refused.json()["field"]) == (422, field)
+    assert desk.get("/v1/sinks").json() == {"sinks": []}
+
+
 NOT_LISTED = [
     {"kind": "postgres", "url": {"env": "PATH"}},
     {"kind": "postgres", "url": {"file": "/etc/passwd"}},
@@ -75,6 +93,9 @@ NOT_LISTED = [
     {"kind": "iceberg", "catalog": {"type": "rest", "token": {"env": "PATH"}}},
     {"kind": "iceberg", "catalog": {"py-io-impl": "os.system"}},
     {"kind": "iceberg", "catalog": {"uri": "postgresql://user:top-secret@host/db"}},
+    {"kind": "iceberg", "catalog": {"uri": "postgresql+psycopg://host/db?passfile=/etc/passwd"}},
+    {"kind": "remote_write", "url": "http://user:top-secret@a/w"},
+    {"kind": "delta", "path": "s3://user:top-secret@a"},
     *(
         {"kind": "alerts", "rules": [{"alert": "a", "query": "q", "contract": "broken"}], "targets": {"t": target}}
         for target in (
@@ -84,6 +105,7 @@ NOT_LISTED = [
             {"webhook": {"url": {"env": "WAREHOUSE_URL"}, "ca": "/etc/passwd"}},
             {"alertmanager": {"url": "http://a", "token": {"env": "PATH"}}},
             {"alertmanager": {"url": "http://a", "ca": "/dev/zero"}},
+            {"alertmanager": {"url": "http://user:top-secret@a"}},
         )
     ),
 ]

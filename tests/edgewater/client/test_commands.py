@@ -24,7 +24,7 @@ from edgewater.__main__ import GROUP, Commands
 from edgewater.model.edge_records import QueryDelayRecord
 from edgewater.model.streams import EdgeId
 from edgewater.runtime.health import bound_address, listen
-from edgewater.runtime.log_output import configure_logging
+from edgewater.runtime.log_output import TEXT, TextLines, configure_logging
 from edgewater.wire import Rest, Withheld
 from tests.center.api.conftest import HOUR, SPEC, T0
 
@@ -320,3 +320,13 @@ def test_a_time_out_names_its_option(run):
     with listener:
         result = run(f"http://{bound_address(listener)}", "query", "ls", "--timeout", "0.1")
     assert result.exit_code != 0 and "--timeout" in result.stderr
+
+
+def test_a_message_is_one_line_whatever_it_quotes() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(TextLines(TEXT))
+    name = "a\n2026-01-01 00:00:00,000 INFO    center: all is well\x1b[2J\u202eé"
+    record = logging.LogRecord("center.ingest", logging.WARNING, "", 0, "edge %s: refused", (name,), None)
+    handler.emit(record)
+    assert stream.getvalue().count("\n") == 1 and "\x1b" not in stream.getvalue() and "é: refused" in stream.getvalue()

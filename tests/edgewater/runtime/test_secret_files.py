@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import httpx
 import pytest
@@ -138,6 +139,28 @@ def serving(answer: Callable[[Any], None]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize("bad", ["zero", "fifo", "directory", "two lines", "large"])
+def test_what_is_no_secret_leaves_no_file_open(tmp_path: Path, bad: str) -> None:
+    path = BAD[bad](tmp_path / "secret")
+    opened = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    with pytest.raises((OSError, ValueError)):
+        read_secret_file(path)
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == opened
+
+
+@pytest.mark.parametrize("path", ["hooks/T0/top-secret", "hook?key=top-secret", "a%62/top%2Dsecret"])
+def test_a_reply_that_quotes_the_url_shows_no_part_that_may_be_a_token(path: str) -> None:
+    def echo(handler: Any) -> None:
+        target = handler.request.recv(65_536).split()[1]
+        said = target + b" is unknown: " + unquote_to_bytes(target)
+        handler.wfile.write(b"HTTP/1.1 404 No\r\nContent-Length: %d\r\n\r\n" % len(said) + said)
+
+    with serving(echo) as url, httpx.Client() as client:
+        reply = post(client, url + path, b"", {}, 10.0)
+    assert reply.text.count("…") == 2 and "is unknown" in reply.text
+    assert "top" not in reply.text and "%2Dsecret" not in reply.text
 
 
 def test_a_reply_without_an_end_is_read_to_a_limit() -> None:
