@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from edge.codecs import LineStream, TextFormat
 from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import StorageError
+from edgewater.model.errors import InvalidRecord, StorageError
 from edgewater.model.streams import Delivery
 
 WAIT_S = 0.25
@@ -73,8 +73,11 @@ class StdinSource:
         self._fd = fd
         self._sleep = sleep
         self._idle = idle
+        self._fault: InvalidRecord | None = None
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
+        if self._fault is not None:  # the header cannot be read again, so the lines after it cannot be read, either
+            raise self._fault.with_traceback(None)
         pipe = _Pipe(self._fd)
         lines = LineStream(pipe, self._text, self.name)
 
@@ -92,7 +95,11 @@ class StdinSource:
             if not pipe.wait(0):
                 with self._idle(self.name) if not lines.is_open else contextlib.nullcontext():
                     short &= await asyncio.to_thread(pipe.wait, WAIT_S)
-            chunks = await asyncio.to_thread(read_chunks)
+            try:
+                chunks = await asyncio.to_thread(read_chunks)
+            except InvalidRecord as exc:
+                self._fault = exc
+                raise
             for chunk in chunks:
                 yield chunk
             if not chunks and pipe.ended:
