@@ -77,6 +77,16 @@ const textOf = (g) => JSON.stringify(groupParams(g).map(([, text]) => text).sort
 /** The row of a group. A group from an address in the API's notation has texts for values of every type. */
 export const rowOf = (rows, g) => rows.find((r) => JSON.stringify(r.group) === JSON.stringify(g)) ?? rows.find((r) => textOf(r.group) === textOf(g));
 
+/** The value of a text key whose `keyText` is `text`; another text is itself, as people write addresses. */
+function keyOf(text) {
+  if (text === "null") return null;
+  try {
+    const value = JSON.parse(text);
+    if (typeof value === "string" && keyText(value) === text) return value;
+  } catch { /* no quoted text */ }
+  return text;
+}
+
 /** A group from the parameters `group` of an address: the console's own JSON, or `column:value` as in the API and in commands. Null: none. */
 export function readGroup(texts) {
   if (!texts.length) return null;
@@ -84,7 +94,7 @@ export function readGroup(texts) {
     const found = JSON.parse(texts[0]);
     if (texts.length === 1 && found && typeof found === "object" && !Array.isArray(found)) return found;
   } catch { /* not the console's own notation */ }
-  return Object.fromEntries(texts.map((text) => { const at = text.indexOf(":"), value = text.slice(at + 1); return [text.slice(0, Math.max(at, 0)), value === "null" ? null : value]; }));
+  return Object.fromEntries(texts.map((text) => { const at = text.indexOf(":"); return [text.slice(0, Math.max(at, 0)), keyOf(text.slice(at + 1))]; }));
 }
 
 /** How a confidence is to be read. */

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 import pyarrow as pa
@@ -384,10 +384,15 @@ def test_groups_that_look_alike_are_chosen_one_by_one(browser, desk):
             row = t.page.locator("section[aria-label=Groups] tbody tr").filter(
                 has=t.page.get_by_role("button", name=text, exact=True)
             )
+            row.wait_for()
             assert row.count() == 1 and str(at + 1) in row.inner_text()
             row.get_by_role("button").click()
             t.page.locator("section[aria-label=Chart] h2 small").filter(has_text=text).wait_for()
             t.drawn()
+        for carrier, text in ((None, "carrier:null"), ("null", 'carrier:"null"'), ("", 'carrier:""')):
+            t.open(f"/ui/queries/alike?{urlencode([('group', text), ('group', 'distance:1')])}")
+            chosen = f"carrier={key_text(carrier)}, distance=1"
+            t.page.locator("section[aria-label=Chart] h2 small").filter(has_text=chosen).wait_for()
 
 
 @needs_browser
