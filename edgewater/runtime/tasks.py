@@ -87,7 +87,9 @@ class Tasks:
     async def _watched(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except (asyncio.CancelledError, *self._expected):
+        except asyncio.CancelledError:
+            raise
+        except self._expected:
             raise
         except BaseException as exc:
             self._fail(name, exc)
