@@ -91,7 +91,10 @@ class Connection:
         headers = {"User-Agent": f"edgewater/{version('edgewater')}", "Accept-Encoding": "identity"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        return {"base_url": url, "headers": headers, "timeout": self.timeout, "verify": self._verify()}
+        made = {"headers": headers, "timeout": self.timeout, "verify": self._verify()}
+        # Messages quote the URL.
+        auth = (url.username, url.password) if url.userinfo else None
+        return {"base_url": url.copy_with(userinfo=b""), "auth": auth, **made}
 
     def _token(self) -> str | None:
         if self.token is not None:
