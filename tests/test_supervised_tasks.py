@@ -217,7 +217,11 @@ async def test_an_error_that_is_no_exception_ends_the_process_too() -> None:
         raise Panic
 
     ended = threading.Event()
-    for start in (lambda tasks: tasks.thread("it", panics).join(), lambda tasks: tasks.start("it", panics_later())):
+    starts: list[Callable[[Tasks], object]] = [
+        lambda tasks: tasks.thread("it", panics),
+        lambda tasks: tasks.start("it", panics_later()),
+    ]
+    for start in starts:
         tasks = Tasks(ended.set)
         start(tasks)
         await asyncio.to_thread(ended.wait, 5)

@@ -17,7 +17,7 @@ from center.catalog import schema as catalog_schema
 from center.results import schema as results_schema
 from center.sinks.store import SinkStore
 from center.sinks.store import metadata as sinks_metadata
-from center.storage.database import open_engine, read_transaction, write_transaction
+from center.storage.database import open_engine, read_transaction, shown_url, write_transaction
 from edgewater.model.errors import InvalidConfig
 
 ROWS_AT_ONCE = 1000
@@ -120,7 +120,7 @@ def _used(url: str) -> tuple[str, list[str]]:
     own = {table.name for store in (*CATALOG, *RESULTS) for table in store.sorted_tables}
     try:
         with read_transaction(engine) as connection:
-            return engine.url.render_as_string(), sorted(own & set(inspect(connection).get_table_names()))
+            return shown_url(engine.url), sorted(own & set(inspect(connection).get_table_names()))
     finally:
         engine.dispose()
 

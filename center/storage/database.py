@@ -150,6 +150,11 @@ def open_engine(url: str) -> Engine:
     raise InvalidConfig("database URL", f"{url.partition(':')[0][:32]}:…", _ACCEPTED)
 
 
+def shown_url(url: URL) -> str:
+    """Returns a URL for messages: without the password, and without parameters, which may be one."""
+    return url.set(query={}).render_as_string()
+
+
 def _sqlite(url: URL) -> Engine:
     """Opens SQLite with WAL, ``synchronous=FULL`` and BEGIN IMMEDIATE.
 
@@ -163,7 +168,7 @@ def _sqlite(url: URL) -> Engine:
         try:
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise StorageError(f"database {url.render_as_string()}: {exc.strerror}") from exc
+            raise StorageError(f"database {shown_url(url)}: {exc.strerror}") from exc
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
@@ -212,7 +217,7 @@ def _postgresql(url: URL) -> Engine:
         if encoding not in ("UTF8", None):
             connection.close()
             accepted = f"{_UTF8_DATABASE}; see docs/how-to/use-postgresql.md"
-            raise InvalidConfig("database URL", url.render_as_string(), accepted, f"the encoding is {encoding}")
+            raise InvalidConfig("database URL", shown_url(url), accepted, f"the encoding is {encoding}")
         return connection
 
     @event.listens_for(engine, "connect")
@@ -294,7 +299,7 @@ def require_store_format(connection: Connection, store: str, reads: int, *, is_n
         connection.execute(insert(_releases).values(store=store, format=reads, release=RELEASE))
         return
     remedy = "start with an empty database and an empty log_dir, and register the queries again"
-    where = f"{store} {connection.engine.url.render_as_string()}"
+    where = f"{store} {shown_url(connection.engine.url)}"
     require_format(where, None if row is None else (row.format, row.release), reads, remedy)
     if row is not None and row.release != RELEASE:
         connection.execute(update(_releases).where(_releases.c.store == store).values(release=RELEASE))
@@ -386,4 +391,4 @@ def _as_storage_error(engine: Engine) -> Iterator[None]:
     except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as exc:
         # The message has neither the statement nor its parameters, because they must not reach logs and clients.
         reason = " ".join(str(getattr(exc, "orig", None) or exc).split())
-        raise StorageError(f"database {engine.url.render_as_string()}: {reason}") from exc
+        raise StorageError(f"database {shown_url(engine.url)}: {reason}") from exc

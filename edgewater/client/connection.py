@@ -91,9 +91,12 @@ class Connection:
         headers = {"User-Agent": f"edgewater/{version('edgewater')}", "Accept-Encoding": "identity"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        given = {"base_url": url, "headers": headers, "timeout": self.timeout, "verify": self._verify()}
+        made = {"headers": headers, "timeout": self.timeout, "verify": self._verify()}
+        # Messages quote the URL.
+        auth = (url.username, url.password) if url.userinfo else None
         # Variables such as http_proxy do not decide where the token goes.
-        return {**given, "trust_env": False, "proxy": _proxy()}
+        way = {"trust_env": False, "proxy": _proxy()}
+        return {"base_url": url.copy_with(userinfo=b""), "auth": auth, **made, **way}
 
     def _token(self) -> str | None:
         if self.token is not None:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from center.sinks import SinkRunner, SinkStore, read_definition, runner
 from center.sinks.alert_rules import Alert, AlertRule
 from center.sinks.alert_states import AlertCollector
-from center.sinks.alerts import stated
+from center.sinks.alerts import AlertSink, stated
 from edgewater.model.errors import InvalidConfig
 from sim.demo.ports import free_port
 from tests.center.api.conftest import HOUR, T0, Desk
@@ -140,21 +140,21 @@ def test_a_process_that_dies_before_it_learns_of_a_delivery_delivers_again_with_
     pager.run(2)
     desk.report(query, "jfk", T0, {"UA": 5})
 
-    class Killed(BaseException):
+    class Killed(SystemExit):
         pass
 
     def dies(*_: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patched:
-        save = type(pager.runner._sink)._save  # type: ignore[attr-defined]
+        save = AlertSink._save
         calls: list[int] = []
 
         def saves_once(self: Any) -> None:
             calls.append(1)
             save(self) if len(calls) == 1 else dies()
 
-        patched.setattr(type(pager.runner._sink), "_save", saves_once)
+        patched.setattr(AlertSink, "_save", saves_once)
         with pytest.raises(Killed):
             pager.run_until(lambda: False)
     desk.now += 60_000

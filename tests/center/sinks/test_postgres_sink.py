@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 from center.catalog import Change
 from center.sinks import Position, SinkContext, SinkQuery, SinkRunner, SinkStore, read_definition, testing
 from center.sinks.definitions import SinkDefinition, read_definitions
+from center.sinks.postgresql import PostgresSink
 from edgewater.model.errors import InvalidConfig
 from edgewater.model.streams import EdgeId
 from tests.center.api.conftest import HOUR, T0, Desk
@@ -146,13 +147,13 @@ def test_a_process_that_dies_at_any_step_leaves_no_gap_and_no_double(
     warehouse.catch_up()
     desk.report(query, "jfk", T0 + 4 * HOUR, {"B6": 1})
 
-    class Killed(BaseException):
+    class Killed(SystemExit):
         pass
 
     warehouse.runner.step()
     sink = warehouse.runner._sink
     assert sink is not None
-    write, replace = type(sink).write, "center.sinks.postgresql._Table.replace_windows"
+    write, replace = PostgresSink.write, "center.sinks.postgresql._Table.replace_windows"
 
     def dies(self: Any, *arguments: Any) -> None:
         if step == "after":
@@ -164,7 +165,7 @@ def test_a_process_that_dies_at_any_step_leaves_no_gap_and_no_double(
         if step == "within":
             patched.setattr(replace, dies)
         else:
-            patched.setattr(type(sink), "write", dies)
+            patched.setattr(PostgresSink, "write", dies)
         with pytest.raises(Killed):
             warehouse.runner.step()
     sink.close()  # as the kernel does for a process that has ended

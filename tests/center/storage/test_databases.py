@@ -210,3 +210,10 @@ def test_a_url_of_another_database_is_refused_and_its_password_not_told(given: s
     with pytest.raises(InvalidConfig, match=r"expected sqlite:.* or postgresql") as caught:
         Catalog(given)
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("url", ["u:top-secret@127.0.0.1:1/db", "u@127.0.0.1:1/db?password=top-secret"])
+def test_a_message_shows_no_password_wherever_the_url_has_it(url: str) -> None:
+    with pytest.raises(StorageError) as failed:
+        Catalog(f"postgresql://{url}")
+    assert "127.0.0.1" in failed.value.message and "top-secret" not in failed.value.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import socketserver
@@ -23,7 +24,7 @@ from edge.config import parse_config
 from edgewater.client import AsyncCenter, Center, connection
 from edgewater.client.connection import Connection
 from edgewater.client.requests import Unreachable
-from edgewater.model.errors import InvalidConfig
+from edgewater.model.errors import EdgewaterError, InvalidConfig
 from edgewater.runtime.configuration import read_secret
 from edgewater.runtime.http_exchange import MOST_REPLY_BYTES, ExchangeFailed, post
 from edgewater.runtime.secret_files import MOST_BYTES, read_secret_file
@@ -222,3 +223,18 @@ def test_a_reply_without_an_end_is_an_error(asynchronous: bool, monkeypatch: pyt
             asyncio.run(ask(url))
         else:
             Center(url).edges()
+
+
+def test_messages_of_the_client_show_no_password_of_its_url() -> None:
+    heads = []
+
+    def closing(handler: Any) -> None:
+        heads.append(handler.request.recv(65_536))
+        handler.wfile.write(b"HTTP/1.1 500 Broken\r\nContent-Length: 0\r\n\r\n")
+
+    with serving(closing) as url:
+        for address in (url, "http://127.0.0.1:1"):
+            with Center(address.replace("//", "//me:top-secret@")) as center, pytest.raises(EdgewaterError) as failed:
+                center.query("x").latest()
+            assert "top-secret" not in f"{failed.value} {center!r}" and "127.0.0.1" in str(failed.value)
+    assert b"Basic " + base64.b64encode(b"me:top-secret") in heads[0], "a proxy may need it"
