@@ -172,6 +172,11 @@ class SeriesMemory:
         update = SeriesUpdate(self._with_ends(last, ended), since_ns, forget_before_ns)
         return Increments(counts, added.bits, added.is_int, added.extra, out_of_order, too_many, guesses, update)
 
+    def last_ns(self, keys: Sequence[bytes]) -> IntArray:
+        """Returns the times of the last points of series; -1 for a series that is not in the memory."""
+        rows = np.array([self._rows.get(key, -1) for key in keys], np.int64)
+        return np.where(rows < 0, -1, self._points(rows).time_ns)
+
     def _with_ends(self, last: Totals, ended: Mapping[bytes, Sequence[int]]) -> Totals:
         """Returns the last points of a batch, and the remembered points of further series that have ended."""
         has_end = [max(ended.get(key, (0,))) > t for key, t in zip(last.keys, last.time_ns, strict=True)]

@@ -150,6 +150,30 @@ def test_guesses_of_cumulative_otlp_points(center: Border, name: str) -> None:
     assert_contains(answer_of(center, [chunk for _, chunk in edge.taken], "value"), truths, reason)
 
 
+def test_a_histogram_whose_bounds_change_counts_on_a_guess() -> None:
+    edge = metric_edge({"count": "int64", "part": "string"})
+
+    def bounded(counts: list[int], bounds: list[float], at_s: int, start_s: int) -> Callable[[Any], None]:
+        def add(metric: Any) -> None:
+            histogram(counts, at_s=at_s)(metric)
+            point = metric.histogram.data_points[0]
+            point.explicit_bounds[:] = bounds
+            point.start_time_unix_nano = (AT_MS + 1000 * start_s) * 1_000_000
+
+        return add
+
+    edge.post(metrics(bounded([2, 3, 1], [1.0, 2.0], 0, -60)), "metrics")
+    edge.post(metrics(bounded([2, 4, 1], [1.0, 2.0], 1, -60)), "metrics")
+    assert not any(chunk.guessed for _, chunk in edge.taken)
+    edge.post(metrics(bounded([2, 5, 1], [1.0, 5.0], 2, -60)), "metrics")
+    reasons = {g.reason for _, chunk in edge.taken for g in chunk.guessed}
+    assert reasons == {"overlapping-total"}, "seven of its records are in the buckets of before"
+    again = metric_edge({"count": "int64", "part": "string"})
+    again.post(metrics(bounded([2, 3, 1], [1.0, 2.0], 0, -60)), "metrics")
+    again.post(metrics(bounded([2, 5, 1], [1.0, 5.0], 2, 1)), "metrics")
+    assert not any(chunk.guessed for _, chunk in again.taken), "the process began anew with its bounds"
+
+
 def test_histograms_and_summaries_take_part_in_the_guess() -> None:
     edge = metric_edge({"count": "int64"})
 

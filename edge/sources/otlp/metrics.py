@@ -30,6 +30,7 @@ from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
 from edge.sources.otlp.columns import IntArray, Prepared, Rows, Values, nanoseconds, prepare
 from edge.sources.otlp.messages import Budget, OtlpRecords, Unreadable, message_class, text
 from edgewater.model.streams import type_name
+from edgewater.wire import DropReason
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
@@ -255,7 +256,7 @@ class MetricRows(Rows):
         """Returns the identity of each row's series: a digest of its metric, its attributes and its bucket."""
         of_metric = [self._metric_digest(metric) for metric in self.metrics]
         points, of_point = self.records.messages, dict[int, bytes]()
-        upper, result = self.extra["upper"], list[bytes]()
+        lower, upper, result = self.extra["lower"], self.extra["upper"], list[bytes]()
         for row, point, part in zip(rows.tolist(), self.point_of[rows].tolist(), self.part[rows].tolist(), strict=True):
             if point not in of_point:
                 digest = of_metric[self.metric_of_point[point]].copy()
@@ -263,8 +264,8 @@ class MetricRows(Rows):
                 of_point[point] = digest.digest()
             key = of_point[point]
             if part != _VALUE:
-                bound = upper[row].tobytes() if part == _BUCKET else b""
-                key = hashlib.blake2b(key + bytes([part]) + bound, digest_size=KEY_BYTES).digest()
+                bounds = lower[row].tobytes() + upper[row].tobytes() if part == _BUCKET else b""
+                key = hashlib.blake2b(key + bytes([part]) + bounds, digest_size=KEY_BYTES).digest()
             result.append(key)
         return result
 
@@ -348,6 +349,8 @@ class MetricStream:
         keep[at] = added.counts | added.out_of_order | added.too_many
         keep &= (rows.part != _BUCKET) | (bits != 0)
         decoded = self._finish(rows, prepared, arrival_ms, keep, bits, is_int, total)
+        moved = _have_moved(rows.part[at] == _BUCKET, rows.point_of[at], points, memory.last_ns(points.keys))
+        added.guesses[DropReason.OVERLAPPING_TOTAL][moved & (added.bits != 0)] = True
         times_ms = points.time_ns // 1_000_000
         guessed = (each for reason, mask in added.guesses.items() for each in guesses(reason, times_ms[mask]))
         return replace(decoded, guessed=tuple(guessed)), added.update
@@ -393,3 +396,17 @@ def _numeric(bits: IntArray, is_int: BoolArray, has: BoolArray, kind: pa.DataTyp
     whole = is_int | ((np.floor(floats) == floats) & (np.abs(floats) < 2.0**63))
     ints = np.where(is_int, bits, np.where(whole, floats, 0.0).astype(np.int64))
     return pa.array(ints, kind, mask=~(has & whole)), has & ~whole
+
+
+def _have_moved(is_bucket: BoolArray, point_of: IntArray, points: Totals, last_ns: IntArray) -> BoolArray:
+    """Returns a mask of the buckets that are new in a histogram that is not: the sender has changed the bounds.
+
+    The total of such a bucket has records that earlier buckets have counted.
+
+    Args:
+        point_of: the number of the histogram's point.
+        last_ns: the times of the last points of the series; -1 for an unknown series.
+    """
+    histogram_ns = np.full(int(point_of.max(initial=-1)) + 1, -1, np.int64)
+    histogram_ns[point_of[~is_bucket]] = last_ns[~is_bucket]
+    return is_bucket & (last_ns < 0) & (histogram_ns[point_of] >= np.maximum(points.start_ns, 0))
