@@ -6,10 +6,12 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-from pydantic import SecretStr
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
 
 MOST_REPLY_BYTES = 4 << 10
 """The largest number of bytes that are read of the body of a reply. A server needs few words to refuse a request."""
