@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from edgewater.model.windows import SessionWindow
-from tests.center.postgres import PostgresServer, find_binaries, serving
+from tests.center.postgres import PostgresServer, serving
 from tests.e2e.soak.warehouse import differing_rows
 from tests.golden import whole_system
 from tests.golden.test_system import differences
@@ -43,14 +43,17 @@ def stack() -> Iterator[ExitStack]:
 @pytest.mark.parametrize("store", whole_system.STORES)
 @pytest.mark.parametrize("golden", SETS, ids=lambda p: p.name)
 def test_a_stored_system_keeps_its_answers_and_ends_with_the_truth(
-    golden: Path, store: str, tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+    golden: Path,
+    store: str,
+    tmp_path: Path,
+    stack: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # half the CPU time of Spark
     server: PostgresServer | None = None
     if store == "postgres":
-        if (binaries := find_binaries()) is None:
-            pytest.skip("PostgreSQL 15 or newer is not installed")
-        server = stack.enter_context(serving(binaries))
+        server = stack.enter_context(serving(request.getfixturevalue("postgres_binaries")))
     system, given = whole_system.unpack(golden / f"system-{store}.tar.xz", tmp_path, server)
     stack.callback(system.stop)
     system.start_center()
