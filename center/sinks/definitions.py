@@ -186,7 +186,7 @@ def _checked(value: Any, kinds: Sequence[Any], at: str, listed: Collection[str] 
     """Returns an option in which a placeholder replaces each reference to a secret.
 
     Args:
-        kinds: the types of the option, and of what it contains.
+        kinds: the types of the option and of its members.
 
     Raises:
         InvalidConfig: the option has a secret itself instead of a reference, or names a file or a variable that is not
