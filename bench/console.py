@@ -25,8 +25,8 @@ import numpy as np
 import psutil
 
 from center.api.console import console_files
-from center.ledger import Phase
 from center.results import AnswerChanges, AnswerRecord, ResultStore
+from edgewater.answers import Phase
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import QueryRef
 from tests.center.api.conftest import HOUR, T0, Desk

@@ -31,16 +31,7 @@ import pyarrow.csv as pa_csv
 
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 from center.early import rates_differ
-from center.ledger import (
-    EdgesChanged,
-    Emission,
-    FramesMerged,
-    FrameSummary,
-    Ledger,
-    Phase,
-    QueryRegistered,
-    TimeAdvanced,
-)
+from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from edge.core import (
     Acked,
     Configured,
@@ -54,6 +45,7 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
+from edgewater.answers import Phase
 from edgewater.model import record_functions
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
@@ -271,9 +263,9 @@ def measure(name: str, trace: PackageTrace, windows: int, sampled: bool, error: 
     errors, contained = [], []
     for answer in run.emissions:
         counted = answer.window_start_ms >= BEGIN_MS + WARM_UP * WINDOW_MS
-        if answer.revision > 1 or answer.phase is not Phase.EARLY or not counted or not answer.quality.accuracy:
+        if answer.revision > 1 or answer.phase is not Phase.EARLY or not counted:
             continue
-        prediction = answer.quality.accuracy.prediction
+        prediction = answer.prediction
         assert prediction is not None
         truth = case.truth(trace.window(answer.window_start_ms))
         errors.append(abs(prediction.estimate - truth) / truth)

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import google_crc32c
+from center.ledger.quality import Totals, assess
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
@@ -19,7 +20,6 @@ from bench.hostile.targets import Target, register
 from center.budgets.allocation import BudgetAllocator, MembersChanged, RebalanceEvent, ShareReported
 from center.ingest.frame_check import FrameCheck
 from center.ingest.validation import read_budget_report, read_heartbeat, read_query_delays, read_utilization
-from center.ledger.quality import Totals, assess
 from center.serving.totals import Rests
 from edgewater.model.errors import ProtocolError
 from edgewater.model.query import QuerySpec

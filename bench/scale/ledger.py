@@ -8,7 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, stored_state
-from center.ledger.withheld import Totals, WithheldBound
+from center.ledger.withheld import Totals
+from edgewater.answers import WithheldBound
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery

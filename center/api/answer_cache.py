@@ -22,9 +22,8 @@ import pyarrow.csv
 from cachetools import LRUCache
 
 from center.api.negotiation import ARROW, CSV, JSON
-from center.ledger import late_counts
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions, csv_table, render, to_stated_table
+from center.serving import MeasureQuestions, csv_table, evaluated, render
 from center.serving.answer_tables import as_far_as_readable, to_json, with_quality, with_version
 from edgewater.model.number_columns import concatenated
 from edgewater.model.registered_query import RegisteredQuery
@@ -89,7 +88,7 @@ class AnswerRenderer:
             record.query,
             record.window_start_ms,
             record.revision,
-            late_counts(record.quality),
+            record.facts.late_counts,
             questions,
             summary,
             based_on,
@@ -142,11 +141,11 @@ class AnswerRenderer:
 
         Every row states its answer's window, phase, revision, time, completeness, contract, and withheld values.
         """
-        make = partial(to_stated_table, spec=query.spec, questions=questions)
-        stated = [as_far_as_readable(make, record) for record in records]
+        make = partial(evaluated, spec=query.spec, questions=questions)
+        answers = [as_far_as_readable(make, record) for record in records]
         tables = [
-            with_version(with_quality(*each, record, text_times=form == CSV), query.ref.version)
-            for each, record in zip(stated, records, strict=True)
+            with_version(with_quality(each.table(), each, text_times=form == CSV), query.ref.version)
+            for each in answers
         ]
         table = concatenated(tables) if tables else pa.table({})
         sink = BytesIO()
@@ -154,7 +153,7 @@ class AnswerRenderer:
             pyarrow.csv.write_csv(csv_table(table), sink)
         else:
             assert form == ARROW
-            heads = to_json([{**members, "group_by": query.spec.group_by} for _, members in stated])
+            heads = to_json([{**each.members(), "group_by": query.spec.group_by} for each in answers])
             table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: heads})
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
@@ -176,7 +175,7 @@ def entity_tag(
     identity = (
         RELEASE,
         query.ref,
-        [(r.answer_id, r.window_start_ms, r.revision, late_counts(r.quality)) for r in records],
+        [(r.answer_id, r.window_start_ms, r.revision, r.facts.late_counts) for r in records],
         questions,
         page,
         form,

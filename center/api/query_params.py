@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.negotiation import FORMATS, negotiate
-from center.ledger import Phase
 from center.serving import MAX_ASKED, MAX_COMPUTED, ComputedValue, MeasureQuestions, RowSelection, require_possible
+from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
 from edgewater.synopses.named_questions import read_confidence

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from center.api.services import Services
 from center.api.versions import clipped
-from center.ledger import Phase
 from center.serving.answer_tables import TIME, empty_table, stated_answer, with_types, with_version, without_zone
-from center.serving.cells import plain_key
+from edgewater.answers import Phase
+from edgewater.answers.cells import plain_key
 from edgewater.model.errors import InvalidQuery
 from edgewater.model.number_columns import concatenated
 from edgewater.model.registered_query import RegisteredQuery

@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from center.catalog import Catalog
 from center.job.metrics import JobMetrics
 from center.ledger import (
-    STALENESS,
     ClockStepped,
     EdgesChanged,
     Emission,
     FrameSummary,
     Ledger,
     LedgerEvent,
-    Phase,
     QueryDeleted,
     QueryFailed,
     QueryRegistered,
@@ -26,6 +24,8 @@ from center.ledger import (
 from center.results import LeaseLost, MergedDelta, ResultStore
 from center.storage.progress import DriverProgress, NoProgress, Track
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
+from edgewater.answers import Phase
+from edgewater.answers.statement import STALENESS
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
@@ -365,11 +365,11 @@ class LedgerWriter:
         self._metrics.answers.labels(cause).inc(len(emissions))
         for emission in emissions:
             self._metrics.observe_accuracy(emission)
+            codes = emission.codes() if emission.phase is Phase.FINAL or emission.revision == 1 else []
             if emission.phase is Phase.FINAL:
-                contract = "not-met" if emission.quality.violations else "met"
-                self._metrics.final_answers.labels(emission.query.name, contract).inc()
+                self._metrics.final_answers.labels(emission.query.name, codes[0] if codes else "none").inc()
             # Counted only for a window's first answer, because later answers repeat the violation.
-            if emission.revision == 1 and any(v.code == STALENESS for v in emission.quality.violations):
+            if emission.revision == 1 and STALENESS in codes:
                 self._metrics.missed.labels(emission.query.name).inc()
 
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:

@@ -8,7 +8,8 @@ from collections.abc import Set as AbstractSet
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
-from center.ledger import Emission, FrameSummary, Phase
+from center.ledger import Emission, FrameSummary
+from edgewater.answers import Phase
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
@@ -84,9 +85,10 @@ class JobMetrics:
             registry=self.registry,
         )
         self.final_answers = Counter(
-            f"{name}_final_answers",
-            "Final answers, by whether they meet their contract.",
-            ["query", "contract"],
+            f"{name}_final_answers_by_cause",
+            "Final answers, by the first cause why they do not meet their contract whatever their values are; `none`:"
+            " there is no such cause.",
+            ["query", "cause"],
             registry=self.registry,
         )
         self.set_aside = Gauge(
@@ -184,17 +186,18 @@ class JobMetrics:
 
     def observe_accuracy(self, emission: Emission) -> None:
         """Observes an answer's wait, stragglers and interval coverage, if its query has an accuracy."""
-        accuracy, query = emission.quality.accuracy, emission.query.name
+        accuracy, query = emission.facts.accuracy, emission.query.name
         if accuracy is None:
             return
-        self.confidence.labels(query).set(accuracy.confidence)
+        if emission.facts.predicted is not None and emission.facts.predicted.confidence is not None:
+            self.confidence.labels(query).set(emission.facts.predicted.confidence)
         if accuracy.coverage is not None:
             self.coverage.labels(query).set(accuracy.coverage)
         if accuracy.covered is not None:
             self.verified.labels(query, "yes" if accuracy.covered else "no").inc()
-        if accuracy.prediction is not None and emission.phase is Phase.EARLY:
-            if accuracy.prediction.bounded:
-                self.straggler_share.labels(query).set(accuracy.prediction.straggler_share)
+        if accuracy.is_predicted and emission.phase is Phase.EARLY:
+            if accuracy.straggler_share is not None:
+                self.straggler_share.labels(query).set(accuracy.straggler_share)
             if emission.revision == 1 and accuracy.waited_ms is not None:
                 self.chosen_wait.labels(query).observe(accuracy.waited_ms / 1000)
 
@@ -220,7 +223,7 @@ class JobMetrics:
             if emission.revision != 1 or last_ms is None:
                 continue
             stages = {
-                "arrive": last_ms - (emission.answered_at_ms - emission.quality.staleness_ms),
+                "arrive": last_ms - (emission.answered_at_ms - emission.facts.staleness_ms),
                 "wait": began_ms - last_ms,
                 "merge": merged_ms - began_ms,
                 "queue": turn_ms - merged_ms,

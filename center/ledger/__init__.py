@@ -1,10 +1,9 @@
-"""Decides when each window of a query is answered, and states the quality of the answer.
+"""Decides when each window of a query is answered, and states the facts of the answer.
 
 The ledger is a state machine without I/O and without a clock. It decides from the reports of edges and from the time.
 `center.job` sends events to it through `center.results`, which stores its state.
 """
 
-from center.ledger.accuracy_quality import ALL_RECORDS_NEEDED
 from center.ledger.events import (
     FRAMES,
     ClockStepped,
@@ -23,19 +22,11 @@ from center.ledger.events import (
     state_refusal,
 )
 from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction
-from center.ledger.quality import LATE_COUNTS, Phase, Quality, late_counts, united_late_counts, with_late_records
 from center.ledger.stored_state import QueryChanges, pack_state
-from center.ledger.violations import ACCURACY, STALENESS, WITHHELD, Violation, with_violations
-from center.ledger.withheld import WithheldBound
 
 __all__ = [
-    "ACCURACY",
-    "ALL_RECORDS_NEEDED",
     "AT_ONCE_MS",
     "FRAMES",
-    "LATE_COUNTS",
-    "STALENESS",
-    "WITHHELD",
     "ClockStepped",
     "EdgesChanged",
     "Emission",
@@ -45,8 +36,6 @@ __all__ = [
     "Ledger",
     "LedgerEvent",
     "LedgerTransaction",
-    "Phase",
-    "Quality",
     "QueryChanges",
     "QueryDeleted",
     "QueryFailed",
@@ -54,12 +43,6 @@ __all__ = [
     "QueryTooLarge",
     "SlicesRefused",
     "TimeAdvanced",
-    "Violation",
-    "WithheldBound",
-    "late_counts",
     "pack_state",
     "state_refusal",
-    "united_late_counts",
-    "with_late_records",
-    "with_violations",
 ]

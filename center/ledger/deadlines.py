@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush, nsmallest
 
-from center.ledger.quality import Phase
 from center.ledger.state import StateTable, WindowState
+from edgewater.answers import Phase
 
 
 class Deadlines:

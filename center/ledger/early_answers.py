@@ -17,22 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 from center.early import Delays, EarlyAnswerEstimator, Prediction, needed_rate
-from center.ledger.accuracy_quality import TOO_FEW_ARRIVALS, TOO_MANY_GROUPS, AccuracyQuality, describe_sampling
+from center.ledger.accuracy_facts import with_accuracy, without_false_bounds
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.losses import MAX_AHEAD_MS, Losses
-from center.ledger.quality import Phase, Quality
 from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
 from center.ledger.time_windows import TimeWindowBook
-from center.ledger.violations import (
-    ACCURACY,
-    INPUT_LOST,
-    LEFT,
-    LOST_STATE,
-    MISSING_EDGES,
-    NOTHING_ARRIVED,
-    STALENESS,
-    Violation,
-)
+from edgewater.answers import Phase
 from edgewater.model.accuracy import COUNTS, report_schedule
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
@@ -240,83 +230,18 @@ class EarlyAnswerBook(TimeWindowBook):
     def _with_prediction(
         self, emission: Emission, prediction: Prediction | None, reasons: Mapping[str, frozenset[SamplingReason]]
     ) -> Emission:
-        """Adds the prediction and the measured coverage to the quality of an answer."""
+        """Adds the prediction and the measured coverage to the facts of an answer."""
         start_ms, estimator = emission.window_start_ms, self._estimator
         is_final = emission.phase is Phase.FINAL
         unknown_sample = estimator.observed.has_unknown_sample(start_ms)
-        quality: Quality = _with_accuracy(
-            emission.quality, self._spec, prediction, early=self._phase(start_ms) is Phase.EARLY or unknown_sample,
+        prediction = without_false_bounds(prediction, emission.facts)
+        facts = with_accuracy(
+            emission.facts, self._spec, prediction, early=self._phase(start_ms) is Phase.EARLY or unknown_sample,
             covered=estimator.finalize(start_ms) if is_final else None, coverage=estimator.answers.coverage,
             slot_ms=estimator.schedule.grid.slot_ms, too_many_groups=estimator.observed.has_too_many_groups,
             sampled_because=reasons, unknown_sample=unknown_sample, exceeding=estimator.observed.exceeding,
         )  # fmt: skip
-        return replace(emission, quality=quality)
-
-
-def _with_accuracy(
-    quality: Quality,
-    spec: QuerySpec,
-    prediction: Prediction | None,
-    *,
-    early: bool,
-    covered: bool | None,
-    coverage: float | None,
-    slot_ms: int,
-    too_many_groups: bool,
-    sampled_because: Mapping[str, frozenset[SamplingReason]],
-    unknown_sample: bool,
-    exceeding: Mapping[str, int],
-) -> Quality:
-    """Returns the quality of an answer with the statements that an accuracy requires.
-
-    Args:
-        sampled_because: the reasons of each edge that did not process all of the window's records.
-        unknown_sample: whether edges may have left out records by sampling without counting them.
-        exceeding: by edge, the number of records that came later than the declared delays.
-    """
-    accuracy, early_accuracy = spec.accuracy, spec.early_accuracy
-    assert accuracy is not None and early_accuracy is not None
-    stated = (STALENESS, NOTHING_ARRIVED, LOST_STATE, INPUT_LOST, LEFT)
-    violations = [v for v in quality.violations if v.code in stated]
-    if spec.may_withhold:
-        # A prediction counts records whose values edges withhold, too.
-        predicted = accuracy.measure if early or prediction is not None else None
-        violations += [v for v in quality.violations if v.measure is not None and v.measure != predicted]
-    if prediction is not None:
-        prediction = _without_false_bounds(prediction, quality)
-    if prediction is None and early:
-        violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
-    elif prediction is not None and not prediction.met:
-        violations.append(Violation(ACCURACY, prediction.reason))
-    if not early:
-        # All edges have closed the window, so the estimate does not include records that an edge has lost.
-        violations += [v for v in quality.violations if v.code == MISSING_EDGES]
-    requested = dict(accuracy.to_contract())
-    if spec.error_budget is not None:
-        requested["error_budget"] = spec.error_budget.to_mapping()
-    if spec.staleness_budget is not None:
-        requested["staleness_ms"] = spec.staleness_budget.staleness_ms
-    sampled = prediction is not None and prediction.sampled < prediction.arrived
-    waited = prediction.waited_slots * slot_ms if prediction is not None else None
-    result = AccuracyQuality(
-        accuracy.measure, early_accuracy.confidence, prediction,
-        describe_sampling(spec, sampled_because if sampled else None, unknown_sample), waited, coverage, covered,
-        too_many_groups, unknown_sample, None if accuracy.delays_ms is None else dict(exceeding),
-        accuracy.kind == "records",
-    )  # fmt: skip
-    # The counters of an open slice arrive with its close. Until then, the arrival counts give the number of records.
-    observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
-    return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=result)
-
-
-def _without_false_bounds(prediction: Prediction, quality: Quality) -> Prediction:
-    """Returns the prediction without bounds if reports of edges are missing, or may count records twice."""
-    if quality.losses:
-        return prediction.without_bounds("an edge may have lost input of the window")
-    if quality.lost_state:
-        lost = ", ".join(quality.lost_state)
-        return prediction.without_bounds(f"the reports of {lost} were lost with its state, or count records twice")
-    return prediction if prediction.bounded else prediction.without_bounds(prediction.reason)
+        return replace(emission, facts=facts, prediction=prediction)
 
 
 def _counted(spec: QuerySpec) -> tuple[object, ...]:

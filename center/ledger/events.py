@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from center.ledger.quality import Phase, Quality
+from center.early import Prediction
+from edgewater.answers import Facts, Phase
+from edgewater.answers.statement import violations_of_facts
 from edgewater.model.edge_records import EdgeRecord
+from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import Arrivals, DroppedRecords, InputLoss, LossReason, QueryRef, SliceClose
@@ -196,6 +199,8 @@ class Emission:
 
     Attributes:
         slices_from_ms, slices_to_ms: the data are the merge of the slices that start in [from, to).
+        spec: the spec of the query.
+        prediction: the estimate from which `facts.predicted` comes, for simulators; None: there is none.
     """
 
     query: QueryRef
@@ -204,6 +209,12 @@ class Emission:
     revision: int
     phase: Phase
     answered_at_ms: int
-    quality: Quality
+    facts: Facts
     slices_from_ms: int
     slices_to_ms: int
+    spec: QuerySpec
+    prediction: Prediction | None = None
+
+    def codes(self) -> list[str]:
+        """Returns the codes of what the answer violates whatever its values are."""
+        return [violation.code for violation in violations_of_facts(self.facts, self.spec)]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from center.ledger.losses import edges_leaving, lost_states
-from center.ledger.quality import Constants
 from center.ledger.state import QueryState
+from edgewater.answers import Constants
 from edgewater.model.edge_records import EdgeRecord, expected_edges
 from edgewater.model.streams import EdgeId, StreamClock
 

@@ -20,11 +20,12 @@ from dataclasses import replace
 
 from center.ledger.events import Emission
 from center.ledger.losses import Span
-from center.ledger.quality import Quality, SessionQuality, assess
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.ledger.state import QueryState, StateEntry, WindowState
 from center.ledger.window_book import WindowBook
+from center.ledger.window_facts import window_facts
 from center.ledger.withheld import Totals
+from edgewater.answers import Facts, SessionFacts
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.window_range import WindowRange
 from edgewater.model.windows import Extent, SessionWindow
@@ -155,24 +156,25 @@ class SessionWindowBook(WindowBook):
 
     def _redirect(self, start_ms: int, state: WindowState, now_ms: int) -> Emission:
         """Returns the last answer of a session that was merged into another session: an empty window without data."""
-        quality = assess(
+        session = SessionFacts(False, self._state.sessions_cut, state.merged_into)
+        facts = window_facts(
             self._spec,
             Totals(),
             expected=len(self._state.expected),
             missing=(),
             staleness_ms=0,
             first_staleness_ms=state.first_staleness_ms or 0,
+            session=session,
         )
-        session = SessionQuality(False, self._state.sessions_cut, state.merged_into)
         revision = self._next_revision(state)
         self.windows.put(start_ms, replace(state, revision=revision))
-        ref, quality = self._state.query.ref, replace(quality, session=session)
-        return Emission(ref, start_ms, start_ms, revision, state.phase, now_ms, quality, start_ms, start_ms)
+        ref = self._state.query.ref
+        return Emission(ref, start_ms, start_ms, revision, state.phase, now_ms, facts, start_ms, start_ms, self._spec)
 
-    def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
-        quality = super()._quality(start_ms, slices, staleness_ms, first_staleness_ms)
+    def _facts(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Facts:
+        facts = super()._facts(start_ms, slices, staleness_ms, first_staleness_ms)
         session = self._session(start_ms)
-        return replace(quality, session=SessionQuality(session is not None and session.cut, self._state.sessions_cut))
+        return replace(facts, session=SessionFacts(session is not None and session.cut, self._state.sessions_cut))
 
     # After the final answer
 

@@ -12,9 +12,9 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
-from center.ledger.quality import Constants, Phase
 from center.ledger.sessionize import ObservedSession
 from center.ledger.withheld import Totals
+from edgewater.answers import Constants, Phase
 from edgewater.model.errors import UnsupportedVersion
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery

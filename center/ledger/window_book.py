@@ -30,11 +30,12 @@ from center.ledger.deadlines import Deadlines
 from center.ledger.events import Emission, FrameSummary, refusal
 from center.ledger.expected_edges import with_edges
 from center.ledger.losses import Losses, Span, bounded_loss, loss_of_uncertain
-from center.ledger.quality import EdgeStatements, Phase, Quality, assess
 from center.ledger.slices import FrameReports, ReportedSlices
 from center.ledger.state import QueryState, SealedSlice, SliceState, StateEntry, StateTable, WindowState, at_most
 from center.ledger.stored_state import EntryRow, QueryChanges, StoredEdges, pack_state
+from center.ledger.window_facts import edge_statements, keeps_error, window_facts
 from center.ledger.withheld import Totals
+from edgewater.answers import EdgeStatements, Facts, Phase
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
@@ -425,11 +426,11 @@ class WindowBook(ABC):
         in_budget_ms = state.kept_staleness_ms
         if self._spec.saves_bytes:
             # Both limits must hold for one answer. An answer in time that lacks edges does not meet the budget.
-            quality = self._quality(start_ms, slices, staleness, staleness if in_budget_ms is None else in_budget_ms)
-            if in_budget_ms is None and quality.keeps_error:
+            facts = self._facts(start_ms, slices, staleness, staleness if in_budget_ms is None else in_budget_ms)
+            if in_budget_ms is None and keeps_error(facts, self._spec):
                 in_budget_ms = staleness
         else:
-            quality = self._quality(start_ms, slices, staleness, first)
+            facts = self._facts(start_ms, slices, staleness, first)
         revision = self._next_revision(state)
         if phase is Phase.FINAL:
             self._close_window(start_ms)
@@ -452,15 +453,15 @@ class WindowBook(ABC):
             if lacks_edges and not state.lacks_edges:
                 self.deadlines.await_close(start_ms)
         ref = self._state.query.ref
-        return Emission(ref, start_ms, end, revision, phase, now_ms, quality, slices.start, slices.stop)
+        return Emission(ref, start_ms, end, revision, phase, now_ms, facts, slices.start, slices.stop, self._spec)
 
     def _next_revision(self, state: WindowState) -> int:
         return max(state.revision, self.revisions_after) + 1
 
-    def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
+    def _facts(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Facts:
         states, span, losses = self.slices.states(slices), self._required_span(start_ms), Losses(self._state)
         missing = losses.missing_edges(span)
-        return assess(
+        return window_facts(
             self._spec,
             Totals.union((s.totals for s in states), self._spec),
             expected=len(self._state.expected),
@@ -549,7 +550,7 @@ def _edge_statements(state: QueryState, missing: Sequence[EdgeId], slices: Seque
         for edge, totals in each.by_edge.items():
             by_edge.setdefault(edge, []).append(totals)
     through, absent, spec = state.through_ms, frozenset(missing), state.query.spec
-    return EdgeStatements(
+    return edge_statements(
         tuple(e for e in state.expected if e not in absent),
         {e: through[e] for e in missing if MIN_TIME_MS < through.get(e, MIN_TIME_MS) < MAX_TIME_MS},
         {e: parts[0] if len(parts) == 1 else Totals.union(parts, spec) for e, parts in sorted(by_edge.items())},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +10,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, case, func, null, select
 
-from center.ledger import Phase, late_counts, with_late_records
 from center.results import schema as t
 from center.results.writes import late_by_window, read_counter
 from center.storage.database import read_transaction
+from edgewater.answers import Facts, Phase
+from edgewater.answers.statement import Contract
+from edgewater.answers.stored import facts_from_json
+from edgewater.answers.uniting import with_late
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MAX_TIME_MS
@@ -30,13 +32,13 @@ MAX_NEWEST = 10_000
 class AnswerRecord:
     """A stored answer.
 
-    It never changes, except `quality`, which includes late records that are known when it is read.
+    It never changes, except `facts`, which include late records that are known when it is read.
 
     Attributes:
         answer_id: increases with each answer of any query, in the order in which answers become visible.
-        quality: `Quality.to_mapping()`; for a final answer, with the records that have come since
-            (`with_late_records`).
+        facts: for a final answer, with the records that have come since (`with_late`).
         synopsis: the window's merged `GroupedAggregate` as bytes; None: no edge had data.
+        of_windows: of a union of several windows, what their contracts state together.
     """
 
     answer_id: int
@@ -47,8 +49,9 @@ class AnswerRecord:
     phase: Phase
     answered_at_ms: int
     staleness_ms: int
-    quality: dict[str, Any]
+    facts: Facts
     synopsis: bytes | None = field(repr=False)
+    of_windows: Contract | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +279,7 @@ class AnswerReader:
         cursor: str | None = None
         while True:
             page, cursor = self.windows(ref, first - longest_ms, end, limit, cursor, Phase.FINAL)
-            yield [record for record in page if any(late_counts(record.quality))]
+            yield [record for record in page if any(record.facts.late_counts)]
             if cursor is None:
                 return
 
@@ -343,7 +346,7 @@ def _record(row: Row[Any]) -> AnswerRecord:
         phase=Phase(row.phase),
         answered_at_ms=row.answered_at_ms,
         staleness_ms=row.staleness_ms,
-        quality=json.loads(row.quality),
+        facts=facts_from_json(row.quality),
         synopsis=row.synopsis,
     )
 
@@ -359,7 +362,7 @@ def _with_late_records(connection: Connection, records: list[AnswerRecord]) -> l
             windows[r.query].append((r.window_start_ms, r.window_end_ms))
     late = {ref: late_by_window(connection, query_key(ref), each) for ref, each in windows.items()}
     return [
-        replace(r, quality=with_late_records(r.quality, counts))
+        replace(r, facts=with_late(r.facts, counts))
         if r.phase is Phase.FINAL and (counts := late[r.query].get(r.window_start_ms))
         else r
         for r in records

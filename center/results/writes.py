@@ -35,14 +35,15 @@ from center.ledger import (
     FrameSummary,
     LateSlice,
     Ledger,
-    Phase,
     QueryChanges,
     QueryFailed,
     QueryTooLarge,
-    with_late_records,
 )
 from center.results import schema as t
 from center.storage.database import MAX_ADDED, MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
+from edgewater.answers import Phase
+from edgewater.answers.stored import facts_to_json
+from edgewater.answers.uniting import with_late
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
@@ -346,10 +347,9 @@ def split_spent(
 
 
 def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the columns of an answer except its id. Raises QueryFailed for a quality that cannot be written."""
-    quality = with_late_records(e.quality.to_mapping(), late)
+    """Returns the columns of an answer except its id. Raises QueryFailed for facts that cannot be written."""
     try:
-        text = json.dumps(quality, separators=(",", ":"), allow_nan=False)
+        text = facts_to_json(with_late(e.facts, late))
     except ValueError as exc:
         raise QueryFailed(e.query) from exc
     return {
@@ -359,7 +359,7 @@ def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dic
         "revision": e.revision,
         "phase": e.phase.value,
         "answered_at_ms": e.answered_at_ms,
-        "staleness_ms": e.quality.staleness_ms,
+        "staleness_ms": e.facts.staleness_ms,
         "quality": text,
         "synopsis": synopsis,
     }

@@ -3,17 +3,17 @@
 `center.api` and `center.job` call it. It is pure, except `StoredWindows`, which reads the result store. It has no HTTP.
 """
 
-from center.serving.cells import csv_table
 from center.serving.computed import MAX_COMPUTED, ComputedValue, RowSelection
 from center.serving.evaluator import AnsweredWindows, Evaluator, WindowAnswer
 from center.serving.explanation import edge_statements, explain_value, value_of_group
 from center.serving.function_values import SEED, function_confidence
 from center.serving.measures import MAX_ASKED, NO_QUESTIONS, MeasureQuestions, require_possible
 from center.serving.question_lines import WindowQuestion, parse_json
-from center.serving.render import render, to_csv, to_stated_table, to_table
+from center.serving.render import Answer, evaluated, render, to_csv, to_table
 from center.serving.rollup import EVERY_ACCEPTED, Intervals, roll_up
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
+from edgewater.answers.cells import csv_table
 
 __all__ = [
     "EVERY_ACCEPTED",
@@ -21,6 +21,7 @@ __all__ = [
     "MAX_COMPUTED",
     "NO_QUESTIONS",
     "SEED",
+    "Answer",
     "AnsweredWindows",
     "ComputedValue",
     "Evaluator",
@@ -33,6 +34,7 @@ __all__ = [
     "WindowQuestion",
     "csv_table",
     "edge_statements",
+    "evaluated",
     "explain_value",
     "function_confidence",
     "parse_json",
@@ -40,7 +42,6 @@ __all__ = [
     "require_possible",
     "roll_up",
     "to_csv",
-    "to_stated_table",
     "to_table",
     "value_of_group",
 ]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from center.catalog import Catalog
-from center.ledger import Phase, Quality, Violation, with_violations
 from center.results import AnswerRecord
-from center.serving.render import to_stated_table
+from center.serving.render import Answer, evaluated
+from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
 from edgewater.model.errors import InvalidInput, InvalidQuery
 from edgewater.model.key_texts import OWN_COLUMNS, own_name
 from edgewater.model.query import BoundQuery, QuerySpec
@@ -35,10 +35,10 @@ def to_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def stated_answer(record: AnswerRecord, query: RegisteredQuery) -> tuple[pa.Table, dict[str, Any]]:
-    """Returns an answer as a table with the columns of `with_quality`, and the members of its JSON without the data."""
-    table, members = as_far_as_readable(partial(to_stated_table, spec=query.spec), record)
-    return with_quality(table, members, record), members
+def stated_answer(record: AnswerRecord, query: RegisteredQuery) -> tuple[pa.Table, Answer]:
+    """Returns an answer, and its rows as a table with the columns of `with_quality`."""
+    answer = as_far_as_readable(partial(evaluated, spec=query.spec), record)
+    return with_quality(answer.table(), answer), answer
 
 
 def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:
@@ -55,13 +55,12 @@ def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) 
         where = f"query {record.query.name}@{record.query.version}, window at {record.window_start_ms}"
         log.exception("%s, revision %d: its data cannot be evaluated", where, record.revision)
         message = f"the merged data of the window cannot be evaluated ({type(exc).__name__}); see the center's log"
-        contract = with_violations(record.quality["contract"], [Violation("unreadable-data", message)])
-        return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract, "rests": None}))
+        unreadable = Deviation(Cause.UNREADABLE, reason=message, lacks=UNKNOWN)
+        facts = replace(record.facts, deviations=(*record.facts.deviations, unreadable))
+        return make(replace(record, synopsis=None, facts=facts))
 
 
-def with_quality(
-    table: pa.Table, members: Mapping[str, Any], record: AnswerRecord, *, text_times: bool = False
-) -> pa.Table:
+def with_quality(table: pa.Table, answer: Answer, *, text_times: bool = False) -> pa.Table:
     """Prepends the answer's own columns, so that no row looks complete or exact if it is not.
 
     Args:
@@ -71,17 +70,16 @@ def with_quality(
     def time(millis: int) -> pa.Scalar:
         return pa.scalar(rfc3339(millis), pa.string()) if text_times else pa.scalar(millis, pa.timestamp("ms", "UTC"))
 
-    quality = members["quality"]
-    codes = [violation["code"] for violation in members["contract"]["violations"]]
+    record, stated = answer.record, answer.stated
     values = (
         time(record.window_start_ms),
         time(record.window_end_ms),
         pa.scalar(record.phase.value, pa.string()),
         pa.scalar(record.revision, pa.int64()),
-        pa.scalar(quality["completeness"]["ratio"], pa.float64()),
+        pa.scalar(record.facts.ratio, pa.float64()),
         time(record.answered_at_ms),
-        pa.scalar("; ".join(codes) or "met", pa.string()),
-        pa.scalar(to_json(quality["error"]["withheld"]).decode(), pa.string()),
+        pa.scalar(stated.contract.codes, pa.string()),
+        pa.scalar(to_json(stated.error["withheld"]).decode(), pa.string()),
     )
     taken = set(table.column_names)
     for at, (name, value) in enumerate(zip(OWN_COLUMNS, values, strict=True)):
@@ -112,8 +110,7 @@ def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
         arguments = {b.measure.name: None if b.argument is None else b.argument.type for b in bound.measures}
         stacks = {m.name: m.stack(arguments[m.name]) for m in spec.measures}
         synopsis = GroupedAggregate(dict(zip(spec.group_by, bound.group_types, strict=True)), stacks).to_bytes()
-    quality = Quality(0, (), 0, 0, 0, 0, {}, {}).to_mapping()
-    record = AnswerRecord(0, QueryRef(spec.name, 0), 0, 0, 0, Phase.EARLY, 0, 0, quality, synopsis)
+    record = AnswerRecord(0, QueryRef(spec.name, 0), 0, 0, 0, Phase.EARLY, 0, 0, Facts(0, 0, 0.0), synopsis)
     table = without_zone(stated_answer(record, RegisteredQuery(record.query, spec, 0, None))[0]).slice(0, 0)
     if bound is not None:
         return table

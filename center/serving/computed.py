@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from center.serving.cells import CellPart, IntervalPart, KeyedPart, interval_columns
+from edgewater.answers.cells import CellPart, IntervalPart, KeyedPart, interval_columns
 from edgewater.model.errors import InvalidQuery, InvalidRequest, did_you_mean
 from edgewater.model.expressions import bind_condition
 from edgewater.model.float_bounds import LARGEST_EXACT, side_of

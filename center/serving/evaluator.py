@@ -16,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.ledger import united_late_counts
-from center.serving.cells import intervals, plain_key, stated_confidence
 from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
     WHOLE,
@@ -27,8 +25,12 @@ from center.serving.question_lines import SecondSynopsis, WindowQuestion
 from center.serving.render import sorted_groups
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import Rests
-from center.serving.widening import Widening
-from center.serving.withheld import GroupsWithheld, of_all_groups, read_bounds, record_count, union_of_windows
+from center.serving.widening import Lacking, Widening
+from center.serving.withheld import GroupsWithheld, of_all_groups, record_count
+from edgewater.answers import Facts, Phase, Predicted
+from edgewater.answers.cells import intervals, plain_key, stated_confidence
+from edgewater.answers.statement import completeness
+from edgewater.answers.uniting import union_of_windows, united, united_rests
 from edgewater.model.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.model.key_texts import NOT_FINITE
 from edgewater.model.measure import Measure
@@ -55,8 +57,6 @@ from edgewater.synopses.named_questions import (
     top_items_question,
 )
 
-_PHASES = ("early", "complete", "final")
-
 
 @dataclass(frozen=True, slots=True)
 class WindowAnswer:
@@ -64,22 +64,14 @@ class WindowAnswer:
 
     Attributes:
         key: cache key of the immutable synopsis bytes.
-        phase: "early", "complete" or "final".
-        completeness: as in the answer's quality.
-        withheld: bounds per measure of what edges withhold, as in the answer's quality.
-        rests: what all groups together lack.
-        prediction: predicted interval per measure, of a query with an accuracy; None: the data determine the values.
     """
 
     key: tuple[Any, ...]
     start_ms: int
     end_ms: int
-    phase: str
+    phase: Phase
     revision: int
-    completeness: Mapping[str, Any]
-    withheld: Mapping[str, Any]
-    rests: Rests
-    prediction: Mapping[str, Any] | None = None
+    facts: Facts
 
 
 class AnsweredWindows(Protocol):
@@ -154,7 +146,7 @@ class Evaluator:
             other, theirs, there = self._other(question, measure, found)
             arguments = {**arguments, "other": other}
             windows += theirs
-            more = GroupsWithheld.of(there, union_of_windows(there, [read_bounds(w.withheld) for w in theirs]))
+            more = GroupsWithheld.of(there, union_of_windows(there, [w.facts.withheld for w in theirs]))
             withheld = withheld.beside(more)
         # A function of a sample takes long and does not change its stack, so it needs no lock.
         computed = question.name is None and measure.function.sample is not None
@@ -177,14 +169,15 @@ class Evaluator:
         spec = self.windows.spec
         of_all_groups = bool(spec.group_by) and (question.is_global or question.name in BINARY_QUESTIONS)
         keys = {} if of_all_groups else _key_columns(spec.group_by, question, groups)
-        predictions: Mapping[str, Any] | None = None
+        predicted: Predicted | None = None
         out = None
-        if any(w.prediction is not None for w in windows):
+        if any(w.facts.predicted is not None for w in windows):
             # Predictions of several windows or groups cannot be added, so nothing is stated of their sum.
-            predictions = {} if len(windows) > 1 or of_all_groups else windows[0].prediction or {}
-            out = self._records_out(question, measure, windows, stack, keys, predictions)
-        completeness = [w.completeness for w in windows]
-        return Widening.of(completeness, keys, len(stack), withheld, predictions, out)
+            several = len(windows) > 1 or of_all_groups
+            predicted = Predicted() if several else windows[0].facts.predicted or Predicted()
+            out = self._records_out(question, measure, windows, stack, keys, predicted)
+        lacking = Lacking.of([w.facts for w in windows], keys, len(stack))
+        return Widening(keys, withheld, lacking, predicted, out)
 
     def _records_out(
         self,
@@ -193,21 +186,21 @@ class Evaluator:
         windows: Sequence[WindowAnswer],
         stack: Stack,
         keys: Mapping[str, pa.Array],
-        predictions: Mapping[str, Any],
+        predicted: Predicted,
     ) -> RecordsOut | None:
         """Returns the records that may be out of an early answer's synopsis; None: it is not known how many."""
         spec, count = self.windows.spec, record_count(self.windows.spec)
-        if measure.name not in predictions or spec.accuracy is None or spec.accuracy.measure != measure.name:
+        if measure.name != predicted.measure or spec.accuracy is None or spec.accuracy.measure != measure.name:
             return None
         stacks = {measure.name: stack}
         if count is not None:
             stacks[count.name] = self._stack(count, windows, question.group, question.is_global)[0]
-        return RecordsOut.of(spec, predictions, keys, stacks)
+        return RecordsOut.of(spec, predicted, keys, stacks)
 
     def _withheld(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> GroupsWithheld:
         """What edges withhold of the groups that a question selects."""
         spec = self.windows.spec
-        bounds = union_of_windows(spec, [read_bounds(w.withheld) for w in found])
+        bounds = union_of_windows(spec, [w.facts.withheld for w in found])
         if question.is_global:
             rests, aggregate = _rests(spec, found), self._aggregate(found, (tuple(w.key for w in found), measure.name))
             groups = rests.stack_without_data(measure) if aggregate is None else aggregate.measures[measure.name]
@@ -372,7 +365,7 @@ def _key_columns(
 
 
 def _rests(spec: QuerySpec, found: Sequence[WindowAnswer]) -> Rests:
-    return Rests.of_windows(spec, [window.rests for window in found])
+    return Rests(united_rests(spec, [window.facts.rests for window in found]))
 
 
 def _is_own(question: WindowQuestion, measure: Measure) -> bool:
@@ -473,16 +466,8 @@ def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Se
     if question.group is not None:
         head["group"] = dict(question.group)
     head["window"] = {"start": rfc3339(first.start_ms), "end": rfc3339(max(w.end_ms for w in found))}
-    head["phase"] = min((w.phase for w in found), key=_PHASES.index)
+    head["phase"] = min((w.phase for w in found), key=lambda phase: phase.rank).value
     if not question.merge:
-        return {**head, "revision": first.revision, "completeness": first.completeness}
-    missing = sorted({edge for w in found for edge in w.completeness.get("missing", ())})
-    ratios = [w.completeness.get("ratio") for w in found]
-    ratio = None if any(r is None for r in ratios) else min(r for r in ratios if r is not None)
+        return {**head, "revision": first.revision, "completeness": completeness(first.facts)}
     head["windows"] = [{"start": rfc3339(w.start_ms), "revision": w.revision} for w in found]
-    completeness: dict[str, Any] = {"ratio": ratio, "missing": missing}
-    for name in ("lost_state", "left"):
-        edges = sorted({edge for w in found for edge in w.completeness.get(name, ())})
-        if edges:
-            completeness[name] = edges
-    return {**head, "completeness": completeness | united_late_counts(w.completeness for w in found)}
+    return {**head, "completeness": completeness(united([w.facts for w in found], spec))}

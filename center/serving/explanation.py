@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from center.results import AnswerRecord
-from center.serving.cells import Cell
-from center.serving.measures import MeasureQuestions, is_incomplete, lacking_rows, may_count_twice
-from center.serving.own_error import OwnError
-from center.serving.predictions import RECORDS
-from center.serving.render import AnswerRows, answer_rows, group_cells, stated_quality
+from center.serving.measures import MeasureQuestions
+from center.serving.render import AnswerRows, answer_rows, group_cells, statement_of
+from center.serving.widening import Lacking
 from center.serving.withheld import with_withheld_amounts
+from edgewater.answers import Cause, WithheldBound, finite
+from edgewater.answers.cells import Cell
+from edgewater.answers.own_error import OwnError
 from edgewater.model.errors import NotFound
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
@@ -97,7 +98,7 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
     shown = [_main_value(cell) for cell in cells]
     at = max(range(rows.length), key=lambda i: _width(shown[i][1]))
     name, cell = shown[at]
-    quality, contract = stated_quality(record, spec, rows, questions)
+    stated = statement_of(record, spec, rows, questions)
     own = errors[0]
     before = own.noted[0] if own.noted and cell else None
     parts = (
@@ -106,9 +107,16 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
         *_predicted_parts(record, spec, measure, before, at, cell),
         *_missing_part(record, measure, rows, at),
     )
-    coverage = quality.get("accuracy", {}).get("coverage")
+    coverage = None if stated.accuracy is None else stated.accuracy.get("coverage")
     return ExplainedValue(
-        group_cells(rows.groups, rows.length)[at], name, cell, values.confidence, parts, rows.length, contract, coverage
+        group_cells(rows.groups, rows.length)[at],
+        name,
+        cell,
+        values.confidence,
+        parts,
+        rows.length,
+        stated.contract.to_json(),
+        coverage,
     )
 
 
@@ -124,14 +132,10 @@ def value_of_group(
 
 def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, dict[str, Any]]:
     """Returns what each edge had stated about the window when the answer was given; None: unknown."""
-    completeness, stated = record.quality["completeness"], record.quality.get("edges")
-    missing, left = completeness["missing"], completeness.get("left", ())
-    unlisted: dict[str, Any] = dict.fromkeys(("closed", "closed_until_ms", "late", "withheld"))
-    stated = stated or unlisted
-    held, late, until = stated["withheld"], stated["late"], stated["closed_until_ms"] or {}
-    closed = stated["closed"] or ()
+    stated = record.facts.edges
+    until, held, late = stated.closed_until_ms or {}, stated.withheld, stated.late
     result = {}
-    having, lacking = frozenset(closed), frozenset((*missing, *left))
+    having, lacking = frozenset(stated.closed or ()), frozenset(record.facts.lacking)
     for edge in sorted({*having, *lacking, *(held or ()), *(late or ())}):
         has_closed = True if edge in having else False if edge in lacking else None
         result[edge] = {
@@ -143,11 +147,13 @@ def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, dict[st
     return result
 
 
-def _withheld_at_edge(bounds: Mapping[str, Any] | None, measure: Measure, closed: bool) -> dict[str, Any] | None:
+def _withheld_at_edge(
+    bounds: Mapping[str, WithheldBound] | None, measure: Measure, closed: bool
+) -> dict[str, Any] | None:
     if bounds is None or (measure.name not in bounds and measure.function.error is not None):
         return {"above": 0, "below": 0} if closed else None
     bound = bounds.get(measure.name)
-    return None if bound is None else {"above": bound["above"], "below": bound["below"]}
+    return None if bound is None else {"above": finite(bound.above), "below": finite(bound.below)}
 
 
 def _main_value(cell: Cell) -> tuple[str, Cell]:
@@ -211,20 +217,23 @@ def _predicted_parts(
     record: AnswerRecord, spec: QuerySpec, measure: Measure, before: Estimates | None, row: int, cell: Cell
 ) -> tuple[ErrorPart, ...]:
     """Returns the errors of an estimate that stands for records which have not arrived."""
-    error, predicted = record.quality["error"], record.quality.get("prediction")
-    if predicted is None:
+    facts = record.facts
+    if (predicted := facts.predicted) is None:
         return ()
+    error = {} if facts.accuracy is None else dict(facts.accuracy.error)
+    if any(facts.late_counts):
+        error["missing"] = None
     parts = []
     for cause, what in (
         ("sampling", "records that edges did not process"),
         ("straggler", "records that have not arrived yet"),
         ("missing", "records of edges that have stopped reporting"),
     ):
-        if measure.name not in predicted:
+        if measure.name != predicted.measure:
             parts.append(ErrorPart(cause, None, None, f"{what}: {NO_BOUND} for a measure that is not estimated"))
             continue
         width = error.get(cause)
-        if predicted[measure.name].get("of") == RECORDS:
+        if predicted.of_records:
             if cause == "straggler":
                 above, below = (None, None) if before is None else _widened(before, row, cell)
                 parts.append(ErrorPart(cause, above, below, f"{what}: they are bounded, and their values may be any"))
@@ -237,26 +246,29 @@ def _predicted_parts(
 
 def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row: int) -> tuple[ErrorPart, ...]:
     """Returns how far missing records may move the value, if no estimate stands for them."""
-    completeness, name = record.quality["completeness"], measure.function.name
-    if may_count_twice(completeness):
-        edges = ", ".join(completeness.get("lost_state", ()))
-        cause = f"{edges} lost its state" if edges else f"edges guessed ({', '.join(sorted(completeness['guessed']))})"
+    facts, name = record.facts, measure.function.name
+    if facts.may_count_twice:
+        edges = ", ".join(facts.edges_by(Cause.LOST_STATE))
+        guesses = ", ".join(sorted(facts.records_by(Cause.GUESSED)))
+        cause = f"{edges} lost its state" if edges else f"edges guessed ({guesses})"
         return (ErrorPart("missing", None, None, f"{cause}: records may be missing or counted twice"),)
-    if "prediction" in record.quality:
+    if facts.predicted is not None:
         return ()
-    if not is_incomplete(completeness):
+    if not facts.lacks_records:
         return (ErrorPart("missing", 0, 0, "every expected edge has closed the window with all its records"),)
-    if not lacking_rows(completeness, rows.groups, rows.length)[row]:
+    lacking, edges_lacking = Lacking.of([facts], rows.groups, rows.length), facts.lacking
+    if not lacking.is_unknown[row] and not lacking.records[row]:
         return (ErrorPart("missing", 0, 0, "edges are missing, and none of them has records of this group"),)
-    lacking = [*completeness["missing"], *completeness.get("left", ())]
-    says = f"records of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''} may be missing"
-    if not lacking:
+    says = f"records of {', '.join(edges_lacking[:3])}{', …' if len(edges_lacking) > 3 else ''} may be missing"
+    if not edges_lacking:
         reasons = {
-            "after_final": "records came when the window was final",
-            "rejected": "sources rejected records",
-            "guessed": "edges left out records on a guess",
+            Cause.AFTER_FINAL: "records came when the window was final",
+            Cause.REJECTED: "sources rejected records",
+            Cause.GUESSED: "edges left out records on a guess",
         }
-        says = "; ".join(text for name, text in reasons.items() if completeness.get(name)) or "no edge is expected"
+        says = "; ".join(text for cause, text in reasons.items() if facts.by_cause(cause)) or "no edge is expected"
+    if not lacking.is_unknown[row] and name == "count":
+        return (ErrorPart("missing", int(lacking.records[row]), 0, says),)
     return (
         ErrorPart(
             "missing", 0 if name == "min" else None, 0 if name in ("count", "max") else None, f"{says}: {NO_BOUND}"

@@ -1,4 +1,4 @@
-"""Values of functions of a sample in an answer: numbers, their interval, and whether they meet the contract.
+"""Values of functions of a sample in an answer: numbers, and their interval.
 
 They are computed on request from the answer's rows, so the job computes nothing. The result is deterministic: rows have
 a fixed order and resampling is seeded.
@@ -7,9 +7,8 @@ a fixed order and resampling is seeded.
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +17,15 @@ import pyarrow as pa
 from cachetools import LRUCache
 
 from center.early import FunctionEstimate, estimate_function
-from center.ledger import ACCURACY, ALL_RECORDS_NEEDED, Violation, with_violations
-from center.serving.cells import Cell, interval_columns, intervals, nullable, plain, stated_confidence
+from edgewater.answers.cells import (
+    Cell,
+    FunctionErrors,
+    interval_columns,
+    intervals,
+    nullable,
+    plain,
+    stated_confidence,
+)
 from edgewater.model.accuracy import AccuracyTarget
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
@@ -29,8 +35,6 @@ DEFAULT_CONFIDENCE = 0.95
 SEED = 20
 CACHE_BYTES = 8 << 20
 """Capacity of the cache of values."""
-SAMPLED = "sampled: the measure is expensive"
-OTHER_MEASURES = "not sampled: the query has other measures, which sampling would distort"
 
 
 def function_confidence(spec: QuerySpec, measure: Measure, groups: int, requested: float | None = None) -> float:
@@ -97,6 +101,17 @@ class FunctionPart:
     def first_interval(self) -> Estimates | None:
         return self._estimates(0) if self.names == ("",) else None
 
+    @property
+    def errors(self) -> FunctionErrors:
+        """The errors of all groups."""
+        each = self.values
+        return FunctionErrors(
+            np.array([v.error for v in each], float),
+            np.array([v.size for v in each], np.int64),
+            np.array([v.rate for v in each], float),
+            tuple(v.problem for v in each),
+        )
+
     def cells(self, rows: int) -> list[Cell]:
         each = [intervals(self._estimates(at), False) for at in range(len(self.names))]
         result = []
@@ -140,44 +155,3 @@ def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: floa
 
 _CACHE: LRUCache[Any, FunctionEstimate] = LRUCache(CACHE_BYTES, getsizeof=lambda e: 3 * e.value.nbytes + 512)
 _LOCK = threading.Lock()
-
-
-def with_function_accuracy(
-    quality: dict[str, Any], contract: Mapping[str, Any], spec: QuerySpec, part: FunctionPart
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the quality and the contract of an answer to a query with an accuracy of a function of a sample."""
-    accuracy = spec.accuracy
-    assert accuracy is not None
-    is_known = bool(part.values) or not quality["completeness"]["missing"]
-    worst = max((v.error for v in part.values), default=0.0 if is_known else math.inf)
-    off = [v for v in part.values if v.error > accuracy.error]
-    is_sampled = any(v.rate < 1 for v in part.values)
-    why_not = OTHER_MEASURES if len(spec.measures) > 1 else ALL_RECORDS_NEEDED
-    accuracy_quality = {
-        "measure": accuracy.measure,
-        "sampling": SAMPLED if is_sampled else why_not,
-        "error": plain(worst),
-        "rate": min((v.rate for v in part.values), default=1.0),
-    }
-    records = {**quality["records"], "sampled": sum(v.size for v in part.values)}
-    violations = []
-    failed = next((v.problem for v in part.values if v.problem), "")
-    if failed:
-        violations.append(Violation(ACCURACY, f"{accuracy.measure}: the function failed: {failed}"))
-    elif off:
-        size = min(v.size for v in off)
-        requested = _percent(accuracy.error)
-        message = (
-            f"{accuracy.measure}: a sample of {size} rows may be off by {_percent(worst)}; the target is {requested}"
-        )
-        if len(part.values) > 1:
-            message = f"{len(off)} of {len(part.values)} groups; {message}"
-        violations.append(Violation(ACCURACY, message))
-    return (
-        {**quality, "accuracy": accuracy_quality, "records": records},
-        with_violations(contract, violations),
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if np.isfinite(share) else "any amount"

@@ -14,19 +14,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from center.ledger import LATE_COUNTS
-from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
 from center.serving.computed import ALL_ROWS, ComputedValue, RowSelection
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
-from center.serving.own_error import OwnError
+from edgewater.answers.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
+from edgewater.answers.own_error import OwnError
 from edgewater.model.early_synopses import DEFAULT_QUANTILES
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.measure import Measure
 from edgewater.synopses import (
     BloomStack,
-    BoolArray,
     Count,
     CountMinStack,
     CuckooStack,
@@ -54,7 +51,6 @@ from edgewater.synopses.named_questions import (
     require_confidence,
     top_items_question,
 )
-from edgewater.wire import GUESSES
 
 MAX_ASKED = 100
 WHOLE = ("count", "integer_sum")
@@ -348,77 +344,3 @@ def _key(x: float) -> str:
 
 def _per_row(groups: IntArray, rows: int) -> FloatArray:
     return np.bincount(groups, minlength=rows).astype(np.float64)
-
-
-def without_bounds(estimates: Estimates) -> Estimates:
-    """Returns the estimates with unknown bounds."""
-    unknown = np.full(len(estimates), np.nan)
-    return replace(estimates, lower=unknown, upper=unknown)
-
-
-def is_incomplete(completeness: Mapping[str, Any]) -> bool:
-    """Returns whether an answer lacks an expected edge, records that are known or, rolled up, a window.
-
-    Args:
-        completeness: the member of the answer's quality.
-    """
-    lacks_records = any(completeness.get(n) for n in ("missing", "left", "unanswered", *LATE_COUNTS))
-    return lacks_records or completeness.get("expected") == 0
-
-
-def lacking_rows(completeness: Mapping[str, Any], groups: Mapping[str, pa.Array], rows: int) -> BoolArray:
-    """Returns which rows may lack records of an incomplete answer.
-
-    These are all rows, unless each missing edge has records of some groups only (`completeness.only`).
-
-    Args:
-        groups: the rows' key columns.
-    """
-    lacking, only = [*completeness.get("missing", ()), *completeness.get("left", ())], completeness.get("only", {})
-    everywhere = np.ones(rows, bool)
-    is_anywhere = any(completeness.get(name) for name in ("unanswered", *LATE_COUNTS))
-    if not rows or not lacking or is_anywhere or not all(edge in only for edge in lacking):
-        return everywhere
-    result = np.zeros(rows, bool)
-    for values in {tuple(sorted(only[edge].items())) for edge in lacking}:
-        mask = everywhere.copy()
-        for name, value in values:
-            if name in groups and pa.types.is_null(groups[name].type):
-                mask[:] = False
-            elif name in groups:
-                equal = pc.equal(groups[name], pa.scalar(value, groups[name].type))
-                mask &= pc.fill_null(equal, False).to_numpy(zero_copy_only=False)
-        result |= mask
-    return result
-
-
-def may_count_twice(completeness: Mapping[str, Any]) -> bool:
-    """Returns whether a record may count twice: an edge lost its state while the window was open, or counted records on
-    a guess. Then not even a count has a bound.
-    """
-    is_guessed = any(GUESSES[reason].adds for reason in completeness.get("guessed", ()))
-    return is_guessed or bool(completeness.get("lost_state"))
-
-
-def lacks_excluded_records(completeness: Mapping[str, Any]) -> bool:
-    """Returns whether records are in no answer: they came after the final answer, their source rejected them, or an
-    edge left them out on a guess.
-    """
-    return any(completeness.get(name) for name in LATE_COUNTS)
-
-
-def widen_by_missing(estimates: Estimates, measure: Measure | None, lacking: BoolArray) -> Estimates:
-    """Removes the bounds that records of missing edges may exceed.
-
-    Further records can only raise a count or a maximum, and lower a minimum. They may move any other value either way,
-    by an unknown amount.
-
-    Args:
-        measure: the measure whose values the estimates are; None: they answer another question.
-        lacking: bool per estimate: whether it may lack records.
-    """
-    unknown = np.where(lacking, np.nan, 0.0)
-    function = None if measure is None else measure.function.name
-    lower = estimates.lower if function in ("count", "max") else estimates.lower + unknown
-    upper = estimates.upper if function == "min" else estimates.upper + unknown
-    return replace(estimates, lower=lower, upper=upper)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
-from center.ledger import ACCURACY, Violation, with_violations
-from center.serving.measures import MeasureQuestions, without_bounds
+from center.serving.measures import MeasureQuestions
 from center.serving.withheld import record_count
+from edgewater.answers import Bounds, Predicted
 from edgewater.model.accuracy import Accuracy, group_key, group_values
 from edgewater.model.early_synopses import RANKS, split_confidence
 from edgewater.model.measure import Measure
@@ -20,15 +20,13 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses import Count, Estimates, FloatArray, GroupedAggregate, IntArray, KllStack, Question, Stack
 from edgewater.synopses.missing_records import with_missing_records
 
-RECORDS = "records"
-"""The member `of` of a prediction of a number of records."""
-_UNSTATED = (None, None, None)
+_UNSTATED: Bounds = (None, None, None)
 _PREDICTION_ROUNDING = 2.0**-44
 _ROUNDING = 1e-9
 
 
 def with_prediction(
-    estimates: Estimates, measure: Measure, predictions: Mapping[str, Any], groups: Mapping[str, pa.Array]
+    estimates: Estimates, measure: Measure, predicted: Predicted, groups: Mapping[str, pa.Array]
 ) -> Estimates:
     """Replaces the data's estimate by the prediction. For measures without one, and groups with too few records, only
     the bounds are replaced: they are unknown.
@@ -36,10 +34,10 @@ def with_prediction(
     Args:
         groups: the rows' key columns.
     """
-    p = predictions.get(measure.name)
-    if p is None or p.get("of") == RECORDS:
-        return without_bounds(estimates)
-    columns = _columns(p, groups, len(estimates))
+    if predicted.measure != measure.name or predicted.of_records:
+        unknown = np.full(len(estimates), np.nan)
+        return replace(estimates, lower=unknown, upper=unknown)
+    columns = _columns(predicted, groups, len(estimates))
     value = np.where(np.isnan(columns[0]), estimates.value, columns[0])
     # Predictions are float64; of integers beyond 2^53 an interval may be narrower than their rounding.
     margin = np.where(np.abs(value) >= 2.0**53, np.abs(value) * _PREDICTION_ROUNDING, 0.0)
@@ -47,17 +45,17 @@ def with_prediction(
     # What has arrived decides that the value is NaN or infinite, whatever is still to come.
     odd = estimates.odd
     value, lower, upper = (np.where(odd, estimates.value, each) for each in (value, columns[1], columns[2]))
-    confidence = estimates.confidence if p["confidence"] is None else p["confidence"]
+    confidence = estimates.confidence if predicted.confidence is None else predicted.confidence
     return Estimates(value, lower, upper, confidence, estimates.basis, present=odd | ~np.isnan(value))
 
 
-def _columns(prediction: Mapping[str, Any], groups: Mapping[str, pa.Array], rows: int) -> FloatArray:
+def _columns(predicted: Predicted, groups: Mapping[str, pa.Array], rows: int) -> FloatArray:
     """Returns estimate, lower and upper of each row, float64 [3, row]; NaN: unknown."""
-    if "groups" not in prediction:
-        stated = [[prediction[name] for name in ("estimate", "lower", "upper")]] * rows
+    if predicted.groups is None:
+        stated = [predicted.interval] * rows
     else:
         keys = (group_key(values) for values in zip(*(c.to_pylist() for c in groups.values()), strict=True))
-        stated = [prediction["groups"].get(key, _UNSTATED) for key in keys]
+        stated = [predicted.groups.get(key, _UNSTATED) for key in keys]
     return np.array([[math.nan if x is None else x for x in row] for row in stated], float).reshape(-1, 3).T
 
 
@@ -82,7 +80,7 @@ class RecordsOut:
     def of(
         cls,
         spec: QuerySpec,
-        predictions: Mapping[str, Any] | None,
+        predicted: Predicted | None,
         groups: Mapping[str, pa.Array],
         stacks: Mapping[str, Stack],
     ) -> Self | None:
@@ -93,17 +91,16 @@ class RecordsOut:
             stacks: the rows' merged data by measure: the accuracy's measure, and a count() if there is one.
         """
         accuracy = spec.accuracy
-        if accuracy is None or predictions is None or predictions.get(accuracy.measure, {}).get("of") != RECORDS:
+        if accuracy is None or predicted is None or not predicted.of_records:
             return None
-        stated = predictions[accuracy.measure]
         (measure,) = (m for m in spec.measures if m.name == accuracy.measure)
         stack, count = stacks[measure.name], record_count(spec)
         # Without a count of all records, the synopsis has the number of its values. It is not larger.
         merged = stack.query(Count()) if count is None else stacks[count.name].query()
-        upper = _columns(stated, groups, len(stack))[2]
+        upper = _columns(predicted, groups, len(stack))[2]
         missing = np.where(merged.value > upper * (1 + _ROUNDING), np.inf, np.maximum(upper - merged.value, 0.0))
         own = split_confidence(measure, accuracy.confidence)[1]
-        return cls(measure.name, missing, stated["confidence"] or 0.0, own)
+        return cls(measure.name, missing, predicted.confidence or 0.0, own)
 
     def asked(self, measure: Measure, questions: MeasureQuestions) -> MeasureQuestions:
         """Returns the questions, with the confidence with which the synopsis keeps its part of the accuracy."""
@@ -183,21 +180,13 @@ class SynopsisAccuracy:
                 error = np.fmax(upper - value, value - lower) / np.maximum(count + out, 1.0)
         self.worst = max(self.worst, float(np.where(lost, np.inf, error).max()))
 
-    def checked(self, contract: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the contract, with a violation if a value is not within the error and the ledger has not said so."""
-        stated = any(v["code"] == ACCURACY for v in contract["violations"])
-        if stated or self.worst <= self.accuracy.error * (1 + _ROUNDING):
-            return dict(contract)
-        off = f"may be off by {100 * self.worst:.3g} %" if math.isfinite(self.worst) else "has no bound"
-        message = f"{self.measure}: a value {off}; the accuracy is {100 * self.accuracy.error:.3g} %"
-        return with_violations(contract, [Violation(ACCURACY, message)])
 
-
-def add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -> None:
+def add_expected(aggregate: GroupedAggregate, predicted: Predicted | None) -> None:
     """Adds rows for groups that have a prediction but no records yet, such as those of an unreachable edge."""
-    for p in predictions.values():
-        keys = [group_values(key) for key, (_, lower, _) in p.get("groups", {}).items() if lower is not None]
-        if keys:
-            types = [column.type for column in aggregate.rows()]
-            columns = [pa.array(list(c), t) for c, t in zip(zip(*keys, strict=True), types, strict=True)]
-            aggregate.encode(columns, len(keys))
+    if predicted is None or predicted.groups is None:
+        return
+    keys = [group_values(key) for key, (_, lower, _) in predicted.groups.items() if lower is not None]
+    if keys:
+        types = [column.type for column in aggregate.rows()]
+        columns = [pa.array(list(c), t) for c, t in zip(zip(*keys, strict=True), types, strict=True)]
+        aggregate.encode(columns, len(keys))

@@ -18,21 +18,21 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import Cell, CellPart, IntervalPart, csv_table, equal_cells, plain_key
 from center.serving.computed import row_intervals
-from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
+from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
     NO_QUESTIONS,
     MeasureEvaluator,
     MeasureQuestions,
     includes,
 )
-from center.serving.own_error import OwnError, error_by_cause, with_own_errors
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, add_expected
 from center.serving.totals import answer_totals
-from center.serving.widening import Widening
-from center.serving.withheld import GroupsWithheld, read_bounds, with_withheld
-from edgewater.model.accuracy import Accuracy
+from center.serving.widening import Lacking, Widening
+from center.serving.withheld import GroupsWithheld
+from edgewater.answers.cells import CellPart, Column, IntervalPart, csv_table, equal_cells, plain_key
+from edgewater.answers.own_error import OwnError
+from edgewater.answers.statement import Statement, judged
 from edgewater.model.early_synopses import DEFAULT_QUANTILES
 from edgewater.model.key_texts import NOT_FINITE, NULL, text_of_key
 from edgewater.model.measure import Measure
@@ -50,36 +50,18 @@ from edgewater.synopses.key_table import KeyTable
 
 _NOTHING = object()
 SUMMARY_GROUPS = 5
+_NO_DATA: Mapping[str, Any] = {}
 
 __all__ = [
     "DEFAULT_QUANTILES",
     "NO_QUESTIONS",
     "MeasureQuestions",
     "denoted_values",
+    "evaluated",
     "render",
     "to_csv",
-    "to_stated_table",
     "to_table",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureValues:
-    """A measure's values of all groups, in row order."""
-
-    name: str
-    parts: tuple[CellPart, ...]
-    own: OwnError
-
-    @property
-    def confidence(self) -> float | None:
-        """The lowest confidence of any of its intervals; None: it has none with a bound."""
-        return min((c for part in self.parts if (c := part.confidence) is not None), default=None)
-
-    def cells(self, rows: int) -> list[Cell]:
-        """The measure's cell per row: the members of all its parts."""
-        each = [part.cells(rows) for part in self.parts]
-        return [{k: v for part in parts for k, v in part.items()} for parts in zip(*each, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +71,18 @@ class AnswerRows:
     Attributes:
         withheld: what edges withhold of the rows.
         codes: int64 per row, the number of its group in the merged data; empty without merged data.
-        accuracy: the errors of the synopsis that the accuracy is about.
     """
 
     groups: dict[str, pa.Array]
-    values: tuple[MeasureValues, ...]
+    values: tuple[Column, ...]
     length: int
     withheld: GroupsWithheld
     codes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    accuracy: SynopsisAccuracy | None = None
 
     def data(self) -> list[dict[str, Any]]:
         """The rows as JSON."""
         groups = group_cells(self.groups, self.length)
-        columns = [(values.name, values.cells(self.length)) for values in self.values]
+        columns = [(values.measure, values.cells(self.length)) for values in self.values]
         return [{"group": groups[i], **{name: cells[i] for name, cells in columns}} for i in range(self.length)]
 
     def widest(self, count: int) -> IntArray:
@@ -133,11 +113,6 @@ class AnswerRows:
         groups = {name: column.take(pa.array(gone)) for name, column in before.groups.items()}
         return np.flatnonzero(changed), group_cells(groups, len(gone))
 
-    def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
-        """The accuracy's function of a sample, if there is one and no question replaces it."""
-        parts = (part for values in self.values if values.name == accuracy.measure for part in values.parts)
-        return next((part for part in parts if isinstance(part, FunctionPart)), None)
-
 
 def render(
     record: AnswerRecord,
@@ -159,10 +134,10 @@ def render(
         InvalidRequest: a question that a measure's synopsis cannot answer.
         SynopsisError: the stored bytes cannot be read.
     """
-    merged = merged_data(record)
-    rows = answer_rows(record, spec, questions, merged=merged)
+    answer = evaluated(record, spec, questions)
+    rows = answer.rows
     if base is None and not summary:
-        return _members(record, spec, rows, questions, merged, {"data": rows.data()})
+        return answer.members({"data": rows.data()})
     shown, removed = np.arange(rows.length), list[dict[str, Any]]()
     if summary:
         shown = rows.widest(SUMMARY_GROUPS)
@@ -170,75 +145,80 @@ def render(
         shown, removed = rows.changed_since(answer_rows(base, spec, questions))
     chosen = rows
     if len(shown) < rows.length:
-        chosen = answer_rows(record, spec, questions, merged=merged, codes=rows.codes[shown])
+        chosen = answer_rows(record, spec, questions, merged=answer.merged, codes=rows.codes[shown])
     members: dict[str, Any] = {"data": chosen.data(), "groups": rows.length}
     if base is not None:
         members |= {"base": base.revision, "removed": removed}
-    return _members(record, spec, rows, questions, merged, members)
+    return answer.members(members)
 
 
-def _members(
-    record: AnswerRecord,
-    spec: QuerySpec,
-    rows: AnswerRows,
-    questions: MeasureQuestions,
-    merged: GroupedAggregate | None,
-    data: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The members of an answer as JSON, with `data` in their place."""
-    quality, contract = stated_quality(record, spec, rows, questions, merged)
-    return {
-        "query": record.query.name,
-        "version": record.query.version,
-        "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
-        "phase": record.phase.value,
-        "revision": record.revision,
-        "given_at": rfc3339(record.answered_at_ms),
-        **data,
-        **answer_totals(record, spec, questions, merged),
-        "confidence": min((c for values in rows.values if (c := values.confidence) is not None), default=None),
-        "quality": quality,
-        "contract": contract,
-    }
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An evaluated answer.
+
+    Attributes:
+        rows: the rows that the questions select.
+        stated: the statement of the whole answer.
+        totals: the members `total`, `rest` and `notes`.
+        merged: `merged_data` of the record.
+    """
+
+    record: AnswerRecord
+    rows: AnswerRows
+    stated: Statement
+    totals: Mapping[str, Any]
+    merged: GroupedAggregate | None
+
+    def members(self, data: Mapping[str, Any] = _NO_DATA) -> dict[str, Any]:
+        """Returns the members of the answer as JSON, with `data` in their place."""
+        record = self.record
+        return {
+            "query": record.query.name,
+            "version": record.query.version,
+            "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
+            "phase": record.phase.value,
+            "revision": record.revision,
+            "given_at": rfc3339(record.answered_at_ms),
+            **data,
+            **self.totals,
+            "confidence": min((c for column in self.rows.values if (c := column.confidence) is not None), default=None),
+            "quality": self.stated.quality(),
+            "contract": self.stated.contract.to_json(),
+        }
+
+    def table(self) -> pa.Table:
+        """Returns `to_table`."""
+        return _table(self.record, self.rows)
 
 
-def stated_quality(
-    record: AnswerRecord,
-    spec: QuerySpec,
-    rows: AnswerRows,
-    questions: MeasureQuestions,
-    merged: GroupedAggregate | None = None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The quality and the contract of an answer: of the whole one, whatever part of it is requested."""
-    quality = {name: value for name, value in record.quality.items() if name not in ("contract", "edges", "rests")}
-    contract = record.quality["contract"]
-    if any("groups" in p for p in quality.get("prediction", {}).values()):
-        del quality["prediction"]  # it is in the rows
-    whole = (
-        rows if questions == NO_QUESTIONS else answer_rows(record, spec, NO_QUESTIONS, merged=merged, is_sorted=False)
-    )
-    if spec.accuracy is not None and spec.accuracy.kind is None:
-        function = whole.function_of(spec.accuracy)
-        assert function is not None
-        quality, contract = with_function_accuracy(quality, contract, spec, function)
-    own = {values.name: values.own for values in whole.values}
-    predicted = record.quality.get("prediction")
-    quality["error"] = error_by_cause(quality["error"], own, next(iter(predicted)) if predicted else None)
-    contract = with_own_errors(with_withheld(contract, whole.withheld), spec, own)
-    if whole.accuracy is not None:
-        contract = whole.accuracy.checked(contract)
-    if "merged_into_ms" in quality:
-        quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
-    return quality, contract
+def evaluated(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> Answer:
+    """Evaluates questions on an answer.
 
-
-def to_stated_table(
-    record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS
-) -> tuple[pa.Table, dict[str, Any]]:
-    """Returns `to_table`, and what `render` states besides the data."""
+    Raises:
+        InvalidRequest: a question that a measure's synopsis cannot answer.
+        SynopsisError: the stored bytes cannot be read.
+    """
     merged = merged_data(record)
     rows = answer_rows(record, spec, questions, merged=merged)
-    return _table(record, rows), _members(record, spec, rows, questions, merged, {})
+    stated = statement_of(record, spec, rows, questions, merged)
+    return Answer(record, rows, stated, answer_totals(record, spec, questions, merged), merged)
+
+
+def statement_of(
+    record: AnswerRecord,
+    spec: QuerySpec,
+    rows: AnswerRows | None = None,
+    questions: MeasureQuestions = NO_QUESTIONS,
+    merged: GroupedAggregate | None = None,
+) -> Statement:
+    """Returns the statement of an answer: of the whole one, whatever part of it is requested.
+
+    Args:
+        rows: the rows of these questions, if they are evaluated already.
+    """
+    if rows is None or questions != NO_QUESTIONS:
+        rows = answer_rows(record, spec, NO_QUESTIONS, merged=merged, is_sorted=False)
+    return judged(record.facts, rows.values, spec, record.of_windows)
 
 
 def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Table:
@@ -256,11 +236,11 @@ def _table(record: AnswerRecord, rows: AnswerRows) -> pa.Table:
     columns: dict[str, pa.Array] = dict(rows.groups)
     for values in rows.values:
         for part in values.parts:
-            for name, column in part.columns(values.name, rows.length).items():
+            for name, column in part.columns(values.measure, rows.length).items():
                 while name in columns:  # a group column has that name
                     name = f"answer_{name}"
                 columns[name] = column
-    if record.synopsis is None and not rows.length and "merged_into_ms" not in record.quality:
+    if record.synopsis is None and not rows.length and not record.facts.is_merged_session:
         columns = {name: pa.nulls(1, column.type) for name, column in columns.items()}
     return pa.table(columns)
 
@@ -278,7 +258,7 @@ def merged_data(record: AnswerRecord) -> GroupedAggregate | None:
     if record.synopsis is None:
         return None
     aggregate = GroupedAggregate.from_bytes(record.synopsis, are_distinct=True)  # the job has read or written them
-    add_expected(aggregate, record.quality.get("prediction") or {})
+    add_expected(aggregate, record.facts.predicted)
     return aggregate
 
 
@@ -301,11 +281,10 @@ def answer_rows(
     is_subset = codes is not None
     data = _selected_data(record, spec, questions, merged, is_sorted, codes)
     groups, order = data.groups, data.codes
-    predictions, accuracy = record.quality.get("prediction"), SynopsisAccuracy.of(spec)
-    out = RecordsOut.of(spec, predictions, groups, data.stacks)
-    widening = Widening.of(
-        [record.quality["completeness"]], groups, len(order), data.withheld, predictions, out, accuracy
-    )
+    facts, accuracy = record.facts, SynopsisAccuracy.of(spec)
+    out = RecordsOut.of(spec, facts.predicted, groups, data.stacks)
+    lacking = Lacking.of([facts], groups, len(order))
+    widening = Widening(groups, data.withheld, lacking, facts.predicted, out, accuracy)
 
     def evaluator(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, data.groups_in_all, questions.confidence)
@@ -316,26 +295,44 @@ def answer_rows(
 
     needs_all = bool(questions.computed) or questions.selection.is_needed
     shown = [evaluator(m) for m in spec.measures if needs_all or includes(questions, m)]
-    values = [MeasureValues(e.measure.name, tuple(e.parts()), e.own) for e in shown]
-    intervals = row_intervals({v.name: v.parts for v in values}) if needs_all else {}
+    parts = {e.measure.name: tuple(e.parts()) for e in shown}
+    values = [_column(e, parts[e.measure.name], data.withheld, accuracy) for e in shown]
+    intervals = row_intervals(parts) if needs_all else {}
     values += _computed_values(spec, questions, intervals)
     names = {m.name for m in spec.measures if includes(questions, m)} | {v.name for v in questions.computed}
-    stated = tuple(v for v in values if v.name in names)
-    rows = AnswerRows(groups, stated, len(order), data.withheld, order, accuracy)
+    stated = tuple(v for v in values if v.measure in names)
+    rows = AnswerRows(groups, stated, len(order), data.withheld, order)
     if is_subset or not questions.selection.is_needed:
         return rows
     chosen = questions.selection.rows(groups, intervals, len(order))
     return answer_rows(record, spec, questions, new_error, merged, is_sorted, order[chosen])
 
 
-def _computed_values(
-    spec: QuerySpec, questions: MeasureQuestions, intervals: dict[str, Estimates]
-) -> list[MeasureValues]:
+def _column(
+    evaluated: MeasureEvaluator,
+    parts: tuple[CellPart, ...],
+    withheld: GroupsWithheld,
+    accuracy: SynopsisAccuracy | None,
+) -> Column:
+    """Returns the values of a measure, with what their evaluation has shown."""
+    name = evaluated.measure.name
+    return Column(
+        name,
+        parts,
+        evaluated.own,
+        withheld.excess.get(name),
+        name in withheld.without_bound,
+        accuracy.worst if accuracy is not None and accuracy.measure == name else 0.0,
+        next((part.errors for part in parts if isinstance(part, FunctionPart)), None),
+    )
+
+
+def _computed_values(spec: QuerySpec, questions: MeasureQuestions, intervals: dict[str, Estimates]) -> list[Column]:
     """Returns the values that the questions compute, and adds them to the intervals."""
     values = []
     for value in questions.computed:
         intervals[value.name] = value.estimates(intervals, spec.measures)
-        values.append(MeasureValues(value.name, (IntervalPart("", intervals[value.name]),), OwnError()))
+        values.append(Column(value.name, (IntervalPart("", intervals[value.name]),), OwnError()))
     return values
 
 
@@ -364,10 +361,10 @@ def _selected_data(
     codes: IntArray | None,
 ) -> _SelectedData:
     """Returns the data of the groups that the questions select; the arguments are as of `answer_rows`."""
-    withheld = GroupsWithheld.of(spec, read_bounds(record.quality["error"]["withheld"]))
+    withheld = GroupsWithheld.of(spec, record.facts.withheld)
     if record.synopsis is None:
         # Without groups, there is a value of no records.
-        no_rows = spec.group_by or "merged_into_ms" in record.quality
+        no_rows = spec.group_by or record.facts.is_merged_session
         order: IntArray = np.arange(0 if no_rows else 1) if codes is None else codes
         stacks = {m.name: m.stack(None) for m in spec.measures}
         for stack in stacks.values():
@@ -380,7 +377,7 @@ def _selected_data(
         codes = sorted_groups(aggregate, selected) if is_sorted else selected
     groups = dict(zip(aggregate.key_names, aggregate.rows(codes), strict=True))
     stacks = dict(aggregate.measures)
-    withheld = withheld.of_rows(aggregate, codes, groups, record.quality.get("edges") or {})
+    withheld = withheld.of_rows(aggregate, codes, groups, record.facts.edges)
     if not np.array_equal(codes, np.arange(len(aggregate))):
         stacks = {name: stack.take(codes) for name, stack in stacks.items()}
     return _SelectedData(groups, stacks, codes, len(aggregate), withheld)

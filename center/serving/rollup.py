@@ -1,7 +1,7 @@
 """Merges the answers of a query's windows into answers of longer intervals, such as hours or days (*roll-ups*).
 
 The synopses are merged. So a rolled-up count is the count of all records. A rolled-up quantile or distinct count is the
-same as in one window of this length. The quality unites the statements of the windows.
+same as in one window of this length. The facts of the windows are united, and each window's contract is judged.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
-from center.ledger import ACCURACY, Violation, united_late_counts, with_violations
 from center.results import AnswerRecord
-from center.serving.totals import Rests
-from center.serving.withheld import read_bounds, union_of_windows
+from center.serving.render import statement_of
+from edgewater.answers.statement import Contract, requested, united_contract, violations_of_facts
+from edgewater.answers.uniting import united
 from edgewater.model import time_functions
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.quantities import duration_ms
@@ -31,10 +30,6 @@ from edgewater.model.windows import (
 from edgewater.synopses import GroupedAggregate
 
 EVERY_ACCEPTED = f"a duration such as 1h, or one of {', '.join(CALENDAR_UNITS)}"
-UNANSWERED, PER_WINDOW = "unanswered-windows", "budget-per-window"
-"""Codes of violations of roll-ups."""
-MAX_LOSSES = 100
-"""The number of stated losses that a rolled-up answer lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,96 +136,14 @@ def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval
         phase=min((record.phase for record in records), key=lambda phase: phase.rank),
         answered_at_ms=max(record.answered_at_ms for record in records),
         staleness_ms=max(record.staleness_ms for record in records),
-        quality=_united_quality([record.quality for record in records], spec, interval),
+        facts=united([record.facts for record in records], spec, interval.windows),
         synopsis=GroupedAggregate.merge_bytes(synopses) if synopses else None,
+        of_windows=united_contract(spec, [_contract(record, spec) for record in records]),
     )
 
 
-def _united_quality(qualities: Sequence[dict[str, Any]], spec: QuerySpec, interval: Interval) -> dict[str, Any]:
-    completeness = _united_completeness([quality["completeness"] for quality in qualities], interval)
-    predicted = sum("prediction" in quality for quality in qualities)
-    contract = _united_contract([quality["contract"] for quality in qualities])
-    if predicted:
-        reason = f"{predicted} of {len(qualities)} windows have a prediction, and predictions are merged without bounds"
-        contract = with_violations(contract, [Violation(ACCURACY, reason)])
-    if unanswered := completeness.get("unanswered"):
-        reason = f"{unanswered} of {interval.windows} windows have no answer"
-        contract = with_violations(contract, [Violation(UNANSWERED, reason)])
-    if spec.budget is not None and interval.windows > 1:
-        contract = with_violations(
-            contract, [Violation(PER_WINDOW, "the budget is about each window, not about several")]
-        )
-    whole = not any(completeness.get(name) for name in ("missing", "left", "unanswered"))
-    rests = [quality["rests"] for quality in qualities]
-    united = None if any(rest is None for rest in rests) else Rests.of_windows(spec, [Rests.of(q) for q in qualities])
-    result: dict[str, Any] = {
-        "completeness": completeness,
-        "records": _united_records([quality["records"] for quality in qualities], whole),
-        "staleness_ms": max(quality["staleness_ms"] for quality in qualities),
-        "first_staleness_ms": max(quality["first_staleness_ms"] for quality in qualities),
-        "error": {
-            "sampling": None if predicted else 0,
-            "withheld": {
-                name: bound.to_mapping()
-                for name, bound in union_of_windows(
-                    spec, [read_bounds(quality["error"]["withheld"]) for quality in qualities]
-                ).items()
-            },
-            "missing": 0 if whole else None,
-        },
-        "contract": contract,
-        "edges": {},
-        "rests": None if united is None else united.to_mapping(),
-    }
-    if predicted:
-        result["prediction"] = {}  # no measure is predicted: the merged values have no bounds
-    return result
-
-
-def _united_completeness(parts: Sequence[dict[str, Any]], interval: Interval) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "ratio": sum(part["ratio"] for part in parts) / interval.windows,
-        "expected": max(part["expected"] for part in parts),
-        "reported": min(part["reported"] for part in parts),
-        "missing": _united_names(parts, "missing"),
-        "windows": interval.windows,
-    }
-    if unanswered := interval.windows - len(parts):
-        result["unanswered"] = unanswered
-    for name in ("lost_state", "left"):
-        if edges := _united_names(parts, name):
-            result[name] = edges
-    result |= united_late_counts(parts)
-    delivery = {edge: promise for part in parts for edge, promise in part.get("delivery", {}).items()}
-    if delivery:
-        result["delivery"] = delivery
-    losses = [loss for part in parts for loss in part.get("losses", ())]
-    distinct = list({tuple(sorted(loss.items(), key=str)): loss for loss in losses}.values())
-    if distinct:
-        result["losses"] = distinct[:MAX_LOSSES]
-    return result
-
-
-def _united_names(parts: Sequence[dict[str, Any]], name: str) -> list[str]:
-    return sorted({edge for part in parts for edge in part.get(name, ())})
-
-
-def _united_records(parts: Sequence[dict[str, Any]], whole: bool) -> dict[str, Any]:
-    result = {}
-    for name in parts[0]:
-        each = [part[name] for part in parts]
-        result[name] = None if any(n is None for n in each) else sum(each)
-    return result if whole else {**result, "expected": None}
-
-
-def _united_contract(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the contract of a roll-up. It is met if each window has met its contract."""
-    by_code: dict[str, list[str]] = {}
-    for part in parts:
-        for violation in part["violations"]:
-            by_code.setdefault(violation["code"], []).append(violation["message"])
-    violations = [
-        {"code": code, "message": f"{len(messages)} of {len(parts)} windows: {messages[0]}"}
-        for code, messages in by_code.items()
-    ]
-    return {"requested": parts[-1]["requested"], "met": all(part["met"] for part in parts), "violations": violations}
+def _contract(record: AnswerRecord, spec: QuerySpec) -> Contract:
+    """Returns the contract of one window. Its values are evaluated only if they may decide it."""
+    if spec.accuracy is not None or (spec.error_budget is not None and record.facts.withheld):
+        return statement_of(record, spec).contract
+    return Contract(requested(spec), tuple(violations_of_facts(record.facts, spec)))

@@ -13,7 +13,6 @@ from cachetools import LRUCache
 from center.results import AnswerRecord, ResultStore
 from center.serving.evaluator import WindowAnswer
 from center.serving.synopsis_cache import SynopsisCache
-from center.serving.totals import Rests
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
@@ -106,12 +105,9 @@ class StoredWindows:
             (record.query.name, record.query.version, record.window_start_ms, record.revision),
             record.window_start_ms,
             record.window_end_ms,
-            record.phase.value,
+            record.phase,
             record.revision,
-            record.quality["completeness"],
-            record.quality["error"]["withheld"],
-            Rests.of(record.quality),
-            record.quality.get("prediction"),
+            record.facts,
         )
         synopsis = record.synopsis
         if synopsis is not None:

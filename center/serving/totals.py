@@ -7,29 +7,23 @@ Under a budget each group of an answer lacks little, but all groups together may
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from center.results import AnswerRecord
-from center.serving.cells import Cell, intervals
-from center.serving.measures import (
-    WHOLE,
-    MeasureQuestions,
-    includes,
-    is_incomplete,
-    may_count_twice,
-    widen_by_missing,
-    without_bounds,
-)
+from center.serving.measures import WHOLE, MeasureQuestions, includes
+from center.serving.widening import Lacking
+from edgewater.answers import Cause, Facts
+from edgewater.answers.cells import Cell, intervals
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, GroupedAggregate, Stack
 from edgewater.synopses.named_questions import merge_groups
-from edgewater.synopses.rests import NOTHING, has_exact_rest, union_of_rests, with_rest
+from edgewater.synopses.rests import NOTHING, has_exact_rest, with_rest
 from edgewater.wire import Rest
 
 _UNKNOWN: Cell = {"estimate": None, "lower": None, "upper": None}
@@ -43,24 +37,6 @@ class Rests:
     """
 
     of_measures: Mapping[str, Rest | None]
-
-    @classmethod
-    def of(cls, quality: Mapping[str, Any]) -> Rests:
-        """Reads the rests in the quality of a stored answer."""
-        stored = quality["rests"]
-        return cls({name: None if rest is None else Rest.from_json(rest) for name, rest in stored.items()})
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Returns what `of` reads."""
-        return {name: None if rest is None else rest.to_json() for name, rest in self.of_measures.items()}
-
-    @classmethod
-    def of_windows(cls, spec: QuerySpec, windows: Sequence[Rests]) -> Rests:
-        """Returns the rests of merged windows."""
-        names = {name for window in windows for name in window.of_measures}
-        functions = {m.name: m.function.name for m in spec.measures}
-        each = {name: [w.of_measures.get(name, NOTHING) for w in windows] for name in sorted(names)}
-        return cls({name: union_of_rests(functions[name], rests) for name, rests in each.items()})
 
     def get(self, measure: str) -> Rest | None:
         return self.of_measures.get(measure, NOTHING)
@@ -102,28 +78,26 @@ def answer_totals(
     Args:
         merged: the merged data of the record; None: nothing has arrived.
     """
-    quality = record.quality
-    if "merged_into_ms" in quality or quality["rests"] is None:
+    facts = record.facts
+    if facts.is_merged_session or facts.by_cause(Cause.UNREADABLE):
         return {"total": {}, "rest": {}}
-    rests, total, rest = Rests.of(quality), dict[str, Cell](), dict[str, float | None]()
-    numbers: dict[str, Estimates] = {}
+    rests, total, rest = Rests(facts.rests), dict[str, Cell](), dict[str, float | None]()
+    lacking, numbers = Lacking.of([facts], {}, 1), dict[str, Estimates]()
     for measure in spec.measures:
         groups = rests.stack_without_data(measure) if merged is None else merged.measures[measure.name]
         if not has_exact_rest(groups) or not (questions.computed or includes(questions, measure)):
             continue
-        if _is_sampled(spec, quality):
+        if _is_sampled(spec, facts):
             total[measure.name] = _UNKNOWN
             continue
-        stack = rests.merged(measure, groups)
-        lacks = rests.missing(measure, groups) != 0.0 or is_incomplete(quality["completeness"])
-        estimates = widen_by_missing(stack.query(), measure, np.array([lacks]))
-        if may_count_twice(quality["completeness"]):
-            estimates = without_bounds(estimates)
+        stack, is_whole = rests.merged(measure, groups), rests.missing(measure, groups) == 0.0
+        all_lack = lacking if is_whole else replace(lacking, is_unknown=np.ones(1, bool))
+        estimates = all_lack.widen(stack.query(), measure)
         numbers[measure.name] = estimates
         total[measure.name] = intervals(estimates, stack.kind in WHOLE)[0]
         if measure.function.error == "sum":
-            amount = rests.get(measure.name)
-            rest[measure.name] = None if lacks or amount is None else _amount(measure, amount)
+            amount, has_all = rests.get(measure.name), is_whole and not facts.lacks_records
+            rest[measure.name] = _amount(measure, amount) if has_all and amount is not None else None
     for value in questions.computed:
         if value.reads() <= set(numbers):
             total[value.name] = intervals(value.estimates(numbers, spec.measures), False)[0]
@@ -138,9 +112,9 @@ def answer_totals(
     }
 
 
-def _is_sampled(spec: QuerySpec, quality: Mapping[str, Any]) -> bool:
+def _is_sampled(spec: QuerySpec, facts: Facts) -> bool:
     """Returns whether records may have been sampled out. Then merged groups are no total."""
-    return spec.accuracy is not None and (spec.accuracy.kind is None or quality.get("prediction") is not None)
+    return spec.accuracy is not None and (spec.accuracy.kind is None or facts.predicted is not None)
 
 
 def _amount(measure: Measure, rest: Rest) -> float | int | None:

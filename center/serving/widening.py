@@ -3,24 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from center.serving.measures import (
-    is_incomplete,
-    lacking_rows,
-    lacks_excluded_records,
-    may_count_twice,
-    widen_by_missing,
-    without_bounds,
-)
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, with_prediction
 from center.serving.withheld import GroupsWithheld
+from edgewater.answers import NONE, RULES, Constants, Facts, Predicted
 from edgewater.model.measure import Measure
-from edgewater.synopses import BoolArray, Estimates, IntArray, Question, Stack
+from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray, Question, Stack
+
+_EXACT_FLOATS = 2.0**53
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """The records that rows of an answer lack, or have too often, by the deviations of its facts.
+
+    Attributes:
+        is_unknown: bool per row: an unknown number of records may be absent from its data.
+        records: float64 per row, the most records of a known number that may be absent besides.
+        may_count_twice: some records may be in the data twice.
+        lacks_excluded_records: no prediction stands for some of the records, because no answer will have them.
+    """
+
+    is_unknown: BoolArray
+    records: FloatArray
+    may_count_twice: bool = False
+    lacks_excluded_records: bool = False
+
+    @classmethod
+    def of(cls, facts: Sequence[Facts], keys: Mapping[str, pa.Array], rows: int) -> Lacking:
+        """Returns what some rows lack.
+
+        Args:
+            facts: the facts of each answer whose data were merged.
+            keys: the rows' key columns; empty: a row has records of all groups.
+            rows: number of rows.
+        """
+        unknown, records = np.full(rows, any(f.expected == 0 for f in facts)), np.zeros(rows)
+        deviations = [d for each in facts for d in each.deviations]
+        for each in deviations:
+            if each.lacks == NONE:
+                continue
+            chosen = _rows_with(each.only, keys, rows)
+            if each.lacks.most is None:
+                unknown |= chosen
+            else:
+                records[chosen] += each.lacks.most
+        return cls(
+            unknown,
+            records,
+            any(each.may_count_twice for each in facts),
+            any(not RULES[d.cause].predicted for d in deviations),
+        )
+
+    def at(self, rows: IntArray | None) -> Lacking:
+        """Returns what some of the rows lack; None: all rows."""
+        return self if rows is None else replace(self, is_unknown=self.is_unknown[rows], records=self.records[rows])
+
+    def widen(self, estimates: Estimates, measure: Measure | None) -> Estimates:
+        """Removes or moves the bounds that the absent records may exceed.
+
+        Further records can only raise a count or a maximum, and lower a minimum. They may move any other value either
+        way, by an unknown amount.
+
+        Args:
+            measure: the measure whose values the estimates are; None: they answer another question.
+        """
+        if self.may_count_twice:
+            return without_bounds(estimates)
+        function, lacking = None if measure is None else measure.function.name, self.is_unknown
+        upper = estimates.upper
+        if function == "count":
+            upper = upper + self.records
+            upper = np.where((self.records > 0) & (upper >= _EXACT_FLOATS), np.nextafter(upper, np.inf), upper)
+        elif measure is not None and measure.function.error is not None:
+            lacking = lacking | (self.records > 0)
+        if not lacking.any() and upper is estimates.upper:
+            return estimates
+        unknown = np.where(lacking, np.nan, 0.0)
+        lower = estimates.lower if function in ("count", "max") else estimates.lower + unknown
+        return replace(estimates, lower=lower, upper=upper if function == "min" else upper + unknown)
+
+
+def without_bounds(estimates: Estimates) -> Estimates:
+    """Returns the estimates with unknown bounds."""
+    unknown = np.full(len(estimates), np.nan)
+    return replace(estimates, lower=unknown, upper=unknown)
+
+
+def _rows_with(only: Constants, keys: Mapping[str, pa.Array], rows: int) -> BoolArray:
+    """Returns the rows whose groups have these values. A column that is no key restricts nothing."""
+    result: BoolArray = np.ones(rows, bool)
+    for name, value in only.items():
+        if name not in keys:
+            continue
+        if pa.types.is_null(keys[name].type):
+            result[:] = False
+        else:
+            equal = pc.equal(keys[name], pa.scalar(value, keys[name].type))
+            result &= pc.fill_null(equal, False).to_numpy(zero_copy_only=False)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,47 +116,18 @@ class Widening:
     Attributes:
         keys: the rows' key columns.
         withheld: the values that edges withhold of the rows.
-        lacking: bool per row: records of a missing edge may be absent from its data.
-        may_count_twice: some records may be in the data twice.
-        lacks_excluded_records: some records are in no answer.
-        predictions: predictions by measure, of an early answer to a query with an accuracy; None: the values are those
-            of the data.
+        lacking: the records that the rows lack.
+        predicted: what stands for records which have not arrived; None: the values are those of the data.
         out: the records that are out of the data, if the accuracy is about a synopsis.
         accuracy: takes note of the errors of the synopsis that the accuracy is about.
     """
 
     keys: Mapping[str, pa.Array]
     withheld: GroupsWithheld
-    lacking: BoolArray
-    may_count_twice: bool
-    lacks_excluded_records: bool
-    predictions: Mapping[str, Any] | None
+    lacking: Lacking
+    predicted: Predicted | None
     out: RecordsOut | None
-    accuracy: SynopsisAccuracy | None
-
-    @classmethod
-    def of(
-        cls,
-        completeness: Sequence[Mapping[str, Any]],
-        keys: Mapping[str, pa.Array],
-        rows: int,
-        withheld: GroupsWithheld,
-        predictions: Mapping[str, Any] | None,
-        out: RecordsOut | None,
-        accuracy: SynopsisAccuracy | None = None,
-    ) -> Widening:
-        """Returns how to widen the intervals of an answer.
-
-        Args:
-            completeness: the completeness of each answer whose data were merged.
-            keys: the rows' key columns; empty: a row has records of all groups.
-            rows: number of rows.
-        """
-        lacking = np.zeros(rows, bool)
-        for each in filter(is_incomplete, completeness):
-            lacking |= lacking_rows(each, keys, rows)
-        doubtful, excluded = (any(map(is_so, completeness)) for is_so in (may_count_twice, lacks_excluded_records))
-        return cls(keys, withheld, lacking, doubtful, excluded, predictions, out, accuracy)
+    accuracy: SynopsisAccuracy | None = None
 
     def widen(
         self,
@@ -89,16 +146,20 @@ class Widening:
             rows: int64, the row of each estimate; None: there is one estimate per row.
             own: whether the estimates are values of the measure, to which its budget and its predictions apply.
         """
-        if self.predictions is not None:
-            return self._predicted(measure, stack, estimates, question, rows, self.predictions if own else {})
-        if self.may_count_twice:
+        if self.predicted is not None:
+            predicted = self.predicted if own else Predicted()
+            return self._predicted(measure, stack, estimates, question, rows, predicted)
+        if self.lacking.may_count_twice:
             return without_bounds(estimates)
-        widened = self.withheld.widen(measure, stack, estimates, question, own=own, groups=rows)
-        if self.lacking.any():
-            lacking = self.lacking if rows is None else self.lacking[rows]
-            return widen_by_missing(widened, measure if own else None, lacking)
+        withheld = self.withheld.missing_records(len(stack))
+        missing = withheld + self.lacking.records
+        widened = self.withheld.widen(measure, stack, estimates, question, missing, own=own, groups=rows)
+        lacking = self.lacking.at(rows)
+        if lacking.is_unknown.any():
+            return lacking.widen(widened, measure if own else None)
+        widened = lacking.widen(widened, measure if own else None)
         if self.accuracy is not None and self.accuracy.measure == measure.name:
-            self.accuracy.note(stack, estimates, widened, self.withheld.missing_records(len(stack)), rows)
+            self.accuracy.note(stack, estimates, widened, missing, rows)
         return widened
 
     def _predicted(
@@ -108,14 +169,13 @@ class Widening:
         estimates: Estimates,
         question: Question | None,
         rows: IntArray | None,
-        predictions: Mapping[str, Any],
+        predicted: Predicted,
     ) -> Estimates:
         """Widens the values of an answer with predictions, which stand for records that edges will still count."""
-        # Nothing predicts records that are in no answer.
-        has_bounds = not self.may_count_twice and not self.lacks_excluded_records
+        has_bounds = not self.lacking.may_count_twice and not self.lacking.lacks_excluded_records
         if self.out is None or self.out.measure != measure.name or not has_bounds:
-            predicted = with_prediction(estimates, measure, predictions, self.keys)
-            return predicted if has_bounds else without_bounds(predicted)
+            result = with_prediction(estimates, measure, predicted, self.keys)
+            return result if has_bounds else without_bounds(result)
         widened = self.out.widen(stack, estimates, question, rows)
         if self.accuracy is not None:
             self.accuracy.note(stack, estimates, widened, self.out.missing, rows)

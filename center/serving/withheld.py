@@ -7,14 +7,15 @@ within it: an edge's statement of its own amounts is not enough, since the value
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
-from center.ledger import WITHHELD, Violation, WithheldBound, with_violations
+from edgewater.answers import EdgeStatements, WithheldBound
+from edgewater.answers.uniting import union_of_bounds
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, FloatArray, GroupedAggregate, IntArray, Question, Stack
@@ -86,13 +87,13 @@ class GroupsWithheld:
         return cls(spec, edges, (edges,))
 
     def of_rows(
-        self, aggregate: GroupedAggregate, rows: IntArray, groups: Mapping[str, pa.Array], stated: Mapping[str, Any]
+        self, aggregate: GroupedAggregate, rows: IntArray, groups: Mapping[str, pa.Array], stated: EdgeStatements
     ) -> GroupsWithheld:
         """Takes account of these rows of the merged data: of their numbers of records, and of which edges have some.
 
         Args:
             groups: the rows' key columns.
-            stated: what each edge withholds, as in the answer's quality (`EdgeStatements`).
+            stated: what each edge withholds.
         """
         if not self.edges.bounds:
             return self
@@ -102,19 +103,19 @@ class GroupsWithheld:
         return replace(self, sent=sent, classes=classes, row_classes=row_classes)
 
     def _classes(
-        self, groups: Mapping[str, pa.Array], stated: Mapping[str, Any]
+        self, groups: Mapping[str, pa.Array], stated: EdgeStatements
     ) -> tuple[Sequence[EdgesWithheld], IntArray | None]:
         """Returns the classes of rows by the edges' constants. One class, if the constants have different columns."""
-        only, withheld = stated.get("only", {}), stated.get("withheld") or {}
+        only, withheld = stated.only, stated.withheld or {}
         columns = next((sorted(values) for values in only.values()), [])
         if not columns or any(sorted(values) != columns or set(values) - set(groups) for values in only.values()):
             return self.classes, None
         by_values: dict[tuple[Any, ...], list[Mapping[str, WithheldBound]]] = {}
         for edge, values in only.items():
             key = tuple(values[name] for name in columns)
-            by_values.setdefault(key, []).append(read_bounds(withheld.get(edge, {})))
+            by_values.setdefault(key, []).append(withheld.get(edge, {}))
         everywhere: list[Mapping[str, WithheldBound]] = [
-            read_bounds(bounds) for edge, bounds in withheld.items() if edge not in only
+            bounds for edge, bounds in withheld.items() if edge not in only
         ]
         classes = [
             everywhere,
@@ -165,6 +166,7 @@ class GroupsWithheld:
         stack: Stack,
         estimates: Estimates,
         question: Question | None,
+        missing: FloatArray,
         *,
         own: bool = True,
         groups: IntArray | None = None,
@@ -172,6 +174,7 @@ class GroupsWithheld:
         """Widens the answer to a question, and notes what this means for the contract.
 
         Args:
+            missing: float64 per row, the most records that the row lacks.
             own: it is the measure's own value, to which its error function applies.
             groups: the row of each estimate; None: there is one per row.
         """
@@ -179,14 +182,12 @@ class GroupsWithheld:
             widened = self._with_amounts(measure.name, estimates)
             self._note_excess(measure.name, widened)
         else:
-            missing = self.missing_records(len(stack))
-            if groups is not None:
-                missing = missing[groups]
-            widened = with_missing_records(stack, question, estimates, missing)
+            lacking = missing if groups is None else missing[groups]
+            widened = with_missing_records(stack, question, estimates, lacking)
         if widened is estimates:
             return estimates
         for before, after in ((estimates.lower, widened.lower), (estimates.upper, widened.upper)):
-            if (np.isfinite(before) & ~np.isfinite(after)).any():
+            if self.edges.bounds and (np.isfinite(before) & ~np.isfinite(after)).any():
                 self.without_bound.add(measure.name)
         return widened
 
@@ -222,55 +223,12 @@ class GroupsWithheld:
                 at = over[np.argmax(width[over])]
                 self.excess[name] = max(self.excess.get(name, (0.0, 0.0)), (float(width[at]), float(limit[at])))
 
-    def violations(self) -> list[Violation]:
-        """Returns what the widened values violate."""
-        budget = self.spec.error_budget
-        if budget is None:
-            return []
-        result = []
-        for name, (width, limit) in sorted(self.excess.items()):
-            stated = f"by up to {width:g}" if math.isfinite(width) else "by an unknown amount"
-            allowed = f"; the budget there is {limit:g}" if math.isfinite(limit) else ""
-            result.append(Violation("error-budget", f"{name}: a value may be off {stated}{allowed}"))
-        for name in sorted(self.without_bound - budget.measures):
-            message = f"{name}: edges withhold records, and nothing bounds their effect on a value"
-            result.append(Violation(WITHHELD, message))
-        return result
-
-
-def read_bounds(withheld: Mapping[str, Any]) -> dict[str, WithheldBound]:
-    """Reads the bounds per measure in an answer's quality."""
-    return {name: WithheldBound.from_mapping(bound) for name, bound in withheld.items()}
-
-
-def union_of_bounds(spec: QuerySpec, parts: Iterable[Mapping[str, WithheldBound]]) -> dict[str, WithheldBound]:
-    """Returns the bounds of merged values; the shares of a sum hold only if its values have one sign."""
-    extrema = {m.name for m in spec.measures if m.function.error == "extremum"}
-    each: dict[str, list[WithheldBound]] = {}
-    for bounds in parts:
-        for name, bound in bounds.items():
-            each.setdefault(name, []).append(bound)
-    return {name: WithheldBound.union(several, of_extremum=name in extrema) for name, several in each.items()}
-
-
-def union_of_windows(spec: QuerySpec, windows: Sequence[Mapping[str, WithheldBound]]) -> dict[str, WithheldBound]:
-    """Returns the bounds of merged windows. The sums of one window may have another sign than those of the next."""
-    sums = {m.name for m in spec.measures if m.function.error == "sum" and m.function.name != "count"}
-    merged = union_of_bounds(spec, windows)
-    return {n: b.without_shares() if n in sums and len(windows) > 1 else b for n, b in merged.items()}
-
 
 def of_all_groups(spec: QuerySpec, bounds: Mapping[str, WithheldBound]) -> dict[str, WithheldBound]:
     """Returns the bounds of all groups merged. Their number is unknown, so only shares bound a sum of them."""
     extrema = {m.name for m in spec.measures if m.function.error == "extremum"}
     unknown = {"above": math.inf, "below": math.inf}
     return {name: b if name in extrema else replace(b, **unknown) for name, b in bounds.items()}
-
-
-def with_withheld(contract: Mapping[str, Any], withheld: GroupsWithheld) -> dict[str, Any]:
-    """Returns the contract with the violations of the widened values, unless the ledger has stated the same."""
-    stated = {v["code"] for v in contract["violations"]}
-    return with_violations(contract, (v for v in withheld.violations() if v.code not in stated))
 
 
 def with_withheld_amounts(

@@ -15,11 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.ledger import Phase
-from center.serving.measures import is_incomplete, may_count_twice
 from center.serving.render import denoted_values
 from center.sinks.alert_conditions import Condition, Verdicts
 from center.sinks.base import SinkAnswer, SinkQuery
+from edgewater.answers import Cause, Phase
 from edgewater.model.errors import InvalidQuery, InvalidRequest
 from edgewater.model.key_texts import key_text
 from edgewater.model.measure import Measure
@@ -389,22 +388,20 @@ def _outcome(verdicts: Verdicts, read: Mapping[str, Estimates], row: int | None,
 
 def _lacks_records(answer: SinkAnswer) -> bool:
     """Returns whether a group may have records although the answer has no row for the group."""
-    completeness, violations = answer.statement["quality"]["completeness"], answer.statement["contract"]["violations"]
-    is_doubtful = is_incomplete(completeness) or may_count_twice(completeness)
-    return is_doubtful or any(violation["code"] == "unreadable-data" for violation in violations)
+    return answer.stated.facts.lacks_records
 
 
 def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, dict[str, Any]]:
     """Returns the alerts of a rule about the whole answer, with details, if the rule's condition holds."""
-    completeness, contract = answer.statement["quality"]["completeness"], answer.statement["contract"]
+    facts, contract = answer.stated.facts, answer.stated.contract
     if rule.is_contract:
-        codes = sorted({violation["code"] for violation in contract["violations"]})
-        messages = [violation["message"] for violation in contract["violations"]]
-        return {} if contract["met"] else {(): {"codes": codes, "messages": messages[:5]}}
+        codes = sorted({violation.code for violation in contract.violations})
+        messages = [violation.message for violation in contract.violations]
+        return {} if contract.met else {(): {"codes": codes, "messages": messages[:5]}}
     if rule.completeness_below is not None:
-        ratio = completeness["ratio"]
+        ratio = facts.ratio
         return {(): {"value": ratio}} if ratio < rule.completeness_below else {}
-    return {(("edge", edge),): {} for edge in completeness["missing"][:MAX_ALERTS]}
+    return {(("edge", edge),): {} for edge in facts.edges_by(Cause.MISSING)[:MAX_ALERTS]}
 
 
 def _rows_of(known: Collection[Labels], answer: SinkAnswer) -> dict[Labels, int]:

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from center.ledger import Phase
 from center.serving.computed import ComputedValue
 from center.sinks.alert_conditions import Condition
 from center.sinks.alert_delivery import Outbox
@@ -23,6 +22,7 @@ from center.sinks.alert_rules import Alert, AlertBook, AlertRule, Transition
 from center.sinks.alert_states import RULES, SHOWN, TARGETS
 from center.sinks.alert_targets import Target, TargetSection
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
+from edgewater.answers import Phase
 from edgewater.model.errors import EdgewaterError, InvalidInput
 from edgewater.model.syntax import parse_sql
 from edgewater.model.timestamps import rfc3339

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 from pydantic import BaseModel
 
-from center.ledger import Phase
+from edgewater.answers import Facts, Phase
+from edgewater.answers.statement import Contract, Statement
 from edgewater.model.key_texts import OWN_COLUMNS
 from edgewater.model.query import QuerySpec
 from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
@@ -65,6 +66,7 @@ class SinkAnswer:
         removed: returns the groups that earlier revisions of the window had and `rows` lacks. Each group is a mapping
             of names to values. A sink that stores each group separately deletes these groups.
         statement: the JSON of the answer without its rows: ``quality``, ``contract``, ``total``, ``rest``, …
+        stated: the typed part of the same: the facts of the answer, its error by cause, and its contract.
     """
 
     query: QueryRef
@@ -78,6 +80,7 @@ class SinkAnswer:
     statement: dict[str, Any] = field(repr=False)
     group_columns: tuple[str, ...] = ()
     removed: Callable[[], list[dict[str, Any]]] = field(default=list, repr=False)
+    stated: Statement = field(default=Statement(Facts(0, 0, 0.0), {}, Contract({})), repr=False)
 
     @property
     def own_columns(self) -> dict[str, str]:

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, SecretStr
 
-from center.ledger import Phase
 from center.sinks.base import KINDS, Sink, SinkContext, SinkKind
+from edgewater.answers import Phase
 from edgewater.model.errors import InvalidConfig, did_you_mean
 from edgewater.model.measure import NAME, NAME_ACCEPTED
 from edgewater.runtime.configuration import Duration, Section, validate

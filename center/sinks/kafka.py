@@ -17,9 +17,9 @@ import pyarrow as pa
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from center.serving.cells import list_texts, plain, plain_key
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.kinds import KafkaSinkConfig
+from edgewater.answers.cells import list_texts, plain, plain_key
 from edgewater.model.errors import StorageError
 from edgewater.model.key_texts import own_name
 from edgewater.model.timestamps import rfc3339

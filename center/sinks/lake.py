@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from center.serving.cells import list_texts
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
+from edgewater.answers.cells import list_texts
 from edgewater.model.errors import StorageError
 from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import OWN_COLUMNS, own_name

@@ -24,8 +24,8 @@ import pyarrow.csv
 from psycopg import sql
 
 from center.serving.answer_tables import to_json
-from center.serving.cells import list_texts
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
+from edgewater.answers.cells import list_texts
 from edgewater.model.errors import StorageError
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any, cast
 
 from center.catalog import Catalog
-from center.ledger import Phase, late_counts
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
 from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import Aside, SinkStatus, SinkStore
+from edgewater.answers import Phase
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
@@ -347,7 +347,7 @@ class SinkRunner:
     def _final_with_late(self, ref: QueryRef) -> Iterator[list[AnswerRecord]]:
         for page in self._results.with_late_records(ref, LATE_ANSWERS):
             changed = [
-                r for r in page if self._wants(r) and self._late.get((ref, r.window_start_ms)) != late_counts(r.quality)
+                r for r in page if self._wants(r) and self._late.get((ref, r.window_start_ms)) != r.facts.late_counts
             ]
             if changed:
                 yield changed
@@ -365,9 +365,9 @@ class SinkRunner:
             self._late.clear()
         self._late.update(
             {
-                (r.query, r.window_start_ms): late_counts(r.quality)
+                (r.query, r.window_start_ms): r.facts.late_counts
                 for r in records
-                if r.phase is Phase.FINAL and any(late_counts(r.quality))
+                if r.phase is Phase.FINAL and any(r.facts.late_counts)
             }
         )
         self._report(len(answers), sum(a.rows.num_rows for a in answers))
@@ -502,7 +502,7 @@ def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:
 
 def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:
     """Returns an answer in the form that sinks get."""
-    table, statement = stated_answer(record, query.registered)
+    table, answer = stated_answer(record, query.registered)
     rows = with_types(without_zone(table), query.of_sink.schema)
     if record.synopsis is None and query.registered.spec.group_by:
         rows = rows.slice(0, 0)  # the only row says that an answer exists; the statement says it, too
@@ -515,6 +515,7 @@ def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:
         record.answered_at_ms,
         record.answer_id,
         rows,
-        statement,
+        answer.members(),
         tuple(query.registered.spec.group_by),
+        stated=answer.stated,
     )

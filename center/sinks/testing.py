@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from center.ledger import Phase
 from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
+from edgewater.answers import Phase
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 

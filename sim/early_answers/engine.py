@@ -16,16 +16,16 @@ import pyarrow as pa
 
 from center.early import RATES_EVERY_MS, SamplingRequirement, rates_differ
 from center.ledger import (
-    ACCURACY,
     EdgesChanged,
     Emission,
     FramesMerged,
     FrameSummary,
     Ledger,
-    Phase,
     QueryRegistered,
     TimeAdvanced,
 )
+from edgewater.answers import Phase
+from edgewater.answers.statement import ACCURACY
 from edgewater.arrivals.schedule import HORIZON_WINDOWS
 from edgewater.model.accuracy import AccuracyTarget, MeasureKind, group_values, report_schedule
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
@@ -420,8 +420,7 @@ class EarlyAnswerSimulation:
         truth = true_values(group, value, measure, groups)
         events, end_ms, answered_ms = len(arrival_ms), emission.window_end_ms, emission.answered_at_ms
         ready_ms = queue_end_ms(arrival_ms[kept] - end_ms, self.event_cost_ms, answered_ms - end_ms)
-        assert emission.quality.accuracy is not None
-        prediction = emission.quality.accuracy.prediction
+        prediction = emission.prediction
         estimate, half = np.full(groups, np.nan), np.full(groups, np.nan)
         if prediction is None:  # the answer consists of the events that arrived
             present = arrival_ms < answered_ms
@@ -436,7 +435,7 @@ class EarlyAnswerSimulation:
             estimate[at], half[at] = [o.estimate for o in answered], [o.half_width for o in answered]
             truth = np.where(np.isin(np.arange(groups), at), truth, np.nan)
             promised = len(answered) / max(len(np.unique(group)), 1)
-        met = all(v.code != ACCURACY for v in emission.quality.violations)
+        met = ACCURACY not in emission.codes()
         latency_ms = max(ready_ms, answered_ms - end_ms)
         early = emission.phase is Phase.EARLY
         return WindowOutcome(

@@ -10,20 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from center.early import EarlyAnswerEstimator
-from center.ledger import (
-    EdgesChanged,
-    Emission,
-    FramesMerged,
-    FrameSummary,
-    Ledger,
-    Phase,
-    QueryRegistered,
-    TimeAdvanced,
-)
+from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.early_answers import EarlyAnswerBook
 from center.results import AnswerRecord
 from center.serving import render
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edgewater.answers import Phase
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery

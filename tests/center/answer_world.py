@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, Phase, QueryRegistered
+from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord
 from center.serving import NO_QUESTIONS, MeasureQuestions, render, to_csv, to_table
 from edge.core import (
@@ -23,6 +23,7 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
+from edgewater.answers import Phase
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from center.ledger import Phase
-from center.ledger.quality import assess
-from center.ledger.withheld import Totals, WithheldBound
+from center.ledger.withheld import Totals
 from center.results import AnswerRecord
+from edgewater.answers import Phase, WithheldBound
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef

@@ -34,12 +34,12 @@ import edge.agent
 import edge.durability.journal
 import edge.uplink.client
 from center.catalog import Catalog, Change
-from center.ledger import Phase
 from center.results import AnswerRecord, ResultStore
 from center.serving import render
 from center.storage.database import open_engine
 from edge.process import WallClock
 from edge.utilization import no_marker
+from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS, EdgeId

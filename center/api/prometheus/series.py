@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from center.ledger import Phase, late_counts
 from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
-from center.serving.cells import Cell
-from center.serving.render import answer_rows, merged_data, stated_quality
+from center.serving.render import answer_rows, merged_data, statement_of
 from center.serving.totals import answer_totals
+from edgewater.answers import Phase
+from edgewater.answers.cells import Cell
 from edgewater.model.errors import EdgewaterError
 from edgewater.model.float_bounds import Side, to_float
 from edgewater.model.key_texts import key_text, label_names
@@ -226,7 +226,7 @@ class SeriesReader:
 
     def series(self, query: RegisteredQuery, record: AnswerRecord, selection: SeriesSelection) -> dict[Labels, float]:
         """Returns the samples of an answer. If its data cannot be evaluated, they are omitted with a warning."""
-        late = late_counts(record.quality)
+        late = record.facts.late_counts
         key = record.query, record.window_start_ms, record.revision, late, selection
         try:
             made = self.cache.get(key)
@@ -257,13 +257,13 @@ class SeriesReader:
         self._count(evaluated)
         name, found = query.ref.name, dict[Labels, float]()
         if selection.describes:
-            quality, contract = stated_quality(record, query.spec, rows, selection.questions, merged)
+            stated = statement_of(record, query.spec, rows, selection.questions, merged)
             described = (
-                quality["completeness"]["ratio"],
+                record.facts.ratio,
                 record.staleness_ms / 1000,
-                float(contract["met"]),
+                float(stated.contract.met),
                 PHASES[record.phase],
-                float("delivery" not in quality["completeness"]),
+                float(not record.facts.deliveries),
             )
             for measure, cell in totals_of(query, record, merged).items():
                 _add_interval(found, f"{name}:{measure}", {}, cell)
@@ -276,7 +276,7 @@ class SeriesReader:
         groups = [dict(zip(names, map(key_text, key), strict=True)) for key in keys] if names else [{}] * rows.length
         for values in rows.values:
             for group, cell in zip(groups, values.cells(rows.length), strict=True):
-                _add_cell(found, f"{name}:{values.name}", group, cell)
+                _add_cell(found, f"{name}:{values.measure}", group, cell)
         return AnswerSamples(found, evaluated)
 
 

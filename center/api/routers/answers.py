@@ -22,9 +22,9 @@ from center.api.routers.queries import query_status
 from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.api.versions import clipped, version_with, versions_of
-from center.ledger import Phase
 from center.results import AnswerRecord, read_cursor
 from center.serving import MeasureQuestions
+from edgewater.answers import Cause, Phase
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS
@@ -293,18 +293,18 @@ def _respond(
 
 def require_complete(records: Sequence[AnswerRecord]) -> None:
     for record in records:
-        completeness = record.quality["completeness"]
-        if completeness["ratio"] < 1:
-            edges = [*completeness["missing"], *completeness.get("left", ())]
+        facts = record.facts
+        if facts.ratio < 1:
+            edges = facts.lacking
             lacking = f"records of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}"
             if not edges:
                 reasons = {
-                    "after_final": "that came when it was final",
-                    "rejected": "that sources rejected",
-                    "guessed": "that edges left out on a guess",
+                    Cause.AFTER_FINAL: "that came when it was final",
+                    Cause.REJECTED: "that sources rejected",
+                    Cause.GUESSED: "that edges left out on a guess",
                 }
-                counts = record.quality["records"]
-                parts = [f"{counts[name]} records {text}" for name, text in reasons.items() if counts.get(name)]
+                counts = {cause: facts.records_by(cause).total() for cause in reasons}
+                parts = [f"{counts[cause]} records {text}" for cause, text in reasons.items() if counts[cause]]
                 lacking = " and ".join(parts) or "an expected edge"
             raise HttpProblem(
                 "incomplete", f"the answer to the window at {rfc3339(record.window_start_ms)} lacks {lacking}"

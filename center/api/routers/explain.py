@@ -18,6 +18,7 @@ from center.api.versions import clipped, version_with, versions_of
 from center.budgets import BudgetAllocator, Holding, error_limits
 from center.results import AnswerRecord
 from center.serving import edge_statements, explain_value, value_of_group
+from edgewater.answers import Cause
 from edgewater.model.edge_records import expected_edges
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.measure import Measure
@@ -116,7 +117,7 @@ def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measu
     known = {e.edge: e for e in center.catalog.edges.all()}
     rates = center.catalog.budgets.sampling_rates().get(query.ref, {})
     unknown = {"closed": None, "closed_until": None, "late": None, "withheld": None}
-    until = (record.quality.get("edges") or {}).get("closed_until_ms") or {}
+    until = record.facts.edges.closed_until_ms or {}
     now_ms, edges = center.now_ms(), sorted({*stated, *expected_edges(query.spec, known.values())})
     shown = []
     for edge in edges:
@@ -156,37 +157,30 @@ def completeness(name: str, params: Annotated[MatrixParams, Query()], center: Ce
             records = center.results.last_windows(version.ref, start, end, missing)[0] + records
     records, earlier = records[-params.limit :], len(records) > params.limit
     listed = [_closed_by(r) for r in records]
-    named = {e for r, closed in zip(records, listed, strict=True) for e in (*(closed or ()), *_lacking(r))}
+    named = {e for r, closed in zip(records, listed, strict=True) for e in (*(closed or ()), *r.facts.lacking)}
     edges = sorted({*named, *expected_edges(query.spec, center.catalog.edges.all())})
     return CompletenessMatrix(
         query=name,
         windows=[rfc3339(r.window_start_ms) for r in records],
         edges={e: "".join(_state(r, c, e) for r, c in zip(records, listed, strict=True)) for e in edges},
         phases="".join(r.phase.value[0] for r in records),
-        ratios=[r.quality["completeness"]["ratio"] for r in records],
+        ratios=[r.facts.ratio for r in records],
         earlier=earlier,
     )
 
 
 def _closed_by(record: AnswerRecord) -> frozenset[str] | None:
     """Returns the edges that had closed the window; None: unknown."""
-    closed = record.quality.get("edges", {}).get("closed")
+    closed = record.facts.edges.closed
     return None if closed is None else frozenset(closed)
 
 
-def _lacking(record: AnswerRecord) -> list[str]:
-    completeness = record.quality["completeness"]
-    return [*completeness["missing"], *completeness.get("left", ())]
-
-
 def _state(record: AnswerRecord, closed: frozenset[str] | None, edge: str) -> str:
-    completeness = record.quality["completeness"]
-    if edge in completeness.get("left", ()):
-        return "l"
-    if edge in completeness["missing"]:
-        if edge in completeness.get("lost_state", ()):
-            return "s"
-        return "i" if any(loss["edge"] == edge for loss in completeness.get("losses", ())) else "m"
+    facts = record.facts
+    causes = {d.cause for d in facts.deviations if d.edge == edge}
+    for cause, state in ((Cause.LEFT, "l"), (Cause.LOST_STATE, "s"), (Cause.INPUT_LOST, "i"), (Cause.MISSING, "m")):
+        if cause in causes:
+            return state
     if closed is None:
         return "?"
     return "c" if edge in closed else "-"

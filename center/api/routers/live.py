@@ -19,7 +19,7 @@ from center.api.live_feed import LiveStream
 from center.api.openapi import Responses, problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
-from center.ledger import Phase
+from edgewater.answers import Phase
 from edgewater.model.errors import EdgewaterError, InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
 

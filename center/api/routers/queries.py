@@ -399,7 +399,7 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
         center.catalog.edges.all(),
         center.catalog.queries.statuses(query.ref),
         answered=latest is not None,
-        withheld=latest is not None and bool(latest.quality["error"]["withheld"]),
+        withheld=latest is not None and bool(latest.facts.withheld),
         unmerged=max(0, center.catalog.frames.last_positions().get(query.key, 0) - merged),
         set_aside=center.catalog.quarantine.queries().get(query.ref),
         not_ready=[f"{c.component}: {c.reason if sees_all else 'not ready'}" for c in components if not c.ready],

@@ -22,9 +22,9 @@ from center.api.routers.answers import CHANGING, require_complete, shown
 from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.api.versions import clipped, only_version, versions_of
-from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import EVERY_ACCEPTED, Intervals, roll_up
+from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import rfc3339

@@ -11,9 +11,10 @@ import pytest
 from center.early import Prediction
 from center.early.estimator import MORE_HAVE_COME
 from center.early.evaluation import BEYOND_LAGS, TOO_FEW, UNKNOWN_SILENCE, ZERO_ESTIMATE
-from center.ledger import Emission, Phase
+from center.ledger import Emission
 from edge.arrivals import SubstreamMonitor
 from edge.core import EdgeCore, SourcesOpened, StreamSpec
+from edgewater.answers import Phase
 from edgewater.model.streams import StreamClock
 from tests.center.accuracy_world import (
     BEGIN_MS,

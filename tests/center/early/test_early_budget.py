@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from center.ledger import Phase
 from edge.core import SamplingSet
+from edgewater.answers import Phase
 from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import (
     REF,

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from center.ledger import Emission, Ledger, Phase, QueryDeleted, QueryRegistered
-from center.ledger.early_answers import EarlyAnswerBook
 from center.ledger.quality import Quality
+
+from center.ledger import Emission, Ledger, QueryDeleted, QueryRegistered
+from center.ledger.early_answers import EarlyAnswerBook
+from edgewater.answers import Phase
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import FloatArray
 from edgewater.wire import QueryRef

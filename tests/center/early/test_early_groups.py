@@ -15,8 +15,9 @@ import pytest
 
 from center.early import EarlyAnswerEstimator, GroupPrediction, Prediction
 from center.early import groups as group_module
-from center.ledger import EdgesChanged, Emission, Ledger, Phase, TimeAdvanced, early_answers, pack_state
+from center.ledger import EdgesChanged, Emission, Ledger, TimeAdvanced, early_answers, pack_state
 from edge.core import EdgeCore, SamplingSet, StreamSpec
+from edgewater.answers import Phase
 from edgewater.model.accuracy import MAX_GROUPS, group_values
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE

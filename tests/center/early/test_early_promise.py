@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from center.ledger import Emission, Phase
+from center.ledger import Emission
+from edgewater.answers import Phase
 from tests.center.accuracy_world import (
     DISORDER_MS,
     STEP_MS,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from center.early.evaluation import UNKNOWN_RANGE
-from center.ledger import Phase
 from edge.core import SamplingSet
+from edgewater.answers import Phase
 from tests.center.accuracy_world import REF, WINDOW_MS, Site, World, exponential, first_answers, spec
 from tests.center.early.test_early_promise import least_covered
 from tests.edgewater.functions_world import Counting, install_functions

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from center.early import Prediction
-from center.ledger import EdgesChanged, Emission, Phase
+from center.ledger import EdgesChanged, Emission
 from edge.arrivals import GroupMonitor
 from edge.core import SamplingSet, SourceEnded
+from edgewater.answers import Phase
 from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import BEGIN_MS, REF, STEP_MS, Site, World, exponential, record_of, spec
 

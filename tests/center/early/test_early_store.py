@@ -10,9 +10,9 @@ import pytest
 
 from center.job.metrics import JobMetrics
 from center.job.microbatch import to_micro_batch
-from center.ledger import Phase
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
 from center.storage.frame_log import FrameEntry
+from edgewater.answers import Phase
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Arrivals, FrameBody, Partial

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from center.ledger import Emission, Phase
+from center.ledger import Emission
 from center.serving import NO_QUESTIONS, Intervals, MeasureQuestions, render, roll_up
 from center.serving.explanation import explain_value
+from edgewater.answers import Phase
 from edgewater.synopses import FloatArray
 from tests.center.accuracy_world import (
     BEGIN_MS,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from center.ledger import EdgesChanged, Ledger, Phase, early_answers, pack_state
+from center.ledger import EdgesChanged, Ledger, early_answers, pack_state
 from edge.core import Configured, EdgeCore, SamplingSet, StreamSpec
+from edgewater.answers import Phase
 from edgewater.model.streams import LIVE
 from tests.center.accuracy_world import (
     BEGIN_MS,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from center.ledger import Emission, Phase
+from center.ledger import Emission
+from edgewater.answers import Phase
 from tests.center.accuracy_world import BEGIN_MS, STEP_MS, Site, World, exponential, first_answers, spec
 
 pytestmark = pytest.mark.slow

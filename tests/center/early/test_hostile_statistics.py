@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from center.ledger import Phase
+from edgewater.answers import Phase
 from edgewater.arrivals import SubstreamStatistics
 from tests.center.accuracy_world import Site, World, exponential, spec
 

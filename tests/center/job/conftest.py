@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import Catalog, UnindexedFrame
-from center.ledger import Phase
 from center.results import ResultStore
 from center.storage.frame_facts import split_body
 from center.storage.frame_log import FrameLog, StoredFrame
+from edgewater.answers import Phase
 from edgewater.guard.frame_work import PER_CLOSE, PER_MEASURE, PER_PARTIAL
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec

@@ -9,7 +9,9 @@ import pytest
 
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
-from center.ledger import FrameSummary, Ledger, Phase, Violation
+from center.ledger import FrameSummary, Ledger
+from edgewater.answers import Phase
+from edgewater.answers.statement import Violation
 from edgewater.wire import Arrivals, SliceClose
 
 ENDED_MS = 1_001_000

@@ -12,7 +12,8 @@ import pytest
 from center.job.frame_retention import FrameRetention
 from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
-from center.ledger import Emission, Ledger, Phase
+from center.ledger import Emission, Ledger
+from edgewater.answers import Phase
 from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.runtime.health import health_server

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, Phase, QueryRegistered
+from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered
+from edgewater.answers import Phase
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import SliceClose

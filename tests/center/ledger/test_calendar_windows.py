@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, Phase, QueryRegistered, TimeAdvanced
+from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
+from edgewater.answers import Phase
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import TIME_COLUMN, EdgeId

@@ -14,7 +14,6 @@ from center.ledger import (
     FramesMerged,
     FrameSummary,
     Ledger,
-    Phase,
     QueryDeleted,
     QueryRegistered,
     TimeAdvanced,
@@ -22,6 +21,7 @@ from center.ledger import (
 from center.ledger.answer_work import MAX_WORK
 from center.ledger.slices import MAX_SEALED_STATEMENTS
 from center.ledger.state import WindowState
+from edgewater.answers import Phase
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.errors import NotFound, StorageError
 from edgewater.model.query import QuerySpec

@@ -16,10 +16,10 @@ from center.ledger import (
     FrameSummary,
     Ledger,
     LedgerEvent,
-    Phase,
     QueryRegistered,
     TimeAdvanced,
 )
+from edgewater.answers import Phase
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from center.ledger import EdgesChanged, Emission, Phase
+from center.ledger import EdgesChanged, Emission
 from center.ledger.losses import MAX_LOSS_TEXT
 from center.ledger.state import MAX_LOSSES
 from center.ledger.time_windows import MAX_LACKING, MAX_UNANSWERED
+from edgewater.answers import Phase
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.streams import LIVE, Delivery
 from edgewater.wire import InputLoss

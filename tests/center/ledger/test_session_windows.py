@@ -12,18 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.ledger import (
-    EdgesChanged,
-    Emission,
-    FramesMerged,
-    FrameSummary,
-    Ledger,
-    Phase,
-    QueryRegistered,
-    TimeAdvanced,
-)
+from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.results import AnswerRecord, MergedDelta, ResultStore
+from edgewater.answers import Phase
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.model.windows import SessionWindow

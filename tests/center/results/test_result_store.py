@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from center.catalog import Catalog
-from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, Phase, QueryDeleted
+from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, QueryDeleted
 from center.results import ResultStore, writes
 from center.results import schema as t
 from center.results.writes import MAX_RANGES, MAX_SIDE_BY_SIDE
 from center.storage.database import open_engine
+from edgewater.answers import Phase
 from edgewater.model.errors import Conflict, IncompatibleState, InvalidRequest, NotFound, StorageError
 from edgewater.model.measure import Measure
 from edgewater.runtime.state_release import RELEASE

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from center.job.function_rates import FunctionRates
-from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
 from edge.core import EdgeCore, SamplingSet, StreamSpec
+from edgewater.answers import Phase
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from center.serving.own_error import OwnError, with_own_errors
 
 from center.api.answer_cache import to_json
 from center.serving import MeasureQuestions, render
-from center.serving.own_error import OwnError, with_own_errors
 from center.serving.predictions import with_prediction
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, Sum

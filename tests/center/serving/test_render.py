@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.ledger import Phase
-from center.ledger.quality import assess
-from center.ledger.withheld import Totals, WithheldBound
+from center.ledger.withheld import Totals
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, render, to_csv, to_table
 from center.serving.render import denoted_values
+from edgewater.answers import Phase, WithheldBound
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339

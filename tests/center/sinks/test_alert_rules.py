@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.ledger import Phase
 from center.sinks.alert_conditions import Condition
 from center.sinks.alert_rules import MAX_ALERTS, AlertBook, AlertRule, Transition
 from center.sinks.base import SinkAnswer
+from edgewater.answers import Phase
 from edgewater.model.errors import InvalidQuery, InvalidRequest
 from edgewater.model.expressions import bind_condition
 from edgewater.model.syntax import parse_sql

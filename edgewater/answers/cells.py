@@ -1,4 +1,4 @@
-"""A measure's values of all groups as columns, rendered as JSON cells or as table columns. Pure.
+"""`Column`: a measure's values of all groups, rendered as JSON cells or as table columns. Pure.
 
 A cell consists of parts. Each part is columnar and renders its member of the cell for every row, or its columns of a
 table.
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from edgewater.answers.own_error import OwnError
 from edgewater.model.float_bounds import SIDES
 from edgewater.model.key_texts import not_finite
 from edgewater.model.number_columns import DECIMAL, outwards
@@ -211,6 +212,55 @@ class ListPart:
             columns[name] = nullable(getattr(self.estimates, bound))
         entries = pa.StructArray.from_arrays(list(columns.values()), list(columns))
         return {f"{measure}.{self.name}": pa.ListArray.from_arrays(offsets, entries)}
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionErrors:
+    """The errors of a function of a sample, with an entry per group.
+
+    Attributes:
+        errors: the relative error; infinite: unknown.
+        sizes, rates: number of sampled rows, and the rate at which they were sampled.
+        problems: why the function failed; empty if it did not fail.
+    """
+
+    errors: FloatArray
+    sizes: IntArray
+    rates: FloatArray
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The values of one measure, or of a computed value, in all rows of an answer.
+
+    Attributes:
+        own: the synopsis' own error, before the values were widened by what the answer lacks.
+        excess: the widest interval beyond the error budget: its width to one side, and the budget there. None: all
+            intervals are within the budget.
+        has_lost_bound: a value has lost a bound, because edges withhold records.
+        accuracy_error: of the synopsis that the query's accuracy is about, the largest error; infinite: a value has
+            lost a bound.
+        function: of a function of a sample.
+    """
+
+    measure: str
+    parts: tuple[CellPart, ...]
+    own: OwnError
+    excess: tuple[float, float] | None = None
+    has_lost_bound: bool = False
+    accuracy_error: float = 0.0
+    function: FunctionErrors | None = None
+
+    @property
+    def confidence(self) -> float | None:
+        """The lowest confidence of any of its intervals; None: it has none with a bound."""
+        return min((c for part in self.parts if (c := part.confidence) is not None), default=None)
+
+    def cells(self, rows: int) -> list[Cell]:
+        """The measure's cell per row: the members of all its parts."""
+        each = [part.cells(rows) for part in self.parts]
+        return [{k: v for part in parts for k, v in part.items()} for parts in zip(*each, strict=True)]
 
 
 def equal_cells(part: CellPart, other: CellPart, mine: IntArray, theirs: IntArray) -> BoolArray:

@@ -1,0 +1,44 @@
+"""Answers: what is stored about them (`Facts`), and what follows from it. The edge never imports this package."""
+
+from edgewater.answers.causes import RULES, Cause, Rule
+from edgewater.answers.facts import (
+    MAX_LISTED_EDGES,
+    NONE,
+    NOT_LISTED,
+    UNKNOWN,
+    AccuracyFacts,
+    Amount,
+    Bounds,
+    Constants,
+    Deviation,
+    EdgeStatements,
+    Facts,
+    GroupCounts,
+    Phase,
+    Predicted,
+    SessionFacts,
+)
+from edgewater.answers.withheld_bounds import WithheldBound, finite
+
+__all__ = [
+    "MAX_LISTED_EDGES",
+    "NONE",
+    "NOT_LISTED",
+    "RULES",
+    "UNKNOWN",
+    "AccuracyFacts",
+    "Amount",
+    "Bounds",
+    "Cause",
+    "Constants",
+    "Deviation",
+    "EdgeStatements",
+    "Facts",
+    "GroupCounts",
+    "Phase",
+    "Predicted",
+    "Rule",
+    "SessionFacts",
+    "WithheldBound",
+    "finite",
+]

@@ -1,0 +1,138 @@
+"""What changes the facts of an answer after it was given: late records (`with_late`), and the union of windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from edgewater.answers.causes import Cause
+from edgewater.answers.facts import (
+    NONE,
+    NOT_LISTED,
+    UNKNOWN,
+    Amount,
+    Deviation,
+    Facts,
+    Predicted,
+)
+from edgewater.answers.withheld_bounds import WithheldBound
+from edgewater.model.query import QuerySpec
+from edgewater.synopses.rests import NOTHING, union_of_rests
+from edgewater.wire import GUESSES, REJECTIONS, Rest
+
+MAX_LOSSES = 100
+"""The number of stated losses that a union of windows lists."""
+
+
+def late_deviations(counts: Mapping[str, int]) -> tuple[Deviation, ...]:
+    """Returns what an answer deviates by records that came, were rejected, or were guessed about.
+
+    The values of a rejected record are not known. It is also not known whether the query's condition would accept it.
+
+    Args:
+        counts: number of records by reason. A reason that is neither a rejection nor a guess is of late records.
+    """
+    found = []
+    for reason, n in sorted(counts.items()):
+        if reason in GUESSES:
+            adds = GUESSES[reason].adds
+            lacks, extra = (NONE, Amount(0, n)) if adds else (Amount(0, n), NONE)
+            found.append(Deviation(Cause.GUESSED, reason=reason, lacks=lacks, extra=extra))
+        elif reason in REJECTIONS:
+            found.append(Deviation(Cause.REJECTED, reason=reason, lacks=Amount(0, n)))
+        else:
+            found.append(Deviation(Cause.AFTER_FINAL, reason=reason, lacks=Amount(n, n)))
+    return tuple(found)
+
+
+def with_late(facts: Facts, counts: Mapping[str, int]) -> Facts:
+    """Returns the facts of an answer, and what is known since: records that came late, were rejected or guessed about.
+
+    Args:
+        counts: number of records by reason; numbers of 0 are ignored.
+    """
+    added = late_deviations({reason: n for reason, n in counts.items() if n})
+    if not added:
+        return facts
+    lacking = sum(d.lacks.most or 0 for d in added)
+    share = facts.observed / (facts.observed + lacking) if lacking else 1.0
+    return replace(facts, ratio=facts.ratio * share, deviations=(*facts.deviations, *added))
+
+
+def united(parts: Sequence[Facts], spec: QuerySpec, windows: int | None = None) -> Facts:
+    """Returns the facts of the union of several windows. `ratio` is the mean of the windows.
+
+    Args:
+        parts: the facts of the windows that have an answer; at least one.
+        windows: number of windows; None: that of `parts`. A window without an answer is a deviation.
+    """
+    windows = len(parts) if windows is None else windows
+    deviations = _united_deviations(d for part in parts for d in part.deviations)
+    if windows > len(parts):
+        unanswered = Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=windows - len(parts))
+        deviations = (*deviations, unanswered)
+    predicted = any(part.predicted is not None for part in parts)
+    return Facts(
+        expected=max(part.expected for part in parts),
+        reported=min(part.reported for part in parts),
+        ratio=sum(part.ratio for part in parts) / windows,
+        observed=sum(part.observed for part in parts),
+        late=sum(part.late for part in parts),
+        staleness_ms=max(part.staleness_ms for part in parts),
+        first_staleness_ms=max(part.first_staleness_ms for part in parts),
+        deviations=deviations,
+        withheld=union_of_windows(spec, [part.withheld for part in parts]),
+        both_signs=tuple(sorted({name for part in parts for name in part.both_signs})),
+        rests=united_rests(spec, [part.rests for part in parts]),
+        has_data=any(part.has_data for part in parts),
+        deliveries={edge: each for part in parts for edge, each in part.deliveries.items()},
+        edges=NOT_LISTED,
+        predicted=Predicted() if predicted else None,
+        windows=windows,
+    )
+
+
+def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]:
+    """Returns the deviations without repetitions. Numbers of records of one cause and reason are added up.
+
+    Records of an edge are in other groups than in another window, unless the edge has a constant in both.
+    """
+    by_identity: dict[tuple[object, ...], Deviation] = {}
+    losses = 0
+    for each in deviations:
+        is_loss = each.cause is Cause.INPUT_LOST
+        span = (each.from_ms, each.to_ms) if is_loss else ()
+        key = (each.cause, each.edge, each.source, each.reason, span, tuple(sorted(each.only.items())))
+        known = by_identity.get(key)
+        if known is None:
+            losses += is_loss
+            if not is_loss or losses <= MAX_LOSSES:
+                by_identity[key] = each
+        elif not is_loss:  # a stated loss concerns several windows, and is one loss
+            by_identity[key] = replace(known, lacks=known.lacks + each.lacks, extra=known.extra + each.extra)
+    return tuple(by_identity.values())
+
+
+def united_rests(spec: QuerySpec, windows: Sequence[Mapping[str, Rest | None]]) -> dict[str, Rest | None]:
+    """Returns what all groups of merged windows lack, by measure; None: unknown."""
+    names = {name for window in windows for name in window}
+    functions = {m.name: m.function.name for m in spec.measures}
+    each = {name: [window.get(name, NOTHING) for window in windows] for name in sorted(names)}
+    return {name: union_of_rests(functions[name], rests) for name, rests in each.items()}
+
+
+def union_of_bounds(spec: QuerySpec, parts: Iterable[Mapping[str, WithheldBound]]) -> dict[str, WithheldBound]:
+    """Returns the bounds of merged values; the shares of a sum hold only if its values have one sign."""
+    extrema = {m.name for m in spec.measures if m.function.error == "extremum"}
+    each: dict[str, list[WithheldBound]] = {}
+    for bounds in parts:
+        for name, bound in bounds.items():
+            each.setdefault(name, []).append(bound)
+    return {name: WithheldBound.union(several, of_extremum=name in extrema) for name, several in each.items()}
+
+
+def union_of_windows(spec: QuerySpec, windows: Sequence[Mapping[str, WithheldBound]]) -> dict[str, WithheldBound]:
+    """Returns the bounds of merged windows. The sums of one window may have another sign than those of the next."""
+    sums = {m.name for m in spec.measures if m.function.error == "sum" and m.function.name != "count"}
+    merged = union_of_bounds(spec, windows)
+    return {n: b.without_shares() if n in sums and len(windows) > 1 else b for n, b in merged.items()}
