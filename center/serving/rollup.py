@@ -127,6 +127,7 @@ def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Interva
 
 def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval) -> AnswerRecord:
     synopses = [record.synopsis for record in records if record.synopsis is not None]
+    facts = united([record.facts for record in records], spec, interval.windows)
     return AnswerRecord(
         answer_id=max(record.answer_id for record in records),
         query=records[0].query,
@@ -136,9 +137,9 @@ def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval
         phase=min((record.phase for record in records), key=lambda phase: phase.rank),
         answered_at_ms=max(record.answered_at_ms for record in records),
         staleness_ms=max(record.staleness_ms for record in records),
-        facts=united([record.facts for record in records], spec, interval.windows),
+        facts=facts,
         synopsis=GroupedAggregate.merge_bytes(synopses) if synopses else None,
-        of_windows=united_contract(spec, [_contract(record, spec) for record in records]),
+        of_windows=united_contract(facts, [_contract(record, spec) for record in records], spec),
     )
 
 
