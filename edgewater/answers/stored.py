@@ -71,7 +71,8 @@ def facts_from_json(text: str) -> Facts:
 def _format_1(stored: Mapping[str, Any]) -> Facts:
     """Reads the JSON of release 0.3.0, in which a statement was stored instead of facts."""
     completeness, records, error = stored["completeness"], stored["records"], stored["error"]
-    codes = {violation["code"]: violation["message"] for violation in stored["contract"]["violations"]}
+    violations = stored["contract"]["violations"]
+    codes = {violation["code"]: violation["message"] for violation in violations}
     only = completeness.get("only", {})
     deviations = [Deviation(Cause.MISSING, e, lacks=UNKNOWN, only=only.get(e, {})) for e in completeness["missing"]]
     deviations += [Deviation(Cause.LEFT, e, lacks=UNKNOWN, only=only.get(e, {})) for e in completeness.get("left", ())]
@@ -102,7 +103,7 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
         stored["first_staleness_ms"],
         tuple(deviations),
         _bounds(error["withheld"]),
-        (message.split(":")[0],) if (message := codes.get("both-signs")) else (),
+        tuple(v["message"].split(":")[0] for v in violations if v["code"] == BOTH_SIGNS),
         {name: None if rest is None else Rest.from_json(rest) for name, rest in stored["rests"].items()},
         "nothing-arrived" not in codes,
         {edge: tuple(map(Delivery, each)) for edge, each in completeness.get("delivery", {}).items()},

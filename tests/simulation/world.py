@@ -486,8 +486,8 @@ class World:
         found = {a.answer_id: a for a in self.store.answers_after(0, 100_000)}
         for number, answer in self._answers.items():
             again = found.get(number)
-            same = again is not None and replace(again, quality=answer.quality) == answer
-            if not same or (again is not None and again.quality != answer.quality and answer.phase is not Phase.FINAL):
+            same = again is not None and replace(again, facts=answer.facts) == answer
+            if not same or (again is not None and again.facts != answer.facts and answer.phase is not Phase.FINAL):
                 self.say("revision-changed", answer.query.name, f"{answer} is {found.get(number)}")
         self._answers |= found
 

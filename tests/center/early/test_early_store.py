@@ -202,7 +202,7 @@ def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"edgewater_job_{name}", {"query": "q", **labels})
 
-    finals = [e.quality.accuracy for e in world.answers if e.phase is Phase.FINAL]
+    finals = [e.facts.accuracy for e in world.answers if e.phase is Phase.FINAL]
     covered = [said.covered for said in finals if said is not None and said.covered is not None]
     assert value("verified_intervals_total", held="yes") == sum(covered) > 0
     coverage = value("interval_coverage_ratio")
