@@ -156,7 +156,7 @@ def completeness(facts: Facts) -> dict[str, Any]:
         "guessed": dict(guessed),
         "unanswered": sum(d.windows for d in facts.by_cause(Cause.UNANSWERED)),
     }
-    windows = {"windows": facts.windows} if facts.windows > 1 else {}
+    windows = {"windows": facts.windows} if facts.windows else {}
     return {**result, **windows, **{name: value for name, value in optional.items() if value}}
 
 

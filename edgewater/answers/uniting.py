@@ -60,23 +60,23 @@ def with_late(facts: Facts, counts: Mapping[str, int]) -> Facts:
     return replace(facts, ratio=facts.ratio * share, deviations=(*facts.deviations, *added))
 
 
-def united(parts: Sequence[Facts], spec: QuerySpec, windows: int | None = None) -> Facts:
+def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswered: int = 0) -> Facts:
     """Returns the facts of the union of several windows. `ratio` is the mean of the windows.
 
     Args:
         parts: the facts of the windows that have an answer; at least one.
-        windows: number of windows; None: that of `parts`. A window without an answer is a deviation.
+        empty: number of windows without an answer that are empty, so that they need none.
+        unanswered: number of other windows without an answer. They are a deviation.
     """
-    windows = len(parts) if windows is None else windows
+    windows = len(parts) + empty + unanswered
     deviations = _united_deviations(d for part in parts for d in part.deviations)
-    if windows > len(parts):
-        unanswered = Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=windows - len(parts))
-        deviations = (*deviations, unanswered)
+    if unanswered:
+        deviations = (*deviations, Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=unanswered))
     predicted = any(part.predicted is not None for part in parts)
     return Facts(
         expected=max(part.expected for part in parts),
         reported=min(part.reported for part in parts),
-        ratio=sum(part.ratio for part in parts) / windows,
+        ratio=(sum(part.ratio for part in parts) + empty) / windows,
         observed=sum(part.observed for part in parts),
         late=sum(part.late for part in parts),
         staleness_ms=max(part.staleness_ms for part in parts),
