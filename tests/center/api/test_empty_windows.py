@@ -44,3 +44,21 @@ def test_a_window_with_an_answer_is_not_empty_whatever_its_phase(desk: Any) -> N
     query = hours(desk, 0, 1, 2)
     window = (T0 + HOUR, T0 + 2 * HOUR)
     assert desk.results.empty_windows(query.ref, [window]) == set()
+
+
+def test_the_prometheus_face_repeats_no_value_over_an_empty_window(desk: Any) -> None:
+    desk.connect("jfk")
+    hours(desk, 0, 2)
+    shown = []
+    for minutes in (60, 119, 121, 179, 181):
+        params = {"query": "flights:n", "time": str(T0 // 1000 + 60 * minutes)}
+        shown.append(len(desk.get("/prometheus/api/v1/query", params=params).json()["data"]["result"]))
+    assert shown == [1, 1, 0, 0, 1], "hour 1 is empty, and its end is the end of the value of hour 0"
+    step = {
+        "query": "flights:n",
+        "start": str(T0 // 1000 + 3600),
+        "end": str(T0 // 1000 + 3 * 3600 + 60),
+        "step": "1800",
+    }
+    (series,) = desk.get("/prometheus/api/v1/query_range", params=step).json()["data"]["result"]
+    assert [(int(t) - T0 // 1000) // 1800 for t, _ in series["values"]] == [2, 3, 6]
