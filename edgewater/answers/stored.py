@@ -23,6 +23,7 @@ from edgewater.answers.facts import (
     Predicted,
     SessionFacts,
 )
+from edgewater.answers.statement import BOTH_SIGNS
 from edgewater.answers.uniting import late_deviations
 from edgewater.answers.withheld_bounds import WithheldBound
 from edgewater.model.errors import StorageError, UnsupportedVersion
