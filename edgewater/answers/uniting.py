@@ -21,7 +21,7 @@ from edgewater.synopses.rests import NOTHING, union_of_rests
 from edgewater.wire import GUESSES, REJECTIONS, Rest
 
 MAX_LOSSES = 100
-"""The number of stated losses that a union of windows lists."""
+"""The number of stated losses that a union of windows lists. Further ones are listed without their time and number."""
 
 
 def late_deviations(counts: Mapping[str, int]) -> tuple[Deviation, ...]:
@@ -103,15 +103,17 @@ def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]
     losses = 0
     for each in deviations:
         is_loss = each.cause is Cause.INPUT_LOST
-        span = (each.from_ms, each.to_ms) if is_loss else ()
-        key = (each.cause, each.edge, each.source, each.reason, span, tuple(sorted(each.only.items())))
-        known = by_identity.get(key)
+        identity = _identity(each)
+        if is_loss and identity not in by_identity:
+            losses += 1
+            if losses > MAX_LOSSES:
+                each = replace(each, lacks=UNKNOWN, from_ms=None, to_ms=None)
+                identity = _identity(each)
+        known = by_identity.get(identity)
         if known is None:
-            losses += is_loss
-            if not is_loss or losses <= MAX_LOSSES:
-                by_identity[key] = each
+            by_identity[identity] = each
         elif not is_loss:  # a stated loss concerns several windows, and is one loss
-            by_identity[key] = replace(
+            by_identity[identity] = replace(
                 known,
                 records=known.records + each.records,
                 lacks=known.lacks + each.lacks,
@@ -119,6 +121,12 @@ def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]
                 windows=known.windows + each.windows,
             )
     return tuple(by_identity.values())
+
+
+def _identity(each: Deviation) -> tuple[object, ...]:
+    """Returns what distinguishes the deviation from others of a union. Only losses have a time of their own."""
+    span = (each.from_ms, each.to_ms) if each.cause is Cause.INPUT_LOST else ()
+    return each.cause, each.edge, each.source, each.reason, span, tuple(sorted(each.only.items()))
 
 
 def united_rests(spec: QuerySpec, windows: Sequence[Mapping[str, Rest | None]]) -> dict[str, Rest | None]:
