@@ -309,6 +309,35 @@ def test_a_session_that_was_merged_into_another_leaves_nothing(warehouse: Wareho
     sink.close()
 
 
+def test_sinks_behind_a_pooler_of_transactions_write_to_their_own_schemas(
+    postgres: PostgresServer, pgbouncer: str, warehouse: Warehouse
+) -> None:
+    """All clients share one session, and one of them leaves its own settings and names there."""
+    schemas = [f"{warehouse.schema}_50%", f"{warehouse.schema}_two"]
+    with postgres.pooled(pgbouncer) as url, psycopg.connect(url, autocommit=True) as other:
+        sinks = [warehouse.definition(url=url, schema=name).make(SinkContext(name)) for name in schemas]
+        kit = [SinkQuery(testing.REF, testing.QUERY, testing.SCHEMA)]
+        assert [sink.open(kit) for sink in sinks] == [None, None]
+        for name, value in {"search_path": schemas[1], "timezone": "Asia/Tokyo", "datestyle": "German"}.items():
+            other.execute("SELECT set_config(%s, %s, false)", [name, value])
+        for i in range(1, 8):  # psycopg prepares a statement when it comes for the sixth time
+            for sink, first in zip(sinks, (10, 20), strict=True):
+                merged = replace(testing.answer(1, testing.DAY, {}, revision=i), window_end_ms=testing.DAY)
+                sink.write([testing.answer(i, i * HOUR, {"a": first + i}), merged], Position(i))
+        assert [sink.open(kit) for sink in sinks] == [Position(7), Position(7)]
+        for sink in sinks:
+            sink.close()
+    for schema, first in zip(schemas, (10, 20), strict=True):
+        place = f'"{schema}"'.replace("%", "%%")
+        rows = f"SELECT extract(epoch FROM window_start)::int * 1000, n FROM {place}.kit ORDER BY 1"
+        assert warehouse.ask(rows) == [(i * HOUR, first + i) for i in range(1, 8)]
+        ((windows, positions),) = warehouse.ask(
+            f"SELECT (SELECT count(*) FROM {place}.edgewater_windows),"
+            f" (SELECT array_agg(sink) FROM {place}.edgewater_positions)"
+        )
+        assert (windows, positions) == (7, [schema])
+
+
 def test_a_change_goes_on_in_the_view_while_the_old_version_still_gets_answers(
     desk: Desk, warehouse: Warehouse
 ) -> None:
