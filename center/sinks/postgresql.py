@@ -4,7 +4,9 @@
 - ``flights_v3`` has a row per window and group of version 3 of the query `flights`.
 - The view ``flights`` has the rows of all versions of the query.
 
-One transaction replaces the rows of windows and stores the position. So a reader sees each answer as a whole.
+``edgewater_marks`` has a row per query: the last answer, and the center and the sink that have written it.
+
+One transaction replaces the rows of windows and stores the positions. So a reader sees each answer as a whole.
 
 A transaction depends on nothing that an earlier one left in the session: it has its own settings, full names and no
 prepared statements. So a pooler may give each transaction another session, which other clients have used.
@@ -28,7 +30,7 @@ from psycopg import sql
 
 from center.serving.answer_tables import to_json
 from center.serving.cells import list_texts
-from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
+from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from edgewater.model.errors import StorageError
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
@@ -50,7 +52,9 @@ SETTINGS = """
 """The settings of each transaction. They end with it."""
 OWN = "edgewater_"
 """Prefix of the sink's own tables."""
-POSITIONS, WINDOWS = f"{OWN}positions", f"{OWN}windows"
+MARKS, WINDOWS = f"{OWN}marks", f"{OWN}windows"
+POSITIONS = f"{OWN}positions"
+"""The table of positions of release 0.3."""
 _WINDOW_COLUMNS = {
     "query": "text", "version": "bigint", "window_start": "timestamptz", "window_end": "timestamptz",
     "revision": "bigint", "phase": "text", "completeness": "double precision", "given_at": "timestamptz",
@@ -73,16 +77,17 @@ class PostgresSink:
     Args:
         url: a URL that libpq accepts.
         schema: the name of the schema.
-        context: has the name under which the position is stored, and the epoch.
+        context: has the center, the name and the epoch, which are stored with the positions.
     """
 
     def __init__(self, url: str, schema: str, context: SinkContext) -> None:
         self._url, self._schema, self._context = url, schema, context
-        self._own = {"positions": sql.Identifier(schema, POSITIONS), "windows": sql.Identifier(schema, WINDOWS)}
+        names = {"marks": MARKS, "positions": POSITIONS, "windows": WINDOWS}
+        self._own = {key: sql.Identifier(schema, name) for key, name in names.items()}
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._tables: dict[QueryRef, _Table] = {}
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`. Raises StorageError."""
         with _stated():
             if self._connection is None or self._connection.closed:
@@ -91,21 +96,21 @@ class PostgresSink:
                 self._connection = psycopg.connect(**given, prepare_threshold=None, cursor_factory=psycopg.RawCursor)
         with self._transaction() as cursor:
             self._prepare(cursor)
+            found = self._stored_positions(cursor, [query.ref for query in queries])
             typed = [query for query in queries if query.is_typed]
             views = {name: _View(name, self._schema) for name in sorted({query.ref.name for query in typed})}
-            self._tables = {query.ref: _Table(query, self._schema, views[query.ref.name]) for query in typed}
-            for table in self._tables.values():
+            tables = {query.ref: _Table(query, self._schema, views[query.ref.name]) for query in typed}
+            for table in tables.values():
                 table.create(cursor)
             for view in views.values():
                 view.create(cursor)
-            stored = sql.SQL("SELECT answer_id, late FROM {positions} WHERE sink = $1").format(**self._own)
-            row = cursor.execute(stored, [self._context.name]).fetchone()
-        return None if row is None else Position(*row)
+        self._tables |= tables
+        return found
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
         """Implements `Sink.write`. Raises StorageError."""
         with self._transaction() as cursor:
-            self._store_position(cursor, position)
+            self._store_positions(cursor, positions)
             if not answers:
                 return
             newer = self._write_windows(cursor, answers)
@@ -136,28 +141,60 @@ class PostgresSink:
             cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
         windows = ", ".join(f"{name} {kind}" for name, kind in _WINDOW_COLUMNS.items())
         tables = {
-            "positions": "sink text PRIMARY KEY, answer_id bigint NOT NULL, late bigint NOT NULL,"
-            " epoch bigint NOT NULL, written_at timestamptz NOT NULL",
+            "marks": "query text, version bigint, answer_id bigint NOT NULL, center bigint NOT NULL,"
+            " sink text NOT NULL, epoch bigint NOT NULL, written_at timestamptz NOT NULL, PRIMARY KEY (query, version)",
             "windows": f"{windows}, PRIMARY KEY (query, version, window_start)",
         }
         for table, columns in tables.items():
             cursor.execute(sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(self._own[table], sql.SQL(columns)))
 
-    def _store_position(self, cursor: psycopg.Cursor[Any], position: Position) -> None:
-        """Stores the position. The position is locked until the transaction ends.
+    def _stored_positions(self, cursor: psycopg.Cursor[Any], refs: Sequence[QueryRef]) -> dict[QueryRef, int]:
+        """Returns the positions of these queries, and takes over those of a sink that has this one's name now.
+
+        Raises:
+            StorageError: another center, or another sink, writes the answers to a query.
+        """
+        context, where = self._context, f"the schema {self._schema} of the database"
+        keys = [ref.name for ref in refs], [ref.version for ref in refs]
+        of_keys = sql.SQL("(query, version) IN (SELECT * FROM unnest($1::text[], $2::bigint[]))")
+        marks = sql.SQL("SELECT query, version, answer_id, center, sink FROM {marks} WHERE {of_keys}")
+        found: dict[QueryRef, int] = {}
+        for name, version, answer_id, center, sink in cursor.execute(
+            marks.format(of_keys=of_keys, **self._own), keys
+        ).fetchall():
+            ref = QueryRef(name, version)
+            context.require_own(where, ref, center, sink)
+            found[ref] = answer_id
+        taken = sql.SQL("UPDATE {marks} SET sink = $3, epoch = $4 WHERE {of_keys} AND sink <> $3")
+        cursor.execute(taken.format(of_keys=of_keys, **self._own), [*keys, context.name, context.epoch])
+        missing = [ref for ref in refs if ref not in found]
+        place = [self._own["positions"].as_string(cursor)]
+        if missing and cursor.execute("SELECT to_regclass($1)", place).fetchone() != (None,):
+            # Release 0.3 has written a position per sink, for all queries.
+            earlier = sql.SQL("SELECT sink, answer_id FROM {positions}").format(**self._own)
+            for sink, answer_id in cursor.execute(earlier).fetchall():
+                context.require_own(where, missing[0], None, sink)
+                found |= dict.fromkeys(missing, answer_id) if sink == context.name else {}
+        return found
+
+    def _store_positions(self, cursor: psycopg.Cursor[Any], positions: Mapping[QueryRef, int]) -> None:
+        """Stores positions. They are locked until the transaction ends.
 
         Raises:
             StorageError: another process writes the sink.
         """
-        row = (self._context.name, *position, self._context.epoch)
+        rows = sorted((ref.name, ref.version, answer_id) for ref, answer_id in positions.items())
+        columns = [[row[n] for row in rows] for n in range(3)]
         statement = sql.SQL(
-            "INSERT INTO {positions} AS p VALUES ($1, $2, $3, $4, now()) ON CONFLICT (sink) DO UPDATE SET"
-            " answer_id = excluded.answer_id, late = excluded.late, epoch = excluded.epoch,"
-            " written_at = excluded.written_at WHERE p.epoch <= excluded.epoch"
+            "INSERT INTO {marks} AS m SELECT *, $4::bigint, $5::text, $6::bigint, now()"
+            " FROM unnest($1::text[], $2::bigint[], $3::bigint[]) ON CONFLICT (query, version) DO UPDATE SET"
+            " answer_id = excluded.answer_id, epoch = excluded.epoch, written_at = excluded.written_at"
+            " WHERE (m.center, m.sink) = (excluded.center, excluded.sink) AND m.epoch <= excluded.epoch"
         )
-        cursor.execute(statement.format(**self._own), row)
-        if cursor.rowcount == 0:
-            raise StorageError(f"another process writes the sink {self._context.name} to this database")
+        context = self._context
+        cursor.execute(statement.format(**self._own), [*columns, context.center, context.name, context.epoch])
+        if cursor.rowcount < len(rows):
+            raise StorageError(f"another process, sink or center writes these answers to the schema {self._schema}")
 
     def _write_windows(self, cursor: psycopg.Cursor[Any], answers: Sequence[SinkAnswer]) -> set[tuple[QueryRef, int]]:
         """Writes the rows of windows. Returns the windows for which the database has no newer revision."""
