@@ -150,9 +150,9 @@ def test_a_process_that_dies_before_it_learns_of_a_delivery_delivers_again_with_
         save = AlertSink._save
         calls: list[int] = []
 
-        def saves_once(self: Any) -> None:
+        def saves_once(self: Any, *positions: Any) -> None:
             calls.append(1)
-            save(self) if len(calls) == 1 else dies()
+            save(self, *positions) if len(calls) == 1 else dies()
 
         patched.setattr(AlertSink, "_save", saves_once)
         with pytest.raises(Killed):
