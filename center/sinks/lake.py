@@ -167,6 +167,8 @@ class ParquetFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        for scratch in directory.glob(f"*{DAY}=*/.answers-*.part"):  # of a process that was killed
+            scratch.unlink(missing_ok=True)
 
     def last_answer(self) -> int:
         """Implements `LakeTable.last_answer`."""
@@ -192,11 +194,14 @@ class ParquetFiles:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             scratch = directory / f".{name}.part"
-            with scratch.open("wb") as file:
-                pq.write_table(rows, file)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(directory / name)
+            try:
+                with scratch.open("wb") as file:
+                    pq.write_table(rows, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                scratch.replace(directory / name)
+            finally:
+                scratch.unlink(missing_ok=True)
             folder = os.open(directory, os.O_RDONLY)
             try:
                 os.fsync(folder)

@@ -21,7 +21,7 @@ from center.serving.answer_tables import empty_table, has_types, stated_answer, 
 from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
 from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import Aside, SinkStatus, SinkStore
-from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.model.errors import EdgewaterError, StorageError, plain
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -459,7 +459,7 @@ class SinkRunner:
         return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 20)))
 
     def _reason(self, exc: Exception) -> str:
-        text = exc.message if isinstance(exc, EdgewaterError) else f"{type(exc).__name__}: {exc}"
+        text = exc.message if isinstance(exc, EdgewaterError) else plain(f"{type(exc).__name__}: {exc}")
         return masked(text, self.definition.options)
 
     def _give_up(self) -> None:
