@@ -44,8 +44,8 @@ def receiver(tmp_path: Path, prometheus: str) -> Iterator[str]:
 def test_samples_go_through_a_proxy_only_if_the_sink_names_one_and_no_page_confirms_them(
     is_indirect: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("no_proxy", "*")
+    name, value = ("no_proxy", "*") if is_indirect else ("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
     with Receiver().serving() as server:
         way = {"url": "http://elsewhere.invalid/write", "proxy": server.url.partition("/hook")[0]}
         document = {"kind": "remote_write", **(way if is_indirect else {"url": server.url})}
