@@ -177,6 +177,8 @@ class ParquetFiles:
     def __init__(self, directory: Path, query: QueryRef, context: SinkContext) -> None:
         self._directory, self._query, self._context = directory, query, context
         self._mark = {"center": context.center, "sink": context.name}
+        for scratch in directory.glob(f"*{DAY}=*/.answers-*.part"):  # of a process that was killed
+            scratch.unlink(missing_ok=True)
 
     def last_answer(self) -> int | None:
         """Implements `LakeTable.last_answer`."""
@@ -220,11 +222,14 @@ class ParquetFiles:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             scratch = directory / f".{name}.part"
-            with scratch.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(directory / name)
+            try:
+                with scratch.open("wb") as file:
+                    write(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                scratch.replace(directory / name)
+            finally:
+                scratch.unlink(missing_ok=True)
             folder = os.open(directory, os.O_RDONLY)
             try:
                 os.fsync(folder)

@@ -550,5 +550,4 @@ def _stated() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as exc:
-        reason = " ".join(str(exc).split()) or type(exc).__name__
-        raise StorageError(f"PostgreSQL: {reason}") from exc
+        raise StorageError(f"PostgreSQL: {str(exc) or type(exc).__name__}") from exc

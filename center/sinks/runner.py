@@ -24,7 +24,7 @@ from center.sinks.base import Sink, SinkAnswer, SinkQuery
 from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import SinkStatus, SinkStore, WaitingQuery
 from edgewater.answers import Phase
-from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.model.errors import EdgewaterError, StorageError, plain
 from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
@@ -562,7 +562,7 @@ class SinkRunner:
     def _reason(self, exc: BaseException) -> str:
         if isinstance(exc, TargetFailed) and exc.__cause__ is not None:
             exc = exc.__cause__
-        text = exc.message if isinstance(exc, EdgewaterError) else f"{type(exc).__name__}: {exc}"
+        text = exc.message if isinstance(exc, EdgewaterError) else plain(f"{type(exc).__name__}: {exc}")
         return masked(text, self.definition.options)
 
     def _give_up(self) -> None:

@@ -391,5 +391,4 @@ def _as_storage_error(engine: Engine) -> Iterator[None]:
         yield
     except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as exc:
         # The message has neither the statement nor its parameters, because they must not reach logs and clients.
-        reason = " ".join(str(getattr(exc, "orig", None) or exc).split())
-        raise StorageError(f"database {shown_url(engine.url)}: {reason}") from exc
+        raise StorageError(f"database {shown_url(engine.url)}: {getattr(exc, 'orig', None) or exc}") from exc
