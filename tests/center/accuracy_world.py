@@ -273,7 +273,7 @@ class DataWorld(World):
         parts = [values.to_bytes() for start, values in sorted(self.merged.items()) if start in slices]
         return AnswerRecord(
             1, REF, emission.window_start_ms, emission.window_end_ms, emission.revision, emission.phase,
-            emission.answered_at_ms, 0, emission.quality.to_mapping(),
+            emission.answered_at_ms, 0, emission.facts,
             GroupedAggregate.merge_bytes(parts) if parts else None,
         )  # fmt: skip
 

@@ -131,7 +131,7 @@ class World:
             phase=Phase.COMPLETE,
             answered_at_ms=WINDOW_MS,
             staleness_ms=0,
-            quality=emission.quality.to_mapping(),
+            facts=emission.facts,
             synopsis=GroupedAggregate.merge_bytes(parts) if parts else None,
         )
 
