@@ -109,6 +109,8 @@ class Intervals:
 def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Intervals) -> Iterator[AnswerRecord]:
     """Yields one answer per interval that has any answers; reads further records lazily.
 
+    The answer of an interval of one window is the answer of the window.
+
     Args:
         records: the newest answers, ascending by start, with their synopses.
 
@@ -121,7 +123,9 @@ def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Interva
         raise InvalidRequest("every", spec.accuracy.measure, "no roll-up: functions of a sample do not merge")
     for interval, parts in groupby(records, lambda record: intervals.at(record.window_start_ms)):
         chosen = intervals.select(interval, parts)
-        if chosen:
+        if interval.windows == 1:
+            yield from chosen
+        elif chosen:
             yield _merged(chosen, spec, interval)
 
 
