@@ -12,7 +12,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from edgewater.answers.causes import Cause
 from edgewater.answers.facts import (
-    NONE,
     UNKNOWN,
     AccuracyFacts,
     Amount,
@@ -24,6 +23,7 @@ from edgewater.answers.facts import (
     Predicted,
     SessionFacts,
 )
+from edgewater.answers.statement import BOTH_SIGNS
 from edgewater.answers.uniting import late_deviations
 from edgewater.answers.withheld_bounds import WithheldBound
 from edgewater.model.errors import StorageError, UnsupportedVersion
@@ -72,7 +72,8 @@ def facts_from_json(text: str) -> Facts:
 def _format_1(stored: Mapping[str, Any]) -> Facts:
     """Reads the JSON of release 0.3.0, in which a statement was stored instead of facts."""
     completeness, records, error = stored["completeness"], stored["records"], stored["error"]
-    codes = {violation["code"]: violation["message"] for violation in stored["contract"]["violations"]}
+    violations = stored["contract"]["violations"]
+    codes = {violation["code"]: violation["message"] for violation in violations}
     only = completeness.get("only", {})
     deviations = [Deviation(Cause.MISSING, e, lacks=UNKNOWN, only=only.get(e, {})) for e in completeness["missing"]]
     deviations += [Deviation(Cause.LEFT, e, lacks=UNKNOWN, only=only.get(e, {})) for e in completeness.get("left", ())]
@@ -82,16 +83,16 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
     ]
     deviations += [
         Deviation(
-            Cause.INPUT_LOST, loss["edge"], loss["source"], loss["reason"],
-            Amount(0, loss["records"]), NONE, loss["from_ms"], loss["to_ms"],
-            only.get(loss["edge"], {}),
+            Cause.INPUT_LOST, loss["edge"], loss["source"], loss["reason"], lacks=Amount(0, loss["records"]),
+            from_ms=loss["from_ms"], to_ms=loss["to_ms"], only=only.get(loss["edge"], {}),
         )
         for loss in completeness.get("losses", ())
     ]  # fmt: skip
     deviations += late_deviations(completeness.get("guessed", {}))
     for cause, name in ((Cause.AFTER_FINAL, "after_final"), (Cause.REJECTED, "rejected")):
         if n := records.get(name, 0):
-            deviations.append(Deviation(cause, lacks=Amount(n if cause is Cause.AFTER_FINAL else 0, n)))
+            lacks = Amount(n, n) if cause is Cause.AFTER_FINAL else UNKNOWN
+            deviations.append(Deviation(cause, records=n, lacks=lacks))
     session = stored.get("session")
     return Facts(
         completeness["expected"],
@@ -103,7 +104,7 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
         stored["first_staleness_ms"],
         tuple(deviations),
         _bounds(error["withheld"]),
-        (message.split(":")[0],) if (message := codes.get("both-signs")) else (),
+        tuple(v["message"].split(":")[0] for v in violations if v["code"] == BOTH_SIGNS),
         {name: None if rest is None else Rest.from_json(rest) for name, rest in stored["rests"].items()},
         "nothing-arrived" not in codes,
         {edge: tuple(map(Delivery, each)) for edge, each in completeness.get("delivery", {}).items()},

@@ -6,6 +6,8 @@ from typing import Any
 
 from center.ledger import Emission
 from edgewater.answers import Cause
+from edgewater.answers.cells import Column
+from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import Violation, judged, violations_of_facts
 
 
@@ -19,7 +21,8 @@ def violations(emission: Emission) -> list[Violation]:
     return violations_of_facts(emission.facts, emission.spec)
 
 
-def stated(emission: Emission) -> dict[str, Any]:
-    """Returns the members `quality` and `contract` of the answer's JSON, as one mapping."""
-    statement = judged(emission.facts, (), emission.spec)
+def quality_of(emission: Emission) -> dict[str, Any]:
+    """Returns the members `quality` and `contract` of the answer's JSON, as one mapping; it has no values."""
+    columns = [Column(measure.name, (), OwnError()) for measure in emission.spec.measures]
+    statement = judged(emission.facts, columns, emission.spec)
     return {**statement.quality(), "contract": statement.contract.to_json()}

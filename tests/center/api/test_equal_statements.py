@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from center.serving import render
 from center.serving.render import statement_of
 from edgewater.answers import UNKNOWN, Amount, Cause, Deviation
 from edgewater.model.edge_records import StreamRecord
@@ -16,6 +15,7 @@ from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Withheld
 from tests.center.measures_world import aggregate, record, records, spec
+from tests.center.rendered import render
 
 HOUR, T0 = 3_600_000, 1_356_998_400_000
 PATH = "/v1/queries/flights"

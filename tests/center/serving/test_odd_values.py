@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from center.api.answer_cache import to_json
-from center.serving import MeasureQuestions, render
+from center.serving import MeasureQuestions
 from center.serving.predictions import with_prediction
 from edgewater.answers import Facts, Predicted
 from edgewater.answers.cells import Column
@@ -22,6 +22,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, Sum
 from edgewater.synopses.quantiles.ddsketch import DDSketchStack
 from tests.center.answer_world import World, query, rows
+from tests.center.rendered import render
 
 ODD = [math.nan, math.inf, -math.inf, 1.0, 2.0]
 
