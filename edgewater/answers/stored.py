@@ -23,7 +23,7 @@ from edgewater.answers.facts import (
     Predicted,
     SessionFacts,
 )
-from edgewater.answers.statement import BOTH_SIGNS
+from edgewater.answers.statement import ACCURACY, BOTH_SIGNS, NOTHING_ARRIVED
 from edgewater.answers.uniting import late_deviations
 from edgewater.answers.withheld_bounds import WithheldBound
 from edgewater.model.errors import StorageError, UnsupportedVersion
@@ -106,7 +106,7 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
         _bounds(error["withheld"]),
         tuple(v["message"].split(":")[0] for v in violations if v["code"] == BOTH_SIGNS),
         {name: None if rest is None else Rest.from_json(rest) for name, rest in stored["rests"].items()},
-        "nothing-arrived" not in codes,
+        NOTHING_ARRIVED not in codes,
         {edge: tuple(map(Delivery, each)) for edge, each in completeness.get("delivery", {}).items()},
         _edges(stored["edges"]),
         None if session is None else SessionFacts(session["cut"], session["cuts"], stored.get("merged_into_ms")),
@@ -146,8 +146,8 @@ def _accuracy(stored: Mapping[str, Any], codes: Mapping[str, str]) -> AccuracyFa
         told.get("exceeding_delays"),
         GroupCounts(**groups) if "eligible" in groups else None,
         "limit" in groups,
-        Cause.MISSING.value not in codes,
-        codes.get("accuracy", ""),
+        Cause.MISSING not in codes and (is_predicted or ACCURACY in codes),
+        codes.get(ACCURACY, ""),
         records["expected"] if is_predicted else None,
         records["sampled"] if is_predicted else None,
         {name: stored["error"].get(name) for name in ("sampling", "straggler", "missing")} if is_predicted else {},
