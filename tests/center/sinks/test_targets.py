@@ -13,7 +13,6 @@ import confluent_kafka
 import deltalake
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
 from pyiceberg.catalog import load_catalog
 from sqlalchemy import event, update
 
@@ -414,9 +413,9 @@ def as_of_03(center: Center, system: System, last: int) -> None:
             database.execute(f"INSERT INTO {positions} VALUES ('out', {last}, 0, 1, now())")  # type: ignore[arg-type]
     elif isinstance(system, Kafka):
         producer = confluent_kafka.Producer({"bootstrap.servers": system.broker.address})
-        AdminClient({"bootstrap.servers": system.broker.address}).delete_topics([f"{system.topic}.positions"])[
-            f"{system.topic}.positions"
-        ].result(10)
+        for name, query in center.queries.items():
+            key = json.dumps({"query": name, "version": query.ref.version}, sort_keys=True, separators=(",", ":"))
+            producer.produce(f"{system.topic}.positions", key=key, value=None)
         producer.produce(f"{system.topic}.positions", key="out", value=old)
         assert producer.flush(10) == 0
     elif isinstance(system, Parquet):
