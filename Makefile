@@ -98,6 +98,7 @@ reference: $(STAMP)dev ## write what follows from the code: commands, metrics an
 	@$(PY) -m tests.docs.cli_reference
 	@$(PY) -m tests.docs.configuration_reference
 	@$(PY) -m tests.docs.metrics_reference
+	@$(PY) -m tests.docs.causes_reference
 	@$(PY) deploy/monitoring.py
 
 SOURCES = kafka mqtt otlp remote-write

@@ -24,7 +24,8 @@ from cachetools import LRUCache
 from center.api.negotiation import ARROW, CSV, JSON
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, csv_table, evaluated, render
-from center.serving.answer_tables import as_far_as_readable, to_json, with_quality, with_version
+from center.serving.answer_tables import as_far_as_readable, with_quality, with_version
+from edgewater.answers.cells import to_json
 from edgewater.model.number_columns import concatenated
 from edgewater.model.registered_query import RegisteredQuery
 
@@ -34,9 +35,6 @@ ARROW_METADATA = b"edgewater.answers"
 """Key in an Arrow schema's metadata: a JSON list of the answers without their data, quality included."""
 ENTRY_BYTES = 1024
 """Size of an entry besides its bytes: objects, key."""
-
-SLICE_ROWS = 200
-"""Rows of an answer that are encoded at a time, in about 0.6 ms."""
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +97,7 @@ class AnswerRenderer:
         if held is not None:
             return held
         # Two threads may render the same answer at once. A lock would let all threads wait for the slowest one.
-        rendered = as_far_as_readable(
-            lambda r: _answer_json(render(r, query.spec, questions, summary=summary, base=base)), record
-        )
+        rendered = as_far_as_readable(lambda r: render(r, query.spec, questions, summary=summary, base=base), record)
         with self._lock:
             if _size(rendered) <= self._cache.maxsize:
                 self._cache[key] = rendered
@@ -131,7 +127,7 @@ class AnswerRenderer:
         """As `answers`, for answers that no store has. They are not cached."""
         if form == JSON:
             make = partial(render, spec=query.spec, questions=questions)
-            return _page_json(query, page, (_answer_json(as_far_as_readable(make, r)) for r in records))
+            return _page_json(query, page, (as_far_as_readable(make, r) for r in records))
         return self.table(records, query, questions, form)
 
     def table(
@@ -181,11 +177,3 @@ def entity_tag(
         form,
     )
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
-
-
-def _answer_json(answer: dict[str, Any]) -> bytes:
-    """Returns an answer as JSON. Its rows are encoded in slices, since `json` lets no other thread run meanwhile."""
-    rows, slices = answer["data"], range(0, len(answer["data"]), SLICE_ROWS)
-    before, after = to_json({**answer, "data": []}).split(b'"data":[]', 1)
-    data = b",".join(to_json(rows[at : at + SLICE_ROWS])[1:-1] for at in slices)
-    return b"".join((before, b'"data":[', data, b"]", after))

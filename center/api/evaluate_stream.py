@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from center.api.problems import INTERNAL_ERROR, problem_of
 from center.serving import Evaluator, StoredWindows, WindowQuestion, parse_json
-from center.serving.answer_tables import to_json
+from edgewater.answers.cells import to_json
 from edgewater.model.errors import EdgewaterError, InvalidRequest
 from edgewater.model.timestamps import parse_time
 

@@ -31,8 +31,8 @@ from center.api.edge_progress import EdgeProgress
 from center.api_access import ANYONE, Principal
 from center.results import AnswerRecord, NewestAnswers, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
-from center.serving.answer_tables import to_json
 from edgewater.answers import Phase
+from edgewater.answers.cells import to_json
 from edgewater.model.errors import InvalidRequest, NotFound, StorageError
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.wire import QueryRef

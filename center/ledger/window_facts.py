@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from center.ledger.withheld import Totals
 from edgewater.answers import (
     MAX_LISTED_EDGES,
-    NONE,
     UNKNOWN,
     Amount,
     Cause,
@@ -60,18 +59,11 @@ def window_facts(
     ]
     deviations += [
         Deviation(
-            Cause.INPUT_LOST,
-            edge,
-            loss.source,
-            loss.reason,
-            Amount(0, loss.records),
-            NONE,
-            loss.from_ms,
-            loss.to_ms,
-            constants.get(edge, {}),
+            Cause.INPUT_LOST, edge, loss.source, loss.reason, lacks=Amount(0, loss.records),
+            from_ms=loss.from_ms, to_ms=loss.to_ms, only=constants.get(edge, {}),
         )
         for edge, loss in losses
-    ]
+    ]  # fmt: skip
     reported = expected - len(missing)
     return Facts(
         expected,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ from center.catalog import Catalog
 from center.results import AnswerRecord
 from center.serving.render import Answer, evaluated
 from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
+from edgewater.answers.cells import to_json
 from edgewater.model.errors import InvalidInput, InvalidQuery
 from edgewater.model.key_texts import OWN_COLUMNS, own_name
 from edgewater.model.query import BoundQuery, QuerySpec
@@ -28,11 +28,6 @@ TIME = pa.timestamp("ms")
 """Times are UTC without a zone, because DuckDB converts times with a zone to the machine's zone."""
 
 log = logging.getLogger(__name__)
-
-
-def to_json(value: object) -> bytes:
-    """Returns JSON without white space, UTF-8. Raises ValueError for NaN and infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def stated_answer(record: AnswerRecord, query: RegisteredQuery) -> tuple[pa.Table, Answer]:

@@ -6,6 +6,7 @@ groups' synopses, a stratified one selects a group; otherwise there is an answer
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -298,7 +299,8 @@ class _StackAnswer:
             return self._ranked(arguments)
         if question.name is None and isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
             part = FunctionPart.of(self.measure, stack, self.confidence, lambda e: self._widened(e, None))
-            return self._rows(part.cells(len(stack)), part.confidence, stack.kind)
+            cells = [json.loads(f"{{{text}}}") for text in part.texts(len(stack)).to_pylist()]
+            return self._rows(cells, part.confidence, stack.kind)
         try:
             if question.name is None:
                 kind = self.measure.question or default_question(stack, question.confidence)

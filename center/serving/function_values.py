@@ -18,12 +18,14 @@ from cachetools import LRUCache
 
 from center.early import FunctionEstimate, estimate_function
 from edgewater.answers.cells import (
-    Cell,
     FunctionErrors,
+    Texts,
     interval_columns,
-    intervals,
+    interval_texts,
+    joined,
+    json_text,
     nullable,
-    plain,
+    number_texts,
     stated_confidence,
 )
 from edgewater.model.accuracy import AccuracyTarget
@@ -112,16 +114,18 @@ class FunctionPart:
             tuple(v.problem for v in each),
         )
 
-    def cells(self, rows: int) -> list[Cell]:
-        each = [intervals(self._estimates(at), False) for at in range(len(self.names))]
-        result = []
-        for row, value in enumerate(self.values):
-            cell: Cell = {"values": [{"name": n, **e[row]} for n, e in zip(self.names, each, strict=True)]}
-            if self.names == ("",):
-                cell = each[0][row]
-            problem: Cell = {"problem": value.problem} if value.problem else {}
-            result.append({**cell, "error": plain(value.error), "size": value.size, "rate": value.rate, **problem})
-        return result
+    def texts(self, rows: int) -> Texts:
+        each = [interval_texts(self._estimates(at), False) for at in range(len(self.names))]
+        cell = each[0] if self.names == ("",) else self._named(each)
+        errors = self.errors
+        sizes = number_texts(errors.sizes.astype(np.float64), True)
+        stated = (number_texts(errors.errors, False), ',"size":', sizes, ',"rate":', number_texts(errors.rates, False))
+        problems = [f',"problem":{json_text(p)}' if p else "" for p in errors.problems]
+        return joined(cell, ',"error":', *stated, pa.array(problems, pa.string()))
+
+    def _named(self, each: Sequence[Texts]) -> Texts:
+        parts = [part for n, e in zip(self.names, each, strict=True) for part in (f'{{"name":{json_text(n)},', e, "},")]
+        return joined('"values":[', *parts[:-1], "}]")
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
         result: dict[str, pa.Array] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,22 @@ from center.serving.measures import (
     includes,
 )
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, add_expected
-from center.serving.totals import answer_totals
+from center.serving.totals import Rests, answer_totals, is_sampled
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
-from edgewater.answers.cells import CellPart, Column, IntervalPart, csv_table, equal_cells, plain_key
+from edgewater.answers.cells import (
+    CellPart,
+    Column,
+    IntervalPart,
+    Texts,
+    csv_table,
+    joined,
+    joined_rows,
+    json_text,
+    key_texts,
+    plain_key,
+    to_json,
+)
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import Statement, judged
 from edgewater.model.early_synopses import DEFAULT_QUANTILES
@@ -47,10 +59,11 @@ from edgewater.synopses import (
     Stack,
 )
 from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses.rests import has_exact_rest
 
 _NOTHING = object()
 SUMMARY_GROUPS = 5
-_NO_DATA: Mapping[str, Any] = {}
+_NO_MEMBERS: Mapping[str, Any] = {}
 
 __all__ = [
     "DEFAULT_QUANTILES",
@@ -79,11 +92,12 @@ class AnswerRows:
     withheld: GroupsWithheld
     codes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def data(self) -> list[dict[str, Any]]:
+    def texts(self) -> Texts:
         """The rows as JSON."""
-        groups = group_cells(self.groups, self.length)
-        columns = [(values.measure, values.cells(self.length)) for values in self.values]
-        return [{"group": groups[i], **{name: cells[i] for name, cells in columns}} for i in range(self.length)]
+        groups = [t for n, c in self.groups.items() for t in (",", f"{json_text(n)}:", key_texts(c))]
+        measures = [t for v in self.values for t in (f",{json_text(v.measure)}:", v.texts(self.length))]
+        head = pa.repeat(pa.scalar('{"group":{'), self.length)
+        return joined(head, *groups[1:], "}", *measures, "}")
 
     def widest(self, count: int) -> IntArray:
         """The rows whose first interval is widest, unknown ones first; ascending."""
@@ -105,8 +119,8 @@ class AnswerRows:
         old = np.flatnonzero(at >= 0)
         same = np.ones(len(old), bool)
         for mine, theirs in zip(self.values, before.values, strict=True):
-            for part, other in zip(mine.parts, theirs.parts, strict=True):
-                same &= equal_cells(part, other, old, at[old])
+            cells, others = mine.texts(self.length).take(pa.array(old)), theirs.texts(before.length)
+            same &= pc.equal(cells, others.take(pa.array(at[old]))).to_numpy(zero_copy_only=False)
         changed = np.ones(self.length, bool)
         changed[old[same]] = False
         gone = np.setdiff1d(np.arange(before.length), at[old])
@@ -121,8 +135,8 @@ def render(
     *,
     summary: bool = False,
     base: AnswerRecord | None = None,
-) -> dict[str, Any]:
-    """Renders the JSON documented in `docs/reference/query.md`; NaN and infinity become null.
+) -> bytes:
+    """Renders the JSON documented in `docs/reference/query.md`, without line breaks. NaN and infinity become null.
 
     Args:
         summary: `data` has only the `SUMMARY_GROUPS` groups whose first measure has the widest interval, unknown ones
@@ -137,7 +151,7 @@ def render(
     answer = evaluated(record, spec, questions)
     rows = answer.rows
     if base is None and not summary:
-        return answer.members({"data": rows.data()})
+        return answer.json(rows)
     shown, removed = np.arange(rows.length), list[dict[str, Any]]()
     if summary:
         shown = rows.widest(SUMMARY_GROUPS)
@@ -146,10 +160,10 @@ def render(
     chosen = rows
     if len(shown) < rows.length:
         chosen = answer_rows(record, spec, questions, merged=answer.merged, codes=rows.codes[shown])
-    members: dict[str, Any] = {"data": chosen.data(), "groups": rows.length}
+    members: dict[str, Any] = {"groups": rows.length}
     if base is not None:
         members |= {"base": base.revision, "removed": removed}
-    return answer.members(members)
+    return answer.json(chosen, members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +183,13 @@ class Answer:
     totals: Mapping[str, Any]
     merged: GroupedAggregate | None
 
-    def members(self, data: Mapping[str, Any] = _NO_DATA) -> dict[str, Any]:
-        """Returns the members of the answer as JSON, with `data` in their place."""
+    def json(self, rows: AnswerRows, more: Mapping[str, Any] = _NO_MEMBERS) -> bytes:
+        """Returns the answer as JSON with these rows, and with more members."""
+        before, after = to_json(self.members({"data": [], **more})).split(b'"data":[]', 1)
+        return b"".join((before, b'"data":[', b",".join(joined_rows(rows.texts())), b"]", after))
+
+    def members(self, more: Mapping[str, Any] = _NO_MEMBERS) -> dict[str, Any]:
+        """Returns the members of the answer as JSON without its rows, and more members in their place."""
         record = self.record
         return {
             "query": record.query.name,
@@ -179,7 +198,7 @@ class Answer:
             "phase": record.phase.value,
             "revision": record.revision,
             "given_at": rfc3339(record.answered_at_ms),
-            **data,
+            **more,
             **self.totals,
             "confidence": min((c for column in self.rows.values if (c := column.confidence) is not None), default=None),
             "quality": self.stated.quality(),
@@ -369,6 +388,7 @@ def _selected_data(
         stacks = {m.name: m.stack(None) for m in spec.measures}
         for stack in stacks.values():
             stack.grow(len(order))
+        withheld = _with_rests(record, spec, stacks, withheld)
         return _SelectedData({name: pa.nulls(0) for name in spec.group_by}, stacks, order, 0, withheld)
     aggregate = merged_data(record) if merged is None else merged
     assert aggregate is not None
@@ -380,7 +400,30 @@ def _selected_data(
     withheld = withheld.of_rows(aggregate, codes, groups, record.facts.edges)
     if not np.array_equal(codes, np.arange(len(aggregate))):
         stacks = {name: stack.take(codes) for name, stack in stacks.items()}
+    withheld = _with_rests(record, spec, stacks, withheld)
     return _SelectedData(groups, stacks, codes, len(aggregate), withheld)
+
+
+def _with_rests(
+    record: AnswerRecord, spec: QuerySpec, stacks: dict[str, Stack], withheld: GroupsWithheld
+) -> GroupsWithheld:
+    """Adds what edges withhold to the only row of a query without groups, where edges state it exactly.
+
+    Args:
+        stacks: the stack of each measure; changed.
+
+    Returns:
+        What else is withheld.
+    """
+    if spec.group_by or not withheld.edges.bounds or record.facts.is_merged_session or is_sampled(spec, record.facts):
+        return withheld
+    rests, exact = Rests(record.facts.rests), set[str]()
+    for measure in spec.measures:
+        data = rests.stack_without_data(measure) if record.synopsis is None else stacks[measure.name]
+        if has_exact_rest(data) and rests.missing(measure, data) == 0.0:
+            stacks[measure.name] = rests.merged(measure, data)
+            exact.add(measure.name)
+    return replace(withheld, exact=frozenset(exact))
 
 
 def group_cells(groups: Mapping[str, pa.Array], rows: int) -> list[dict[str, Any]]:

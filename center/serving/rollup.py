@@ -6,7 +6,7 @@ same as in one window of this length. The facts of the windows are united, and e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -96,6 +96,14 @@ class Intervals:
             raise self._misfit()
         return Interval(start, end, count)
 
+    def windows(self, interval: Interval) -> Iterator[tuple[int, int]]:
+        """Yields start and end of the windows that cover an interval without an overlap."""
+        window, start = self._window, interval.start_ms
+        while start < interval.end_ms:
+            end = window.end(start)
+            yield start, end
+            start = end
+
     def select(self, interval: Interval, records: Iterable[AnswerRecord]) -> list[AnswerRecord]:
         """Returns the answers that cover an interval. Of sliding windows, it returns windows that do not overlap."""
         size = self._window.size_ms if isinstance(self._window, SlidingWindow) else 1
@@ -106,11 +114,17 @@ class Intervals:
         ]
 
 
-def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Intervals) -> Iterator[AnswerRecord]:
+def roll_up(
+    records: Iterable[AnswerRecord],
+    spec: QuerySpec,
+    intervals: Intervals,
+    empty: Callable[[Sequence[tuple[int, int]]], Collection[tuple[int, int]]] = lambda windows: (),
+) -> Iterator[AnswerRecord]:
     """Yields one answer per interval that has any answers; reads further records lazily.
 
     Args:
         records: the newest answers, ascending by start, with their synopses.
+        empty: returns which windows have no answer because they are empty (`AnswerReader.empty_windows`).
 
     Raises:
         InvalidRequest: the query's windows cross the borders of intervals, or its accuracy is about a function of a
@@ -122,11 +136,17 @@ def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Interva
     for interval, parts in groupby(records, lambda record: intervals.at(record.window_start_ms)):
         chosen = intervals.select(interval, parts)
         if chosen:
-            yield _merged(chosen, spec, interval)
+            known = {record.window_start_ms for record in chosen}
+            lacking = (
+                [w for w in intervals.windows(interval) if w[0] not in known] if len(chosen) < interval.windows else []
+            )
+            yield _merged(chosen, spec, interval, len(empty(lacking)))
 
 
-def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval) -> AnswerRecord:
+def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval, empty: int) -> AnswerRecord:
     synopses = [record.synopsis for record in records if record.synopsis is not None]
+    unanswered = interval.windows - len(records) - empty
+    facts = united([record.facts for record in records], spec, empty=empty, unanswered=unanswered)
     return AnswerRecord(
         answer_id=max(record.answer_id for record in records),
         query=records[0].query,
@@ -136,9 +156,9 @@ def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval
         phase=min((record.phase for record in records), key=lambda phase: phase.rank),
         answered_at_ms=max(record.answered_at_ms for record in records),
         staleness_ms=max(record.staleness_ms for record in records),
-        facts=united([record.facts for record in records], spec, interval.windows),
+        facts=facts,
         synopsis=GroupedAggregate.merge_bytes(synopses) if synopses else None,
-        of_windows=united_contract(spec, [_contract(record, spec) for record in records]),
+        of_windows=united_contract(facts, [_contract(record, spec) for record in records], spec),
     )
 
 

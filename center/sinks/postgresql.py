@@ -23,9 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from psycopg import sql
 
-from center.serving.answer_tables import to_json
 from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
-from edgewater.answers.cells import list_texts
+from edgewater.answers.cells import list_texts, to_json
 from edgewater.model.errors import StorageError
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef

@@ -62,15 +62,16 @@ RULES: dict[Cause, Rule] = {
     ),
     Cause.AFTER_FINAL: Rule(
         "records came when the window was final", "their exact number", _NONE, False, "never for this window",
-        "after-final",
+        "records-after-final",
     ),
     Cause.REJECTED: Rule(
-        "sources rejected records of the window, or records that may belong to it", "at most their number", _NONE,
-        False, "never for this window",
+        "sources rejected records of the window, or records that may belong to it",
+        "unknown: a rejected element may have been several records", _NONE, False, "never for this window",
+        "records-rejected",
     ),
     Cause.GUESSED: Rule(
         "an edge left records out on a guess, or counted them on a guess",
-        "at most their number, if they were left out", "unknown, if they were counted", False,
+        "unknown, if they were left out", "unknown, if they were counted", False,
         "never for this window",
     ),
     Cause.UNANSWERED: Rule(

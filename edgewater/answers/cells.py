@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +21,13 @@ from edgewater.answers.own_error import OwnError
 from edgewater.model.float_bounds import SIDES
 from edgewater.model.key_texts import not_finite
 from edgewater.model.number_columns import DECIMAL, outwards
-from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
+from edgewater.synopses import Estimates, FloatArray, IntArray
 
 Cell = dict[str, Any]
+Texts: TypeAlias = pa.StringArray
+_ESCAPED = r'["\\\x00-\x1f]'
+"""Texts with characters that JSON escapes."""
+_ROWS = 10_000
 _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 
@@ -43,8 +46,8 @@ class CellPart(Protocol):
     def confidence(self) -> float | None:
         """The lowest confidence of its intervals; None: no interval has a bound."""
 
-    def cells(self, rows: int) -> list[Cell]:
-        """Per row, the members that the part adds to the cell."""
+    def texts(self, rows: int) -> Texts:
+        """Per row, the members that the part adds to the cell: JSON without braces."""
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
         """The part's columns of a table, each of `rows` rows."""
@@ -72,9 +75,9 @@ class IntervalPart:
     def first_interval(self) -> Estimates | None:
         return self.estimates
 
-    def cells(self, rows: int) -> list[Cell]:
-        each = intervals(self.estimates, self.whole)
-        return [{self.name: cell} for cell in each] if self.name else each
+    def texts(self, rows: int) -> Texts:
+        each = interval_texts(self.estimates, self.whole)
+        return _member(self.name, "{", each, "}") if self.name else each
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
         return interval_columns(f"{measure}.{self.name}" if self.name else measure, self.estimates)
@@ -95,8 +98,8 @@ class NumberPart:
     def first_interval(self) -> Estimates | None:
         return None
 
-    def cells(self, rows: int) -> list[Cell]:
-        return [{self.name: value} for value in numbers(self.values, self.whole)]
+    def texts(self, rows: int) -> Texts:
+        return _member(self.name, number_texts(self.values, self.whole))
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
         return {f"{measure}.{self.name}": nullable(self.values)}
@@ -122,9 +125,9 @@ class KeyedPart:
     def first_interval(self) -> Estimates | None:
         return next(iter(self.answers.values()), None)
 
-    def cells(self, rows: int) -> list[Cell]:
-        each = {key: intervals(e, self.whole) for key, e in self.answers.items()}
-        return [{self.name: {key: cells[row] for key, cells in each.items()}} for row in range(rows)]
+    def texts(self, rows: int) -> Texts:
+        each = [_member(key, "{", interval_texts(e, self.whole), "}") for key, e in self.answers.items()]
+        return _member(self.name, "{", _listed(each, rows), "}")
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
         result: dict[str, pa.Array] = {}
@@ -148,9 +151,12 @@ class ItemsPart:
     def first_interval(self) -> Estimates | None:
         return None
 
-    def cells(self, rows: int) -> list[Cell]:
-        each = [(plain_key(item), intervals(e, self.whole)) for item, e in self.answers]
-        return [{self.name: [{"item": item, **cells[row]} for item, cells in each]} for row in range(rows)]
+    def texts(self, rows: int) -> Texts:
+        each = [
+            joined('{"item":', json_text(plain_key(item)), ",", interval_texts(e, self.whole), "}")
+            for item, e in self.answers
+        ]
+        return _member(self.name, "[", _listed(each, rows), "]")
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
         result: dict[str, pa.Array] = {}
@@ -180,16 +186,13 @@ class ListPart:
     def confidence(self) -> float | None:
         return None if self.estimates is None else stated_confidence(self.estimates)
 
-    def _entries(self) -> list[Any]:
-        columns = {name: [plain_key(v) for v in column.to_pylist()] for name, column in self.keys.items()}
+    def _entries(self) -> Texts:
+        columns = {name: key_texts(column) for name, column in self.keys.items()}
         if self.estimates is None:
             (values,) = columns.values()
             return values
-        each = intervals(self.estimates, self.whole)
-        if not columns:
-            return list(each)
-        keys = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return [{**key, **cell} for key, cell in zip(keys, each, strict=True)]
+        keys = [text for name, column in columns.items() for text in (f"{json_text(name)}:", column, ",")]
+        return joined("{", *keys, interval_texts(self.estimates, self.whole), "}")
 
     def _offsets(self, rows: int) -> IntArray:
         return np.searchsorted(self.groups, np.arange(rows + 1))
@@ -197,9 +200,9 @@ class ListPart:
     def first_interval(self) -> Estimates | None:
         return None
 
-    def cells(self, rows: int) -> list[Cell]:
-        entries, offsets = self._entries(), self._offsets(rows).tolist()
-        return [{self.name: entries[start:end]} for start, end in pairwise(offsets)]
+    def texts(self, rows: int) -> Texts:
+        lists = pa.ListArray.from_arrays(pa.array(self._offsets(rows), pa.int32()), self._entries())
+        return _member(self.name, "[", pc.binary_join(lists, ","), "]")
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
         """One list column, of structs or of plain values."""
@@ -257,42 +260,13 @@ class Column:
         """The lowest confidence of any of its intervals; None: it has none with a bound."""
         return min((c for part in self.parts if (c := part.confidence) is not None), default=None)
 
+    def texts(self, rows: int) -> Texts:
+        """The measure's cell per row as JSON: the members of all its parts."""
+        return joined("{", _listed([part.texts(rows) for part in self.parts], rows), "}")
+
     def cells(self, rows: int) -> list[Cell]:
-        """The measure's cell per row: the members of all its parts."""
-        each = [part.cells(rows) for part in self.parts]
-        return [{k: v for part in parts for k, v in part.items()} for parts in zip(*each, strict=True)]
-
-
-def equal_cells(part: CellPart, other: CellPart, mine: IntArray, theirs: IntArray) -> BoolArray:
-    """Which rows of two parts with the same question have equal cells.
-
-    Args:
-        mine, theirs: the rows of `part` and of `other` to compare, int64, of one length.
-    """
-    if isinstance(part, IntervalPart) and isinstance(other, IntervalPart) and part.whole == other.whole:
-        return _equal_estimates(part.estimates, other.estimates, mine, theirs)
-    if isinstance(part, KeyedPart) and isinstance(other, KeyedPart) and list(part.answers) == list(other.answers):
-        pairs = zip(part.answers.values(), other.answers.values(), strict=True)
-        result = np.ones(len(mine), bool)
-        for a, b in pairs:
-            result &= _equal_estimates(a, b, mine, theirs)
-        return result
-    cells, others = part.cells(int(mine.max(initial=-1)) + 1), other.cells(int(theirs.max(initial=-1)) + 1)
-    rows = zip(mine.tolist(), theirs.tolist(), strict=True)
-    return np.array([cells[i] == others[j] for i, j in rows], bool)
-
-
-def _equal_estimates(a: Estimates, b: Estimates, mine: IntArray, theirs: IntArray) -> BoolArray:
-    equal: BoolArray = a.odd[mine] == b.odd[theirs]
-    for left, right in ((a.value, b.value), (a.lower, b.lower), (a.upper, b.upper)):
-        left, right = left[mine], right[theirs]
-        equal &= (left == right) | (np.isnan(left) & np.isnan(right))
-    mine_exact, theirs_exact = a.integers, b.integers
-    if mine_exact is None or theirs_exact is None or mine_exact.type != theirs_exact.type:
-        return equal & (mine_exact is theirs_exact)
-    exact = pc.equal(mine_exact.take(pa.array(mine)), theirs_exact.take(pa.array(theirs)))
-    equal &= np.asarray(pc.fill_null(exact, True), bool)  # the `value` of a null is NaN
-    return equal
+        """The measure's cell per row."""
+        return [json.loads(text) for text in self.texts(rows).to_pylist()]
 
 
 _FORMULA = "^'*[=+@\\-\t\r\n]"
@@ -326,8 +300,7 @@ def _without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.Chunke
 
 
 def _text(value: list[Any]) -> str:
-    shown = [{k: plain_key(v) for k, v in e.items()} if isinstance(e, dict) else plain_key(e) for e in value]
-    return json.dumps(shown, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return json_text([{k: plain_key(v) for k, v in e.items()} if isinstance(e, dict) else plain_key(e) for e in value])
 
 
 def interval_columns(name: str, estimates: Estimates) -> dict[str, pa.Array]:
@@ -354,42 +327,107 @@ def interval_columns(name: str, estimates: Estimates) -> dict[str, pa.Array]:
 
 
 def intervals(estimates: Estimates, whole: bool) -> list[Cell]:
-    """One interval per row, as JSON; `not_finite` names a value for which JSON has no number: NaN and infinities."""
+    """Returns one interval per row."""
+    return [json.loads(f"{{{text}}}") for text in interval_texts(estimates, whole).to_pylist()]
+
+
+def interval_texts(estimates: Estimates, whole: bool) -> Texts:
+    """Returns the members of one interval per row: JSON without braces.
+
+    ``not_finite`` names a value for which JSON has no number: NaN and infinities.
+    """
     if estimates.integers is not None:
-        columns: Sequence[Sequence[float | None]] = _integers(estimates)
+        value, lower, upper = _integer_texts(estimates)
     else:
-        columns = [numbers(c, whole) for c in (estimates.value, estimates.lower, estimates.upper)]
-    cells: list[Cell] = [{"estimate": e, "lower": low, "upper": high} for e, low, high in zip(*columns, strict=True)]
-    for row in np.flatnonzero(estimates.odd).tolist():
-        cells[row]["not_finite"] = not_finite(float(estimates.value[row]))
-    return cells
+        value, lower, upper = (number_texts(b, whole) for b in (estimates.value, estimates.lower, estimates.upper))
+    texts = joined('"estimate":', value, ',"lower":', lower, ',"upper":', upper)
+    if not (odd := estimates.odd).any():
+        return texts
+    values = np.where(odd, estimates.value, 0.0).tolist()
+    stated = [f',"not_finite":"{not_finite(v)}"' if o else "" for o, v in zip(odd.tolist(), values, strict=True)]
+    return joined(texts, pa.array(stated, pa.string()))
+
+
+def _integer_texts(estimates: Estimates) -> list[Texts]:
+    """Returns value, lower and upper bounds per row. The value is an integer, and so is a bound that is equal to it."""
+    assert estimates.integers is not None
+    exact = pc.cast(estimates.integers, pa.string())
+    columns = [exact]
+    for bound, side in zip((estimates.lower, estimates.upper), SIDES, strict=True):
+        moved = bound != estimates.value
+        columns.append(
+            pc.if_else(pa.array(moved), number_texts(outwards(bound, side), True), exact) if moved.any() else exact
+        )
+    return columns
 
 
 def _integers(estimates: Estimates) -> list[list[float | None]]:
-    """Returns value, lower and upper bounds per row. The value is an integer, and so is a bound that is equal to it."""
-    assert estimates.integers is not None
-    exact = [None if v is None else int(v) for v in estimates.integers.to_pylist()]
-    bounds = (
-        numbers(np.where(b == estimates.value, np.nan, outwards(b, side)), True)
-        for b, side in zip((estimates.lower, estimates.upper), SIDES, strict=True)
-    )
-    moved = [(b != estimates.value).tolist() for b in (estimates.lower, estimates.upper)]
-    columns = [
-        [bound if m else e for e, bound, m in zip(exact, each, those, strict=True)]
-        for each, those in zip(bounds, moved, strict=True)
-    ]
-    return [list(exact), *columns]
+    return [[None if t is None else json.loads(t) for t in c.to_pylist()] for c in _integer_texts(estimates)]
 
 
 def _rounded(number: float | None, rounded: Callable[[float], int]) -> int | None:
     return None if number is None else rounded(number)
 
 
-def numbers(values: FloatArray, whole: bool) -> list[float | int | None]:
-    """JSON numbers; with `whole`, integral values are written as integers."""
-    return [
-        None if not math.isfinite(v) else int(v) if whole and v.is_integer() else v for v in map(float, values.tolist())
-    ]
+def number_texts(values: FloatArray, whole: bool) -> Texts:
+    """Returns JSON numbers; null: not finite. With `whole`, integral values are written as integers."""
+    floats = np.asarray(values, np.float64)
+    texts = pc.cast(pa.array(floats, pa.float64(), mask=~np.isfinite(floats)), pa.string())
+    if not whole:
+        return texts
+    integral = np.isfinite(floats) & (floats == np.floor(floats))
+    is_large = integral & (np.abs(floats) >= 2.0**63)
+    small = pa.array(np.where(integral & ~is_large, floats, 0.0).astype(np.int64))
+    texts = pc.if_else(pa.array(integral & ~is_large), pc.cast(small, pa.string()), texts)
+    if is_large.any():
+        large = pa.array([str(int(v)) if i else None for i, v in zip(is_large, floats, strict=True)], pa.string())
+        texts = pc.coalesce(large, texts)
+    return texts
+
+
+def key_texts(column: pa.Array | pa.ChunkedArray) -> Texts:
+    """Returns values of keys, or items, as JSON (`plain_key`)."""
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return pc.cast(column, pa.string())
+    if pa.types.is_string(kind) and not pc.any(pc.match_substring_regex(column, _ESCAPED)).as_py():
+        return pc.binary_join_element_wise('"', column, '"', "")
+    return pa.array([None if v is None else json_text(plain_key(v)) for v in column.to_pylist()], pa.string())
+
+
+def json_text(value: object) -> str:
+    """Returns JSON without white space. Raises ValueError for NaN and infinity."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def to_json(value: object) -> bytes:
+    """Returns `json_text` as UTF-8."""
+    return json_text(value).encode()
+
+
+def joined_rows(texts: Texts) -> Iterator[bytes]:
+    """Yields the texts of many rows with commas between, in parts that fit into one text of Arrow."""
+    for at in range(0, len(texts), _ROWS):
+        part = texts.slice(at, _ROWS)
+        (text,) = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(part)], pa.int32()), part), ",")
+        yield text.as_buffer().to_pybytes()
+
+
+def joined(*texts: Texts | str) -> Texts:
+    """Returns the texts of each row, one after another. A null is ``null``."""
+    return pc.binary_join_element_wise(*texts, "", null_handling="replace", null_replacement="null")
+
+
+def _member(name: str, *value: Texts | str) -> Texts:
+    return joined(f"{json_text(name)}:", *value)
+
+
+def _listed(each: Sequence[Texts], rows: int) -> Texts:
+    """Returns the texts of each row, with commas between."""
+    if not each:
+        return pa.array([""] * rows, pa.string())
+    return pc.binary_join_element_wise(*each, ",") if len(each) > 1 else each[0]
 
 
 def plain(value: Any) -> Any:

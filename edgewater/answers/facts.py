@@ -61,8 +61,9 @@ class Deviation:
         edge: the edge that is the reason; empty if it is not known.
         source, reason: of lost input, the edge's source and its reason. Otherwise, `reason` is the reason why records
             are not in the answer.
-        lacks: number of records that the answer lacks.
-        extra: number of records that the answer has too much.
+        records: number of records as counted where they came late, were rejected or were guessed about.
+        lacks: number of records that the answer lacks, for certain.
+        extra: number of records that the answer has too much, for certain.
         from_ms, to_ms: event times of the records, [from, to); None: unknown.
         only: the records are only in groups with these values; empty: they may be in any group.
         windows: number of windows without an answer.
@@ -72,6 +73,7 @@ class Deviation:
     edge: str = ""
     source: str = ""
     reason: str = ""
+    records: int = 0
     lacks: Amount = NONE
     extra: Amount = NONE
     from_ms: int | None = None
@@ -220,7 +222,7 @@ class Facts:
         session: for session windows.
         accuracy: for a query with an accuracy.
         predicted: the values that stand for records which have not arrived; None: the data determine the values.
-        windows: number of windows; more than one for a union.
+        windows: of a union, the number of its windows; 0: it is no union.
     """
 
     expected: int
@@ -240,7 +242,7 @@ class Facts:
     session: SessionFacts | None = None
     accuracy: AccuracyFacts | None = None
     predicted: Predicted | None = None
-    windows: int = 1
+    windows: int = 0
 
     def by_cause(self, *causes: Cause) -> tuple[Deviation, ...]:
         """Returns the deviations with one of these causes."""
@@ -276,10 +278,10 @@ class Facts:
         return any(d.extra != NONE for d in self.deviations)
 
     def records_by(self, cause: Cause) -> Counter[str]:
-        """Returns the most records of a cause, by reason."""
+        """Returns the number of records of a cause, by reason."""
         counts: Counter[str] = Counter()
         for each in self.by_cause(cause):
-            counts[each.reason] += max(each.lacks.most or 0, each.extra.most or 0)
+            counts[each.reason] += each.records
         return counts
 
     @property

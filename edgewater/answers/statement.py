@@ -156,7 +156,7 @@ def completeness(facts: Facts) -> dict[str, Any]:
         "guessed": dict(guessed),
         "unanswered": sum(d.windows for d in facts.by_cause(Cause.UNANSWERED)),
     }
-    windows = {"windows": facts.windows} if facts.windows > 1 else {}
+    windows = {"windows": facts.windows} if facts.windows else {}
     return {**result, **windows, **{name: value for name, value in optional.items() if value}}
 
 
@@ -199,7 +199,7 @@ def judged(facts: Facts, columns: Sequence[Column], spec: QuerySpec, of_windows:
         violations = [*violations_of_facts(facts, spec), *_of_values(facts, columns, spec)]
         contract = Contract(requested(spec), tuple(violations))
     else:
-        contract = Contract(of_windows.requested, (*of_windows.violations, *_of_union(facts, spec)))
+        contract = of_windows
     return Statement(facts, error_by_cause(facts, own), contract, accuracy, sampled)
 
 
@@ -289,22 +289,22 @@ def requested(spec: QuerySpec) -> dict[str, Any]:
     return result
 
 
-def united_contract(spec: QuerySpec, contracts: Sequence[Contract]) -> Contract:
-    """Returns the contract of a union of windows. It is met if each window has met its contract."""
+def united_contract(facts: Facts, contracts: Sequence[Contract], spec: QuerySpec) -> Contract:
+    """Returns the contract of a union of windows. It is met if each window has met its contract, and nothing is lost
+    by their union.
+
+    Args:
+        facts: the united facts.
+        contracts: the contract of each window.
+    """
     by_code: dict[str, list[str]] = {}
     for contract in contracts:
         for violation in contract.violations:
             by_code.setdefault(violation.code, []).append(violation.message)
-    violations = (
+    violations = [
         Violation(code, f"{len(messages)} of {len(contracts)} windows: {messages[0]}")
         for code, messages in by_code.items()
-    )
-    return Contract(requested(spec), tuple(violations))
-
-
-def _of_union(facts: Facts, spec: QuerySpec) -> list[Violation]:
-    """Returns what the union of several windows violates, besides the contracts of its windows."""
-    violations = []
+    ]
     if facts.predicted is not None:
         text = "a window has a prediction, and predictions are merged without bounds"
         violations.append(Violation(ACCURACY, text))
@@ -313,7 +313,7 @@ def _of_union(facts: Facts, spec: QuerySpec) -> list[Violation]:
         violations.append(Violation(Cause.UNANSWERED, message))
     if spec.budget is not None and facts.windows > 1:
         violations.append(Violation(PER_WINDOW, "the budget is about each window, not about several"))
-    return violations
+    return Contract(requested(spec), tuple(violations))
 
 
 def error_by_cause(facts: Facts, own: Mapping[str, OwnError]) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from edgewater.answers.causes import Cause
 from edgewater.answers.facts import (
-    NONE,
     UNKNOWN,
     AccuracyFacts,
     Amount,
@@ -84,16 +83,16 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
     ]
     deviations += [
         Deviation(
-            Cause.INPUT_LOST, loss["edge"], loss["source"], loss["reason"],
-            Amount(0, loss["records"]), NONE, loss["from_ms"], loss["to_ms"],
-            only.get(loss["edge"], {}),
+            Cause.INPUT_LOST, loss["edge"], loss["source"], loss["reason"], lacks=Amount(0, loss["records"]),
+            from_ms=loss["from_ms"], to_ms=loss["to_ms"], only=only.get(loss["edge"], {}),
         )
         for loss in completeness.get("losses", ())
     ]  # fmt: skip
     deviations += late_deviations(completeness.get("guessed", {}))
     for cause, name in ((Cause.AFTER_FINAL, "after_final"), (Cause.REJECTED, "rejected")):
         if n := records.get(name, 0):
-            deviations.append(Deviation(cause, lacks=Amount(n if cause is Cause.AFTER_FINAL else 0, n)))
+            lacks = Amount(n, n) if cause is Cause.AFTER_FINAL else UNKNOWN
+            deviations.append(Deviation(cause, records=n, lacks=lacks))
     session = stored.get("session")
     return Facts(
         completeness["expected"],

@@ -25,9 +25,11 @@ MAX_LOSSES = 100
 
 
 def late_deviations(counts: Mapping[str, int]) -> tuple[Deviation, ...]:
-    """Returns what an answer deviates by records that came, were rejected, or were guessed about.
+    """Returns what an answer deviates by records that came late, were rejected, or were guessed about.
 
-    The values of a rejected record are not known. It is also not known whether the query's condition would accept it.
+    The values of a rejected record are not known. It is also not known whether the query's condition would accept it,
+    and whether it was one record: a line that cannot be read may be several. So only late records have a number that
+    bounds anything.
 
     Args:
         counts: number of records by reason. A reason that is neither a rejection nor a guess is of late records.
@@ -35,13 +37,12 @@ def late_deviations(counts: Mapping[str, int]) -> tuple[Deviation, ...]:
     found = []
     for reason, n in sorted(counts.items()):
         if reason in GUESSES:
-            adds = GUESSES[reason].adds
-            lacks, extra = (NONE, Amount(0, n)) if adds else (Amount(0, n), NONE)
-            found.append(Deviation(Cause.GUESSED, reason=reason, lacks=lacks, extra=extra))
+            lacks, extra = (NONE, UNKNOWN) if GUESSES[reason].adds else (UNKNOWN, NONE)
+            found.append(Deviation(Cause.GUESSED, reason=reason, records=n, lacks=lacks, extra=extra))
         elif reason in REJECTIONS:
-            found.append(Deviation(Cause.REJECTED, reason=reason, lacks=Amount(0, n)))
+            found.append(Deviation(Cause.REJECTED, reason=reason, records=n, lacks=UNKNOWN))
         else:
-            found.append(Deviation(Cause.AFTER_FINAL, reason=reason, lacks=Amount(n, n)))
+            found.append(Deviation(Cause.AFTER_FINAL, reason=reason, records=n, lacks=Amount(n, n)))
     return tuple(found)
 
 
@@ -54,28 +55,28 @@ def with_late(facts: Facts, counts: Mapping[str, int]) -> Facts:
     added = late_deviations({reason: n for reason, n in counts.items() if n})
     if not added:
         return facts
-    lacking = sum(d.lacks.most or 0 for d in added)
+    lacking = sum(d.records for d in added if d.lacks != NONE)
     share = facts.observed / (facts.observed + lacking) if lacking else 1.0
     return replace(facts, ratio=facts.ratio * share, deviations=(*facts.deviations, *added))
 
 
-def united(parts: Sequence[Facts], spec: QuerySpec, windows: int | None = None) -> Facts:
+def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswered: int = 0) -> Facts:
     """Returns the facts of the union of several windows. `ratio` is the mean of the windows.
 
     Args:
         parts: the facts of the windows that have an answer; at least one.
-        windows: number of windows; None: that of `parts`. A window without an answer is a deviation.
+        empty: number of windows without an answer that are empty, so that they need none.
+        unanswered: number of other windows without an answer. They are a deviation.
     """
-    windows = len(parts) if windows is None else windows
+    windows = len(parts) + empty + unanswered
     deviations = _united_deviations(d for part in parts for d in part.deviations)
-    if windows > len(parts):
-        unanswered = Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=windows - len(parts))
-        deviations = (*deviations, unanswered)
+    if unanswered:
+        deviations = (*deviations, Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=unanswered))
     predicted = any(part.predicted is not None for part in parts)
     return Facts(
         expected=max(part.expected for part in parts),
         reported=min(part.reported for part in parts),
-        ratio=sum(part.ratio for part in parts) / windows,
+        ratio=(sum(part.ratio for part in parts) + empty) / windows,
         observed=sum(part.observed for part in parts),
         late=sum(part.late for part in parts),
         staleness_ms=max(part.staleness_ms for part in parts),
@@ -111,7 +112,8 @@ def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]
         if known is None:
             by_identity[identity] = each
         elif not is_loss:  # a stated loss concerns several windows, and is one loss
-            by_identity[identity] = replace(known, lacks=known.lacks + each.lacks, extra=known.extra + each.extra)
+            records, lacks, extra = known.records + each.records, known.lacks + each.lacks, known.extra + each.extra
+            by_identity[identity] = replace(known, records=records, lacks=lacks, extra=extra)
     return tuple(by_identity.values())
 
 

@@ -13,7 +13,6 @@ from center.early import EarlyAnswerEstimator
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.early_answers import EarlyAnswerBook
 from center.results import AnswerRecord
-from center.serving import render
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.answers import Phase
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
@@ -22,6 +21,7 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
 from edgewater.wire import Frame, QueryRef
+from tests.center.rendered import render
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64(), "ok": pa.bool_(), "k": pa.string()}

@@ -32,7 +32,8 @@ from center.api.time_params import Time
 from center.api_access import Principal
 from center.catalog import Change
 from center.serving import csv_table
-from center.serving.answer_tables import empty_table, to_json, with_version
+from center.serving.answer_tables import empty_table, with_version
+from edgewater.answers.cells import to_json
 from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
 from edgewater.model.sql import (
     CreateQuery,

@@ -1,0 +1,50 @@
+"""Writes `docs/reference/causes.md`: why an answer may deviate from its records, and what that does to its bounds.
+
+`python -m tests.docs.causes_reference`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgewater.answers import RULES
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "causes.md"
+HEAD = """\
+# Reference: what an answer may lack
+
+An answer states each reason why it may not be the answer over all records of its window. The code is in
+`contract.violations`; edges and numbers are in `quality.completeness`. This page is
+`python -m tests.docs.causes_reference`; a test compares it with the code.
+
+What a reason does to the bounds of a value follows from the number of records that the answer lacks:
+
+- **unknown**: further records can only raise a count or a maximum, and lower a minimum. Such a value keeps its other
+  bound. Other values have no bounds. If an edge's records are only in some groups (`completeness.only`), the other
+  groups keep their bounds.
+- **their exact number**: a count keeps both bounds, and its upper bound is higher by the number. `distinct`, `top_k`,
+  frequencies, ranks and quantiles are widened as by
+  [records that edges withhold](../explanation/budgets.md#how-an-interval-follows-from-what-is-withheld). A sum, a mean
+  or a variance has no bounds.
+- **too many**: if records may count twice, no value has bounds.
+
+For example, 1,000 records have arrived and 2 came when the window was final: `count()` is 1000 with the bounds
+[1000, 1002], and `sum(x)` has no bounds.
+
+| code | what has happened | lacks | has too many | a prediction may stand for the records | ends | alarm |
+|---|---|---|---|---|---|---|
+"""
+
+
+def render() -> str:
+    """Returns the page."""
+    rows = (
+        f"| `{cause}` | {rule.what} | {rule.lacks} | {rule.extra} | {'yes' if rule.predicted else 'no'} | {rule.ends} |"
+        f" {f'`{rule.alarm}`' if rule.alarm else ''} |\n"
+        for cause, rule in RULES.items()
+    )
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())
