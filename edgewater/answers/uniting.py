@@ -64,11 +64,12 @@ def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswere
     """Returns the facts of the union of several windows. `ratio` is the mean of the windows.
 
     Args:
-        parts: the facts of the windows that have an answer; at least one.
+        parts: the facts of the windows that have an answer; at least one. A part may be a union itself.
         empty: number of windows without an answer that are empty, so that they need none.
         unanswered: number of other windows without an answer. They are a deviation.
     """
-    windows = len(parts) + empty + unanswered
+    weights = [max(part.windows, 1) for part in parts]
+    windows = sum(weights) + empty + unanswered
     deviations = _united_deviations(d for part in parts for d in part.deviations)
     if unanswered:
         deviations = (*deviations, Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=unanswered))
@@ -76,7 +77,7 @@ def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswere
     return Facts(
         expected=max(part.expected for part in parts),
         reported=min(part.reported for part in parts),
-        ratio=(sum(part.ratio for part in parts) + empty) / windows,
+        ratio=(sum(part.ratio * weight for part, weight in zip(parts, weights, strict=True)) + empty) / windows,
         observed=sum(part.observed for part in parts),
         late=sum(part.late for part in parts),
         staleness_ms=max(part.staleness_ms for part in parts),
@@ -112,8 +113,13 @@ def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]
         if known is None:
             by_identity[identity] = each
         elif not is_loss:  # a stated loss concerns several windows, and is one loss
-            records, lacks, extra = known.records + each.records, known.lacks + each.lacks, known.extra + each.extra
-            by_identity[identity] = replace(known, records=records, lacks=lacks, extra=extra)
+            by_identity[identity] = replace(
+                known,
+                records=known.records + each.records,
+                lacks=known.lacks + each.lacks,
+                extra=known.extra + each.extra,
+                windows=known.windows + each.windows,
+            )
     return tuple(by_identity.values())
 
 

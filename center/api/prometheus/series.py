@@ -216,10 +216,11 @@ class SeriesReader:
         """
         ends = [*(record.window_end_ms for record in records[1:]), until_ms]
         window, following = query.spec.window, dict[int, tuple[int, int]]()
-        for record, end in zip(records, ends, strict=True) if isinstance(window, TimeWindow) else ():
-            start = window.following(record.window_start_ms)
-            if window.end(start) < end:
-                following[record.window_start_ms] = start, window.end(start)
+        if isinstance(window, TimeWindow):
+            for record, end in zip(records, ends, strict=True):
+                start = window.following(record.window_start_ms)
+                if window.end(start) < end:
+                    following[record.window_start_ms] = start, window.end(start)
         empty = self.results.empty_windows(query.ref, list(following.values()))
         for record, end in zip(records, ends, strict=True):
             after = following.get(record.window_start_ms)

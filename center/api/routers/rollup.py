@@ -31,9 +31,10 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.model.windows import UTC
 
 MAX_INTERVALS = 1_000
-MAX_WINDOWS = 50_000
-MAX_BYTES = 256 << 20
-"""Maximum bytes of the synopses that one request merges."""
+MAX_WINDOWS = 600_000
+"""Maximum number of windows that one request merges: a year of minutes."""
+MAX_BYTES = 4 << 30
+"""Maximum bytes of the synopses that one request reads."""
 CHUNK = 200
 CHUNK_BYTES = 16 << 20
 
