@@ -21,7 +21,7 @@ from center.sinks.alert_delivery import Outbox
 from center.sinks.alert_rules import Alert, AlertBook, AlertRule, Transition
 from center.sinks.alert_states import RULES, SHOWN, TARGETS
 from center.sinks.alert_targets import Target, TargetSection
-from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
+from center.sinks.base import SinkAnswer, SinkContext, SinkMemory, SinkQuery
 from edgewater.answers import Phase
 from edgewater.model.errors import EdgewaterError, InvalidInput
 from edgewater.model.syntax import parse_sql
@@ -136,8 +136,7 @@ class AlertSink:
         self._rules, self._targets, self._context = rules, targets, context
         self._book: AlertBook | None = None
         self._outboxes: dict[str, Outbox] = {}
-        self._measures: dict[QueryRef, Any] = {}
-        self._position = Position()
+        self._queries: dict[QueryRef, SinkQuery] = {}
 
     @property
     def problem(self) -> str:
@@ -149,36 +148,33 @@ class AlertSink:
         targets = [f"target {n}: {box.problem}; notices that wait: {len(box.waiting)}" for n, box in failing]
         return "; ".join([*rules, *targets])
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`."""
-        self._measures = {query.ref: query.spec.measures for query in queries}
-        if self._book is not None:  # the queries have changed
-            self._book.check(queries)
-            self._save()
-            return self._position
-        stored, now_ms = self._memory.load(), self._context.now_ms()
-        state: dict[str, Any] = {} if stored is None else json.loads(stored[1])
-        self._book = AlertBook(self._rules, state.get("book"), now_ms)
-        self._book.check(queries)
-        outboxes = state.get(TARGETS, {})
-        for name, target in self._targets.items():
-            self._outboxes[name] = Outbox.restored(f"{self._context.name}.{name}", target, outboxes.get(name, {}))
-        if stored is None:
-            return None
-        self._position = stored[0]
-        self._notify(self._book.dropped, now_ms)
-        self._save()
-        return self._position
+        self._queries |= {query.ref: query for query in queries}
+        stored, now_ms = self._memory.load([query.ref for query in queries]), self._context.now_ms()
+        if self._book is None:
+            state: dict[str, Any] = {} if stored is None else json.loads(stored[1])
+            self._book = AlertBook(self._rules, state.get("book"), now_ms)
+            outboxes = state.get(TARGETS, {})
+            for name, target in self._targets.items():
+                self._outboxes[name] = Outbox.restored(f"{self._context.name}.{name}", target, outboxes.get(name, {}))
+            self._notify(self._book.dropped, now_ms)
+            self._save({})
+        return {} if stored is None else stored[0]
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+    def follow(self, queries: Sequence[SinkQuery]) -> None:
+        """Is called with all queries after `open`, and when the queries change."""
+        self._opened.check(queries)
+        self._save({})
+
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
         """Implements `Sink.write`."""
         now_ms, transitions = self._context.now_ms(), list[Transition]()
         # A later revision of a window comes after the next windows, and a book takes windows in their order.
         for answer in sorted(answers, key=lambda each: (each.query.version, each.window_start_ms)):
-            transitions += self._opened.answer(answer, self._measures[answer.query], now_ms)
+            transitions += self._opened.answer(answer, self._queries[answer.query].spec.measures, now_ms)
         self._notify(transitions, now_ms)
-        self._position = position
-        self._save()
+        self._save(positions)
 
     def tick(self, is_current: bool) -> None:
         """Delivers waiting notices. If all answers were written, also evaluates the rules with `no_answer_for`."""
@@ -186,10 +182,10 @@ class AlertSink:
         transitions = self._opened.tick(now_ms) if is_current else []
         self._notify(transitions, now_ms)
         if transitions:
-            self._save()  # before the delivery, so that a repetition has the same id
+            self._save({})  # before the delivery, so that a repetition has the same id
         changed = [box.step(now_ms, partial(self._firing, name)) for name, box in self._outboxes.items()]
         if any(changed):
-            self._save()
+            self._save({})
 
     def close(self) -> None:
         """Implements `Sink.close`. Waits shortly for deliveries, because an unconfirmed delivery is repeated."""
@@ -198,7 +194,7 @@ class AlertSink:
         if any(finished):
             # If the state cannot be stored, the deliveries are repeated later.
             with suppress(EdgewaterError):
-                self._save()
+                self._save({})
 
     @property
     def _opened(self) -> AlertBook:
@@ -210,7 +206,7 @@ class AlertSink:
         assert self._context.memory is not None, "a process gives one"
         return self._context.memory
 
-    def _save(self) -> None:
+    def _save(self, positions: Mapping[QueryRef, int]) -> None:
         book = self._opened
         rules = book.rules
         state = {
@@ -219,7 +215,7 @@ class AlertSink:
             SHOWN: [stated(rules[a.rule], a, "pending" if a.fired_at_ms is None else "firing") for a in book.alerts],
             RULES: [_stated_rule(rule, book) for rule in rules.values()],
         }
-        self._memory.save(self._position, json.dumps(state, separators=(",", ":")))
+        self._memory.save(positions, json.dumps(state, separators=(",", ":")))
 
     def _firing(self, target: str) -> list[dict[str, Any]]:
         rules = self._opened.rules

@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,7 +17,7 @@ from center.results import AnswerReader
 from center.sinks.alert_states import AlertCollector
 from center.sinks.definitions import SinkDefinition, read_definition
 from center.sinks.runner import LOOK_MS, SinkRunner
-from center.sinks.store import SinkStore
+from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, InvalidConfig
 from edgewater.runtime.tasks import Tasks
 
@@ -159,30 +160,38 @@ class SinkCollector(Collector):
         answers = CounterMetricFamily("edgewater_sink_answers", "Answers that were written.", labels=["sink"])
         refused = CounterMetricFamily(
             "edgewater_sink_refused",
-            "Samples that the sink's system has refused and never accepts.",
+            "Samples or messages that the sink's system has refused and never accepts.",
             labels=["sink"],
         )
         rows = CounterMetricFamily("edgewater_sink_rows", "Rows that were written.", labels=["sink"])
         families = [up, paused, lag, gap, answers, rows, refused]
         try:
-            refusals = self._store.refused()
             for status in self._store.statuses():
                 labels = [status.name]
                 up.add_metric(labels, float(not status.problem))
                 paused.add_metric(labels, float(status.paused))
-                lag.add_metric(labels, lag_ms(self._results, status.position.answer_id, self._now_ms()) / 1000)
+                lag.add_metric(labels, lag_of(status, self._results, self._now_ms()).age_ms / 1000)
                 gap.add_metric(labels, float(0 if status.gap is None else status.gap[1] - status.gap[0] + 1))
                 answers.add_metric(labels, float(status.answers))
                 rows.add_metric(labels, float(status.rows))
-                refused.add_metric(labels, float(refusals.get(status.name, 0)))
+                refused.add_metric(labels, float(status.refused))
         except EdgewaterError as exc:
             log.warning("the states of sinks cannot be read: %s", exc.message)
         return families
 
 
-def lag_ms(results: AnswerReader, answer_id: int, now_ms: int) -> int:
-    """Returns the age in ms of the oldest stored answer whose id is greater than `answer_id`; 0 if there is no such
-    answer.
-    """
-    given_at_ms = results.answered_at_after(answer_id)
-    return 0 if given_at_ms is None else max(0, now_ms - given_at_ms)
+class SinkLag(NamedTuple):
+    """How many stored answers a sink has not written, and the age of the oldest of them, in ms."""
+
+    answers: int
+    age_ms: int
+
+
+def lag_of(status: SinkStatus, results: AnswerReader, now_ms: int) -> SinkLag:
+    """Returns the lag of a sink with all its queries."""
+    has = max(0, status.answer_id)
+    lags = [results.lag(ref, query.answer_id, has) for ref, query in status.waiting.items()]
+    given_ms = [results.answered_at_after(has), *(first_ms for _, _, first_ms in lags)]
+    oldest_ms = min((ms for ms in given_ms if ms is not None), default=now_ms)
+    behind = max(0, results.last_answer_id() - has) + sum(past for _, past, _ in lags)
+    return SinkLag(behind, max(0, now_ms - oldest_ms))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import Connection, event
 
 from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
@@ -15,6 +16,7 @@ from center.catalog import ComponentHeartbeat, UnindexedFrame
 from center.storage.frame_log import FrameEntry, FrameLocation
 from edgewater.model import errors
 from edgewater.model.edge_records import QueryDelayRecord
+from edgewater.model.errors import StorageError
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import QueryRef
 
@@ -97,6 +99,21 @@ def test_a_missing_component_is_named_with_the_reason(desk):
     ]
     desk.components.remove("gateway", "host:1")
     assert "gateway: has not started" in desk.get("/readyz").json()["missing"]
+
+
+def test_a_full_disk_is_named_beside_the_heartbeats_that_it_does_not_store(desk):
+    @event.listens_for(desk.components._engine, "begin")
+    def fill(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+
+    with pytest.raises(StorageError):
+        for number in range(1_000):
+            desk.components.record(ComponentHeartbeat("job", f"host:{number}", "", 0, desk.now, "x" * 2_000))
+    assert any(m.startswith("catalog: ") and "disk is full" in m for m in desk.get("/readyz").json()["missing"])
+    event.remove(desk.components._engine, "begin", fill)
+    desk.components.close()
+    beat(desk, "gateway", "job", "api")
+    assert not any("full" in m for m in desk.get("/readyz").json()["missing"])
 
 
 def test_a_store_out_of_reach_is_missing_too(desk, tmp_path: Path):

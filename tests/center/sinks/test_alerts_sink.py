@@ -150,9 +150,9 @@ def test_a_process_that_dies_before_it_learns_of_a_delivery_delivers_again_with_
         save = AlertSink._save
         calls: list[int] = []
 
-        def saves_once(self: Any) -> None:
+        def saves_once(self: Any, *positions: Any) -> None:
             calls.append(1)
-            save(self) if len(calls) == 1 else dies()
+            save(self, *positions) if len(calls) == 1 else dies()
 
         patched.setattr(AlertSink, "_save", saves_once)
         with pytest.raises(Killed):
@@ -267,10 +267,11 @@ def test_a_target_that_takes_nothing_for_a_minute_raises_an_alarm_once(desk: Des
 def test_a_notice_that_is_refused_for_good_does_not_hold_up_those_behind_it(desk: Desk, receiver: Receiver) -> None:
     query = desk.register(lateness="99h")
     pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}})
-    receiver.status = 422
+    receiver.status, receiver.reply = 422, b"no\x1b[2J\nmore"
     desk.report(query, "jfk", T0, {"UA": 5})
     pager.run_until(lambda: "422" in pager.problem)
-    receiver.status = 200
+    assert "[2J more" in pager.problem and pager.problem.isprintable()
+    receiver.status, receiver.reply = 200, b""
     desk.report(query, "jfk", T0 + HOUR, {"UA": 1})
     pager.run_until(lambda: receiver.got)
     assert [a["status"] for n in receiver.notices for a in n["alerts"]] == ["resolved"]
