@@ -153,6 +153,13 @@ class Edges:
                 raise NotFound(f"edge {edge} has never connected")
             increment_version(connection)
 
+    def retired(self) -> set[EdgeId]:
+        """The edges that are retired."""
+        with self._transactions.read() as connection:
+            return {
+                EdgeId(edge) for edge in connection.execute(select(t.edges.c.edge).where(t.edges.c.retired)).scalars()
+            }
+
     def all(self, known: Mapping[EdgeId, EdgeRecord] | None = None) -> list[EdgeRecord]:
         """All edges that have ever sent a Hello, by id.
 

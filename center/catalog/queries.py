@@ -226,6 +226,15 @@ class Queries:
         with self._transactions.read() as connection:
             return [query for row in connection.execute(rows) if (query := readable(row)) is not None]
 
+    def running(self) -> dict[QueryRef, bool]:
+        """All versions of the queries that are not deleted, and whether they have not ended. Queries that cannot be
+        read here are among them.
+        """
+        c = t.queries.c
+        rows = select(c.name, c.version, c.ended_at_ms).where(c.deleted_at_ms.is_(None))
+        with self._transactions.read() as connection:
+            return {QueryRef(name, version): ended == 0 for name, version, ended in connection.execute(rows)}
+
     def record_statuses(self, statuses: Iterable[QueryStatusRecord]) -> None:
         """Records whether edges run queries, in one transaction. Statuses of queries that are not live are ignored.
 

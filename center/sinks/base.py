@@ -6,6 +6,7 @@ sink is defined.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 from pydantic import BaseModel
 
+from center.catalog import Catalog
 from center.ledger import Phase
 from edgewater.model.key_texts import OWN_COLUMNS
 from edgewater.model.query import QuerySpec
@@ -155,12 +157,17 @@ class SinkContext:
             of an earlier epoch.
         memory: stores a state at the center; None if there is no state, for example while a definition is only checked.
         now_ms: returns the wall time.
+        monotonic: returns the seconds of a clock that nobody sets.
+        catalog: the registered queries, the edges and the alarms of the center; None while a definition is only
+            checked.
     """
 
     name: str
     epoch: int = 0
     memory: SinkMemory | None = None
     now_ms: Callable[[], int] = lambda: 0
+    monotonic: Callable[[], float] = time.monotonic
+    catalog: Catalog | None = None
 
 
 class SinkKind(Protocol):

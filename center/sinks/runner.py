@@ -7,6 +7,7 @@ only for operators and for the retention of answers.
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -79,6 +80,7 @@ class SinkRunner:
     Args:
         owner: name of this process in the lease of the sink.
         now_ms: returns the wall time.
+        monotonic: returns the seconds of a clock that nobody sets.
         is_stored: whether the API has defined the sink. If the API deletes the sink, the runner stops.
     """
 
@@ -91,12 +93,13 @@ class SinkRunner:
         *,
         owner: str,
         now_ms: Callable[[], int],
+        monotonic: Callable[[], float] = time.monotonic,
         is_stored: bool = False,
     ) -> None:
         self.definition = definition
         self._is_stored = is_stored
         self._catalog, self._results, self._store = catalog, results, store
-        self._owner, self._now_ms = owner, now_ms
+        self._owner, self._now_ms, self._monotonic = owner, now_ms, monotonic
         self._epoch: int | None = None
         self._renewed_ms = self._looked_ms = 0
         self._status: SinkStatus | None = None
@@ -202,7 +205,7 @@ class SinkRunner:
     def _new_sink(self) -> Sink:
         assert self._epoch is not None
         memory = self._store.memory(self.definition.name, self._epoch)
-        context = SinkContext(self.definition.name, self._epoch, memory, self._now_ms)
+        context = SinkContext(self.definition.name, self._epoch, memory, self._now_ms, self._monotonic, self._catalog)
         return cast("Sink", _Contained(self.definition.make(context)))
 
     def _open_sink(self) -> Position | None:

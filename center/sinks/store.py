@@ -59,8 +59,8 @@ sinks = Table(
     Column("until_ms", BigInteger, nullable=False),
 )
 """A table with a row per sink. ``definition``: JSON of a sink that the API has defined; null if the sink is in
-``center.yaml``. ``replay_after``: the position that an operator has requested. ``trimmed``: answers up to this id were
-deleted when the row was last written."""
+``center.yaml``; `ENDING` if the sink is deleted and its alerts have not ended yet. ``replay_after``: the position that
+an operator has requested. ``trimmed``: answers up to this id were deleted when the row was last written."""
 
 memories = Table(
     "sink_memories",
@@ -85,6 +85,8 @@ asides = Table(
 last answer that the sink has written."""
 
 MAX_PROBLEM = 2_000
+ENDING = "{}"
+"""The definition of a deleted sink of the kind `alerts` until its alerts have ended. Readers do not see such a sink."""
 REFUSED = "refused"
 """The first key in the state of a sink that counts the samples that its system refuses."""
 _NEW = {
@@ -171,7 +173,13 @@ class SinkStore:
     def statuses(self) -> list[SinkStatus]:
         """Returns the states of all sinks that the API has defined or that a process has run, sorted by name."""
         with read_transaction(self._engine) as connection:
-            return [_status(row) for row in connection.execute(select(sinks).order_by(sinks.c.name))]
+            rows = connection.execute(select(sinks).order_by(sinks.c.name))
+            return [_status(row) for row in rows if row.definition != ENDING]
+
+    def ending(self) -> list[str]:
+        """Returns the names of the deleted sinks whose alerts have not ended yet."""
+        with read_transaction(self._engine) as connection:
+            return list(connection.execute(select(sinks.c.name).where(sinks.c.definition == ENDING)).scalars())
 
     def status(self, name: str) -> SinkStatus:
         """Returns the state of a sink.
@@ -180,13 +188,18 @@ class SinkStore:
             NotFound: there is no sink of this name.
         """
         with read_transaction(self._engine) as connection:
-            return _status(_row(connection, name))
+            row = _row(connection, name)
+        if row.definition == ENDING:
+            raise _unknown(name)
+        return _status(row)
 
     def lowest_answer(self) -> int | None:
         """Returns the id of the newest answer that all sinks have, or None if there is no sink."""
         with read_transaction(self._engine) as connection:
             lowest = func.min(case((sinks.c.replay_after.is_(None), sinks.c.answer_id), else_=sinks.c.replay_after))
-            found = [connection.execute(select(of)).scalar_one() for of in (lowest, func.min(asides.c.answer_id))]
+            is_read = sinks.c.definition.is_(None) | (sinks.c.definition != ENDING)
+            queries = select(lowest).where(is_read), select(func.min(asides.c.answer_id))
+            found = [connection.execute(query).scalar_one() for query in queries]
         return min((int(value) for value in found if value is not None), default=None)
 
     # Methods for operators
@@ -196,18 +209,26 @@ class SinkStore:
         its position.
         """
         with write_transaction(self._engine) as connection:
-            changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
-            if connection.execute(changed).rowcount:
-                return False
-            connection.execute(insert(sinks).values(name=name, definition=json.dumps(document), **_NEW))
-            return True
+            before = connection.execute(select(sinks.c.definition).where(sinks.c.name == name)).one_or_none()
+            if before is None:
+                connection.execute(insert(sinks).values(name=name, definition=json.dumps(document), **_NEW))
+            else:
+                changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
+                connection.execute(changed)
+            return before is None or before.definition == ENDING
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, ends: bool = False) -> None:
         """Deletes a sink and its state, but not the answers that it has written.
+
+        Args:
+            ends: whether a process first ends the alerts of the sink. The process then calls `remove` again.
 
         Raises:
             NotFound: there is no sink of this name.
         """
+        if ends:
+            self._change(name, definition=ENDING, paused=False, replay_after=None)
+            return
         with write_transaction(self._engine) as connection:
             if connection.execute(delete(sinks).where(sinks.c.name == name)).rowcount == 0:
                 raise _unknown(name)
@@ -252,6 +273,8 @@ class SinkStore:
             # The sink's system may have an epoch from after the backup that was restored.
             epoch = max(int(row.epoch), restored_at_ms(connection)) + 1
             values = {"owner": owner, "epoch": epoch, "until_ms": now_ms + lease_ms}
+            if adds and row.definition == ENDING:
+                values["definition"] = None
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
             return epoch
 
