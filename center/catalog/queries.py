@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, or_, select, update
 
 from center.catalog import schema as t
+from center.catalog.alarms import end_alarms_about
 from center.catalog.edge_rows import select_edges
 from center.catalog.query_borders import choose_border, event_now_ms, is_served
 from center.catalog.query_rows import (
@@ -387,6 +388,7 @@ def _mark_deleted(connection: Connection, which: ColumnElement[bool], now_ms: in
         connection.execute(update(t.queries).where(this).values(deleted_at_ms=now_ms))
         for table in (t.statuses, t.set_aside_queries):
             connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
+        end_alarms_about(connection, QueryRef(name, version))
     return bool(refs)
 
 
