@@ -156,6 +156,7 @@ class AlertSink:
         self._position = Position()
         self._clocks_ms: tuple[int, int] | None = None
         self._looked_ms: int | None = None
+        self._version = -1
 
     @property
     def problem(self) -> str:
@@ -191,8 +192,8 @@ class AlertSink:
         # A later revision of a window comes after the next windows, and a book takes windows in their order.
         for answer in sorted(answers, key=lambda each: (each.query.version, each.window_start_ms)):
             transitions += self._opened.answer(answer, self._measures[answer.query], now_ms)
-        self._notify(transitions, now_ms)
-        self._position = position
+        self._notify(transitions, now_ms, self._outboxes)
+        self._position, self._version = position, -1
         self._save()
 
     def tick(self, is_current: bool) -> None:
@@ -201,7 +202,7 @@ class AlertSink:
         """
         now_ms, elapsed_ms = self._now_ms(), self._elapsed_ms()
         transitions = [*self._end_gone(now_ms, elapsed_ms), *self._opened.tick(now_ms)] if is_current else []
-        self._notify(transitions, now_ms)
+        self._notify(transitions, now_ms, self._outboxes)
         if transitions:
             self._save()  # before the delivery, so that a repetition has the same id
         changed = [box.step(elapsed_ms, partial(self._firing, name)) for name, box in self._outboxes.items()]
@@ -271,7 +272,10 @@ class AlertSink:
         catalog = self._context.catalog
         if catalog is None or (self._looked_ms is not None and elapsed_ms - self._looked_ms < LOOK_MS):
             return []
-        self._looked_ms = elapsed_ms
+        self._looked_ms, version = elapsed_ms, catalog.version()
+        if version == self._version:
+            return []
+        self._version = version
         retired = catalog.edges.retired() if any(rule.is_edge for rule in self._rules) else ()
         return self._opened.end_gone(catalog.queries.running(), retired, now_ms)
 
@@ -291,7 +295,7 @@ class AlertSink:
             self._outboxes[name] = self._outbox(name, section, before if is_known else {})
             for notice in () if is_known else self._firing(name):
                 self._outboxes[name].add(notice)
-            self._add_ends(self._outboxes[name], name, dropped if is_known else [], now_ms)
+            self._notify(dropped if is_known else [], now_ms, {name: self._outboxes[name]})
             stored = {n: state for n, state in stored.items() if n != name or not is_known}
         for name, state in stored.items():
             ends = [] if state.get("leaves") else [t for t in [*dropped, *removed] if _goes_to(t.rule, name)]
@@ -304,17 +308,12 @@ class AlertSink:
                 if ends or state["waiting"]:
                     self._give_up(name, exc.message)
                 continue
-            self._add_ends(box, name, ends, now_ms)
+            self._notify(ends, now_ms, {name: box})
             key = f"{name}, before" if name in self._sections else name
             self._leaving[key], self._documents[key] = box, document
 
     def _outbox(self, name: str, section: TargetSection, state: Mapping[str, Any]) -> Outbox:
         return Outbox.restored(f"{self._context.name}.{name}", section.make(self._context.now_ms), state)
-
-    def _add_ends(self, box: Outbox, name: str, ends: Iterable[Transition], now_ms: int) -> None:
-        changes = [(t.rule, stated(t.rule, t.alert, t.status, t.at_ms)) for t in ends if _goes_to(t.rule, name)]
-        for _, notice in self._notices(changes, now_ms):
-            box.add(notice)
 
     def _give_up(self, target: str, reason: str) -> None:
         """Raises an alarm, because alerts may fire at a removed target for ever."""
@@ -332,14 +331,14 @@ class AlertSink:
         changes = [(rule, stated(rule, alert, "firing")) for rule, alert in firing if _goes_to(rule, target)]
         return [notice for _, notice in self._notices(changes, self._context.now_ms())]
 
-    def _notify(self, transitions: Sequence[Transition], now_ms: int) -> None:
-        """Adds notices to the outboxes of the targets."""
+    def _notify(self, transitions: Iterable[Transition], now_ms: int, boxes: Mapping[str, Outbox]) -> None:
+        """Adds notices to outboxes, by the names of their targets."""
         changes = [
             (t.rule, stated(t.rule, t.alert, t.status, t.at_ms if t.status == "resolved" else None))
             for t in transitions
         ]
         for rule, notice in self._notices(changes, now_ms):
-            for name, box in self._outboxes.items():
+            for name, box in boxes.items():
                 if _goes_to(rule, name):
                     box.add(notice)
 

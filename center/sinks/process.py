@@ -135,7 +135,7 @@ class SinkProcess:
                 if name in wanted:
                     continue
                 if name in states and not states[name][TARGETS]:
-                    self._store.remove(name)
+                    self._store.forget(name)
                     end_alarms(self._catalog, name)
                 else:
                     wanted[name] = ending(name)

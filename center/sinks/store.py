@@ -221,7 +221,7 @@ class SinkStore:
         """Deletes a sink and its state, but not the answers that it has written.
 
         Args:
-            ends: whether a process first ends the alerts of the sink. The process then calls `remove` again.
+            ends: whether a process first ends the alerts of the sink, and then calls `forget`.
 
         Raises:
             NotFound: there is no sink of this name.
@@ -232,8 +232,14 @@ class SinkStore:
         with write_transaction(self._engine) as connection:
             if connection.execute(delete(sinks).where(sinks.c.name == name)).rowcount == 0:
                 raise _unknown(name)
-            connection.execute(delete(memories).where(memories.c.name == name))
-            connection.execute(delete(asides).where(asides.c.name == name))
+            _delete_state(connection, name)
+
+    def forget(self, name: str) -> None:
+        """Deletes a sink whose alerts have ended, and its state, unless it was defined again."""
+        with write_transaction(self._engine) as connection:
+            this = (sinks.c.name == name) & (sinks.c.definition == ENDING)
+            if connection.execute(delete(sinks).where(this)).rowcount:
+                _delete_state(connection, name)
 
     def pause(self, name: str, paused: bool) -> None:
         """Pauses a sink, or ends the pause.
@@ -406,6 +412,11 @@ class _Memory:
             _require_epoch(connection, self._name, self._epoch)
             row = {"name": self._name, "answer_id": position.answer_id, "late": position.late, "state": state}
             upsert(connection, memories, [row])
+
+
+def _delete_state(connection: Connection, name: str) -> None:
+    for table in (memories, asides):
+        connection.execute(delete(table).where(table.c.name == name))
 
 
 def _require_epoch(connection: Connection, name: str, epoch: int) -> None:
