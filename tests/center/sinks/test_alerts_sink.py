@@ -234,11 +234,11 @@ def test_the_reply_of_something_else_is_no_confirmation(desk: Desk, receiver: Re
     query = desk.register(lateness="99h")
     pager = Pager(desk, {"t": {kind: {"url": receiver.url.partition("?")[0]}}})
     desk.report(query, "jfk", T0, {"UA": 5})
-    pager.run_until(lambda: pager.problem)
-    problem, receiver.reply = pager.problem, b""
+    pager.run_until(lambda: "127.0.0.1" in pager.problem)
+    receiver.reply = b""
     pager.run_until(lambda: not pager.problem)
     pager.runner.stop()
-    assert "127.0.0.1" in problem and len(receiver.got) >= 2, "it is sent again"
+    assert len(receiver.got) >= 2, "it is sent again"
 
 
 def test_a_target_that_hangs_delays_neither_the_others_nor_the_lease(desk: Desk, receiver: Receiver) -> None:
