@@ -41,7 +41,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-# tests/golden/test_system.py and the tests of the stores have what PostgreSQL adds.
+# The formats are the same in both; the tests of the stores run on PostgreSQL, too.
 @pytest.mark.parametrize("store", ["sqlite", *at_night("postgres")])
 @pytest.mark.parametrize("golden", SETS, ids=lambda p: p.name)
 def test_a_stored_system_keeps_its_answers_and_ends_with_the_truth(
