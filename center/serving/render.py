@@ -419,6 +419,8 @@ def _with_rests(
         return withheld
     rests, exact = Rests(record.facts.rests), set[str]()
     for measure in spec.measures:
+        if measure.name not in rests.of_measures:
+            continue  # no edge states a rest
         data = rests.stack_without_data(measure) if record.synopsis is None else stacks[measure.name]
         if has_exact_rest(data) and rests.missing(measure, data) == 0.0:
             stacks[measure.name] = rests.merged(measure, data)
