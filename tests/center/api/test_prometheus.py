@@ -41,6 +41,8 @@ def fill(desk: Desk) -> Desk:
         for edge in ("jfk", "lga")[: 1 if hour == 8 else 2]:
             desk.report(query, edge, T0 + hour * HOUR, {"UA": 2 + hour, "AA": 1, 'q"\\\n': 3})
             desk.report(other, edge, T0 + hour * HOUR, {"UA": 1 + hour, "AA": 4})
+    for each in (query, other):
+        desk.report(each, "lga", T0 + 7 * HOUR, {})  # so hour 6 is empty, too
     return desk
 
 
