@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from center.sinks import Position, SinkContext, SinkQuery, read_definition
+from center.sinks import SinkContext, SinkQuery, read_definition
 from center.sinks.testing import CASES, QUERY, REF, SCHEMA, Memory, Subject, answer
 from edgewater.model.errors import StorageError
 from tests.center.sinks.systems import SYSTEMS
@@ -35,10 +35,10 @@ def test_a_full_disk_leaves_no_part_of_a_file_and_parts_of_a_killed_process_are_
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full)
         with pytest.raises(StorageError, match="No space"):
-            sink.write([answer(1, 0, {"a": 1})], Position(1))
+            sink.write([answer(1, 0, {"a": 1})], {REF: 1})
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     sink.open([SinkQuery(REF, QUERY, SCHEMA)])
     (day,) = tmp_path.glob("kit_v3/*")
     (day / ".answers-7-9.parquet.part").touch()
-    sink.write([answer(1, 0, {"a": 1})], Position(1))
+    sink.write([answer(1, 0, {"a": 1})], {REF: 1})
     assert [path.name for path in day.iterdir()] == ["answers-1-1.parquet"]
