@@ -6,6 +6,7 @@ sink is defined.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pydantic import BaseModel
 
+from center.catalog import Catalog
 from edgewater.answers import Facts, Phase
 from edgewater.answers.statement import Contract, Statement
 from edgewater.model.errors import StorageError
@@ -165,6 +167,9 @@ class SinkContext:
             of an earlier epoch.
         memory: stores a state at the center; None if there is no state, for example while a definition is only checked.
         now_ms: returns the wall time.
+        monotonic: returns the seconds of a clock that nobody sets.
+        catalog: the registered queries, the edges and the alarms of the center; None while a definition is only
+            checked.
         center: a random number of the center. A restored center has the same number.
         earlier: names of sinks that release 0.3 of this center has run. Targets of 0.3 do not name their center.
         running: returns the names of the other sinks of this center that a process runs.
@@ -174,6 +179,8 @@ class SinkContext:
     epoch: int = 0
     memory: SinkMemory | None = None
     now_ms: Callable[[], int] = lambda: 0
+    monotonic: Callable[[], float] = time.monotonic
+    catalog: Catalog | None = None
     center: int = 0
     earlier: Collection[str] = ()
     running: Callable[[], Collection[str]] = tuple

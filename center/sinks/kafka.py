@@ -174,11 +174,10 @@ class KafkaSink:
             while (message := consumer.poll(TIMEOUT_S)) is not None:
                 error = message.error()
                 if error is not None and error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                    return found
+                    return {key: mark for key, mark in found.items() if mark}
                 if error is not None:
                     raise confluent_kafka.KafkaException(error)
-                if (value := message.value()) is not None:
-                    found[(message.key() or b"").decode()] = json.loads(value)
+                found[(message.key() or b"").decode()] = json.loads(message.value() or b"{}")
             raise StorageError(f"Kafka: topic {self._positions} could not be read within {TIMEOUT_S:g} s")
         finally:
             consumer.close()

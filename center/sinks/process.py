@@ -14,11 +14,12 @@ from prometheus_client.registry import Collector
 
 from center.catalog import Catalog
 from center.results import AnswerReader
-from center.sinks.alert_states import AlertCollector
+from center.sinks.alert_states import TARGETS, AlertCollector, saved_states
 from center.sinks.definitions import SinkDefinition, read_definition
 from center.sinks.runner import LOOK_MS, SinkRunner
 from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, InvalidConfig
+from edgewater.model.streams import EdgeId
 from edgewater.runtime.tasks import Tasks
 
 END_S = 0.2
@@ -57,6 +58,7 @@ class SinkProcess:
         self._owner, self._now_ms, self._listed = owner, now_ms, listed
         self._running: dict[str, _RunningSink] = {}
         self._refused: dict[str, str] = {}
+        self._removed: set[str] = set()
         self.registry = CollectorRegistry()
         self.registry.register(SinkCollector(store, results, now_ms))
         self.registry.register(AlertCollector(store))
@@ -114,7 +116,11 @@ class SinkProcess:
         wanted = dict(self._configured)
         self._refused = {}
         for status in self._store.statuses():
-            if status.definition is None or status.name in wanted:
+            if status.name in wanted:
+                continue
+            if status.definition is None:
+                if status.name not in self._removed and not status.is_run(self._now_ms()):
+                    self._remove(status.name)
                 continue
             try:
                 wanted[status.name] = read_definition(status.name, status.definition, listed=self._listed)
@@ -122,7 +128,32 @@ class SinkProcess:
                 self._refused[status.name] = exc.message
                 if status.problem != exc.message:
                     self._store.state_problem(status.name, exc.message, self._now_ms())
+        if names := self._store.ending():
+            from center.sinks.alerts import ending
+
+            states = dict(saved_states(self._store))
+            for name in names:
+                if name in wanted:
+                    continue
+                if name in states and not states[name][TARGETS]:
+                    self._store.forget(name)
+                    end_alarms(self._catalog, name)
+                else:
+                    wanted[name] = ending(name)
         return wanted
+
+    def _remove(self, name: str) -> None:
+        """Ends the alarms and the alerts of a sink that has been removed from ``center.yaml``."""
+        end_alarms(self._catalog, name)
+        if any(sink == name for sink, _ in saved_states(self._store)):
+            self._store.remove(name, ends=True)
+        self._removed.add(name)
+
+
+def end_alarms(catalog: Catalog, sink: str) -> None:
+    """Removes the alarms about a sink that is deleted."""
+    for kind in ("sink-failing", "sink-gap", "sink-refused"):
+        catalog.alarms.end(kind, EdgeId(""), about=f"sink {sink}: ")
 
 
 class _RunningSink:

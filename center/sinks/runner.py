@@ -9,6 +9,7 @@ as a query that the target refuses, waits: its answers are read and written apar
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -119,6 +120,7 @@ class SinkRunner:
     Args:
         owner: name of this process in the lease of the sink.
         now_ms: returns the wall time.
+        monotonic: returns the seconds of a clock that nobody sets.
         is_stored: whether the API has defined the sink. If the API deletes the sink, the runner stops.
     """
 
@@ -131,12 +133,13 @@ class SinkRunner:
         *,
         owner: str,
         now_ms: Callable[[], int],
+        monotonic: Callable[[], float] = time.monotonic,
         is_stored: bool = False,
     ) -> None:
         self.definition = definition
         self._is_stored = is_stored
         self._catalog, self._results, self._store = catalog, results, store
-        self._owner, self._now_ms = owner, now_ms
+        self._owner, self._now_ms, self._monotonic = owner, now_ms, monotonic
         self._epoch: int | None = None
         self._renewed_ms = self._looked_ms = 0
         self._status: SinkStatus | None = None
@@ -252,7 +255,8 @@ class SinkRunner:
     def _new_sink(self) -> Sink:
         assert self._epoch is not None
         target = getattr(self.definition.options, "target", "")
-        context = self._store.context(self.definition.name, self._epoch, self._now_ms, target)
+        stored = self._store.context(self.definition.name, self._epoch, self._now_ms, target)
+        context = replace(stored, monotonic=self._monotonic, catalog=self._catalog)
         self._opened, self._refused = set(), 0
         return cast("Sink", _Contained(self.definition.make(context)))
 

@@ -66,9 +66,10 @@ sinks = Table(
     Column("is_earlier", BigInteger, nullable=False, server_default="-1"),
 )
 """A table with a row per sink. ``definition``: JSON of a sink that the API has defined; null if the sink is in
-``center.yaml``. ``answer_id``: see `SinkStatus`; -1 if the sink was never open. ``replay_after``: the position that an
-operator has requested. ``trimmed``: answers up to this id were deleted when the row was last written. ``is_earlier``:
-1 if release 0.3 has run the sink, otherwise 0; -1 until this release has read the row."""
+``center.yaml``; `ENDING` if the sink is deleted and its alerts have not ended yet. ``answer_id``: see `SinkStatus`; -1
+if the sink was never open. ``replay_after``: the position that an operator has requested. ``trimmed``: answers up to
+this id were deleted when the row was last written. ``is_earlier``: 1 if release 0.3 has run the sink, otherwise 0; -1
+until this release has read the row."""
 
 waiting = Table(
     "sink_queries",
@@ -98,6 +99,8 @@ of each query. It is empty in a row of release 0.3, where ``answer_id`` is the p
 MAX_PROBLEM = 2_000
 CENTER = "center"
 """The counter with the number of the center in targets of sinks."""
+ENDING = "{}"
+"""The definition of a deleted sink of the kind `alerts` until its alerts have ended. Readers do not see such a sink."""
 _NEW = {
     "paused": False, "answer_id": -1, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
     "trimmed": 0, "gap_from": 0, "gap_through": 0, "owner": "", "epoch": 0, "until_ms": 0,
@@ -203,7 +206,12 @@ class SinkStore:
         with read_transaction(self._engine) as connection:
             found = _waiting(connection)
             rows = connection.execute(select(sinks).order_by(sinks.c.name))
-            return [_status(row, found.get(row.name, {})) for row in rows]
+            return [_status(row, found.get(row.name, {})) for row in rows if row.definition != ENDING]
+
+    def ending(self) -> list[str]:
+        """Returns the names of the deleted sinks whose alerts have not ended yet."""
+        with read_transaction(self._engine) as connection:
+            return list(connection.execute(select(sinks.c.name).where(sinks.c.definition == ENDING)).scalars())
 
     def status(self, name: str) -> SinkStatus:
         """Returns the state of a sink.
@@ -212,7 +220,10 @@ class SinkStore:
             NotFound: there is no sink of this name.
         """
         with read_transaction(self._engine) as connection:
-            return _status(_row(connection, name), _waiting(connection, name).get(name, {}))
+            row = _row(connection, name)
+            if row.definition == ENDING:
+                raise _unknown(name)
+            return _status(row, _waiting(connection, name).get(name, {}))
 
     def lowest_answer(self) -> int | None:
         """Returns an id up to which all sinks have all answers, or None if there is no sink. A query that has no
@@ -222,7 +233,8 @@ class SinkStore:
         further = (answers.c.query == waiting.c.query) & (answers.c.answer_id > waiting.c.answer_id)
         of_query = select(func.min(answers.c.answer_id)).where(further).scalar_subquery()
         with read_transaction(self._engine) as connection:
-            found = list(connection.execute(select(own)).scalars())
+            is_read = sinks.c.definition.is_(None) | (sinks.c.definition != ENDING)
+            found = list(connection.execute(select(own).where(is_read)).scalars())
             next_ids = connection.execute(select(of_query).select_from(waiting)).scalars()
             found += [value - 1 for value in next_ids if value is not None]
         return max(0, min(found)) if found else None
@@ -234,23 +246,37 @@ class SinkStore:
         its position.
         """
         with write_transaction(self._engine) as connection:
-            changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
-            if connection.execute(changed).rowcount:
-                return False
-            connection.execute(insert(sinks).values(name=name, definition=json.dumps(document), **_NEW))
-            return True
+            before = connection.execute(select(sinks.c.definition).where(sinks.c.name == name)).one_or_none()
+            if before is None:
+                connection.execute(insert(sinks).values(name=name, definition=json.dumps(document), **_NEW))
+            else:
+                changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
+                connection.execute(changed)
+            return before is None or before.definition == ENDING
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, ends: bool = False) -> None:
         """Deletes a sink and its state, but not the answers that it has written.
+
+        Args:
+            ends: whether a process first ends the alerts of the sink, and then calls `forget`.
 
         Raises:
             NotFound: there is no sink of this name.
         """
+        if ends:
+            self._change(name, definition=ENDING, paused=False, replay_after=None)
+            return
         with write_transaction(self._engine) as connection:
             if connection.execute(delete(sinks).where(sinks.c.name == name)).rowcount == 0:
                 raise _unknown(name)
-            connection.execute(delete(memories).where(memories.c.name == name))
-            connection.execute(delete(waiting).where(waiting.c.name == name))
+            _delete_state(connection, name)
+
+    def forget(self, name: str) -> None:
+        """Deletes a sink whose alerts have ended, and its state, unless it was defined again."""
+        with write_transaction(self._engine) as connection:
+            this = (sinks.c.name == name) & (sinks.c.definition == ENDING)
+            if connection.execute(delete(sinks).where(this)).rowcount:
+                _delete_state(connection, name)
 
     def pause(self, name: str, paused: bool) -> None:
         """Pauses a sink, or ends the pause.
@@ -290,6 +316,8 @@ class SinkStore:
             # The target may have an epoch from after the backup that was restored, or of a copy of this center.
             epoch = max(int(row.epoch) + 1, restored_at_ms(connection) + 1, now_ms)
             values = {"owner": owner, "epoch": epoch, "until_ms": now_ms + lease_ms}
+            if adds and row.definition == ENDING:
+                values["definition"] = None
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
             return epoch
 
@@ -390,7 +418,7 @@ class SinkStore:
             return [each.name for each in self.statuses() if each.name != name and each.is_run(now_ms())]
 
         memory = _Memory(self._engine, name, epoch, target)
-        return SinkContext(name, epoch, memory, now_ms, center, earlier, running)
+        return SinkContext(name, epoch, memory, now_ms, center=center, earlier=earlier, running=running)
 
     def memories(self) -> dict[str, str]:
         """Returns the states that sinks have saved, by name of the sink."""
@@ -436,6 +464,11 @@ class _Memory:
             _require_epoch(connection, self._name, self._epoch)
             row = {"name": self._name, "answer_id": 0, "late": 0, "state": state, "target": self._target}
             upsert(connection, memories, [{**row, "positions": json.dumps(self._positions)}])
+
+
+def _delete_state(connection: Connection, name: str) -> None:
+    for table in (memories, waiting):
+        connection.execute(delete(table).where(table.c.name == name))
 
 
 def _require_epoch(connection: Connection, name: str, epoch: int) -> None:

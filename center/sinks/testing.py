@@ -185,7 +185,7 @@ def each_answer_arrives_with_all_groups(subject: Subject) -> None:
 def each_query_has_a_position_of_its_own(subject: Subject) -> None:
     """Checks that a new system has no position, and that a sink returns the last answer of each query."""
     center = _Center(subject)
-    assert center.position is None
+    assert [center.position] == [None]
     center.write(answer(4, 0, {"a": 1}))
     center.restart()
     assert center.position == 4

@@ -15,10 +15,10 @@ from center.api.openapi import problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
 from center.sinks import SinkStatus, read_definition
-from center.sinks.process import lag_of
+from center.sinks.alert_states import saved_states
+from center.sinks.process import end_alarms, lag_of
 from center.sinks.store import WaitingQuery
 from edgewater.model.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
-from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
@@ -162,9 +162,15 @@ def _define(center: Services, name: str, body: bytes, content_type: str) -> Resp
     "/{name}", dependencies=[ADMINISTERS], status_code=204, summary="Delete a sink", responses=problems(403, 404)
 )
 def remove(name: str, center: Center) -> None:
-    """Removes a sink. The answers that it has written stay in its target."""
-    center.sinks.remove(name)
-    center.catalog.alarms.end("sink-failing", EdgeId(""), about=f"sink {name}: ")
+    """Removes a sink. The answers that it has written stay in its target.
+
+    The process of the sinks ends the alerts of a sink of the kind `alerts` at its targets.
+    """
+    status = center.sinks.status(name)
+    has_alerts = any(sink == name for sink, _ in saved_states(center.sinks))
+    # A process continues with a sink of its file.
+    center.sinks.remove(name, ends=has_alerts and (status.definition is not None or not status.is_run(center.now_ms())))
+    end_alarms(center.catalog, name)
 
 
 @router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink", responses=problems(403, 404))

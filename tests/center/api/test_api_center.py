@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, insert
 
 from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
 from center.catalog import ComponentHeartbeat, UnindexedFrame
+from center.results.schema import late_records
 from center.storage.frame_log import FrameEntry, FrameLocation
 from edgewater.model import errors
 from edgewater.model.edge_records import QueryDelayRecord
@@ -269,3 +270,19 @@ def test_the_load_has_the_queries_by_slack_with_what_waits_what_it_costs_and_how
     assert desk.get("/v1/load").json()["queries"][1]["slack_ms"] is None, "the streams have ended"
     desk.catalog.queries.delete("quiet", desk.now)
     assert [q["query"] for q in desk.get("/v1/load").json()["queries"]] == ["behind"]
+
+
+def test_counts_of_a_query_are_one_series_over_its_versions_and_end_with_the_query(desk):
+    desk.connect("jfk")
+
+    def late() -> list[str]:
+        text = desk.get("/metrics", app=desk.app()).text
+        return [line for line in text.splitlines() if line.startswith("edgewater_after_final_records_total{")]
+
+    for _ in range(2):
+        row = {"query": desk.register().key, "edge": "jfk", "reason": "after-final", "records": 3}
+        with desk.results.engine.begin() as connection:
+            connection.execute(insert(late_records), [row])
+        assert late() == ['edgewater_after_final_records_total{edge="jfk",query="flights",reason="after-final"} 3.0']
+        assert desk.ask("DELETE", "/v1/queries/flights").status_code == 204
+        assert late() == []

@@ -13,7 +13,6 @@ import confluent_kafka
 import deltalake
 import psycopg
 import pytest
-from confluent_kafka.admin import AdminClient
 from pyiceberg.catalog import load_catalog
 from sqlalchemy import event, update
 
@@ -257,7 +256,7 @@ class Broken:
         assert isinstance(self.system, Postgres)
         with psycopg.connect(self.system.url) as connection:
             for statement in statements:
-                connection.execute(statement)  # type: ignore[arg-type]
+                connection.execute(statement)
 
 
 @pytest.mark.parametrize("at", ["open", "write"])
@@ -407,16 +406,16 @@ def as_of_03(center: Center, system: System, last: int) -> None:
     center.store = SinkStore(center.desk.results.engine)
     if isinstance(system, Postgres):
         with psycopg.connect(system.url) as database:
-            database.execute(f"DROP TABLE {system.schema}.edgewater_marks")  # type: ignore[arg-type]
+            database.execute(f"DROP TABLE {system.schema}.edgewater_marks")
             positions = f"{system.schema}.edgewater_positions"
             columns = "sink text PRIMARY KEY, answer_id bigint, late bigint, epoch bigint, written_at timestamptz"
-            database.execute(f"CREATE TABLE {positions} ({columns})")  # type: ignore[arg-type]
-            database.execute(f"INSERT INTO {positions} VALUES ('out', {last}, 0, 1, now())")  # type: ignore[arg-type]
+            database.execute(f"CREATE TABLE {positions} ({columns})")
+            database.execute(f"INSERT INTO {positions} VALUES ('out', {last}, 0, 1, now())")
     elif isinstance(system, Kafka):
         producer = confluent_kafka.Producer({"bootstrap.servers": system.broker.address})
-        AdminClient({"bootstrap.servers": system.broker.address}).delete_topics([f"{system.topic}.positions"])[
-            f"{system.topic}.positions"
-        ].result(10)
+        for name, query in center.queries.items():
+            key = json.dumps({"query": name, "version": query.ref.version}, sort_keys=True, separators=(",", ":"))
+            producer.produce(f"{system.topic}.positions", key=key, value=None)
         producer.produce(f"{system.topic}.positions", key="out", value=old)
         assert producer.flush(10) == 0
     elif isinstance(system, Parquet):
