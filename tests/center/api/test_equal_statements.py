@@ -10,6 +10,7 @@ import pytest
 
 from center.serving.render import statement_of
 from edgewater.answers import UNKNOWN, Amount, Cause, Deviation
+from edgewater.answers.uniting import with_late
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
@@ -167,18 +168,19 @@ def cells_of(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("cause", [Cause.AFTER_FINAL, Cause.REJECTED, Cause.GUESSED])
+@pytest.mark.parametrize(
+    ("reason", "bounded"),
+    [("after-final", {"n", "dis", "top", "dd", "kl"}), ("malformed", set()), ("assumed-copy", set())],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_window_with_one_late_record_of_a_thousand_keeps_true_bounds(cause: Cause, seed: int) -> None:
+def test_a_window_with_one_late_record_of_a_thousand_keeps_true_bounds(
+    reason: str, bounded: set[str], seed: int
+) -> None:
     query, batch = spec(MEASURES), records(1001, seed)
-    late = batch.slice(1000)
-    deviation = replace(LATE, cause=cause, lacks=Amount(int(cause is Cause.AFTER_FINAL), 1))
     given = record(query, aggregate(query, batch.slice(0, 1000)).to_bytes())
-    given = replace(given, facts=replace(given.facts, deviations=(deviation,)))
+    given = replace(given, facts=with_late(given.facts, {reason: 1}))
     whole = record(query, aggregate(query, batch).to_bytes())
     answer, truth = render(given, query), render(whole, query)
-    assert late.num_rows == 1
-
     stated = cells_of({k: v for k, v in answer["data"][0].items() if k != "group"})
     exact = cells_of({k: v for k, v in truth["data"][0].items() if k != "group"})
     ms, ip = batch["ms"].to_numpy(), batch["ip"].to_numpy()
@@ -190,13 +192,12 @@ def test_a_window_with_one_late_record_of_a_thousand_keeps_true_bounds(cause: Ca
     for name, cell in stated.items():
         assert cell["lower"] is None or cell["lower"] <= true[name], name
         assert cell["upper"] is None or true[name] <= cell["upper"], name
-    bounded = {name.partition(".")[0] for name, c in stated.items() if None not in (c["lower"], c["upper"])}
-    assert bounded == {"n", "dis", "top", "dd", "kl"}
+    assert {name.partition(".")[0] for name, c in stated.items() if None not in (c["lower"], c["upper"])} == bounded
     for name, cell in answer["total"].items():
         assert cell["lower"] is None or cell["lower"] <= true[name], name
         assert cell["upper"] is None or true[name] <= cell["upper"], name
-    assert (answer["total"]["n"]["lower"], answer["total"]["n"]["upper"]) == (1000, 1001)
-    assert [v["code"] for v in answer["contract"]["violations"]] == [cause.value]
+    assert (answer["total"]["n"]["lower"], answer["total"]["n"]["upper"]) == (1000, 1001 if bounded else None)
+    assert len(answer["contract"]["violations"]) == 1
 
 
 def test_an_unknown_number_of_absent_records_leaves_no_bound_that_they_may_exceed() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from center.sinks import Position, SinkContext, SinkQuery, SinkRunner, SinkStore, read_definition
+from center.sinks import SinkContext, SinkQuery, SinkRunner, SinkStore, read_definition
 from center.sinks.testing import QUERY, REF, SCHEMA, Memory, answer
 from edgewater.model.errors import StorageError
 from sim.demo.ports import free_port
@@ -51,11 +51,11 @@ def test_samples_go_through_a_proxy_only_if_the_sink_names_one_and_no_page_confi
         document = {"kind": "remote_write", **(way if is_indirect else {"url": server.url})}
         sink = read_definition("series", document).make(SinkContext("series", 1, Memory()))
         sink.open([SinkQuery(REF, QUERY, SCHEMA)])
-        sink.write([answer(1, 0, {"a": 1})], Position(1))
+        sink.write([answer(1, 0, {"a": 1})], {REF: 1})
         assert len(server.got) == 1
         server.reply = b"<html>log in</html>"
         with pytest.raises(StorageError, match="log in"):
-            sink.write([answer(2, HOUR, {"a": 1})], Position(2))
+            sink.write([answer(2, HOUR, {"a": 1})], {REF: 2})
         sink.close()
 
 

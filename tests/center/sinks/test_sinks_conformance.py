@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from center.sinks import Position, SinkContext, SinkQuery, read_definition
-from center.sinks.testing import CASES, QUERY, REF, SCHEMA, Memory, Subject, answer
+from center.sinks import SinkContext, SinkQuery, read_definition
+from center.sinks.testing import CASES, HOUR, QUERY, REF, SCHEMA, Memory, Subject, answer
 from edgewater.model.errors import StorageError
 from tests.center.sinks.systems import SYSTEMS
 
@@ -32,13 +32,14 @@ def test_a_full_disk_leaves_no_part_of_a_file_and_parts_of_a_killed_process_are_
 
     sink = read_definition("files", {"kind": "parquet", "path": str(tmp_path)}).make(SinkContext("files", 1, Memory()))
     sink.open([SinkQuery(REF, QUERY, SCHEMA)])
+    sink.write([answer(1, 0, {"a": 1})], {REF: 1})
+    (day,) = tmp_path.glob("kit_v3/day=*")
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full)
         with pytest.raises(StorageError, match="No space"):
-            sink.write([answer(1, 0, {"a": 1})], Position(1))
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    sink.open([SinkQuery(REF, QUERY, SCHEMA)])
-    (day,) = tmp_path.glob("kit_v3/*")
-    (day / ".answers-7-9.parquet.part").touch()
-    sink.write([answer(1, 0, {"a": 1})], Position(1))
+            sink.write([answer(2, HOUR, {"a": 1})], {REF: 2})
     assert [path.name for path in day.iterdir()] == ["answers-1-1.parquet"]
+    (day / ".answers-7-9.parquet.part").touch()
+    sink.open([SinkQuery(REF, QUERY, SCHEMA)])
+    sink.write([answer(2, HOUR, {"a": 1})], {REF: 2})
+    assert sorted(path.name for path in day.iterdir()) == ["answers-1-1.parquet", "answers-2-2.parquet"]
