@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import google_crc32c
-from center.ledger.quality import Totals, assess
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
@@ -20,7 +19,11 @@ from bench.hostile.targets import Target, register
 from center.budgets.allocation import BudgetAllocator, MembersChanged, RebalanceEvent, ShareReported
 from center.ingest.frame_check import FrameCheck
 from center.ingest.validation import read_budget_report, read_heartbeat, read_query_delays, read_utilization
+from center.ledger.window_facts import window_facts
+from center.ledger.withheld import Totals
 from center.serving.totals import Rests
+from edgewater.answers.statement import ERROR_BUDGET, judged
+from edgewater.answers.stored import facts_from_json, facts_to_json
 from edgewater.model.errors import ProtocolError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
@@ -105,15 +108,17 @@ def run_body(data: bytes) -> None:
     closes = [OVER, *checked.closes]
     for order in (closes, closes[::-1]):
         totals = Totals.of_closes(order, SPEC)
-        quality = assess(SPEC, totals, expected=2, missing=(), staleness_ms=0, first_staleness_ms=0)
-        mapping = json.loads(json.dumps(quality.to_mapping(), allow_nan=False))
-        rests = Rests.of(mapping)
+        given = window_facts(SPEC, totals, expected=2, missing=(), staleness_ms=0, first_staleness_ms=0)
+        stated = facts_from_json(facts_to_json(given))
+        statement = judged(stated, (), SPEC)
+        json.dumps(statement.quality(), allow_nan=False)
+        rests = Rests(stated.rests)
         for measure in SPEC.measures:
             rests.merged(measure, rests.stack_without_data(measure)).query()
-        codes = [v.message.partition(":")[0] for v in quality.violations if v.code == "error-budget"]
+        codes = [v.message.partition(":")[0] for v in statement.contract.violations if v.code == ERROR_BUDGET]
         if not {"s", "m"} <= set(codes):
             raise AssertionError(f"the honest violation of s and m is hidden: {codes}")
-        for bound in quality.withheld.values():
+        for bound in stated.withheld.values():
             if not (bound.above >= 0 and bound.below >= 0):
                 raise AssertionError(f"a bound of {bound}")
 

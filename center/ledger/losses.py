@@ -66,6 +66,17 @@ class Losses:
         left = (e for e, until in sorted(state.left.items()) if begin <= until and e not in expected)
         return tuple(EdgeId(e) for e in left if state.through_ms.get(e, MIN_TIME_MS) < end)
 
+    def doubtful_before(self) -> int:
+        """Returns an event time. Windows that start at or after it lack no records of an edge that has closed them."""
+        state = self.state
+        ends = [MIN_TIME_MS, *(end for edge, (_, end) in state.gaps.items() if edge in state.expected)]
+        for edge in state.expected:
+            ends += [MAX_TIME_MS if loss.to_ms is None else loss.to_ms for loss in state.losses.get(edge, ())]
+            if edge in state.lost_states:
+                ends.append(state.lost_states[edge][1] + 1)
+        ends += [until + 1 for edge, until in state.left.items() if edge not in state.expected]
+        return max(ends)
+
     def inputs(self, span: Span) -> tuple[tuple[EdgeId, InputLoss], ...]:
         """Returns the losses that expected edges have stated and whose records may belong to a window."""
         by_edge = ((e, loss) for e in self.state.expected for loss in self.state.losses.get(e, ()))

@@ -68,6 +68,8 @@ class QueryState:
             has sent records.
         left: per edge that is no longer expected, an event time up to which the edge may have accepted records.
         constants: per edge, the columns of `group_by` that have one value in all records of the edge.
+        empty_from_ms, empty_through_ms: each window that starts at or after the first event time, ends at or before the
+            second one, and has no answer is empty: all expected edges have closed it with all their records.
     """
 
     query: RegisteredQuery
@@ -88,6 +90,8 @@ class QueryState:
     reach: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     constants: Mapping[str, Constants] = field(default_factory=dict)
     rejected: int = 0
+    empty_from_ms: int = MIN_TIME_MS
+    empty_through_ms: int = MIN_TIME_MS
 
     def to_mapping(self) -> dict[str, Any]:
         query = self.query
@@ -116,6 +120,7 @@ class QueryState:
             "reach": dict(self.reach),
             "constants": dict(self.constants),
             "rejected": self.rejected,
+            "empty": [self.empty_from_ms, self.empty_through_ms],
         }
 
     @classmethod
@@ -144,6 +149,7 @@ class QueryState:
             {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value["reach"].items()},
             value["constants"],
             value["rejected"],
+            *value.get("empty", (value["final_through_ms"], MIN_TIME_MS)),
         )
 
     @property

@@ -49,6 +49,7 @@ class QueryChanges:
         late: numbers of records that came for a window when the window was final, or that sources rejected.
         open_from_ms: event time. Before the transaction, slices that start at or after it belonged to windows that were
             not final.
+        empty_ms: `QueryState.empty_from_ms` and `empty_through_ms`, which readers of answers need.
     """
 
     ref: QueryRef
@@ -56,6 +57,7 @@ class QueryChanges:
     entries: tuple[EntryRow, ...] = ()
     late: Mapping[LateSlice, int] = field(default_factory=dict)
     open_from_ms: int = MIN_TIME_MS
+    empty_ms: tuple[int, int] = (MIN_TIME_MS, MIN_TIME_MS)
 
 
 class StoredEdges:

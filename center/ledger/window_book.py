@@ -229,6 +229,7 @@ class WindowBook(ABC):
             tuple(rows),
             dict(self.slices.late),
             self._open_from_ms,
+            (self._state.empty_from_ms, self._state.empty_through_ms),
         )
 
     def snapshot(self) -> bytes:
@@ -367,7 +368,21 @@ class WindowBook(ABC):
         self._set_state(self._state.without_losses_before(self.sealed_before()))
         deadlines.update_refinement()
         self.has_backlog = deadlines.has_passed(now_ms, self._closed_ms, self._closed_ms - self._spec.lateness_ms)
+        self._note_empty(now_ms)
         return emissions
+
+    def _note_empty(self, now_ms: int) -> None:
+        """Notes which windows without an answer are empty. Called when all closed windows have their answers, unless
+        there is a backlog.
+        """
+        state = self._state
+        if self.has_backlog or not state.expected:
+            return
+        # An ended stream is closed for all time, but an edge may still join.
+        through = min(self._closed_ms, self._today_ms(now_ms))
+        begin = min(max(state.empty_from_ms, Losses(state).doubtful_before()), max(through, state.empty_from_ms))
+        if (begin, through) != (state.empty_from_ms, state.empty_through_ms):
+            self._set_state(replace(state, empty_from_ms=begin, empty_through_ms=through))
 
     def _answer_states_missing_edge(self, start_ms: int) -> bool:
         """Returns whether the newest answer of a window that was complete states that an edge is missing."""

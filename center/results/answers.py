@@ -283,6 +283,33 @@ class AnswerReader:
             if cursor is None:
                 return
 
+    def empty_windows(self, ref: QueryRef, windows: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Returns which of these windows have no answer and are empty.
+
+        A window is empty if all expected edges have closed it with all their records, and no record came since.
+
+        Args:
+            windows: start and end of each window, ascending by start.
+        """
+        if not windows:
+            return set()
+        queries, starts = t.ledger_queries.c, t.answers.c.window_start_ms
+        with read_transaction(self._engine) as connection:
+            row = connection.execute(
+                select(queries.empty_from_ms, queries.empty_through_ms).where(queries.query == query_key(ref))
+            ).one_or_none()
+            # Answers of earlier windows may have been deleted because of their age.
+            mine = t.answers.c.query == query_key(ref)
+            start = connection.execute(select(func.min(starts)).where(mine)).scalar_one()
+            if row is None or start is None:
+                return set()
+            begin, through = max(row.empty_from_ms, start), row.empty_through_ms
+            answered = select(starts).distinct().where(mine, starts >= windows[0][0], starts <= windows[-1][0])
+            known = set(connection.execute(answered).scalars())
+            closed = [w for w in windows if begin <= w[0] and w[1] <= through and w[0] not in known]
+            late = late_by_window(connection, query_key(ref), closed) if closed else {}
+        return {window for window in closed if window[0] not in late}
+
     def shipped(self, ref: QueryRef) -> dict[str, dict[str, int]]:
         """Returns, per edge, the applied ``frames`` and ``wire_bytes``."""
         rows = select(t.shipped.c.edge, t.shipped.c.frames, t.shipped.c.wire_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, Table, UniqueConstraint
 
 from center.storage.database import FreeText, Identifier
+from edgewater.model.streams import MIN_TIME_MS
 
 metadata = MetaData()
 
@@ -46,8 +47,11 @@ ledger_queries = Table(
     metadata,
     Column("query", _Query, primary_key=True),
     Column("state", FreeText),
+    Column("empty_from_ms", BigInteger, nullable=False, server_default=str(MIN_TIME_MS)),
+    Column("empty_through_ms", BigInteger, nullable=False, server_default=str(MIN_TIME_MS)),
 )
-"""`QueryState` as JSON; null: the query is deleted, and its remaining frames are ignored."""
+"""`QueryState` as JSON; null: the query is deleted, and its remaining frames are ignored. The other columns are also in
+the state."""
 
 ledger_entries = Table(
     "ledger_entries",

@@ -158,7 +158,11 @@ def _fold(connection: Connection, slices: Sequence[tuple[str, int]], on_query: C
 def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> None:
     """Writes the changes of the ledger's state in a transaction."""
     changes = list(changes)
-    upsert(connection, t.ledger_queries, [{"query": query_key(c.ref), "state": c.state} for c in changes])
+    rows = [
+        {"query": query_key(c.ref), "state": c.state, "empty_from_ms": c.empty_ms[0], "empty_through_ms": c.empty_ms[1]}
+        for c in changes
+    ]
+    upsert(connection, t.ledger_queries, rows)
     entries: dict[tuple[str, str, int], str | None] = {}
     for change in changes:
         key = query_key(change.ref)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from center.serving.measures import (
     includes,
 )
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, add_expected
-from center.serving.totals import answer_totals
+from center.serving.totals import Rests, answer_totals, is_sampled
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
 from edgewater.answers.cells import (
@@ -60,6 +60,7 @@ from edgewater.synopses import (
     Stack,
 )
 from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses.rests import has_exact_rest
 
 _NOTHING = object()
 SUMMARY_GROUPS = 5
@@ -388,6 +389,7 @@ def _selected_data(
         stacks = {m.name: m.stack(None) for m in spec.measures}
         for stack in stacks.values():
             stack.grow(len(order))
+        withheld = _with_rests(record, spec, stacks, withheld)
         return _SelectedData({name: pa.nulls(0) for name in spec.group_by}, stacks, order, 0, withheld)
     aggregate = merged_data(record) if merged is None else merged
     assert aggregate is not None
@@ -399,7 +401,30 @@ def _selected_data(
     withheld = withheld.of_rows(aggregate, codes, groups, record.facts.edges)
     if not np.array_equal(codes, np.arange(len(aggregate))):
         stacks = {name: stack.take(codes) for name, stack in stacks.items()}
+    withheld = _with_rests(record, spec, stacks, withheld)
     return _SelectedData(groups, stacks, codes, len(aggregate), withheld)
+
+
+def _with_rests(
+    record: AnswerRecord, spec: QuerySpec, stacks: dict[str, Stack], withheld: GroupsWithheld
+) -> GroupsWithheld:
+    """Adds what edges withhold to the only row of a query without groups, where edges state it exactly.
+
+    Args:
+        stacks: the stack of each measure; changed.
+
+    Returns:
+        What else is withheld.
+    """
+    if spec.group_by or not withheld.edges.bounds or record.facts.is_merged_session or is_sampled(spec, record.facts):
+        return withheld
+    rests, exact = Rests(record.facts.rests), set[str]()
+    for measure in spec.measures:
+        data = rests.stack_without_data(measure) if record.synopsis is None else stacks[measure.name]
+        if has_exact_rest(data) and rests.missing(measure, data) == 0.0:
+            stacks[measure.name] = rests.merged(measure, data)
+            exact.add(measure.name)
+    return replace(withheld, exact=frozenset(exact))
 
 
 def group_cells(groups: Mapping[str, pa.Array], rows: int) -> list[dict[str, Any]]:

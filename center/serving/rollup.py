@@ -6,8 +6,8 @@ same as in one window of this length. The facts of the windows are united, and e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from center.results import AnswerRecord
@@ -29,6 +29,8 @@ from edgewater.model.windows import (
 )
 from edgewater.synopses import GroupedAggregate
 
+CHUNK_WINDOWS, CHUNK_BYTES = 1_000, 16 << 20
+"""The answers that are merged at once. An interval may have any number of windows."""
 EVERY_ACCEPTED = f"a duration such as 1h, or one of {', '.join(CALENDAR_UNITS)}"
 
 
@@ -63,6 +65,7 @@ class Intervals:
         if not time_functions.is_zone(zone):
             raise InvalidRequest("zone", zone, "a time zone of the IANA database, such as Europe/Berlin")
         self._window, self._every = window, every
+        self._last = Interval(0, 0, 0)
         self._intervals = CalendarWindow(every, zone) if every in CALENDAR_UNITS else self._of_length(window, every)
 
     def _of_length(self, window: TimeWindow, every: str) -> SlidingWindow:
@@ -84,6 +87,11 @@ class Intervals:
 
         Raises InvalidRequest if windows of the query cross its borders.
         """
+        if not self._last.start_ms <= time_ms < self._last.end_ms:
+            self._last = self._containing(time_ms)
+        return self._last
+
+    def _containing(self, time_ms: int) -> Interval:
         window, start = self._window, self._intervals.slice_start(time_ms)
         end = self._intervals.end(start)
         if isinstance(window, SlidingWindow):
@@ -96,21 +104,33 @@ class Intervals:
             raise self._misfit()
         return Interval(start, end, count)
 
-    def select(self, interval: Interval, records: Iterable[AnswerRecord]) -> list[AnswerRecord]:
-        """Returns the answers that cover an interval. Of sliding windows, it returns windows that do not overlap."""
+    def windows(self, interval: Interval) -> Iterator[tuple[int, int]]:
+        """Yields start and end of the windows that cover an interval without an overlap."""
+        window, start = self._window, interval.start_ms
+        while start < interval.end_ms:
+            end = window.end(start)
+            yield start, end
+            start = end
+
+    def select(self, interval: Interval, records: Iterable[AnswerRecord]) -> Iterator[AnswerRecord]:
+        """Yields the answers that cover an interval. Of sliding windows, it yields windows that do not overlap."""
         size = self._window.size_ms if isinstance(self._window, SlidingWindow) else 1
-        return [
-            r
-            for r in records
-            if (r.window_start_ms - interval.start_ms) % size == 0 and r.window_end_ms <= interval.end_ms
-        ]
+        for r in records:
+            if (r.window_start_ms - interval.start_ms) % size == 0 and r.window_end_ms <= interval.end_ms:
+                yield r
 
 
-def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Intervals) -> Iterator[AnswerRecord]:
+def roll_up(
+    records: Iterable[AnswerRecord],
+    spec: QuerySpec,
+    intervals: Intervals,
+    empty: Callable[[Sequence[tuple[int, int]]], Collection[tuple[int, int]]] = lambda windows: (),
+) -> Iterator[AnswerRecord]:
     """Yields one answer per interval that has any answers; reads further records lazily.
 
     Args:
         records: the newest answers, ascending by start, with their synopses.
+        empty: returns which windows have no answer because they are empty (`AnswerReader.empty_windows`).
 
     Raises:
         InvalidRequest: the query's windows cross the borders of intervals, or its accuracy is about a function of a
@@ -120,27 +140,78 @@ def roll_up(records: Iterable[AnswerRecord], spec: QuerySpec, intervals: Interva
     if spec.accuracy is not None and spec.accuracy.kind is None:
         raise InvalidRequest("every", spec.accuracy.measure, "no roll-up: functions of a sample do not merge")
     for interval, parts in groupby(records, lambda record: intervals.at(record.window_start_ms)):
-        chosen = intervals.select(interval, parts)
-        if chosen:
-            yield _merged(chosen, spec, interval)
+        union = _Union(spec)
+        for chunk in _chunks(intervals.select(interval, parts)):
+            union.add(chunk)
+        if union.starts:
+            lacking: list[tuple[int, int]] = []
+            if len(union.starts) < interval.windows:
+                lacking = [window for window in intervals.windows(interval) if window[0] not in union.starts]
+            yield union.answer(interval, len(empty(lacking)))
 
 
-def _merged(records: Sequence[AnswerRecord], spec: QuerySpec, interval: Interval) -> AnswerRecord:
-    synopses = [record.synopsis for record in records if record.synopsis is not None]
-    facts = united([record.facts for record in records], spec, interval.windows)
-    return AnswerRecord(
-        answer_id=max(record.answer_id for record in records),
-        query=records[0].query,
-        window_start_ms=interval.start_ms,
-        window_end_ms=interval.end_ms,
-        revision=sum(record.revision for record in records),
-        phase=min((record.phase for record in records), key=lambda phase: phase.rank),
-        answered_at_ms=max(record.answered_at_ms for record in records),
-        staleness_ms=max(record.staleness_ms for record in records),
-        facts=facts,
-        synopsis=GroupedAggregate.merge_bytes(synopses) if synopses else None,
-        of_windows=united_contract(facts, [_contract(record, spec) for record in records], spec),
-    )
+def _chunks(records: Iterable[AnswerRecord]) -> Iterator[list[AnswerRecord]]:
+    """Yields the records in parts of at most `CHUNK_WINDOWS` answers and about `CHUNK_BYTES` of synopses."""
+    chunk, size = list[AnswerRecord](), 0
+    for record in records:
+        chunk.append(record)
+        size += len(record.synopsis or b"")
+        if len(chunk) >= CHUNK_WINDOWS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+class _Union:
+    """The union of the windows of one interval, as far as they have been read."""
+
+    def __init__(self, spec: QuerySpec) -> None:
+        self._spec = spec
+        self._answer: AnswerRecord | None = None
+        self._violated: dict[str, tuple[int, str]] = {}
+        self.starts: set[int] = set()
+
+    def add(self, records: Sequence[AnswerRecord]) -> None:
+        """Adds answers to further windows."""
+        for record in records:
+            self.starts.add(record.window_start_ms)
+            first = {
+                violation.code: violation.message for violation in reversed(_contract(record, self._spec).violations)
+            }
+            for code, message in first.items():
+                known = self._violated.get(code, (0, message))
+                self._violated[code] = known[0] + 1, known[1]
+        parts = records if self._answer is None else [self._answer, *records]
+        synopses = [part.synopsis for part in parts if part.synopsis is not None]
+        self._answer = replace(
+            parts[0],
+            answer_id=max(part.answer_id for part in parts),
+            revision=sum(part.revision for part in parts),
+            phase=min((part.phase for part in parts), key=lambda phase: phase.rank),
+            answered_at_ms=max(part.answered_at_ms for part in parts),
+            staleness_ms=max(part.staleness_ms for part in parts),
+            facts=united([part.facts for part in parts], self._spec),
+            synopsis=GroupedAggregate.merge_bytes(synopses) if synopses else None,
+        )
+
+    def answer(self, interval: Interval, empty: int) -> AnswerRecord:
+        """Returns the answer to the interval.
+
+        Args:
+            empty: number of its windows that have no answer because they are empty.
+        """
+        assert self._answer is not None, "called after `add`"
+        windows = len(self.starts)
+        unanswered = interval.windows - windows - empty
+        facts = united([self._answer.facts], self._spec, empty=empty, unanswered=unanswered)
+        return replace(
+            self._answer,
+            window_start_ms=interval.start_ms,
+            window_end_ms=interval.end_ms,
+            facts=facts,
+            of_windows=united_contract(facts, self._violated, windows, self._spec),
+        )
 
 
 def _contract(record: AnswerRecord, spec: QuerySpec) -> Contract:

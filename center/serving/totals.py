@@ -88,7 +88,7 @@ def answer_totals(
         groups = rests.stack_without_data(measure) if merged is None else merged.measures[measure.name]
         if not has_exact_rest(groups) or not (questions.computed or includes(questions, measure)):
             continue
-        if _is_sampled(spec, facts):
+        if is_sampled(spec, facts):
             total[measure.name] = _UNKNOWN
             continue
         stack, is_whole = rests.merged(measure, groups), rests.missing(measure, groups) == 0.0
@@ -113,7 +113,7 @@ def answer_totals(
     }
 
 
-def _is_sampled(spec: QuerySpec, facts: Facts) -> bool:
+def is_sampled(spec: QuerySpec, facts: Facts) -> bool:
     """Returns whether records may have been sampled out. Then merged groups are no total."""
     return spec.accuracy is not None and (spec.accuracy.kind is None or facts.predicted is not None)
 

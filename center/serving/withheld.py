@@ -64,6 +64,7 @@ class GroupsWithheld:
         sent: float64 per row, the records of the group that are in the answer; None: unknown.
         excess: per measure with a limit, the widest interval beyond it: its width to one side, and the limit there.
         without_bound: measures of which a value has lost a bound, because records are withheld.
+        exact: measures whose values have what edges withhold of them.
     """
 
     spec: QuerySpec
@@ -73,6 +74,7 @@ class GroupsWithheld:
     sent: FloatArray | None = None
     excess: dict[str, tuple[float, float]] = field(default_factory=dict)
     without_bound: set[str] = field(default_factory=set)
+    exact: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, spec: QuerySpec, bounds: Mapping[str, WithheldBound]) -> GroupsWithheld:
@@ -178,6 +180,8 @@ class GroupsWithheld:
             own: it is the measure's own value, to which its error function applies.
             groups: the row of each estimate; None: there is one per row.
         """
+        if measure.name in self.exact:
+            return estimates
         if measure.function.error is not None and own:
             widened = self._with_amounts(measure.name, estimates)
             self._note_excess(measure.name, widened)

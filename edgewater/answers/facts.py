@@ -222,7 +222,7 @@ class Facts:
         session: for session windows.
         accuracy: for a query with an accuracy.
         predicted: the values that stand for records which have not arrived; None: the data determine the values.
-        windows: number of windows; more than one for a union.
+        windows: of a union, the number of its windows; 0: it is no union.
     """
 
     expected: int
@@ -242,7 +242,7 @@ class Facts:
     session: SessionFacts | None = None
     accuracy: AccuracyFacts | None = None
     predicted: Predicted | None = None
-    windows: int = 1
+    windows: int = 0
 
     def by_cause(self, *causes: Cause) -> tuple[Deviation, ...]:
         """Returns the deviations with one of these causes."""

@@ -156,7 +156,7 @@ def completeness(facts: Facts) -> dict[str, Any]:
         "guessed": dict(guessed),
         "unanswered": sum(d.windows for d in facts.by_cause(Cause.UNANSWERED)),
     }
-    windows = {"windows": facts.windows} if facts.windows > 1 else {}
+    windows = {"windows": facts.windows} if facts.windows else {}
     return {**result, **windows, **{name: value for name, value in optional.items() if value}}
 
 
@@ -184,7 +184,7 @@ def judged(facts: Facts, columns: Sequence[Column], spec: QuerySpec, of_windows:
 
     Args:
         columns: the values of all measures, for all groups.
-        of_windows: for a union of windows, `united_contract` of their contracts.
+        of_windows: for a union of windows, `united_contract`.
     """
     own = {column.measure: column.own for column in columns}
     accuracy = None if facts.accuracy is None else _accuracy(facts.accuracy)
@@ -289,22 +289,16 @@ def requested(spec: QuerySpec) -> dict[str, Any]:
     return result
 
 
-def united_contract(facts: Facts, contracts: Sequence[Contract], spec: QuerySpec) -> Contract:
+def united_contract(facts: Facts, violated: Mapping[str, tuple[int, str]], windows: int, spec: QuerySpec) -> Contract:
     """Returns the contract of a union of windows. It is met if each window has met its contract, and nothing is lost
     by their union.
 
     Args:
         facts: the united facts.
-        contracts: the contract of each window.
+        violated: by code, the number of windows whose contracts have the violation, and the first message.
+        windows: number of windows with an answer.
     """
-    by_code: dict[str, list[str]] = {}
-    for contract in contracts:
-        for violation in contract.violations:
-            by_code.setdefault(violation.code, []).append(violation.message)
-    violations = [
-        Violation(code, f"{len(messages)} of {len(contracts)} windows: {messages[0]}")
-        for code, messages in by_code.items()
-    ]
+    violations = [Violation(code, f"{n} of {windows} windows: {message}") for code, (n, message) in violated.items()]
     if facts.predicted is not None:
         text = "a window has a prediction, and predictions are merged without bounds"
         violations.append(Violation(ACCURACY, text))

@@ -23,6 +23,7 @@ from edgewater.answers.facts import (
     Predicted,
     SessionFacts,
 )
+from edgewater.answers.statement import ACCURACY, BOTH_SIGNS, NOTHING_ARRIVED
 from edgewater.answers.uniting import late_deviations
 from edgewater.answers.withheld_bounds import WithheldBound
 from edgewater.model.errors import StorageError, UnsupportedVersion
@@ -71,7 +72,8 @@ def facts_from_json(text: str) -> Facts:
 def _format_1(stored: Mapping[str, Any]) -> Facts:
     """Reads the JSON of release 0.3.0, in which a statement was stored instead of facts."""
     completeness, records, error = stored["completeness"], stored["records"], stored["error"]
-    codes = {violation["code"]: violation["message"] for violation in stored["contract"]["violations"]}
+    violations = stored["contract"]["violations"]
+    codes = {violation["code"]: violation["message"] for violation in violations}
     only = completeness.get("only", {})
     deviations = [Deviation(Cause.MISSING, e, lacks=UNKNOWN, only=only.get(e, {})) for e in completeness["missing"]]
     deviations += [Deviation(Cause.LEFT, e, lacks=UNKNOWN, only=only.get(e, {})) for e in completeness.get("left", ())]
@@ -102,9 +104,9 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
         stored["first_staleness_ms"],
         tuple(deviations),
         _bounds(error["withheld"]),
-        (message.split(":")[0],) if (message := codes.get("both-signs")) else (),
+        tuple(v["message"].split(":")[0] for v in violations if v["code"] == BOTH_SIGNS),
         {name: None if rest is None else Rest.from_json(rest) for name, rest in stored["rests"].items()},
-        "nothing-arrived" not in codes,
+        NOTHING_ARRIVED not in codes,
         {edge: tuple(map(Delivery, each)) for edge, each in completeness.get("delivery", {}).items()},
         _edges(stored["edges"]),
         None if session is None else SessionFacts(session["cut"], session["cuts"], stored.get("merged_into_ms")),
@@ -144,8 +146,8 @@ def _accuracy(stored: Mapping[str, Any], codes: Mapping[str, str]) -> AccuracyFa
         told.get("exceeding_delays"),
         GroupCounts(**groups) if "eligible" in groups else None,
         "limit" in groups,
-        Cause.MISSING.value not in codes,
-        codes.get("accuracy", ""),
+        Cause.MISSING not in codes and (is_predicted or ACCURACY in codes),
+        codes.get(ACCURACY, ""),
         records["expected"] if is_predicted else None,
         records["sampled"] if is_predicted else None,
         {name: stored["error"].get(name) for name in ("sampling", "straggler", "missing")} if is_predicted else {},

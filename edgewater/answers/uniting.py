@@ -21,7 +21,7 @@ from edgewater.synopses.rests import NOTHING, union_of_rests
 from edgewater.wire import GUESSES, REJECTIONS, Rest
 
 MAX_LOSSES = 100
-"""The number of stated losses that a union of windows lists."""
+"""The number of stated losses that a union of windows lists. Further ones are listed without their time and number."""
 
 
 def late_deviations(counts: Mapping[str, int]) -> tuple[Deviation, ...]:
@@ -60,23 +60,24 @@ def with_late(facts: Facts, counts: Mapping[str, int]) -> Facts:
     return replace(facts, ratio=facts.ratio * share, deviations=(*facts.deviations, *added))
 
 
-def united(parts: Sequence[Facts], spec: QuerySpec, windows: int | None = None) -> Facts:
+def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswered: int = 0) -> Facts:
     """Returns the facts of the union of several windows. `ratio` is the mean of the windows.
 
     Args:
-        parts: the facts of the windows that have an answer; at least one.
-        windows: number of windows; None: that of `parts`. A window without an answer is a deviation.
+        parts: the facts of the windows that have an answer; at least one. A part may be a union itself.
+        empty: number of windows without an answer that are empty, so that they need none.
+        unanswered: number of other windows without an answer. They are a deviation.
     """
-    windows = len(parts) if windows is None else windows
+    weights = [max(part.windows, 1) for part in parts]
+    windows = sum(weights) + empty + unanswered
     deviations = _united_deviations(d for part in parts for d in part.deviations)
-    if windows > len(parts):
-        unanswered = Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=windows - len(parts))
-        deviations = (*deviations, unanswered)
+    if unanswered:
+        deviations = (*deviations, Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=unanswered))
     predicted = any(part.predicted is not None for part in parts)
     return Facts(
         expected=max(part.expected for part in parts),
         reported=min(part.reported for part in parts),
-        ratio=sum(part.ratio for part in parts) / windows,
+        ratio=(sum(part.ratio * weight for part, weight in zip(parts, weights, strict=True)) + empty) / windows,
         observed=sum(part.observed for part in parts),
         late=sum(part.late for part in parts),
         staleness_ms=max(part.staleness_ms for part in parts),
@@ -102,17 +103,30 @@ def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]
     losses = 0
     for each in deviations:
         is_loss = each.cause is Cause.INPUT_LOST
-        span = (each.from_ms, each.to_ms) if is_loss else ()
-        key = (each.cause, each.edge, each.source, each.reason, span, tuple(sorted(each.only.items())))
-        known = by_identity.get(key)
+        identity = _identity(each)
+        if is_loss and identity not in by_identity:
+            losses += 1
+            if losses > MAX_LOSSES:
+                each = replace(each, lacks=UNKNOWN, from_ms=None, to_ms=None)
+                identity = _identity(each)
+        known = by_identity.get(identity)
         if known is None:
-            losses += is_loss
-            if not is_loss or losses <= MAX_LOSSES:
-                by_identity[key] = each
+            by_identity[identity] = each
         elif not is_loss:  # a stated loss concerns several windows, and is one loss
-            records, lacks, extra = known.records + each.records, known.lacks + each.lacks, known.extra + each.extra
-            by_identity[key] = replace(known, records=records, lacks=lacks, extra=extra)
+            by_identity[identity] = replace(
+                known,
+                records=known.records + each.records,
+                lacks=known.lacks + each.lacks,
+                extra=known.extra + each.extra,
+                windows=known.windows + each.windows,
+            )
     return tuple(by_identity.values())
+
+
+def _identity(each: Deviation) -> tuple[object, ...]:
+    """Returns what distinguishes the deviation from others of a union. Only losses have a time of their own."""
+    span = (each.from_ms, each.to_ms) if each.cause is Cause.INPUT_LOST else ()
+    return each.cause, each.edge, each.source, each.reason, span, tuple(sorted(each.only.items()))
 
 
 def united_rests(spec: QuerySpec, windows: Sequence[Mapping[str, Rest | None]]) -> dict[str, Rest | None]:

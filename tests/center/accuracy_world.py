@@ -13,7 +13,6 @@ from center.early import EarlyAnswerEstimator
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.early_answers import EarlyAnswerBook
 from center.results import AnswerRecord
-from center.serving import render
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.answers import Phase
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
@@ -22,6 +21,7 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
 from edgewater.wire import Frame, QueryRef
+from tests.center.rendered import render
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64(), "ok": pa.bool_(), "k": pa.string()}
@@ -273,7 +273,7 @@ class DataWorld(World):
         parts = [values.to_bytes() for start, values in sorted(self.merged.items()) if start in slices]
         return AnswerRecord(
             1, REF, emission.window_start_ms, emission.window_end_ms, emission.revision, emission.phase,
-            emission.answered_at_ms, 0, emission.quality.to_mapping(),
+            emission.answered_at_ms, 0, emission.facts,
             GroupedAggregate.merge_bytes(parts) if parts else None,
         )  # fmt: skip
 

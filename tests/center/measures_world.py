@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from center.ledger.window_facts import window_facts
 from center.ledger.withheld import Totals
 from center.results import AnswerRecord
 from edgewater.answers import Phase, WithheldBound
@@ -76,10 +77,10 @@ def record(
     **changes: Any,
 ) -> AnswerRecord:  # fmt: skip
     totals = Totals(observed=5, withheld=withheld)
-    quality = assess(query, totals, expected=1, missing=(), staleness_ms=1, first_staleness_ms=1)
+    facts = window_facts(query, totals, expected=1, missing=(), staleness_ms=1, first_staleness_ms=1)
     given: dict[str, Any] = {
         "answer_id": 1, "query": QueryRef(query.name, 1), "window_start_ms": start_ms,
         "window_end_ms": start_ms + MINUTE, "revision": 1, "phase": Phase.COMPLETE, "answered_at_ms": 0,
-        "staleness_ms": 1, "quality": quality.to_mapping(), "synopsis": synopsis,
+        "staleness_ms": 1, "facts": facts, "synopsis": synopsis,
     }  # fmt: skip
     return AnswerRecord(**{**given, **changes})

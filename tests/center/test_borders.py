@@ -159,7 +159,7 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
         assert answer["contract"]["met"] is False
         assert [v["code"] for v in answer["contract"]["violations"]] == ["after-final"]
         cell = answer["data"][0]["n"]
-        assert (cell["estimate"], cell["lower"], cell["upper"]) == (1, 1, None)
+        assert (cell["estimate"], cell["lower"], cell["upper"]) == (1, 1, 1 + records)
     assert center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"] != etag
     revision = center.fetch(f"/v1/queries/q/windows/{T0}?revision=1")
     assert revision.json() == center.answer() and "no-cache" in revision.headers["cache-control"]
@@ -286,13 +286,13 @@ def test_an_evaluated_question_states_records_after_final(center: Border) -> Non
         center.results, center.catalog.queries.get(query.name), SynopsisCache(1 << 20), center.catalog.queries.get
     )
     (window,) = windows.latest(1)
-    assert "after_final" not in window.completeness
+    assert window.facts.late_counts == (0, 0, 0)
     late = center.edge("b")
     late.accept(*[T0 + 2_000] * 7, T0 + MINUTE)
     late.ship()
     windows.refresh()
     (window,) = windows.latest(1)
-    assert window.completeness["after_final"] == 7
+    assert window.facts.late_counts == (7, 0, 0)
 
 
 def test_a_final_session_states_the_records_that_came_for_it(center: Border) -> None:
@@ -339,7 +339,8 @@ def test_a_window_says_how_many_of_its_records_were_rejected(center: Border, shi
         assert [v["code"] for v in answer["contract"]["violations"]] == ["rejected"]
         assert answer["quality"]["error"]["missing"] == {"n": None, "s": None}
         cells = answer["data"][0]
-        assert (cells["n"]["lower"], cells["n"]["upper"], cells["s"]["lower"]) == (observed, None, None)
+        assert (cells["n"]["lower"], cells["n"]["upper"]) == (observed, observed + rejected)
+        assert cells["s"]["lower"] is cells["s"]["upper"] is None, "their values are not known"
     assert center.fetch(f"/v1/queries/q/windows/{T0}?require=complete").status_code == 409
     center.now_ms += 3 * MINUTE
     edge.accept(T0 + 5 * MINUTE)
@@ -615,7 +616,7 @@ def test_a_window_with_a_guess_is_not_certain(center: Border, reason: DropReason
     bounds = {name: (answer["data"][0][name]["lower"], answer["data"][0][name]["upper"]) for name in ("n", "s", "top")}
     unknown = (None, None)
     assert bounds["s"] == unknown
-    assert (bounds["n"], bounds["top"]) == ((unknown, unknown) if reason.adds else ((1, None), (T0 + 1_000, None)))
+    assert (bounds["n"], bounds["top"]) == ((unknown, unknown) if reason.adds else ((1, 4), (T0 + 1_000, None)))
     assert center.answer(T0 + MINUTE)["contract"]["met"], "the next window has no guess"
     page = center.get("/v1/queries/q")
     assert (page["guessed"], page["rejected"], page["after_final"]) == (3, 0, 0)

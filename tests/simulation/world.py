@@ -35,7 +35,6 @@ import edge.durability.journal
 import edge.uplink.client
 from center.catalog import Catalog, Change
 from center.results import AnswerRecord, ResultStore
-from center.serving import render
 from center.storage.database import open_engine
 from edge.process import WallClock
 from edge.utilization import no_marker
@@ -44,6 +43,7 @@ from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
+from tests.center.rendered import render
 from tests.simulation.checkers import Falsehood, Findings, RevisionWatch, check_query, time_ms
 from tests.simulation.lies import Liar
 from tests.simulation.network import Channel, Network, Server
@@ -486,8 +486,8 @@ class World:
         found = {a.answer_id: a for a in self.store.answers_after(0, 100_000)}
         for number, answer in self._answers.items():
             again = found.get(number)
-            same = again is not None and replace(again, quality=answer.quality) == answer
-            if not same or (again is not None and again.quality != answer.quality and answer.phase is not Phase.FINAL):
+            same = again is not None and replace(again, facts=answer.facts) == answer
+            if not same or (again is not None and again.facts != answer.facts and answer.phase is not Phase.FINAL):
                 self.say("revision-changed", answer.query.name, f"{answer} is {found.get(number)}")
         self._answers |= found
 

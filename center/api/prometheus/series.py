@@ -198,22 +198,42 @@ class SeriesReader:
 
     def _newest_by_time(self, query: RegisteredQuery, axis: Axis) -> Iterator[tuple[AnswerRecord, int]]:
         """Yields the newest answers to the windows that steps of the axis may show, each with the end of the next
-        window.
+        window that has an answer or is empty.
         """
         latest = self.results.latest(query.ref, until_ms=query.windows.until_ms)
         if latest is not None and latest.window_end_ms <= axis.start_ms:
-            yield latest, FOREVER_MS
+            yield from self._with_ends(query, [latest], FOREVER_MS)
             return
-        before: AnswerRecord | None = None
-        for record in self._records(query, axis) if latest is not None else ():
+        records: list[AnswerRecord] = []
+        for page in self._pages(query, axis) if latest is not None else ():
             # Windows of a query have one length or do not overlap, so their ends ascend with their starts.
-            if before is not None:
-                yield before, record.window_end_ms
-            before = record
-        if before is not None:
-            yield before, FOREVER_MS
+            if records and page:
+                yield from self._with_ends(query, records, page[0].window_end_ms)
+            records = page or records
+        if records:
+            yield from self._with_ends(query, records, FOREVER_MS)
 
-    def _records(self, query: RegisteredQuery, axis: Axis) -> Iterator[AnswerRecord]:
+    def _with_ends(
+        self, query: RegisteredQuery, records: Sequence[AnswerRecord], until_ms: int
+    ) -> Iterator[tuple[AnswerRecord, int]]:
+        """Yields answers to adjacent windows, each with the time until which its values are the newest ones.
+
+        Args:
+            until_ms: the end of the window that follows the last answer's.
+        """
+        ends = [*(record.window_end_ms for record in records[1:]), until_ms]
+        window, following = query.spec.window, dict[int, tuple[int, int]]()
+        if isinstance(window, TimeWindow):
+            for record, end in zip(records, ends, strict=True):
+                start = window.following(record.window_start_ms)
+                if window.end(start) < end:
+                    following[record.window_start_ms] = start, window.end(start)
+        empty = self.results.empty_windows(query.ref, list(following.values()))
+        for record, end in zip(records, ends, strict=True):
+            after = following.get(record.window_start_ms)
+            yield record, end if after is None or after not in empty else after[1]
+
+    def _pages(self, query: RegisteredQuery, axis: Axis) -> Iterator[list[AnswerRecord]]:
         longest_ms = query.spec.window.longest_ms
         first, last = axis.start_ms - lookback_ms(query), axis.end_ms
         count = size = 0
@@ -221,13 +241,12 @@ class SeriesReader:
         while True:
             begin_ms = max(first - longest_ms, query.windows.from_ms)
             chunk, cursor = self.results.windows(query.ref, begin_ms, min(last, query.windows.until_ms), PAGE, cursor)
-            for record in chunk:
-                if first <= record.window_end_ms <= last:
-                    count, size = count + 1, size + len(record.synopsis or b"")
-                    if count > MAX_POINTS or size > MAX_BYTES:
-                        limit = f"{MAX_POINTS} windows" if count > MAX_POINTS else f"{MAX_BYTES >> 20} MiB of windows"
-                        raise TooMany(f"query {query.ref.name}: more than {limit} in the range; choose a shorter one")
-                    yield record
+            page = [record for record in chunk if first <= record.window_end_ms <= last]
+            count, size = count + len(page), size + sum(len(record.synopsis or b"") for record in page)
+            if count > MAX_POINTS or size > MAX_BYTES:
+                limit = f"{MAX_POINTS} windows" if count > MAX_POINTS else f"{MAX_BYTES >> 20} MiB of windows"
+                raise TooMany(f"query {query.ref.name}: more than {limit} in the range; choose a shorter one")
+            yield page
             if cursor is None:
                 return
 

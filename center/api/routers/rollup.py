@@ -31,9 +31,10 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.model.windows import UTC
 
 MAX_INTERVALS = 1_000
-MAX_WINDOWS = 50_000
-MAX_BYTES = 256 << 20
-"""Maximum bytes of the synopses that one request merges."""
+MAX_WINDOWS = 600_000
+"""Maximum number of windows that one request merges: a year of minutes."""
+MAX_BYTES = 4 << 30
+"""Maximum bytes of the synopses that one request reads."""
 CHUNK = 200
 CHUNK_BYTES = 16 << 20
 
@@ -67,8 +68,8 @@ async def rollup(name: str, params: Annotated[RollupParams, Query()], request: R
 
     Works for tumbling windows, and for sliding windows that fill an interval without overlaps. Each answer states in
     `quality.completeness` how many `windows` its interval has, and how many of them are `unanswered`. With an
-    unanswered window a sum has no bounds. The contract is met if each window has met its contract. Intervals without an
-    answer are not listed.
+    unanswered window a sum has no bounds. A window that all edges have closed without a record is not unanswered. The
+    contract is met if each window has met its contract. Intervals without an answer are not listed.
     """
     return await center.costly.run(request, partial(_rolled_up, name, params, request, center))
 
@@ -85,7 +86,8 @@ def _rolled_up(name: str, params: RollupParams, request: Request, center: Servic
     end = None if params.end is None else intervals.at(params.end - 1).end_ms
     start, end = clipped(query, start, end)
     records = _bounded(center, query, params.min_phase, start, end, alive)
-    answers, cursor = _page(roll_up(records, query.spec, intervals), intervals, params)
+    empty = partial(center.results.empty_windows, query.ref)
+    answers, cursor = _page(roll_up(records, query.spec, intervals, empty), intervals, params)
     form = params.form(request.headers.get("accept"))
     if params.require is not None:
         require_complete(answers)

@@ -11,8 +11,8 @@ import pyarrow.csv
 import pytest
 
 from center.api.models import Answer, AnswerList, AnswerPage
-from center.serving import render
 from edgewater.synopses import GroupedAggregate
+from tests.center.rendered import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000

@@ -21,9 +21,10 @@ from center.api.live_feed import AnswerPoller, LiveStream, SharedReads
 from center.catalog import Change
 from center.results import NewestAnswers
 from center.results.schema import answers as stored
-from center.serving import NO_QUESTIONS, MeasureQuestions, render
+from center.serving import NO_QUESTIONS, MeasureQuestions
 from edgewater.model.errors import StorageError
 from edgewater.wire import QueryRef
+from tests.center.rendered import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000

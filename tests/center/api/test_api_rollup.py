@@ -13,8 +13,9 @@ import pytest
 
 from center.api.models import AnswerPage
 from center.api.routers import rollup
-from center.serving import Intervals, render, roll_up
+from center.serving import Intervals, roll_up
 from edgewater.wire import Withheld
+from tests.center.rendered import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000

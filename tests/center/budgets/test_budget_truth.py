@@ -4,7 +4,6 @@ move all the time, edges that lag, late records and windows that overlap."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,8 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
+from edgewater.answers import WithheldBound
+from edgewater.answers.statement import violations_of_facts
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import TIME_COLUMN, EdgeId
@@ -122,19 +123,17 @@ class World:
     def compare(self, record: AnswerRecord) -> None:
         assert record.phase.value in ("complete", "final")
         window = f"window {record.window_start_ms}, revision {record.revision}"
-        quality: dict[str, Any] = dict(record.quality)
-        assert quality["contract"]["violations"] == [], window
-        stated = quality["error"]["withheld"]
+        assert violations_of_facts(record.facts, self.spec) == [], window
         got = values(record.synopsis)
         for key in "pqr":
             xs = [x for k, x, t in self.records if k == key and record.window_start_ms <= t < record.window_end_ms]
             if not xs:
                 continue
             s, top, low = got.get(key, (0.0, 0.0, None))
-            error, bound = sum(xs) - s, stated.get("s", {"above": 0.0, "below": 0.0})
+            error, bound = sum(xs) - s, record.facts.withheld.get("s", WithheldBound(0.0, 0.0))
             assert abs(error) <= E_SUM, window
-            assert -bound["below"] - 1e-6 <= error <= bound["above"] + 1e-6, f"{window}: the stated bound is real"
-            assert max(bound.values()) <= E_SUM * (1 + 1e-9)
+            assert -bound.below - 1e-6 <= error <= bound.above + 1e-6, f"{window}: the stated bound is real"
+            assert max(bound.above, bound.below) <= E_SUM * (1 + 1e-9)
             assert max(map(abs, xs)) - top <= E_MAX, window
             assert low is None or 0 <= low - min(xs) <= E_MAX, window
 
@@ -176,5 +175,5 @@ def test_complete_answers_obey_the_budget_while_shares_move(
         world.ship(edge)
     assert world.checked > SECONDS / 2
     assert min(world.versions.values()) > 5, "shares did move"
-    kept_back = any(r.quality["error"]["withheld"] for r in world.store.answers_after(0, 1_000))
+    kept_back = any(r.facts.withheld for r in world.store.answers_after(0, 1_000))
     assert kept_back or least, "a least value that was never sent has no bound, and takes the group with it"

@@ -25,6 +25,7 @@ from tests.center.accuracy_world import (
     first_answers,
     spec,
 )
+from tests.center.statement_world import quality_of, violations
 
 HOUR_MS = 3_600_000
 SPEED = 5_760.0
@@ -32,8 +33,8 @@ RELEASE_MS = 20
 
 
 def prediction(answer: Emission) -> Prediction:
-    assert answer.quality.accuracy is not None and answer.quality.accuracy.prediction is not None
-    return answer.quality.accuracy.prediction
+    assert answer.prediction is not None
+    return answer.prediction
 
 
 def early(world: World) -> list[Emission]:
@@ -42,7 +43,7 @@ def early(world: World) -> list[Emission]:
 
 def states_nothing(answer: Emission) -> bool:
     """Whether the answer states neither an interval nor that the accuracy is met, as its JSON does."""
-    stated = answer.quality.to_mapping()
+    stated = quality_of(answer)
     (interval,) = stated["prediction"].values()
     return (
         interval["lower"] is interval["upper"] is interval["confidence"] is stated["records"]["expected"] is None
@@ -115,7 +116,7 @@ REPLAYS = pytest.mark.parametrize("replays", [1, pytest.param(3, marks=pytest.ma
 def test_intervals_of_a_fast_replay_in_order_hold(replays: int) -> None:
     worlds = [replay(24, seed=seed) for seed in range(replays)]
     assert assert_earned(worlds) >= 20 * replays
-    met = sum(not a.quality.violations for world in worlds for a in early(world))
+    met = sum(not a.codes() for world in worlds for a in early(world))
     assert met >= 20 * replays, "they meet the accuracy"
 
 
@@ -168,8 +169,8 @@ def test_edges_that_were_heard_for_a_moment_and_are_silent_bound_nothing(
     world = cut_world(1_200, *cut, **parts)
     answers = [a for a in early(world) if a.window_start_ms >= BEGIN_MS + 2_000]
     assert len(answers) >= 5
-    predicted = [a for a in answers if a.quality.accuracy is not None and a.quality.accuracy.prediction is not None]
-    assert predicted and all(map(states_nothing, predicted)) and all(a.quality.violations for a in answers)
+    predicted = [a for a in answers if a.prediction is not None]
+    assert predicted and all(map(states_nothing, predicted)) and all(violations(a) for a in answers)
     assert UNKNOWN_SILENCE in {prediction(a).reason for a in predicted}
 
 
@@ -188,8 +189,8 @@ def test_an_edge_with_a_history_that_is_silent_is_bounded_by_it() -> None:
 def test_with_all_edges_silent_no_answer_meets_what_is_not_known() -> None:
     world = cut_world(7_500, 0, 1, **STALENESS)
     late = [a for a in early(world) if a.window_end_ms > BEGIN_MS + 8_500]
-    predicted = [a for a in late if a.quality.accuracy is not None and a.quality.accuracy.prediction is not None]
-    assert predicted and all(a.quality.violations for a in late if a not in predicted)
+    predicted = [a for a in late if a.prediction is not None]
+    assert predicted and all(violations(a) for a in late if a not in predicted)
     for answer in predicted:
         truth = world.truth(answer.window_start_ms)
         p = prediction(answer)
@@ -232,7 +233,7 @@ def test_an_idle_edge_that_reports_does_not_hinder_the_others() -> None:
     world = World(spec(), [*sites(), idle])
     world.run(9)
     answers = [a for a in early(world) if a.window_start_ms >= BEGIN_MS + 5_000]
-    assert len(answers) >= 2 and not any(a.quality.violations for a in answers)
+    assert len(answers) >= 2 and not any(violations(a) for a in answers)
 
 
 @pytest.mark.slow
@@ -257,5 +258,5 @@ def test_a_prediction_is_refuted_by_more_records_than_it_expects() -> None:
 def test_fewer_expected_than_observed_records_are_never_stated() -> None:
     world = cut_world(7_000, 1)
     for answer in world.answers:
-        records = answer.quality.to_mapping()["records"]
+        records = quality_of(answer)["records"]
         assert records["expected"] is None or records["expected"] >= records["observed"]

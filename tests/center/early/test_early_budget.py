@@ -8,6 +8,7 @@ import pytest
 
 from edge.core import SamplingSet
 from edgewater.answers import Phase
+from edgewater.answers.statement import requested
 from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import (
     REF,
@@ -70,7 +71,7 @@ def complete(world: DataWorld) -> list[dict[str, Any]]:
 def test_withheld_values_change_no_prediction(exact: DataWorld, percentage: DataWorld) -> None:
     def predictions(world: DataWorld) -> list[Any]:
         early = [without_times(e) for e in world.answers if e.phase is Phase.EARLY]
-        return [(e.window_start_ms, e.revision, e.quality.accuracy) for e in early]
+        return [(e.window_start_ms, e.revision, e.facts.accuracy) for e in early]
 
     assert len(predictions(exact)) >= WINDOWS
     assert predictions(percentage) == predictions(exact)
@@ -114,7 +115,7 @@ def test_with_a_staleness_budget_too_the_early_answer_is_in_time_and_the_complet
     world = run({**BUDGET, "staleness": "300ms"}, windows=8, delays=exponential(600.0))
     firsts = first_answers(world.answers, 1)
     assert max(map(wait_ms, firsts)) <= 300 and {e.phase for e in firsts} == {Phase.EARLY}
-    assert firsts[0].quality.requested["staleness_ms"] == 300
+    assert requested(firsts[0].spec)["staleness_ms"] == 300
     later = complete(world)
     assert len(later) >= 8 and all(a["contract"]["met"] for a in later[2:])
 

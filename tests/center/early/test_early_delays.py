@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from center.ledger.quality import Quality
 
 from center.ledger import Emission, Ledger, QueryDeleted, QueryRegistered
 from center.ledger.early_answers import EarlyAnswerBook
@@ -47,13 +47,13 @@ def watched() -> World:
     return result
 
 
-def statement(quality: Quality) -> dict[str, object]:
-    assert quality.accuracy is not None
-    return quality.accuracy.to_mapping()
+def exceeding(answer: Emission) -> Mapping[str, int] | None:
+    assert answer.facts.accuracy is not None
+    return answer.facts.accuracy.exceeding
 
 
 def is_met(answer: Emission) -> bool:
-    return not answer.quality.violations
+    return not answer.codes()
 
 
 @pytest.mark.slow
@@ -63,10 +63,10 @@ def test_first_windows_meet_their_accuracy_sooner_where_delays_are_declared(watc
     assert [e.window_start_ms - BEGIN_MS for e in early] == [0, 1_000, 2_000]
     for answer in early:
         assert answer.phase is Phase.EARLY and is_met(answer)
-        assert answer.quality.accuracy is not None and answer.quality.accuracy.prediction is not None
-        prediction, truth = answer.quality.accuracy.prediction, declared.truth(answer.window_start_ms)
-        assert prediction.lower <= truth <= prediction.upper and abs(prediction.estimate / truth - 1) <= 0.05
-        assert statement(answer.quality)["exceeding_delays"] == {}
+        prediction, truth = answer.prediction, declared.truth(answer.window_start_ms)
+        assert prediction is not None and prediction.lower <= truth <= prediction.upper
+        assert abs(prediction.estimate / truth - 1) <= 0.05
+        assert exceeding(answer) == {}
     longest_ms = watched.estimator().schedule.grid.lags * watched.estimator().schedule.grid.slot_ms
     undeclared = [e for e in watched.answers if e.phase is Phase.EARLY and is_met(e)]
     assert all(e.answered_at_ms - BEGIN_MS > longest_ms for e in undeclared)
@@ -79,10 +79,10 @@ def test_first_windows_meet_their_accuracy_when_edges_are_older_than_the_longest
     early = [e for e in watched.answers if e.phase is Phase.EARLY]
     assert {e.window_start_ms - BEGIN_MS for e in early if is_met(e)} >= {1_000}
     for answer in early:
-        accuracy, truth = answer.quality.accuracy, watched.truth(answer.window_start_ms)
-        assert accuracy is not None and accuracy.prediction is not None
-        assert accuracy.prediction.bounded, "an answer waits while its interval may still be earned"
-        assert accuracy.prediction.lower <= truth <= accuracy.prediction.upper
+        prediction, truth = answer.prediction, watched.truth(answer.window_start_ms)
+        assert prediction is not None
+        assert prediction.bounded, "an answer waits while its interval may still be earned"
+        assert prediction.lower <= truth <= prediction.upper
 
 
 @pytest.mark.parametrize("groups", [False, True], ids=["one", "groups"])
@@ -90,18 +90,17 @@ def test_statements_are_withdrawn_when_records_come_later_than_declared(groups: 
     run = world(late=True, groups=groups)
     relied = list(run.run(2.5))  # the late records, born from 1.2 s on, come from 2.6 s on
     assert {e.window_start_ms - BEGIN_MS for e in relied if is_met(e)} == {0, 1_000}
-    after = [e for e in run.run(0.7)[len(relied) :] if statement(e.quality)["exceeding_delays"]]
+    after = [e for e in run.run(0.7)[len(relied) :] if exceeding(e)]
     late = int(((run.sites[1].born >= BEGIN_MS + LATE_FROM_MS) & (run.sites[1].born < BEGIN_MS + LATE_TO_MS)).sum())
     assert late > 10 and run.estimator().observed.exceeding == {"e1": late}
     revised = {e.window_start_ms - BEGIN_MS: e for e in after if e.revision > 1}
     assert {0, 1_000} <= revised.keys(), "answers that relied on the declaration are given anew"
     for answer in after:
         assert answer.phase is not Phase.EARLY or not is_met(answer), "longer delays than the edges' age are unknown"
-        accuracy, truth = answer.quality.accuracy, run.truth(answer.window_start_ms)
-        assert accuracy is not None
-        if not groups and accuracy.prediction is not None and accuracy.prediction.bounded:
-            assert accuracy.prediction.lower <= truth <= accuracy.prediction.upper
-    assert statement(after[-1].quality)["exceeding_delays"] == {"e1": late}
+        prediction, truth = answer.prediction, run.truth(answer.window_start_ms)
+        if not groups and prediction is not None and prediction.bounded:
+            assert prediction.lower <= truth <= prediction.upper
+    assert exceeding(after[-1]) == {"e1": late}
 
 
 def test_a_backlog_that_waited_for_its_edge_does_not_withdraw_the_declaration_and_late_records_afterwards_do() -> None:

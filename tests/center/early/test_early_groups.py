@@ -18,6 +18,7 @@ from center.early import groups as group_module
 from center.ledger import EdgesChanged, Emission, Ledger, TimeAdvanced, early_answers, pack_state
 from edge.core import EdgeCore, SamplingSet, StreamSpec
 from edgewater.answers import Phase
+from edgewater.answers.statement import requested
 from edgewater.model.accuracy import MAX_GROUPS, group_values
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE
@@ -36,6 +37,7 @@ from tests.center.accuracy_world import (
     wait_ms,
 )
 from tests.center.early.test_early_promise import least_covered
+from tests.center.statement_world import quality_of, violations
 
 pytestmark = pytest.mark.slow
 
@@ -51,9 +53,8 @@ def sites(count: int = 2, seconds: float = 16, **more: Any) -> list[Site]:
 
 
 def prediction(emission: Emission) -> Prediction:
-    accuracy = emission.quality.accuracy
-    assert accuracy is not None and accuracy.prediction is not None
-    return accuracy.prediction
+    assert emission.prediction is not None
+    return emission.prediction
 
 
 def number(group: GroupPrediction) -> int:
@@ -117,9 +118,10 @@ def test_a_group_with_few_records_has_no_interval_and_delays_no_other_group() ->
             seen += 1
             rare = stated[2]
             assert not rare.eligible and not rare.met and np.isnan([rare.lower, rare.upper]).all()
-            quality = answer.quality.to_mapping()
+            quality = quality_of(answer)
             assert quality["accuracy"]["groups"] == {"eligible": 2, "met": 2, "waiting": 1}
-            assert quality["prediction"]["total"]["groups"]['["g2"]'] == [None, None, None]
+            predicted = answer.facts.predicted
+            assert predicted is not None and (predicted.groups or {})['["g2"]'] == (None, None, None)
             assert json.loads(json.dumps(quality, allow_nan=False)) == quality
     assert seen >= 3
     assert all(wait_ms(a) < DISORDER_MS / 2 for a in answers)
@@ -185,8 +187,8 @@ def test_with_too_many_groups_windows_are_answered_when_complete() -> None:
     overflowed = [a for a in first_answers(world.answers) if a.window_end_ms <= ends]
     assert len(overflowed) >= 6
     for answer in overflowed:
-        assert answer.phase is Phase.COMPLETE and not answer.quality.violations
-        said = answer.quality.to_mapping()["accuracy"]["groups"]
+        assert answer.phase is Phase.COMPLETE and not answer.codes()
+        said = quality_of(answer)["accuracy"]["groups"]
         assert said["limit"] == MAX_GROUPS and f"more than {MAX_GROUPS} groups" in said["reason"]
     again = [a for a in early(world) if a.window_start_ms >= ends]
     assert len(again) >= 3 and all(prediction(a).met for a in again[1:])
@@ -235,9 +237,9 @@ def test_a_staleness_budget_limits_the_wait_and_the_reason_names_groups_beyond_t
     assert answers
     for answer in answers:
         assert wait_ms(answer) <= 300 and not prediction(answer).met
-        (violation,) = answer.quality.violations
+        (violation,) = violations(answer)
         assert violation.code == "accuracy" and "of 3 groups are not within the error" in violation.message
-        assert answer.quality.requested["scope"] == "each"
+        assert requested(answer.spec)["scope"] == "each"
 
 
 def test_an_overloaded_edge_samples_all_groups() -> None:
@@ -332,7 +334,7 @@ def test_coverage_counts_intervals_with_scope_each_and_windows_with_scope_all() 
         shares: list[float] = []
         for final in finals:
             first = firsts[final.window_start_ms]
-            said = final.quality.accuracy.covered if final.quality.accuracy else None
+            said = final.facts.accuracy.covered if final.facts.accuracy else None
             eligible = [o for o in prediction(first).by_group if o.eligible] if first.phase is Phase.EARLY else []
             truths = [world.truth(final.window_start_ms, "sum", number(o)) for o in eligible]
             held = [o.lower - 1e-6 <= t <= o.upper + 1e-6 for o, t in zip(eligible, truths, strict=True)]
@@ -361,10 +363,10 @@ def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(
     done = [a for a in world.answers if a.window_start_ms >= BEGIN_MS + 6_000 and a.phase is not Phase.EARLY]
     assert done
     for answer in done:
-        assert [v.code for v in answer.quality.violations] == ["accuracy"]
-        stated = answer.quality.to_mapping()
+        assert answer.codes() == ["accuracy"]
+        stated = quality_of(answer)
         assert stated["accuracy"]["sampling"].startswith("unknown"), "what was sampled out is not counted"
-        assert stated["records"]["sampled"] is stated["error"]["sampling"] is None
+        assert stated["records"]["sampled"] is stated["error"]["sampling"]["total"] is None
         assert stated["prediction"]["total"]["lower"] is stated["prediction"]["total"]["upper"] is None
 
 

@@ -106,8 +106,8 @@ def restore_from(site: Site) -> None:
 
 
 def said(answer: Emission) -> str:
-    assert answer.quality.accuracy is not None
-    return answer.quality.accuracy.sampling
+    assert answer.facts.accuracy is not None
+    return answer.facts.accuracy.sampling
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_answers_meet_the_error_and_state_the_reason_while_the_edge_samples(run:
             continue
         truth = run.world.truth(BEGIN_MS + start)
         for answer in answers:
-            p = answer.quality.accuracy.prediction if answer.quality.accuracy else None
+            p = answer.prediction
             if p is None:
                 assert said(answer).startswith("not sampled: the measure is cheap")
                 unsampled += 1
@@ -153,7 +153,7 @@ def test_answers_meet_the_error_and_state_the_reason_while_the_edge_samples(run:
                 unsampled += 1
                 assert said(answer) == "not sampled: the measure is cheap, and edges and links keep up"
             wrong += abs(p.estimate - truth) / truth > ERROR
-            assert not answer.quality.violations
+            assert not answer.codes()
     assert sampled >= 15 and unsampled >= 60
     # 95 % of some 40 first answers, and revisions of them: 7 or more wrong ones have a chance of 0.4 %.
     assert wrong <= 6
@@ -162,7 +162,7 @@ def test_answers_meet_the_error_and_state_the_reason_while_the_edge_samples(run:
 def test_the_last_windows_are_exact(run: Run) -> None:
     for start in (36_000, 38_000, 40_000):
         last = run.by_window()[start][-1]
-        assert last.quality.accuracy is not None and last.quality.accuracy.prediction is None
+        assert last.prediction is None
         assert last.window_start_ms + WINDOW_MS == last.window_end_ms and said(last).startswith("not sampled")
 
 

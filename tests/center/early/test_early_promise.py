@@ -14,6 +14,7 @@ import pytest
 
 from center.ledger import Emission
 from edgewater.answers import Phase
+from edgewater.answers.statement import requested
 from tests.center.accuracy_world import (
     DISORDER_MS,
     STEP_MS,
@@ -27,6 +28,7 @@ from tests.center.accuracy_world import (
     spec,
     wait_ms,
 )
+from tests.center.statement_world import violations
 
 pytestmark = pytest.mark.slow
 
@@ -56,10 +58,9 @@ def run(
 def relative_errors(world: World, answers: Sequence[Emission], kind: str) -> np.ndarray:
     errors = []
     for answer in answers:
-        accuracy = answer.quality.accuracy
-        assert accuracy is not None and accuracy.prediction is not None
-        truth = world.truth(answer.window_start_ms, kind)
-        errors.append(abs(accuracy.prediction.estimate - truth) / truth)
+        prediction, truth = answer.prediction, world.truth(answer.window_start_ms, kind)
+        assert prediction is not None
+        errors.append(abs(prediction.estimate - truth) / truth)
     return np.array(errors)
 
 
@@ -84,7 +85,7 @@ def test_early_answers_keep_error_and_confidence_within_the_binomial_band(
     assert int((errors <= ERROR).sum()) >= least_covered(len(answers))
     held = 0
     for answer in answers:
-        prediction = answer.quality.accuracy.prediction if answer.quality.accuracy else None
+        prediction = answer.prediction
         assert prediction is not None
         held += prediction.lower <= world.truth(answer.window_start_ms, kind) <= prediction.upper
     assert held >= least_covered(len(answers))
@@ -112,7 +113,7 @@ def test_answers_are_revised_only_for_a_quarter_of_the_interval(world: World) ->
     for before, after in pairwise(early):
         if before.window_start_ms != after.window_start_ms:
             continue
-        was, now = (e.quality.accuracy.prediction for e in (before, after) if e.quality.accuracy)
+        was, now = before.prediction, after.prediction
         assert was is not None and now is not None
         assert was.met != now.met or abs(now.estimate - was.estimate) > 0.25 * was.half_width
     assert len(early) <= 8 * len(first_answers(world.answers))
@@ -122,19 +123,19 @@ def test_complete_answers_are_exact_and_need_no_prediction(world: World) -> None
     complete = [e for e in world.answers if e.phase is not Phase.EARLY]
     assert complete
     for answer in complete:
-        accuracy = answer.quality.accuracy
-        assert accuracy is not None and accuracy.prediction is None
-        assert not answer.quality.violations
+        accuracy = answer.facts.accuracy
+        assert accuracy is not None and answer.prediction is answer.facts.predicted is None
+        assert not answer.codes()
         assert accuracy.sampling.startswith("not sampled")
 
 
 def test_the_center_measures_its_own_coverage(world: World) -> None:
     finals = [e for e in world.answers if e.phase is Phase.FINAL]
-    said = [e.quality.accuracy.covered for e in finals if e.quality.accuracy]
+    said = [e.facts.accuracy.covered for e in finals if e.facts.accuracy]
     assert len(said) == len(finals) and all(covered is not None for covered in said[1:])
     for answer, covered in zip(finals, said, strict=True):
         first = next(e for e in first_answers(world.answers) if e.window_start_ms == answer.window_start_ms)
-        prediction = first.quality.accuracy.prediction if first.quality.accuracy else None
+        prediction = first.prediction
         if prediction is not None and covered is not None:
             truth = world.truth(answer.window_start_ms, "mean")
             assert covered == (prediction.lower <= truth * (1 + 1e-12) and truth * (1 - 1e-12) <= prediction.upper)
@@ -149,10 +150,10 @@ def test_a_measure_whose_mean_may_be_zero_does_not_meet_the_accuracy() -> None:
     answers = first_answers(world.answers)[4:6]
     assert answers
     for answer in answers:
-        (violation,) = answer.quality.violations
+        (violation,) = violations(answer)
         assert violation.code == "accuracy"
         assert answer.phase is Phase.EARLY and wait_ms(answer) < DISORDER_MS
-    reasons = [v.message for a in answers for v in a.quality.violations]
+    reasons = [v.message for a in answers for v in violations(a)]
     assert any("may be zero" in reason for reason in reasons)
 
 
@@ -163,4 +164,4 @@ def test_a_staleness_budget_limits_the_wait() -> None:
     assert max(wait_ms(a) for a in answers) <= 300
     assert {a.phase for a in answers} == {Phase.EARLY}
     for answer in answers:
-        assert answer.quality.requested["staleness_ms"] == 300
+        assert requested(answer.spec)["staleness_ms"] == 300

@@ -43,7 +43,7 @@ def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPat
     assert len(answers) >= WINDOWS - 5
     errors, held = [], 0
     for answer in answers:
-        prediction = answer.quality.accuracy.prediction if answer.quality.accuracy else None
+        prediction = answer.prediction
         assert prediction is not None
         start = answer.window_start_ms
         mine = [s.values[(s.born >= start) & (s.born < start + WINDOW_MS)] for s in sites]
@@ -69,7 +69,7 @@ def test_without_a_range_that_holds_a_sample_has_an_estimate_and_no_interval(
     answers = [a for a in first_answers(world.answers, 4) if a.phase is Phase.EARLY]
     assert answers
     for answer in answers:
-        prediction = answer.quality.accuracy.prediction if answer.quality.accuracy else None
+        prediction = answer.prediction
         assert prediction is not None and np.isnan([prediction.lower, prediction.upper]).all()
         assert not prediction.met and prediction.reason == UNKNOWN_RANGE
         assert prediction.estimate > 0

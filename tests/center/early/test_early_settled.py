@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.early import Prediction
 from center.ledger import EdgesChanged, Emission
 from edge.arrivals import GroupMonitor
 from edge.core import SamplingSet, SourceEnded
 from edgewater.answers import Phase
 from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import BEGIN_MS, REF, STEP_MS, Site, World, exponential, record_of, spec
+from tests.center.statement_world import quality_of
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +37,6 @@ def sample(world: World, *names: str) -> None:
             site.core.handle(SamplingSet(REF, RATE, 0.0, SamplingReason.LINK))
 
 
-def prediction_of(answer: Emission) -> Prediction | None:
-    assert answer.quality.accuracy is not None
-    return answer.quality.accuracy.prediction
-
-
 def finals(world: World, from_ms: int, to_ms: int) -> list[Emission]:
     starts = range(BEGIN_MS + from_ms, BEGIN_MS + to_ms)
     return [e for e in world.answers if e.phase is Phase.FINAL and e.window_start_ms in starts]
@@ -50,7 +45,7 @@ def finals(world: World, from_ms: int, to_ms: int) -> list[Emission]:
 def are_scaled_up(world: World, answers: list[Emission]) -> None:
     """A third of the records were processed; four standard errors of the sum of 60 values are 60 %."""
     for answer in answers:
-        prediction = prediction_of(answer)
+        prediction = answer.prediction
         assert prediction is not None and prediction.sampled < 0.5 * prediction.arrived, (
             "the answer states that it is from a sample"
         )
@@ -68,7 +63,7 @@ def test_with_an_edge_that_falls_silent_with_unread_input_no_answer_meets_the_ac
     world.run(12)
     late = [e for e in world.answers if BEGIN_MS + 5_000 <= e.window_start_ms <= BEGIN_MS + 9_000]
     assert {e.window_start_ms for e in late} == {BEGIN_MS + s * 1_000 for s in range(5, 10)}, "all are answered"
-    assert not [e for e in late if not e.quality.violations]
+    assert not [e for e in late if not e.codes()]
 
 
 def test_a_window_in_which_sources_end_is_scaled_up() -> None:
@@ -117,7 +112,7 @@ def test_groups_sampled_during_a_long_outage_are_scaled_up() -> None:
 @pytest.mark.slow
 def test_restarts_during_a_long_outage_change_no_answer() -> None:
     plain, cut = after_an_outage(grouped=False), after_an_outage(grouped=False, restarts=True)
-    assert [e.quality for e in cut.answers] == [e.quality for e in plain.answers]
+    assert [e.facts for e in cut.answers] == [e.facts for e in plain.answers]
 
 
 def test_the_sample_of_a_retired_edge_is_not_taken_for_all_of_its_records() -> None:
@@ -131,11 +126,11 @@ def test_the_sample_of_a_retired_edge_is_not_taken_for_all_of_its_records() -> N
     later = world.answers[before:]
     touched = [e for e in later if BEGIN_MS + SAMPLED_FROM_MS <= e.window_start_ms < BEGIN_MS + 9_000]
     assert {e.phase for e in touched} >= {Phase.COMPLETE, Phase.FINAL}
-    assert not [e for e in touched if not e.quality.violations]
+    assert not [e for e in touched if not e.codes()]
     for answer in touched:
-        (interval,) = answer.quality.to_mapping()["prediction"].values()
+        (interval,) = quality_of(answer)["prediction"].values()
         assert interval["lower"] is interval["upper"] is interval["confidence"] is None
-    assert [e for e in later if e.window_start_ms >= BEGIN_MS + 9_500 and not e.quality.violations], (
+    assert [e for e in later if e.window_start_ms >= BEGIN_MS + 9_500 and not e.codes()], (
         "later windows meet the accuracy"
     )
 
@@ -152,7 +147,7 @@ def test_nor_is_it_when_all_edges_are_retired_and_another_joins() -> None:
     retire(world, "e0")
     world.run(5)
     answers = finals(world, SAMPLED_FROM_MS, 9_000)
-    assert answers and not [e for e in answers if not e.quality.violations]
+    assert answers and not [e for e in answers if not e.codes()]
 
 
 def retire(world: World, *names: str) -> None:
@@ -192,8 +187,8 @@ def test_answers_with_unread_input_do_not_widen_later_intervals() -> None:
     world.run(16)
     off = []
     for answer in (e for e in world.answers if e.revision == 1 and e.phase is Phase.EARLY):
-        if (prediction := prediction_of(answer)) is not None and not prediction.bounded:
-            assert answer.quality.violations
+        if (prediction := answer.prediction) is not None and not prediction.bounded:
+            assert answer.codes()
             assert not math.isfinite(prediction.lower) and not math.isfinite(prediction.upper)
             truth = world.truth(answer.window_start_ms)
             if answer.window_start_ms >= BEGIN_MS + 4_000:

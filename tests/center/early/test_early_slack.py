@@ -100,13 +100,13 @@ def test_sampling_bounds_the_lateness_of_an_edge_that_is_short_of_cpu_and_its_in
     assert unsampled.late_ms[-1] > max(site.late_ms) + 900, "it grows without sampling"
     checked = wrong = 0
     for answer in world.answers:
-        p = answer.quality.accuracy.prediction if answer.quality.accuracy is not None else None
+        p = answer.prediction
         if p is not None and p.sampled < p.arrived:
             truth = world.truth(answer.window_start_ms)
             checked += 1
             wrong += not p.lower <= truth <= p.upper
-            assert not answer.quality.violations
-            assert answer.quality.accuracy is not None
-            assert answer.quality.accuracy.sampling == "sampled: the processor of e0 cannot keep up"
+            assert not answer.codes()
+            assert answer.facts.accuracy is not None
+            assert answer.facts.accuracy.sampling == "sampled: the processor of e0 cannot keep up"
     # At 95 %, 4 of some 17 intervals miss the truth with a chance of 1 %; the seed is fixed.
     assert checked >= 10 and wrong <= 3

@@ -10,7 +10,7 @@ import pytest
 
 from center.job.metrics import JobMetrics
 from center.job.microbatch import to_micro_batch
-from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
+from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, to_table
 from center.storage.frame_log import FrameEntry
 from edgewater.answers import Phase
 from edgewater.model.registered_query import RegisteredQuery
@@ -18,6 +18,7 @@ from edgewater.model.streams import EdgeId
 from edgewater.wire import Arrivals, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, spec
 from tests.center.kept_frames import facts_of_frame, rows_of_frame
+from tests.center.rendered import render
 from tests.center.stored_world import KEY, Stored, stored
 
 pytestmark = pytest.mark.slow
@@ -202,7 +203,7 @@ def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"edgewater_job_{name}", {"query": "q", **labels})
 
-    finals = [e.quality.accuracy for e in world.answers if e.phase is Phase.FINAL]
+    finals = [e.facts.accuracy for e in world.answers if e.phase is Phase.FINAL]
     covered = [said.covered for said in finals if said is not None and said.covered is not None]
     assert value("verified_intervals_total", held="yes") == sum(covered) > 0
     coverage = value("interval_coverage_ratio")

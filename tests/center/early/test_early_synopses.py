@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from center.ledger import Emission
-from center.serving import NO_QUESTIONS, Intervals, MeasureQuestions, render, roll_up
+from center.serving import NO_QUESTIONS, Intervals, MeasureQuestions, roll_up
 from center.serving.explanation import explain_value
 from edgewater.answers import Phase
 from edgewater.synopses import FloatArray
@@ -27,6 +27,7 @@ from tests.center.accuracy_world import (
     wait_ms,
 )
 from tests.center.early.test_early_promise import least_covered
+from tests.center.rendered import render
 
 MEASURES = {
     "total": "quantile(x, 0.5)", "p90": "quantile(x, 0.9)", "ranks": "kll(x, k=400)", "values": "distinct(x)",

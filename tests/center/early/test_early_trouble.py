@@ -23,6 +23,7 @@ from tests.center.accuracy_world import (
     spec,
     wait_ms,
 )
+from tests.center.statement_world import missing, violations
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +33,7 @@ def sites(count: int = 3, seconds: float = 20, **more: object) -> list[Site]:
 
 
 def prediction(emission):  # type: ignore[no-untyped-def]
-    assert emission.quality.accuracy is not None
-    return emission.quality.accuracy.prediction
+    return emission.prediction
 
 
 def test_a_silent_edge_widens_the_interval_and_neither_blocks_nor_is_ignored() -> None:
@@ -55,7 +55,7 @@ def test_a_silent_edge_widens_the_interval_and_neither_blocks_nor_is_ignored() -
         assert p.lower < world.truth(answer.window_start_ms) < p.upper
         truth = world.truth(answer.window_start_ms)
         assert abs(p.estimate - truth) / truth < 0.2, "the edge is expected at its usual rate"
-        assert "e2" in answer.quality.missing
+        assert "e2" in missing(answer)
     widths = [prediction(a).half_width for a in during]
     assert min(widths) > np.median([prediction(a).half_width for a in before])
     after = [a for a in answers if a.window_start_ms >= silent_from + 7_500]
@@ -167,7 +167,7 @@ def test_an_edge_that_joins_becomes_a_source() -> None:
     known_ms = BEGIN_MS + 6_000 - grid.substream_ms + grid.lags * grid.slot_ms + WINDOW_MS
     for answer in world.answers:
         if answer.phase is Phase.EARLY and BEGIN_MS + 6_500 < answer.answered_at_ms < known_ms:
-            assert answer.quality.violations, "the delays of the newcomer are not known"
+            assert answer.codes(), "the delays of the newcomer are not known"
     joined = [a for a in first_answers(world.answers) if BEGIN_MS + 9_000 <= a.window_start_ms < BEGIN_MS + 11_000]
     for answer in joined:
         truth = world.truth(answer.window_start_ms)
@@ -199,7 +199,7 @@ def test_an_edge_whose_clock_is_a_day_ahead_does_not_advance_the_others() -> Non
         assert answer.phase is Phase.EARLY
         assert wait_ms(answer) <= 1_700
         assert prediction(answer).silent == ("e2",)
-        (violation,) = answer.quality.violations
+        (violation,) = violations(answer)
         assert "no report has arrived from e2" in violation.message
     assert world.estimator().observed.slot < world.estimator().schedule.slot_at(world.now_ms + 100)
 
@@ -215,7 +215,7 @@ def test_an_overloaded_edge_samples_and_its_answers_state_it() -> None:
     for answer in sampled:
         p = prediction(answer)
         assert p is not None and 0.4 < p.sampled / p.arrived < 0.8
-        assert answer.quality.accuracy is not None and answer.quality.accuracy.sampling.startswith("sampled")
+        assert answer.facts.accuracy is not None and answer.facts.accuracy.sampling.startswith("sampled")
         assert p.sampling > 0
         truth = world.truth(answer.window_start_ms)
         assert abs(p.estimate - truth) / truth < 0.15
@@ -243,4 +243,4 @@ def test_records_that_arrive_after_a_long_silence_are_all_in_the_final_answer() 
         start = BEGIN_MS + window * WINDOW_MS
         last = [e for e in world.answers if e.window_start_ms == start][-1]
         born = sum(int(((s.born >= start) & (s.born < start + WINDOW_MS)).sum()) for s in world.sites)
-        assert last.quality.observed == born
+        assert last.facts.observed == born

@@ -7,6 +7,7 @@ import pytest
 from center.ledger import Emission
 from edgewater.answers import Phase
 from tests.center.accuracy_world import BEGIN_MS, STEP_MS, Site, World, exponential, first_answers, spec
+from tests.center.statement_world import violations
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +31,9 @@ def world_of(*, reports: bool = True, restarts: bool = False, **parts: object) -
 
 
 def is_off(world: World, answer: Emission) -> bool:
-    assert answer.quality.accuracy is not None and answer.quality.accuracy.prediction is not None
+    assert answer.prediction is not None
     truth = world.truth(answer.window_start_ms)
-    return abs(answer.quality.accuracy.prediction.estimate - truth) > ERROR * truth
+    return abs(answer.prediction.estimate - truth) > ERROR * truth
 
 
 def early(world: World) -> list[Emission]:
@@ -45,14 +46,14 @@ def world() -> World:
 
 
 def test_early_answers_that_meet_the_accuracy_have_no_unread_input(world: World) -> None:
-    eligible = [e for e in early(world) if not e.quality.violations]
+    eligible = [e for e in early(world) if not e.codes()]
     assert len(eligible) >= 3
     assert sum(is_off(world, e) for e in eligible) <= 1, "one in twenty may be"
 
 
 def test_without_the_report_of_unread_input_answers_would_be_wrong() -> None:
     silent = world_of(reports=False)
-    wrong = [e for e in early(silent) if not e.quality.violations and is_off(silent, e)]
+    wrong = [e for e in early(silent) if not e.codes() and is_off(silent, e)]
     assert wrong, "the reason for reporting unread input"
 
 
@@ -60,7 +61,7 @@ def test_every_window_is_answered_and_none_while_there_is_unread_input(world: Wo
     for second in range(3, 12):
         given = [e for e in world.answers if e.window_start_ms == BEGIN_MS + second * 1_000]
         assert given, second
-        assert given[-1].quality.observed > 0
+        assert given[-1].facts.observed > 0
         first_ms = given[0].answered_at_ms - BEGIN_MS
         assert not SLOW_MS[0] + 500 < first_ms < SLOW_MS[1], "it waits until the edge has caught up"
 
@@ -71,7 +72,7 @@ def test_at_the_deadline_the_answer_names_the_edge_with_unread_input() -> None:
     assert given
     for answer in given:
         assert answer.answered_at_ms <= answer.window_end_ms + 1_000
-        (violation,) = answer.quality.violations
+        (violation,) = violations(answer)
         assert "e0 cannot keep up and may have unread input" in violation.message
 
 

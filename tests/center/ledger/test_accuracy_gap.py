@@ -8,6 +8,7 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import SliceClose
 from tests.center.accuracy_world import BEGIN_MS, REF, WINDOW_MS, record_of, spec
+from tests.center.statement_world import missing
 
 
 def test_a_final_window_that_lacks_records_of_an_edge_does_not_meet_its_accuracy() -> None:
@@ -22,6 +23,4 @@ def test_a_final_window_that_lacks_records_of_an_edge_does_not_meet_its_accuracy
     part = FrameSummary(REF, 2, EdgeId("b"), through_ms, close, (BEGIN_MS,), 100, through_ms, "i", since_ms)
     answers = [a for a in ledger.handle(FramesMerged((whole, part), through_ms)) if a.window_start_ms == BEGIN_MS]
     assert [a.phase for a in answers] == [Phase.FINAL]
-    quality = answers[0].quality
-    assert quality.missing == ("b",)
-    assert [v.code for v in quality.violations] == ["missing-edges"]
+    assert missing(answers[0]) == ("b",) and answers[0].codes() == ["missing-edges"]

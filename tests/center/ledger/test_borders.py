@@ -105,7 +105,7 @@ def test_a_session_over_the_border_is_cut_there() -> None:
     (new,) = center.says(NEW, "a", 9 * MINUTE, first, second)
     assert (old.window_start_ms, old.window_end_ms) == (90_000, 179_999)
     assert (new.window_start_ms, new.window_end_ms) == (120_000, 210_000)
-    assert old.quality.observed == new.quality.observed == 1
+    assert old.facts.observed == new.facts.observed == 1
     assert center.ledger.ended(0) == [OLD]
 
 

@@ -219,7 +219,7 @@ def test_every_record_is_in_final_answers_or_counted_after_final(
         if waited:
             assert [e.phase for e in revisions if e.phase is Phase.FINAL] == [revisions[-1].phase]
     assert ledger.next_deadline() is None or spec.budget is not None
-    final = {start: revisions[-1].quality.observed for start, revisions in by_window.items()}
+    final = {start: revisions[-1].facts.observed for start, revisions in by_window.items()}
     if spec.window.is_tumbling and all(r[-1].phase is Phase.FINAL for r in by_window.values()) and final:
         assert sum(final.values()) + ledger.after_final(REF) == sum(world.observed.values())
 

@@ -10,11 +10,12 @@ from center.ledger import EdgesChanged, Emission
 from center.ledger.losses import MAX_LOSS_TEXT
 from center.ledger.state import MAX_LOSSES
 from center.ledger.time_windows import MAX_LACKING, MAX_UNANSWERED
-from edgewater.answers import Phase
+from edgewater.answers import Cause, Phase
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.streams import LIVE, Delivery
 from edgewater.wire import InputLoss
 from tests.center.ledger.test_ledger import MINUTE, REF, Center, close
+from tests.center.statement_world import missing, quality_of, violations
 
 SOURCE = "events:file:/var/log/a.log"
 
@@ -34,26 +35,26 @@ def test_a_window_that_may_lack_lost_input_is_answered_but_not_complete() -> Non
     states_loss(center, "a", 0, loss)
     first, second = center.says("a", 2 * MINUTE, close(0, 3), close(MINUTE, 3))
     assert (first.phase, second.phase) == (Phase.EARLY, Phase.COMPLETE)
-    assert (first.quality.missing, second.quality.missing) == (("a",), ())
-    stated = first.quality.to_mapping()
+    assert (missing(first), missing(second)) == (("a",), ())
+    stated = quality_of(first)
     assert stated["completeness"]["losses"] == [
         {"edge": "a", "source": SOURCE, "reason": "file-truncated", "from_ms": 30_000, "to_ms": 40_000, "records": 7}
     ]
-    assert stated["records"]["expected"] is None and stated["error"]["missing"] is None
+    assert stated["records"]["expected"] is None and set(stated["error"]["missing"].values()) == {None}
     assert not stated["contract"]["met"]
-    assert "edge a: 7 records of source" in {v.code: v.message for v in first.quality.violations}["input-lost"]
-    assert "losses" not in second.quality.to_mapping()["completeness"]
+    assert "edge a: 7 records of source" in {v.code: v.message for v in violations(first)}["input-lost"]
+    assert "losses" not in quality_of(second)["completeness"]
 
 
 def test_a_complete_answer_is_revised_by_a_loss_and_the_final_one_states_it() -> None:
     center = Center("a", lateness="1m")
     (complete,) = center.says("a", MINUTE, close(0, 3))
-    assert (complete.phase, complete.quality.is_complete) == (Phase.COMPLETE, True)
+    assert (complete.phase, complete.facts.is_complete) == (Phase.COMPLETE, True)
     (revised,) = states_loss(center, "a", MINUTE, lost(None, 50_000))
-    assert (revised.revision, revised.quality.missing) == (2, ("a",)), "no phase moves back, but nothing is claimed"
-    assert not revised.quality.to_mapping()["contract"]["met"]
+    assert (revised.revision, missing(revised)) == (2, ("a",)), "no phase moves back, but nothing is claimed"
+    assert not quality_of(revised)["contract"]["met"]
     (final, other) = center.says("a", 2 * MINUTE, close(MINUTE, 3))
-    assert (final.phase, final.quality.missing, other.quality.missing) == (Phase.FINAL, ("a",), ())
+    assert (final.phase, missing(final), missing(other)) == (Phase.FINAL, ("a",), ())
 
 
 def test_a_window_without_a_record_is_not_known_to_be_empty_if_input_was_lost() -> None:
@@ -61,7 +62,7 @@ def test_a_window_without_a_record_is_not_known_to_be_empty_if_input_was_lost() 
     center.says("a", MINUTE, close(0, 3))
     states_loss(center, "a", MINUTE, lost(MINUTE, 3 * MINUTE), now_ms=3 * MINUTE)
     emissions = center.says("a", 5 * MINUTE, close(3 * MINUTE, 1), now_ms=5 * MINUTE)
-    answered = {e.window_start_ms: (e.phase, e.quality.missing) for e in emissions}
+    answered = {e.window_start_ms: (e.phase, missing(e)) for e in emissions}
     assert answered[MINUTE] == answered[2 * MINUTE] == (Phase.FINAL, ("a",))
     assert answered[3 * MINUTE] == (Phase.FINAL, ())
     assert 4 * MINUTE not in answered, "this one is known to be empty"
@@ -71,8 +72,8 @@ def test_unbounded_losses_are_stated_for_every_later_window() -> None:
     center = Center("a")
     states_loss(center, "a", 0, lost(None, None))
     (answer,) = center.says("a", MINUTE, close(0, 3))
-    assert answer.quality.missing == ("a",)
-    assert answer.quality.to_mapping()["completeness"]["losses"][0]["to_ms"] is None
+    assert missing(answer) == ("a",)
+    assert quality_of(answer)["completeness"]["losses"][0]["to_ms"] is None
 
 
 @pytest.mark.parametrize("query", [{}, {"window": {"session": "30s"}}, {"budget": {"staleness": "2s"}}], ids=str)
@@ -81,7 +82,7 @@ def test_losses_survive_a_restart_of_the_center(query: dict[str, object]) -> Non
     states_loss(center, "a", 0, lost(0, 40_000))
     center.ledger.restore(REF, center.ledger.snapshot(REF))
     emissions = center.says("a", 3 * MINUTE, replace(close(0, 3), first_ms=10_000, last_ms=20_000))
-    assert [e.quality.missing for e in emissions if e.window_start_ms < MINUTE] == [("a",)]
+    assert [missing(e) for e in emissions if e.window_start_ms < MINUTE] == [("a",)]
 
 
 def test_losses_are_bounded_and_forgotten_once_no_window_can_lack_them() -> None:
@@ -91,7 +92,7 @@ def test_losses_are_bounded_and_forgotten_once_no_window_can_lack_them() -> None
     state = center.ledger.book(REF).state
     assert len(state.losses["a"]) == MAX_LOSSES
     emissions = center.says("a", 200 * MINUTE, *(close(n * MINUTE, 1) for n in range(200)))
-    assert [e.window_start_ms for e in emissions if e.quality.missing] == [n * MINUTE for n in range(3 * MAX_LOSSES)]
+    assert [e.window_start_ms for e in emissions if missing(e)] == [n * MINUTE for n in range(3 * MAX_LOSSES)]
     assert not center.ledger.book(REF).state.losses
 
 
@@ -104,8 +105,8 @@ def test_the_delivery_of_an_edge_that_does_not_count_exactly_once_is_stated() ->
     center.ledger.restore(REF, center.ledger.snapshot(REF))
     center.says("a", MINUTE, close(0, 3))
     (answer,) = center.says("b", MINUTE, close(0, 3))
-    assert answer.quality.to_mapping()["completeness"]["delivery"] == {"b": ["at-least-once", "at-most-once"]}
-    assert answer.quality.is_complete, "no loss is known"
+    assert quality_of(answer)["completeness"]["delivery"] == {"b": ["at-least-once", "at-most-once"]}
+    assert answer.facts.is_complete, "no loss is known"
 
 
 @pytest.mark.slow
@@ -125,6 +126,6 @@ def test_what_a_frame_states_of_losses_costs_and_repeats_a_bounded_amount() -> N
     many = tuple(InputLoss("s" * 100_000, "r" * 100_000, n, n + 1, 1) for n in range(3 * MAX_LOSSES))
     center.reports(replace(center.fact("a", 0), losses=many))
     (answer,) = center.says("a", MINUTE, close(0, 3))
-    stated = answer.quality.losses
-    assert len(stated) <= MAX_LOSSES and sum(loss.records or 0 for _, loss in stated) == len(many)
-    assert {(len(loss.source), len(loss.reason)) for _, loss in stated} == {(MAX_LOSS_TEXT, MAX_LOSS_TEXT)}
+    stated = answer.facts.by_cause(Cause.INPUT_LOST)
+    assert len(stated) <= MAX_LOSSES and sum(loss.lacks.most or 0 for loss in stated) == len(many)
+    assert {(len(loss.source), len(loss.reason)) for loss in stated} == {(MAX_LOSS_TEXT, MAX_LOSS_TEXT)}

@@ -12,6 +12,7 @@ from center.ledger.answer_work import MAX_WORK
 from edgewater.model.streams import EdgeId
 from edgewater.wire import InputLoss
 from tests.center.ledger.test_ledger import MINUTE, REF, Center, close, reload, told
+from tests.center.statement_world import missing
 
 MANY = 2 * MAX_WORK + 50
 
@@ -43,7 +44,7 @@ def test_windows_that_close_at_once_are_answered_in_portions_in_order(
     assert all(len(portion) <= MAX_WORK for portion in portions)
     phase = "final" if lateness == "0s" else "complete"
     assert [a for portion in portions for a in told(portion)] == [(n * MINUTE, 1, phase) for n in range(MANY)]
-    assert {e.quality.observed for portion in portions for e in portion} == {1}
+    assert {e.facts.observed for portion in portions for e in portion} == {1}
 
 
 def test_slices_of_windows_that_wait_for_their_final_answer_accept_data() -> None:
@@ -52,7 +53,7 @@ def test_slices_of_windows_that_wait_for_their_final_answer_accept_data() -> Non
     assert center.ledger.sealed_before(REF) <= MAX_WORK * MINUTE
     center.says("a", MANY * MINUTE, close((MANY - 1) * MINUTE, 5))
     answers = {e.window_start_ms: e for portion in drain(center, keep) for e in portion}
-    assert answers[(MANY - 1) * MINUTE].quality.observed == 5
+    assert answers[(MANY - 1) * MINUTE].facts.observed == 5
     assert center.ledger.after_final(REF) == 0
 
 
@@ -67,7 +68,7 @@ def test_windows_that_change_at_once_are_revised_in_portions(between: Callable[[
     assert sorted(a for portion in portions for a in told(portion)) == [
         (n * MINUTE, 2, "complete") for n in range(MANY)
     ]
-    assert {e.quality.observed for portion in portions for e in portion} == {2}
+    assert {e.facts.observed for portion in portions for e in portion} == {2}
 
 
 def test_a_window_of_many_slices_counts_for_more() -> None:
@@ -99,5 +100,5 @@ def test_windows_that_may_lack_records_are_answered_in_portions() -> None:
     assert all(len(portion) <= MAX_WORK for portion in portions)
     newest = {e.window_start_ms: e for portion in portions for e in portion}
     assert sorted(newest) == [n * MINUTE for n in range(MANY)]
-    assert {e.quality.missing for e in newest.values()} == {(EdgeId("a"),)}
+    assert {missing(e) for e in newest.values()} == {(EdgeId("a"),)}
     assert {e.revision for e in newest.values()} == {2}

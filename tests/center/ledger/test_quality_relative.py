@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 
-from center.ledger.withheld import Totals, WithheldBound, over_budget
-from edgewater.model.query import ErrorBudget
+from center.ledger.window_facts import window_facts
+from center.ledger.withheld import Totals
+from edgewater.answers import WithheldBound
+from edgewater.answers.statement import violations_of_facts
 from edgewater.wire import Signs, SliceClose, Withheld
 from tests.center.answer_world import query
 
-BUDGET = ErrorBudget((("s", 5.0),), (("r", 0.01),))
+SUMS = {"s": "sum(f)", "r": "sum(i)", "other": "sum(x)"}
+SPEC = query(SUMS, budget={"error": {"s": 5, "r": "1%"}})
 
 
 def codes(share: float = 0.01, signs: frozenset[int] = frozenset({1}), **withheld: Any) -> list[str]:
     bounds = {n: WithheldBound(above, 0.0, None, share, 0.0) for n, above in withheld.items()}
-    return [v.code for v in over_budget(bounds, BUDGET, {"r": signs})]
+    totals = Totals(1, 0, bounds, {"r": signs})
+    facts = window_facts(SPEC, totals, expected=1, missing=(), staleness_ms=0, first_staleness_ms=0)
+    return [violation.code for violation in violations_of_facts(facts, SPEC)]
 
 
 def test_withholding_within_a_relative_budget_is_no_violation() -> None:

@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.results import AnswerRecord, MergedDelta, ResultStore
-from edgewater.answers import Phase
+from edgewater.answers import Phase, SessionFacts
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
+from edgewater.model.timestamps import rfc3339
 from edgewater.model.windows import SessionWindow
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, SliceClose
 from tests.center.ledger.test_ledger import Center, told
 from tests.center.results_world import Job, edge_record, total
 from tests.center.session_world import GAP, REF, Edge, brute_force, spec
+from tests.center.statement_world import missing, quality_of
 from tests.examples import examples
 
 SECONDS = SessionWindow("1s", "3s")
@@ -83,21 +85,21 @@ def test_a_session_is_answered_when_every_edge_has_closed_what_could_lengthen_it
     (answer,) = c.says("b", 3000, now_ms=3100)
     assert spans([answer]) == [(500, 2300, 1, "final")]
     assert (answer.slices_from_ms, answer.slices_to_ms) == (0, 2000)
-    assert answer.quality.observed == 4 and answer.quality.staleness_ms == 800
-    stated = answer.quality.to_mapping()
-    assert stated["session"] == {"cut": False, "cuts": 0} and "merged_into_ms" not in stated
+    assert answer.facts.observed == 4 and answer.facts.staleness_ms == 800
+    stated = quality_of(answer)
+    assert stated["session"] == {"cut": False, "cuts": 0} and "merged_into" not in stated
 
 
 def test_a_complete_session_that_late_records_lengthen_is_answered_again_when_all_edges_have_closed_it() -> None:
     c = center("a", "b", lateness="1h")
     c.says("a", 3000, lone(500))
     (whole,) = c.says("b", 3000, lone(700))
-    assert whole.phase is Phase.COMPLETE and whole.quality.missing == ()
+    assert whole.phase is Phase.COMPLETE and missing(whole) == ()
     bridged = c.says("b", 4200, lone(1500), lone(2300), lone(3100), now_ms=60_000)
-    assert [(e.phase, e.quality.missing) for e in bridged] == [(Phase.COMPLETE, ("a", "b"))]
+    assert [(e.phase, missing(e)) for e in bridged] == [(Phase.COMPLETE, ("a", "b"))]
     c.says("b", 6000, now_ms=60_000)
     (again,) = c.says("a", 6000, now_ms=60_000)
-    assert (again.window_start_ms, again.phase, again.quality.missing) == (500, Phase.COMPLETE, ())
+    assert (again.window_start_ms, again.phase, missing(again)) == (500, Phase.COMPLETE, ())
 
 
 def test_records_of_different_edges_are_one_session() -> None:
@@ -123,8 +125,8 @@ def test_a_record_that_joins_two_sessions_redirects_the_second_to_the_first() ->
     c.says("a", 9000, lone(500), lone(2100), lone(6000))
     first, second = c.says("a", 9000, lone(1300))
     assert spans([first, second]) == [(500, 3100, 2, "complete"), (2100, 2100, 2, "complete")]
-    assert first.quality.observed == 3 and second.quality.observed == 0
-    assert second.quality.to_mapping()["merged_into_ms"] == 500
+    assert first.facts.observed == 3 and second.facts.observed == 0
+    assert quality_of(second)["merged_into"] == rfc3339(500)
     assert [told([e]) for e in c.says("a", 90_000)] == [[(500, 3, "final")], [(6000, 2, "final")]]
 
 
@@ -133,7 +135,7 @@ def test_an_earlier_record_moves_a_sessions_start_and_redirects_the_old_one() ->
     c.says("a", 9000, lone(1500))
     new, old = c.says("a", 9000, lone(800))
     assert spans([new, old]) == [(800, 2500, 1, "complete"), (1500, 1500, 2, "complete")]
-    assert old.quality.to_mapping()["merged_into_ms"] == 800
+    assert quality_of(old)["merged_into"] == rfc3339(800)
 
 
 def test_an_early_answer_is_given_when_the_staleness_budget_ends() -> None:
@@ -142,11 +144,11 @@ def test_an_early_answer_is_given_when_the_staleness_budget_ends() -> None:
     due = c.ledger.next_deadline()
     assert due == 1500 + 2000 - 200
     (answer,) = c.tick(due)
-    assert spans([answer]) == [(500, 1500, 1, "early")] and answer.quality.missing == ("b",)
-    assert [v.code for v in answer.quality.violations] == ["missing-edges"], "it is in time, and lacks an edge"
+    assert spans([answer]) == [(500, 1500, 1, "early")] and missing(answer) == ("b",)
+    assert answer.codes() == ["missing-edges"], "it is in time, and lacks an edge"
     later = c.says("b", 9000, lone(1400), now_ms=20_000)
     assert spans(later) == [(500, 2400, 2, "final")]
-    assert later[0].quality.to_mapping()["contract"]["met"], "the first answer was in time"
+    assert quality_of(later[0])["contract"]["met"], "the first answer was in time"
 
 
 def test_a_session_that_grows_is_due_by_its_new_end() -> None:
@@ -163,7 +165,7 @@ def test_a_session_that_absorbs_an_answered_one_is_answered_at_once() -> None:
     c.tick(4300)
     new, old = c.says("a", 9000, lone(800), lone(2300), now_ms=5000)
     assert spans([new, old]) == [(800, 3300, 1, "early"), (1500, 1500, 2, "early")]
-    assert [v.code for v in new.quality.violations] == ["missing-edges"], "in time, by another name"
+    assert new.codes() == ["missing-edges"], "in time, by another name"
 
 
 def test_without_data_there_is_no_session_and_no_deadline() -> None:
@@ -177,7 +179,7 @@ def test_an_edge_that_joined_late_is_missing_in_a_session_that_may_have_begun_ea
     c.says("a", 9000, lone(2500), lone(6000))
     fact = FrameSummary(REF, 99, EdgeId("b"), 9000, (), (), 1, 0, "i1", since_ms=2000)
     first, second = c.reports(fact)
-    assert (first.quality.missing, second.quality.missing) == (("b",), ())
+    assert (missing(first), missing(second)) == (("b",), ())
 
 
 def test_records_after_the_lateness_are_counted_and_change_nothing() -> None:
@@ -205,7 +207,7 @@ def test_a_session_is_cut_at_its_maximum_length_and_reports_it() -> None:
     closes = [extent(s, s + 900) for s in range(0, 8000, 1000)]
     answers = c.says("a", 20_000, *closes)
     assert spans(answers) == [(0, 3000, 1, "final"), (3000, 6000, 1, "final"), (6000, 8900, 1, "final")]
-    assert [a.quality.to_mapping()["session"] for a in answers] == [
+    assert [quality_of(a)["session"] for a in answers] == [
         {"cut": True, "cuts": 0}, {"cut": True, "cuts": 1}, {"cut": False, "cuts": 2}]  # fmt: skip
 
 
@@ -344,10 +346,10 @@ def check(course: Course) -> None:
         assert before is None or (before.phase.rank <= e.phase.rank and before.phase is not Phase.FINAL)
         newest[e.window_start_ms] = e
     standing = {(e.window_start_ms, e.window_end_ms): e for e in newest.values() if e.window_end_ms > e.window_start_ms}
-    assert {w: e.quality.observed for w, e in standing.items()} == {w: len(t) for w, t in expected.items()}
+    assert {w: e.facts.observed for w, e in standing.items()} == {w: len(t) for w, t in expected.items()}
     assert all(e.phase is Phase.FINAL for e in standing.values())
     for gone in newest.values():
-        into = gone.quality.session.merged_into_ms if gone.quality.session else None
+        into = gone.facts.session.merged_into_ms if gone.facts.session else None
         assert (into is not None) == (gone.window_end_ms == gone.window_start_ms)
         assert into is None or into in newest
     assert course.ledger.after_final(REF) == 0 and course.ledger.next_deadline() is None
@@ -434,7 +436,7 @@ def test_a_merged_session_is_found_by_its_start_only(job: Job) -> None:
     assert job.store.revisions(REF, 2100) == [1, 2]
     assert shown([job.store.answer(REF, 2100, 1)]) == [(2100, 3100, 1, 1)], "a revision never changes"
     gone = job.store.answer(REF, 2100, 2)
-    assert gone.synopsis is None and gone.quality["merged_into_ms"] == 500
+    assert gone.synopsis is None and gone.facts.session == SessionFacts(cut=False, cuts=0, merged_into_ms=500)
 
 
 def test_the_slices_of_final_sessions_are_dropped(job: Job) -> None:

@@ -12,12 +12,13 @@ import pytest
 from center.serving.own_error import OwnError, with_own_errors
 
 from center.api.answer_cache import to_json
-from center.serving import MeasureQuestions, render
+from center.serving import MeasureQuestions
 from center.serving.predictions import with_prediction
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, Sum
 from edgewater.synopses.quantiles.ddsketch import DDSketchStack
 from tests.center.answer_world import World, query, rows
+from tests.center.rendered import render
 
 ODD = [math.nan, math.inf, -math.inf, 1.0, 2.0]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from center.serving import MeasureQuestions, render
+from center.serving import MeasureQuestions
 from tests.center.answer_world import World, query, rows
+from tests.center.rendered import render
 
 SKETCHES = {"users": "distinct(i, precision=6)", "q": "quantiles(f)", "top": "top_k(i, k=3, capacity=30)",
             "freq": "count_min(i, width=16, depth=3)", "pair": "fast_agms(i, width=16, depth=3)"}  # fmt: skip

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from center.serving import MeasureQuestions, render
+from center.serving import MeasureQuestions
 from edgewater.model.query import QuerySpec
 from tests.center.answer_world import World, query, rows
+from tests.center.rendered import render
 from tests.examples import examples
 
 EDGES = 3
@@ -97,6 +98,17 @@ def test_the_total_is_exact_where_no_group_was_sent() -> None:
     assert answer["total"]["n"] == {"estimate": 120, "lower": 120, "upper": 120}
     assert answer["total"]["s"]["lower"] == answer["total"]["s"]["upper"] == EDGES * sum(range(40))
     assert answer["rest"] == {"n": 120, "s": EDGES * sum(range(40))}
+
+
+def test_a_row_without_groups_has_what_edges_withhold() -> None:
+    measures = {"n": "count()", "s": "sum(i)", "a": "mean(f)", "d": "distinct(i)"}
+    spec = query(measures, budget={"error": {"n": 30}}, group_by=[], cache=EAGER)
+    given = [(e, 10, "a", float(n), n) for e in range(EDGES) for n in range(8)]
+    answer = made(spec, given, {"n": 10.0}).answer()
+    (row,) = answer["data"]
+    assert {name: row[name] for name in ("n", "s", "a")} == answer["total"]
+    assert row["a"]["lower"] == row["a"]["upper"] == 3.5 and row["n"]["upper"] == 24
+    assert row["d"]["upper"] is None or row["d"]["upper"] >= 8
 
 
 def test_the_total_is_about_all_groups_whatever_groups_are_asked_for() -> None:

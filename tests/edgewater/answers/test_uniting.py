@@ -1,0 +1,144 @@
+"""Late records, and the union of windows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from edgewater.answers import (
+    NOT_LISTED,
+    UNKNOWN,
+    Amount,
+    Cause,
+    Deviation,
+    EdgeStatements,
+    Facts,
+    Predicted,
+    WithheldBound,
+)
+from edgewater.answers.statement import completeness
+from edgewater.answers.uniting import MAX_LOSSES, united, with_late
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import Delivery
+from edgewater.wire import Rest
+
+SPEC = QuerySpec.from_mapping({
+    "name": "q", "from": "s", "measures": {"n": "count()", "s": "sum(x)", "m": "max(x)"},
+    "window": {"tumbling": "1s"}, "budget": {"error": {"s": "10%", "m": 5}},
+})  # fmt: skip
+WHOLE = Facts(2, 2, 1.0, observed=8, late=1, staleness_ms=100, first_staleness_ms=90)
+
+
+def loss(number: int, records: int | None = 1, edge: str = "a") -> Deviation:
+    lacks = Amount(0, records)
+    return Deviation(Cause.INPUT_LOST, edge, "log", "torn", lacks, from_ms=number, to_ms=number + 1)
+
+
+# Late records
+
+
+def test_late_records_are_added_and_lower_the_ratio() -> None:
+    facts = with_late(WHOLE, {"after-final": 2, "too-late": 0})
+    assert facts.deviations == (Deviation(Cause.AFTER_FINAL, reason="after-final", lacks=Amount(2, 2)),)
+    assert facts.ratio == pytest.approx(0.8) and facts.late_counts == (2, 0, 0)
+    assert replace(facts, ratio=1.0, deviations=()) == WHOLE, "nothing else of an answer changes"
+
+
+def test_nothing_late_changes_nothing() -> None:
+    assert with_late(WHOLE, {}) == with_late(WHOLE, {"malformed": 0}) == WHOLE
+
+
+def test_rejected_records_may_be_lacking_and_guesses_lack_or_add() -> None:
+    facts = with_late(WHOLE, {"malformed": 1, "assumed-copy": 1, "assumed-reset": 5})
+    assert facts.ratio == pytest.approx(0.8), "what was counted on a guess is not lacking"
+    assert facts.late_counts == (0, 1, 6) and facts.may_count_twice
+    lacking = {d.reason: d.lacks for d in facts.deviations}
+    assert lacking == {"malformed": Amount(0, 1), "assumed-copy": Amount(0, 1), "assumed-reset": Amount()}
+
+
+def test_an_answer_without_records_has_none_of_the_late_ones() -> None:
+    assert with_late(Facts(1, 1, 1.0), {"after-final": 3}).ratio == 0.0
+
+
+# Unions
+
+
+def test_the_ratio_of_a_union_is_the_mean_of_its_windows() -> None:
+    lacking = replace(WHOLE, reported=1, ratio=0.5, observed=0, late=0, staleness_ms=300, has_data=False)
+    union = united([WHOLE, lacking, replace(WHOLE, expected=3, reported=3, observed=5)], SPEC)
+    assert union.ratio == pytest.approx(2.5 / 3)
+    assert (union.expected, union.reported, union.observed, union.late) == (3, 1, 13, 2)
+    assert (union.staleness_ms, union.first_staleness_ms, union.windows, union.has_data) == (300, 90, 3, True)
+    assert not united([lacking, lacking], SPEC).has_data
+
+
+def test_windows_without_an_answer_are_stated_and_have_no_records() -> None:
+    union = united([WHOLE, WHOLE], SPEC, windows=8)
+    assert union.ratio == 0.25 and union.windows == 8 and not union.is_complete
+    assert union.deviations == (Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=6),)
+    assert completeness(union)["unanswered"] == 6
+    assert united([WHOLE, WHOLE], SPEC, windows=2).is_complete
+
+
+def test_missing_edges_edges_that_left_and_their_constants_survive_once() -> None:
+    missing = Deviation(Cause.MISSING, "b", lacks=UNKNOWN, only={"k": "x"})
+    left = Deviation(Cause.LEFT, "c", lacks=UNKNOWN, only={"k": "y"})
+    lost = Deviation(Cause.LOST_STATE, "b", lacks=UNKNOWN, extra=UNKNOWN)
+    parts = [replace(WHOLE, deviations=each) for each in ((missing, left), (missing, lost), ())]
+    union = united(parts, SPEC)
+    assert union.deviations == (missing, left, lost)
+    assert not united(parts[:1], SPEC).may_count_twice and union.may_count_twice
+    assert completeness(union)["only"] == {"b": {"k": "x"}, "c": {"k": "y"}}
+
+
+def test_an_edge_with_another_constant_in_each_window_may_lack_records_of_both_groups() -> None:
+    parts = [
+        replace(WHOLE, deviations=(Deviation(Cause.MISSING, "b", lacks=UNKNOWN, only=only),))
+        for only in ({"k": "x"}, {"k": "y"}, {})
+    ]
+    assert [d.only for d in united(parts, SPEC).deviations] == [{"k": "x"}, {"k": "y"}, {}]
+
+
+def test_a_loss_that_concerns_several_windows_is_one_loss() -> None:
+    parts = [replace(WHOLE, deviations=(loss(1, 7), loss(n, 2))) for n in (2, 3)]
+    assert united(parts, SPEC).deviations == (loss(1, 7), loss(2, 2), loss(3, 2))
+
+
+def test_late_records_of_several_windows_add_up_by_reason() -> None:
+    late = with_late(WHOLE, {"after-final": 2, "malformed": 1, "assumed-reset": 3})
+    assert united([late, late], SPEC).late_counts == (4, 2, 6)
+    union = united([late, with_late(WHOLE, {"after-final": 2, "malformed": 1, "assumed-reset": 4})], SPEC)
+    assert union.late_counts == (4, 2, 7)
+    assert {d.reason: (d.lacks, d.extra) for d in union.deviations} == {
+        "after-final": (Amount(4, 4), Amount()),
+        "malformed": (Amount(0, 2), Amount()),
+        "assumed-reset": (Amount(), Amount(0, 7)),
+    }
+
+
+def test_a_union_lists_a_bounded_number_of_losses() -> None:
+    parts = [replace(WHOLE, deviations=(loss(n),)) for n in range(3 * MAX_LOSSES)]
+    found = united(parts, SPEC).by_cause(Cause.INPUT_LOST)
+    assert sum(d.from_ms is not None for d in found) <= MAX_LOSSES
+    most = [d.lacks.most for d in found]
+    assert None in most or sum(m or 0 for m in most) >= len(parts), "the other losses count, too"
+
+
+def test_withheld_amounts_and_rests_of_windows_are_united() -> None:
+    bounds = {"s": WithheldBound(4.0, 2.0, None, 0.1, 0.0), "m": WithheldBound(3.0, 0.0, 9.0)}
+    part = replace(WHOLE, withheld=bounds, rests={"s": Rest(2, (4.0,)), "n": Rest(2)}, both_signs=("s",))
+    union = united([part, part, WHOLE], SPEC)
+    assert union.withheld["s"].above == 8.0 and union.withheld["s"].above_share == math.inf
+    assert union.withheld["m"] == WithheldBound(3.0, 0.0, 9.0, math.inf, math.inf)
+    assert union.rests["n"] == Rest(4) and union.both_signs == ("s",)
+    assert united([part, replace(part, rests={"s": None})], SPEC).rests["s"] is None
+
+
+def test_a_union_has_deliveries_but_no_statements_of_edges_and_no_predicted_values() -> None:
+    early = replace(WHOLE, predicted=Predicted("s", False, 0.95, (1.0, 0.0, 2.0)), edges=EdgeStatements(("a",)))
+    union = united([replace(WHOLE, deliveries={"b": (Delivery.AT_MOST_ONCE,)}), early], SPEC)
+    assert union.predicted == Predicted() and union.edges == NOT_LISTED
+    assert union.deliveries == {"b": (Delivery.AT_MOST_ONCE,)}
+    assert united([WHOLE], SPEC).predicted is None
