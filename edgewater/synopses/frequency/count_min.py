@@ -46,7 +46,7 @@ class CountMinStack(CounterStack):
         return (row_hashes(words, row) >> np.uint64(65 - self.columns.bit_length())).view(np.int64), None
 
     def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
-        return (ShownInterval(question=asked, whole=asked is None),)
+        return (ShownInterval(question=asked or Count(), whole=asked is None),)
 
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the number of values per group (the default question), or the frequency of an item.
