@@ -21,10 +21,10 @@ from rich.live import Live
 from rich.text import Text
 
 from edge.config import load_config
-from edgewater.model.errors import EdgewaterError, InvalidConfig, ProtocolError
+from edgewater.model.errors import EdgewaterError, InvalidConfig, ProtocolError, plain
 from edgewater.runtime.configuration import split_address
 from edgewater.runtime.http_exchange import failure
-from edgewater.runtime.terminal import console, plain, table
+from edgewater.runtime.terminal import console, table
 
 TOKEN = "EDGEWATER_EDGE_TOKEN"
 PREFIX = "edgewater_edge_"

@@ -27,8 +27,9 @@ NAMES = {
 """Names that a program has in different distributions, if they are not the fixture's name."""
 PACKAGES = {
     "alertmanager": "prometheus-alertmanager", "chromium": "chromium", "kubectl": "kubernetes-client",
-    "logger": "bsdutils", "mosquitto": "mosquitto", "mosquitto_passwd": "mosquitto", "prometheus": "prometheus",
-    "promtool": "prometheus", "rsyslogd": "rsyslog", "stunnel": "stunnel4", "systemd_analyze": "systemd",
+    "logger": "bsdutils", "mosquitto": "mosquitto", "mosquitto_passwd": "mosquitto", "pgbouncer": "pgbouncer",
+    "prometheus": "prometheus", "promtool": "prometheus", "rsyslogd": "rsyslog", "stunnel": "stunnel4",
+    "systemd_analyze": "systemd",
 }  # fmt: skip
 """Debian's package of each program."""
 NEEDED = frozenset({*PACKAGES, "postgres_binaries", "postgres", "postgresql"})

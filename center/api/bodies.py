@@ -64,7 +64,7 @@ def read_document(body: bytes, content_type: str, what: str, types: Sequence[str
         content = _json_or_yaml(body.decode(), media_type)
     except (ValueError, yaml.YAMLError, RecursionError) as exc:
         shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
-        raise InvalidQuery("", shown, f"{what} as {kind}", str(exc).replace("\n", " ")) from exc
+        raise InvalidQuery("", shown, f"{what} as {kind}", str(exc)) from exc
     require_serialisable(content, InvalidQuery)
     return content
 

@@ -128,9 +128,15 @@ class CenterCollector(Collector):
             "Records that edges counted or left out on a guess.",
             labels=["query", "edge", "reason"],
         )
+        live = {query.ref for query in self._progress.view().queries}
+        counts: dict[tuple[str, str, str], int] = {}
         for (ref, edge, reason), records in self._results.late_records().items():
+            if ref in live:
+                key = ref.name, edge, reason
+                counts[key] = counts.get(key, 0) + records  # of all versions
+        for (name, edge, reason), records in counts.items():
             family = rejected if reason in REJECTIONS else guessed if reason in GUESSES else late
-            family.add_metric([ref.name, edge, reason], records)
+            family.add_metric([name, edge, reason], records)
         newest = GaugeMetricFamily("edgewater_last_answer_id", "The id of the newest answer.", value=given)
         return [newest, late, rejected, guessed]
 

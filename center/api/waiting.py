@@ -191,7 +191,7 @@ def _at_edge(
     stream = query.spec.stream
     if record is None:
         return EdgeWait(edge, "never_connected", f"{edge} has never connected", query.registered_at_ms)
-    if status is not None and not status.accepted:
+    if status is not None and not status.accepted and not record.retired:
         return EdgeWait(edge, "refused", f"{edge} refuses the query: {status.message}", query.registered_at_ms)
     state = edge_state(record, now_ms)
     watermark_ms, records = record.watermarks.get(stream), record.records.get(stream, 0)

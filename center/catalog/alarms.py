@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, or_, select, update
 
 from center.catalog import schema as t
 from center.catalog.transactions import Transactions
+from edgewater.model.registered_query import query_key
 from edgewater.model.streams import EdgeId
+from edgewater.wire import QueryRef
 
 MAX_MESSAGES = 20
 """Maximum number of alarms of one kind, edge and query that differ only in their messages."""
@@ -102,12 +104,33 @@ def end_alarms(connection: Connection, kind: str, edge: EdgeId, query: str = "",
     connection.execute(delete(t.alarms).where(ended))
 
 
+def end_alarms_about(connection: Connection, gone: EdgeId | QueryRef) -> None:
+    """Removes all alarms about an edge that is retired, or about a query that is deleted, within a transaction."""
+    c = t.alarms.c
+    about = c.query == query_key(gone) if isinstance(gone, QueryRef) else c.edge == gone
+    connection.execute(delete(t.alarms).where(about))
+
+
+def _is_gone(connection: Connection, edge: EdgeId, query: str) -> bool:
+    """Returns whether the edge is retired or the query is deleted. A process may notice it later."""
+    name, _, version = query.rpartition("@")
+    gone: list[ColumnElement[bool]] = [select(t.edges.c.edge).where(t.edges.c.edge == edge, t.edges.c.retired).exists()]
+    if version.isdecimal():
+        q = t.queries.c
+        this = (q.name == name) & (q.version == int(version)) & q.deleted_at_ms.is_not(None)
+        gone.append(select(q.name).where(this).exists())
+    return bool(connection.execute(select(or_(*gone))).scalar())
+
+
 def add_alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms: int, query: str = "") -> None:
-    """Adds an alarm within a transaction, or counts it if it is a repetition.
+    """Adds an alarm within a transaction, or counts it if it is a repetition. Adds none about a retired edge or a
+    deleted query.
 
     Beyond `MAX_MESSAGES`, the message replaces the message of the least recent alarm, whose count continues. Beyond
     `MAX_OF_EDGE`, the alarm replaces the least recent alarm of the query with the most alarms.
     """
+    if (edge or query) and _is_gone(connection, edge, query):
+        return
     c = t.alarms.c
     of_edge = (c.kind == kind) & (c.edge == edge)
     alike = of_edge & (c.query == query)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import bindparam, delete, select, update
 
 from center.catalog import schema as t
+from center.catalog.alarms import end_alarms_about
 from center.catalog.edge_rows import heartbeat_to_row, select_changed, select_edges
-from center.catalog.input_rows import write_inputs
+from center.catalog.input_rows import end_equal_inputs, write_inputs
 from center.catalog.session_rows import SessionBatch, SessionStart
 from center.catalog.streams import Streams
 from center.catalog.transactions import Transactions, increment_version
@@ -139,7 +140,10 @@ class Edges:
                 connection.execute(update(t.edges).where(this).values(connected=False), rows)
 
     def retire(self, edge: EdgeId) -> None:
-        """Declares an edge gone for good: answers no longer wait for it, and it has no session. Raises NotFound."""
+        """Declares an edge gone for good: answers no longer wait for it, it has no session, and alarms about it end.
+
+        Raises NotFound.
+        """
         self._set_retired(edge, True)
 
     def reinstate(self, edge: EdgeId) -> None:
@@ -151,7 +155,17 @@ class Edges:
             row = update(t.edges).where(t.edges.c.edge == edge).values(retired=retired)
             if connection.execute(row).rowcount == 0:
                 raise NotFound(f"edge {edge} has never connected")
+            if retired:
+                end_alarms_about(connection, edge)
+                end_equal_inputs(connection, edge)
             increment_version(connection)
+
+    def retired(self) -> set[EdgeId]:
+        """The edges that are retired."""
+        with self._transactions.read() as connection:
+            return {
+                EdgeId(edge) for edge in connection.execute(select(t.edges.c.edge).where(t.edges.c.retired)).scalars()
+            }
 
     def all(self, known: Mapping[EdgeId, EdgeRecord] | None = None) -> list[EdgeRecord]:
         """All edges that have ever sent a Hello, by id.
@@ -172,6 +186,6 @@ class Edges:
         return records[0]
 
     def record_inputs(self, inputs: Mapping[EdgeId, Sequence[InputRecord]], now_ms: int) -> None:
-        """Stores which files edges read, in one transaction; raises alarms about files that are read twice."""
+        """Stores which files edges read, in one transaction; raises and ends alarms about files that are read twice."""
         with self._transactions.locked() as connection:  # if two edges read one file, the second report sees the first
             write_inputs(connection, inputs, now_ms)

@@ -22,7 +22,7 @@ from center.storage.database import (
     schema_transaction,
     write_transaction,
 )
-from edgewater.model.errors import EdgewaterError
+from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.runtime.tasks import Tasks
 
 Component = Literal["gateway", "job", "api"]
@@ -83,11 +83,16 @@ class ComponentRegistry:
     Args:
         url: the URL of the catalog.
 
+    Attributes:
+        failure: why the last heartbeat of this process could not be stored; empty if it was stored. The database then
+            stores no heartbeat of the other processes either, for example because the disk is full.
+
     Raises:
         StorageError: the database cannot be used. Every method raises it, too.
     """
 
     def __init__(self, url: str) -> None:
+        self.failure = ""
         self._engine = open_engine(url)
         if self._engine.dialect.name == "sqlite":
 
@@ -114,11 +119,16 @@ class ComponentRegistry:
             "role": heartbeat.role,
             "needed": heartbeat.needed,
         }
-        with write_transaction(self._engine) as connection:
-            if connection.execute(update(_heartbeats).where(row).values(**values)).rowcount == 0:
-                connection.execute(delete(_heartbeats).where(c.beat_at_ms < heartbeat.beat_at_ms - EXPIRE_AFTER_MS))
-                identity = {"component": heartbeat.component, "instance": heartbeat.instance}
-                connection.execute(insert(_heartbeats).values(**identity, **values))
+        try:
+            with write_transaction(self._engine) as connection:
+                if connection.execute(update(_heartbeats).where(row).values(**values)).rowcount == 0:
+                    connection.execute(delete(_heartbeats).where(c.beat_at_ms < heartbeat.beat_at_ms - EXPIRE_AFTER_MS))
+                    identity = {"component": heartbeat.component, "instance": heartbeat.instance}
+                    connection.execute(insert(_heartbeats).values(**identity, **values))
+            self.failure = ""
+        except StorageError as exc:
+            self.failure = exc.message
+            raise
 
     def remove(self, component: Component, instance: str) -> None:
         """Deregisters a process that ends normally."""

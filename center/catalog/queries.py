@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, or_, select, update
 
 from center.catalog import schema as t
+from center.catalog.alarms import end_alarms_about
 from center.catalog.edge_rows import select_edges
 from center.catalog.query_borders import choose_border, event_now_ms, is_served
 from center.catalog.query_rows import (
@@ -226,6 +227,15 @@ class Queries:
         with self._transactions.read() as connection:
             return [query for row in connection.execute(rows) if (query := readable(row)) is not None]
 
+    def running(self) -> dict[QueryRef, bool]:
+        """All versions of the queries that are not deleted, and whether they have not ended. Queries that cannot be
+        read here are among them.
+        """
+        c = t.queries.c
+        rows = select(c.name, c.version, c.ended_at_ms).where(c.deleted_at_ms.is_(None))
+        with self._transactions.read() as connection:
+            return {QueryRef(name, version): ended == 0 for name, version, ended in connection.execute(rows)}
+
     def record_statuses(self, statuses: Iterable[QueryStatusRecord]) -> None:
         """Records whether edges run queries, in one transaction. Statuses of queries that are not live are ignored.
 
@@ -378,6 +388,7 @@ def _mark_deleted(connection: Connection, which: ColumnElement[bool], now_ms: in
         connection.execute(update(t.queries).where(this).values(deleted_at_ms=now_ms))
         for table in (t.statuses, t.set_aside_queries):
             connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
+        end_alarms_about(connection, QueryRef(name, version))
     return bool(refs)
 
 

@@ -38,7 +38,7 @@ from edgewater.runtime.health import bound_address, health_server, listen
 from edgewater.runtime.tasks import Tasks, within_limit
 
 if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark, nor the gateway
-    from center.catalog import Catalog, Component, HeartbeatThread
+    from center.catalog import Catalog, Component, ComponentRegistry, HeartbeatThread
     from center.ingest.gateway import GatewayConfig
     from center.job.job import JobConfig
 
@@ -91,11 +91,15 @@ def _is_unreachable(exc: BaseException) -> bool:
 
 @contextlib.contextmanager
 def _heartbeat(
-    config: CenterConfig, component: Component, problems: Callable[[], list[str]], **kwargs: Any
+    config: CenterConfig,
+    component: Component,
+    problems: Callable[[], list[str]],
+    registry: ComponentRegistry | None = None,
+    **kwargs: Any,
 ) -> Iterator[HeartbeatThread]:
     from center.catalog import ComponentRegistry, HeartbeatThread
 
-    registry = opened(lambda: ComponentRegistry(config.catalog_url))
+    registry = registry or opened(lambda: ComponentRegistry(config.catalog_url))
     try:
         kwargs["problem"] = lambda: "; ".join(problems())
         with HeartbeatThread(registry, component, instance_name(), now_ms=now_ms, **kwargs) as thread:
@@ -121,10 +125,11 @@ def run_api(config: CenterConfig) -> None:
     # while the event loop is busy.
     sys.setswitchinterval(SWITCH_S)
     listener = listen(config.api.listen, "api.listen")
+    registry = opened(lambda: ComponentRegistry(config.catalog_url))
     app = create_app(
         opened(lambda: Catalog(config.catalog_url, config.columns)),
         opened(lambda: ResultStore(config.results_url)),
-        opened(lambda: ComponentRegistry(config.catalog_url)),
+        registry,
         config.api,
         now_ms=now_ms,
         sink_secrets=config.sink.secrets,
@@ -142,8 +147,9 @@ def run_api(config: CenterConfig) -> None:
             health = health_server(services.metrics.registry, ready, api.metrics, "api.metrics", tasks=tasks)
             address = stack.enter_context(health)
             log.info("metrics are served at http://%s/metrics", address)
-        stack.enter_context(_heartbeat(config, "api", tasks.missing, address=bound_address(listener), tasks=tasks))
-        log.info("the API is served at %s://%s", api.scheme, bound_address(listener))
+        address = bound_address(listener)
+        stack.enter_context(_heartbeat(config, "api", tasks.missing, registry, address=address, tasks=tasks))
+        log.info("the API is served at %s://%s", api.scheme, address)
         server.run(sockets=[listener])
     tasks.exit_if_failed()
 

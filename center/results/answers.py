@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -237,6 +237,27 @@ class AnswerReader:
                 return NewestAnswers(newest)
             each = select(a.query, func.max(a.answer_id)).where(a.answer_id > after).group_by(a.query)
             return NewestAnswers(newest, {query_from_key(key): last for key, last in connection.execute(each)})
+
+    def newest_of(self, queries: Iterable[QueryRef]) -> tuple[int, dict[QueryRef, int]]:
+        """Returns the id of the newest answer, and the id of the newest answer of each of these queries."""
+        a, found = t.answers.c, dict[QueryRef, int]()
+        with read_transaction(self._engine) as connection:
+            for ref in queries:
+                last = connection.execute(select(func.max(a.answer_id)).where(a.query == query_key(ref))).scalar_one()
+                if last is not None:
+                    found[ref] = last
+            return read_counter(connection, "answer"), found
+
+    def lag(self, query: QueryRef, answer_id: int, through: int) -> tuple[int, int, int | None]:
+        """Returns, of the answers of a query with a greater id: their number, the number up to the id `through`, and
+        the wall time, ms, of the first; None: there is none.
+        """
+        a = t.answers.c
+        further = (a.query == query_key(query)) & (a.answer_id > answer_id)
+        counts = func.count(), func.count(case((a.answer_id <= through, 1))), func.min(a.answered_at_ms)
+        with read_transaction(self._engine) as connection:
+            number, of_past, first_ms = connection.execute(select(*counts).where(further)).one()
+        return number, of_past, first_ms
 
     def newest(self) -> tuple[int, int]:
         """Returns `last_answer_id`, and a number that increases whenever records come for final windows."""

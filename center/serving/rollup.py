@@ -128,6 +128,8 @@ def roll_up(
 ) -> Iterator[AnswerRecord]:
     """Yields one answer per interval that has any answers; reads further records lazily.
 
+    An interval of one window has the answer of the window.
+
     Args:
         records: the newest answers, ascending by start, with their synopses.
         empty: returns which windows have no answer because they are empty (`AnswerReader.empty_windows`).
@@ -140,8 +142,12 @@ def roll_up(
     if spec.accuracy is not None and spec.accuracy.kind is None:
         raise InvalidRequest("every", spec.accuracy.measure, "no roll-up: functions of a sample do not merge")
     for interval, parts in groupby(records, lambda record: intervals.at(record.window_start_ms)):
+        chosen = intervals.select(interval, parts)
+        if interval.windows == 1:
+            yield from (replace(record, facts=united([record.facts], spec)) for record in chosen)
+            continue
         union = _Union(spec)
-        for chunk in _chunks(intervals.select(interval, parts)):
+        for chunk in _chunks(chosen):
             union.add(chunk)
         if union.starts:
             lacking: list[tuple[int, int]] = []

@@ -92,8 +92,9 @@ def answer_totals(
             total[measure.name] = _UNKNOWN
             continue
         stack, is_whole = rests.merged(measure, groups), rests.missing(measure, groups) == 0.0
-        all_lack = lacking if is_whole else replace(lacking, is_unknown=np.ones(1, bool))
-        estimates = all_lack.widen(stack.query(), measure)
+        # A known number of absent records bounds only a count.
+        is_unbounded = not is_whole or (measure.function.name != "count" and lacking.records > 0)
+        estimates = replace(lacking, is_unknown=lacking.is_unknown | is_unbounded).widen(stack.query(), measure)
         numbers[measure.name] = estimates
         total[measure.name] = intervals(estimates, shows_integers(stack))[0]
         if measure.function.error == "sum":

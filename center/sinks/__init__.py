@@ -1,12 +1,11 @@
 """Sinks write answers to other systems, such as a PostgreSQL database.
 
-The process `edgewater center sink` runs the sinks. Each sink reads answers in the order in which they become visible,
-and stores its position together with the answers that it writes. Packages provide kinds of sinks (`center.sinks.base`).
+The process `edgewater center sink` runs the sinks. Each sink reads answers in the order in which they become visible.
+Its target stores a position per query together with the answers. Packages provide kinds of sinks (`center.sinks.base`).
 """
 
 from center.sinks.base import (
     KINDS,
-    Position,
     Sink,
     SinkAnswer,
     SinkContext,
@@ -19,7 +18,6 @@ from center.sinks.store import SinkStatus, SinkStore
 
 __all__ = [
     "KINDS",
-    "Position",
     "Sink",
     "SinkAnswer",
     "SinkContext",

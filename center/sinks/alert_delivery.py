@@ -1,27 +1,30 @@
 """`Outbox` stores and delivers the notices that wait for one target.
 
 Each attempt runs in a thread, so a target that does not reply delays no other target. A notice leaves the outbox when
-the target has accepted the notice or refused it permanently. So a notice is delivered at least once.
+the target has accepted the notice, so a notice is delivered at least once. If the target refuses a notice permanently,
+each of its alerts is tried alone: the refused start of an alert is given up, and the refused end is repeated.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from tenacity import wait_random_exponential
 
-from center.sinks.alert_targets import DeliveryFailed, Target
+from center.sinks.alert_targets import DeliveryFailed, Notice, Target
 
-RESEND_MS = 60_000
+REPEAT_MS = 60_000
+"""The time in ms between two repetitions of firing alerts, and of the ends of alerts that the target has refused."""
 MAX_WAITING = 1_000
 MAX_WAITING_ALERTS = 20_000
-"""The most notices, and the most alerts in notices, that wait for one target. If there are more, the oldest notice is
-dropped and counted."""
+"""The most notices, and the most alerts in notices, that wait for one target. If there are more, starts of alerts are
+dropped and counted, the oldest first. The end of an alert whose start was delivered is never dropped."""
 AT_ONCE = 4
 GRACE_S = 0.05
 """`AT_ONCE` is the most notices that a call of `step` delivers. `GRACE_S` is the longest wait for each notice, in
@@ -43,65 +46,101 @@ class _Attempts:
 
 @dataclass(slots=True)
 class Outbox:
-    """The notices that wait for one target, with counters.
+    """The notices that wait for one target, with counters. Times of arguments are of a monotonic clock.
 
     Attributes:
         name: name of the sink and of the target, for the log.
         waiting: notices, the oldest first.
+        ends: notices with one end of an alert each, which the target has refused.
+        untold: keys of alerts whose starts were dropped or refused. The target gets no ends of these alerts.
         delivered, refused: numbers of notices that the target has accepted, and of notices that it has refused
             permanently.
-        dropped: number of notices that were dropped because too many waited.
-        problem: why the last attempt failed; empty if it did not fail.
+        dropped: number of notices that lost alerts because too many waited.
+        problem: why the last attempt failed; empty if it did not fail and no end is refused.
+        refusal: why the target has refused the last end of an alert.
     """
 
     name: str
     target: Target
-    waiting: list[Mapping[str, Any]] = field(default_factory=list)
+    waiting: list[Notice] = field(default_factory=list)
+    ends: list[Notice] = field(default_factory=list)
+    untold: set[str] = field(default_factory=set)
     delivered: int = 0
     refused: int = 0
     dropped: int = 0
     problem: str = ""
+    refusal: str = ""
     _attempt: Future[None] | None = None
-    _notice: Mapping[str, Any] | None = None
+    _notice: Notice | None = None
+    _repeated: list[Notice] = field(default_factory=list)
     _began_ms: int = 0
     _tries: int = 0
     _next_ms: int = 0
-    _resent_ms: int = 0
+    _repeated_ms: int = -REPEAT_MS
 
     @classmethod
     def restored(cls, name: str, target: Target, state: Mapping[str, Any]) -> Outbox:
         """Returns the outbox whose `to_json` returned `state`. For an empty mapping, returns a new outbox."""
-        return cls(name, target, **{**state, "waiting": list(state.get("waiting", ()))})
+        given = {key: value for key, value in state.items() if key in cls.__slots__}
+        lists = {key: list(state.get(key, ())) for key in ("waiting", "ends")}
+        return cls(name, target, **{**given, **lists, "untold": set(state.get("untold", ()))})
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state that must outlive the process."""
         return {
             "waiting": self.waiting,
+            "ends": self.ends,
+            "untold": sorted(self.untold),
             "delivered": self.delivered,
             "refused": self.refused,
             "dropped": self.dropped,
             "problem": self.problem,
+            "refusal": self.refusal,
         }
 
-    def add(self, notice: Mapping[str, Any]) -> None:
-        """Adds a notice after all other notices."""
-        self.waiting.append(notice)
-        while len(self.waiting) > MAX_WAITING or (
-            len(self.waiting) > 1 and sum(len(n["alerts"]) for n in self.waiting) > MAX_WAITING_ALERTS
-        ):
-            self.dropped += 1
-            log.warning("%s: notice %s is dropped, because too many notices wait", self.name, self.waiting.pop(0)["id"])
+    @property
+    def left(self) -> int:
+        """The number of notices that the target has not accepted."""
+        return len(self.waiting) + len(self.ends)
 
-    def step(self, now_ms: int, firing: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
+    def add(self, notice: Notice) -> None:
+        """Adds a notice after all other notices. Leaves out ends of alerts of which the target has no start."""
+        alerts = []
+        being_told = {alert_key(a) for a in self._notice["alerts"]} if self._notice and self._attempt else set()
+        for alert in notice["alerts"]:
+            key = alert_key(alert)
+            if alert["status"] == "firing" or key not in self.untold or key in being_told:
+                alerts.append(alert)
+            self.untold.discard(key)
+        if not alerts:
+            return
+        # Later, the target must not get an earlier state of these alerts.
+        keys = {alert_key(alert) for alert in alerts}
+        self._repeated = _without(self._repeated, keys)
+        self.ends = _without(self.ends, keys)
+        self.waiting.append(with_alerts(notice, alerts))
+        while len(self.waiting) > MAX_WAITING or sum(len(n["alerts"]) for n in self.waiting) > MAX_WAITING_ALERTS:
+            # The first notice may have been delivered, although no reply has come.
+            later = (
+                at for at, n in enumerate(self.waiting) if at and any(a["status"] == "firing" for a in n["alerts"])
+            )
+            if (at := next(later, None)) is None:
+                return
+            self.dropped += 1
+            log.warning("%s: notice %s is dropped, because too many notices wait", self.name, self.waiting[at]["id"])
+            self._drop_starts(at)
+
+    def step(self, now_ms: int, firing: Callable[[], Sequence[Notice]]) -> bool:
         """Delivers waiting notices, for a fraction of a second. If an attempt takes longer, it continues in its thread.
 
         Args:
-            firing: returns the alerts that fire. It is called for targets to which firing alerts are sent repeatedly.
+            firing: returns notices with the alerts that fire. It is called for targets to which firing alerts are sent
+                repeatedly.
 
         Returns:
             Whether the result of `to_json` has changed.
         """
-        before = self.delivered, self.refused, self.dropped, self.problem
+        before = self._counted
         for _ in range(AT_ONCE):
             if self._attempt is None and not self._begin(now_ms, firing):
                 break
@@ -112,7 +151,11 @@ class Outbox:
                     self.problem = "no reply"
                 break
             self._end(now_ms)
-        return before != (self.delivered, self.refused, self.dropped, self.problem)
+        return before != self._counted
+
+    @property
+    def _counted(self) -> tuple[object, ...]:
+        return self.delivered, self.refused, self.left, len(self.untold), self.problem
 
     def finish(self, now_ms: int, timeout_s: float) -> bool:
         """Waits for the current attempt and begins no other attempt. Returns whether the result of `to_json` may have
@@ -125,44 +168,120 @@ class Outbox:
             self._end(now_ms)
         return is_done
 
-    def _begin(self, now_ms: int, firing: Callable[[], Sequence[Mapping[str, Any]]]) -> bool:
-        """Begins an attempt. Returns whether there was a notice, or firing alerts, to deliver."""
-        if self._began_ms <= now_ms < self._next_ms:  # the wall clock may have stepped back
+    def _begin(self, now_ms: int, firing: Callable[[], Sequence[Notice]]) -> bool:
+        """Begins an attempt. Returns whether there was something to deliver."""
+        if now_ms < self._next_ms:
             return False
-        self._notice = notice = self.waiting[0] if self.waiting else None
-        if notice is not None:
-            self._attempt = _in_thread(self.name, lambda: self.target.deliver(notice, now_ms))
-        else:
-            if not self.target.repeats or abs(now_ms - self._resent_ms) < RESEND_MS:
-                return False
-            self._resent_ms = now_ms
-            if not (alerts := firing()):
-                return False
-            self._attempt = _in_thread(self.name, lambda: self.target.resend(alerts, now_ms))
+        if not self.waiting and not self._repeated and now_ms - self._repeated_ms >= REPEAT_MS:
+            self._repeated_ms = now_ms
+            self._repeated = [*(firing() if self.target.repeats else ()), *self.ends]
+        self._notice = notice = next(iter(self.waiting or self._repeated), None)
+        if notice is None:
+            return False
+        self._attempt = _in_thread(self.name, lambda: self.target.deliver(notice))
         self._began_ms = now_ms
         return True
 
     def _end(self, now_ms: int) -> None:
-        assert self._attempt is not None
-        failure, self._attempt = self._attempt.exception(), None
-        is_final = isinstance(failure, DeliveryFailed) and failure.is_final
-        if self._notice is not None and (failure is None or is_final) and self.waiting[:1] == [self._notice]:
-            self.waiting.pop(0)
+        assert self._attempt is not None and self._notice is not None
+        failure, self._attempt, notice = self._attempt.exception(), None, self._notice
         if failure is None:
-            self.problem, self._tries, self._next_ms = "", 0, 0
-            self.delivered += self._notice is not None
+            self._tries = self._next_ms = 0
+            self._delivered(notice)
+            self.problem = f"ends of alerts are refused: {self.refusal}" if self.ends else ""
             return
         # Other exceptions may quote a secret, such as a header that is not ASCII.
         reason = failure.message if isinstance(failure, DeliveryFailed) else type(failure).__name__
         if reason != self.problem:
             log.warning("%s: %s", self.name, reason)
         self.problem = reason
-        if is_final and self._notice is not None:
-            self.refused, self._tries = self.refused + 1, 0
-            log.warning("%s: the target refuses notice %s permanently", self.name, self._notice["id"])
+        if isinstance(failure, DeliveryFailed) and failure.is_final:
+            self._tries = 0
+            self._refused(notice, reason)
             return
         self._tries += 1
         self._next_ms = now_ms + int(1000 * PAUSE(_Attempts(self._tries)))  # type: ignore[arg-type]
+
+    def _delivered(self, notice: Notice) -> None:
+        self.untold -= {alert_key(alert) for alert in notice["alerts"] if alert["status"] == "firing"}
+        if self.waiting[:1] == [notice]:
+            self.waiting.pop(0)
+            self.delivered += 1
+            return
+        self._repeated = [n for n in self._repeated if n["id"] != notice["id"]]
+        left = [n for n in self.ends if n["id"] != notice["id"]]
+        self.delivered += len(self.ends) - len(left)
+        self.ends = left
+
+    def _refused(self, notice: Notice, reason: str) -> None:
+        """Splits a refused notice, because one alert of it may be the reason. Only the refused start of one alert is
+        given up.
+        """
+        is_new, alerts = self.waiting[:1] == [notice], notice["alerts"]
+        queue = self.waiting if is_new else self._repeated
+        if len(alerts) > 1:
+            # Meanwhile, `add` may have removed alerts from a repetition.
+            queue[:] = [part for n in queue for part in (_halves(n) if n["id"] == notice["id"] else [n])]
+            return
+        if is_new:
+            self.refused += 1
+            log.warning("%s: the target refuses notice %s permanently", self.name, notice["id"])
+        if is_new and alerts[0]["status"] == "firing":
+            self._drop_starts(0)
+            return
+        queue[:] = [n for n in queue if n["id"] != notice["id"]]
+        if alerts[0]["status"] == "resolved":
+            self.refusal = reason
+            labels = alerts[0]["labels"]
+            if is_new and not any(a["labels"] == labels for n in self.waiting for a in n["alerts"]):
+                self.ends.append(notice)
+
+    def _drop_starts(self, at: int) -> None:
+        """Drops the starts of alerts in a waiting notice, and the ends that belong to them in later notices."""
+        kept, ends = self.waiting[:at], set[str]()
+        for number, notice in enumerate(self.waiting[at:]):
+            alerts = []
+            for alert in notice["alerts"]:
+                if number == 0 and alert["status"] == "firing":
+                    ends.add(alert_key(alert))
+                elif alert["status"] == "resolved" and alert_key(alert) in ends:
+                    ends.discard(alert_key(alert))
+                else:
+                    alerts.append(alert)
+            if alerts:
+                kept.append(with_alerts(notice, alerts))
+        self.waiting = kept
+        self.untold |= ends
+
+
+def alert_key(alert: Mapping[str, Any]) -> str:
+    """Returns a text that is different for different alerts of a target."""
+    return json.dumps(alert["labels"], sort_keys=True)
+
+
+def with_alerts(notice: Notice, alerts: Sequence[Mapping[str, Any]], name: str | None = None) -> Notice:
+    """Returns a notice with other alerts, and the title that fits them.
+
+    Args:
+        name: the id of the notice; None: the id stays.
+    """
+    firing = sum(alert["status"] == "firing" for alert in alerts)
+    title = f"{notice['rule']}: {firing} firing, {len(alerts) - firing} resolved"
+    summary = alerts[0]["annotations"].get("summary", "")
+    named = title + (f" ({summary})" if summary else "")
+    return {**notice, "id": notice["id"] if name is None else name, "title": named, "alerts": list(alerts)}
+
+
+def _halves(notice: Notice) -> list[Notice]:
+    alerts, half = notice["alerts"], len(notice["alerts"]) // 2
+    parts = [part for part in (alerts[:half], alerts[half:]) if part]
+    return [with_alerts(notice, part, f"{notice['id']}-{number}") for number, part in enumerate(parts)]
+
+
+def _without(notices: Iterable[Notice], keys: Collection[str]) -> list[Notice]:
+    """Returns the notices without some alerts. A notice without alerts is left out."""
+    parts = [(n, [a for a in n["alerts"] if alert_key(a) not in keys]) for n in notices]
+    return [n if len(left) == len(n["alerts"]) else with_alerts(n, left) for n, left in parts if left]
 
 
 def _in_thread(name: str, call: Callable[[], None]) -> Future[None]:

@@ -1,7 +1,8 @@
 """Decides which alerts fire, from answers and the time. No I/O, no clock.
 
 The newest window of a query decides whether an alert fires or is resolved. A window may neither support nor exclude the
-condition, for example because an edge is missing. Such a window does not change the alert.
+condition, for example because an edge is missing. Such a window does not change the alert. An alert also ends if no
+answer will decide about it any more: its query, its rule or its edge is gone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from edgewater.model.measure import Measure
 from edgewater.model.syntax import column_names
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import BoolArray, Estimates
+from edgewater.wire import QueryRef
 
 Labels = tuple[tuple[str, str], ...]
 """Names and values that distinguish the alerts of one rule: the groups, or the edge."""
@@ -43,7 +45,8 @@ class Outcome(StrEnum):
     """No edge is missing from the answer, and the group has no value in it."""
     UNKNOWN = "unknown"
     """The interval contains values that satisfy the condition and values that do not, or an edge is missing."""
-    RULE_CHANGED = "rule-changed"
+    ENDED = "ended"
+    """No answer decides about the alert any more. The detail ``ended`` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Alert:
 
     Attributes:
         since_ms: start of the first window of the time in which the condition has held without interruption. For
-            `no_answer_for`, the wall time of the last answer.
+            `no_answer_for`, the wall time at which the last answer has arrived.
         through_ms: end of the last window in which the condition held.
         fired_at_ms: wall time at which the alert began to fire; None if the alert is pending.
         details: details of the last answer: ``condition``, values with bounds, ``window``, ``revision``, …
@@ -172,10 +175,13 @@ class AlertBook:
             if alert.rule in kept:
                 self._alerts[alert.rule][alert.labels] = alert
             elif alert.fired_at_ms is not None:
-                alert = replace(alert, details={**alert.details, "condition": Outcome.RULE_CHANGED})
-                self.dropped.append(Transition(alert, "resolved", now_ms, before[alert.rule]))
+                why = "the rule was changed" if alert.rule in self._rules else "the rule was removed"
+                why = why if self._rules else "the sink was deleted"
+                self.dropped.append(ended(alert, before[alert.rule], why, now_ms))
         self._windows = {name: Window(*w) for name, w in given.get("windows", {}).items() if name in kept}
         self._heard_ms = {name: at_ms for name, at_ms in given.get("heard_ms", {}).items() if name in kept}
+        self._heard_ids = {name: number for name, number in given.get("heard_ids", {}).items() if name in kept}
+        self._over: set[str] = set()
 
     @property
     def rules(self) -> Mapping[str, AlertRule]:
@@ -204,6 +210,7 @@ class AlertBook:
             "alerts": [alert.to_json() for alert in self.alerts],
             "windows": self._windows,
             "heard_ms": self._heard_ms,
+            "heard_ids": self._heard_ids,
         }
 
     def check(self, queries: Iterable[SinkQuery]) -> None:
@@ -220,11 +227,53 @@ class AlertBook:
                 except (InvalidQuery, InvalidRequest) as exc:
                     self.problems[rule.name] = exc.message
 
+    def end_gone(self, registered: Mapping[QueryRef, bool], retired: Collection[str], now_ms: int) -> list[Transition]:
+        """Ends the alerts whose query or edge is gone, and returns the transitions.
+
+        Called only after `answer` was called for all stored answers.
+
+        Args:
+            registered: the queries that are not deleted, and whether they get further answers.
+            retired: the edges that are retired.
+        """
+        transitions, names, running = list[Transition](), set[str](), set[str]()
+        for ref, is_running in registered.items():
+            names.add(ref.name)
+            running |= {ref.name} if is_running else set()
+        self._over = {rule.name for rule in self._rules.values() if rule.query not in running}
+        for rule in self._rules.values():
+            window = self._windows.get(rule.name)
+            if rule.query not in names or (window and QueryRef(rule.query, window.version) not in registered):
+                transitions += self._end(rule, "the query was deleted", now_ms)
+                self._windows.pop(rule.name, None)
+            elif rule.name in self._over:
+                transitions += self._end(rule, "the query has ended", now_ms)
+            elif rule.is_edge:
+                transitions += self._end(rule, "the edge was retired", now_ms, retired)
+            if rule.name in self._over:
+                self._heard_ms.pop(rule.name, None)
+        return transitions
+
+    def clock_stepped(self, step_ms: int) -> None:
+        """Moves the times at which answers have arrived, because the wall clock was set by `step_ms`."""
+        self._heard_ms = {name: at_ms + step_ms for name, at_ms in self._heard_ms.items()}
+
+    def _end(self, rule: AlertRule, why: str, now_ms: int, edges: Collection[str] | None = None) -> list[Transition]:
+        """Removes alerts of a rule: all of them, or the alerts about some edges. Returns the transitions."""
+        alerts = self._alerts[rule.name]
+        gone = [alert for labels, alert in alerts.items() if edges is None or labels[0][1] in edges]
+        for alert in gone:
+            del alerts[alert.labels]
+        return [ended(alert, rule, why, now_ms) for alert in gone if alert.fired_at_ms is not None]
+
     def answer(self, answer: SinkAnswer, measures: Sequence[Measure], now_ms: int) -> list[Transition]:
         """Evaluates the newest revision of a window, and returns the transitions.
 
         A window that is not the newest window raises no new alert. It may prolong or interrupt the time for which the
         condition of an alert holds.
+
+        Args:
+            now_ms: wall time at which the answer has arrived. Other machines have set the times in the answer.
         """
         if answer.window_end_ms <= answer.window_start_ms:
             return []
@@ -232,8 +281,8 @@ class AlertBook:
         for rule in self._rules.values():
             if rule.query != answer.query.name or answer.phase.rank < rule.min_phase.rank:
                 continue
-            heard_ms = self._heard_ms.get(rule.name, answer.answered_at_ms)
-            self._heard_ms[rule.name] = max(answer.answered_at_ms, heard_ms)
+            if answer.answer_id > self._heard_ids.get(rule.name, 0):  # otherwise the answer is repeated
+                self._heard_ids[rule.name], self._heard_ms[rule.name] = answer.answer_id, now_ms
             if rule.no_answer_ms is not None:
                 continue
             window = Window(answer.query.version, answer.window_start_ms, answer.window_end_ms)
@@ -248,6 +297,8 @@ class AlertBook:
                     transitions += self._apply(rule, labels, outcome, details, answer, now_ms)
             except (InvalidQuery, InvalidRequest) as exc:  # the other rules are evaluated
                 self.problems[rule.name] = exc.message
+                if is_newest:
+                    transitions += self._end(rule, f"the rule does not fit the query: {exc.message}", now_ms)
         return transitions
 
     def tick(self, now_ms: int) -> list[Transition]:
@@ -257,9 +308,9 @@ class AlertBook:
         """
         transitions: list[Transition] = []
         for rule in self._rules.values():
-            if rule.no_answer_ms is None:
+            if rule.no_answer_ms is None or rule.name in self._over:
                 continue
-            # After a step back of the wall clock, the last answer is in the future.
+            # The clock may have been set back while no process ran the sink.
             heard_ms = self._heard_ms[rule.name] = min(now_ms, self._heard_ms.get(rule.name, now_ms))
             alerts = self._alerts[rule.name]
             silence_ms, alert = now_ms - heard_ms, alerts.get(())
@@ -353,6 +404,12 @@ class AlertBook:
             return [Transition(alerts[labels], "firing", now_ms, rule)]
         alerts[labels] = after
         return []
+
+
+def ended(alert: Alert, rule: AlertRule, why: str, now_ms: int) -> Transition:
+    """Returns the transition of an alert that no answer decides about any more."""
+    details = {**alert.details, "condition": Outcome.ENDED, "ended": why}
+    return Transition(replace(alert, details=details), "resolved", now_ms, rule)
 
 
 def _held(alert: Alert, outcome: Outcome, start_ms: int, end_ms: int) -> Alert:

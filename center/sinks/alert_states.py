@@ -63,7 +63,7 @@ class AlertCollector(Collector):
                     is_read.add_metric(labels, float(not stated["problem"]))
                 for name, box in state[TARGETS].items():
                     takes.add_metric([sink, name], float(not box["problem"]))
-                    waiting.add_metric([sink, name], len(box["waiting"]))
+                    waiting.add_metric([sink, name], len(box["waiting"]) + len(box.get("ends", ())))
                     for result in ("delivered", "refused", "dropped"):
                         notices.add_metric([sink, name, result], box[result])
         except EdgewaterError as exc:

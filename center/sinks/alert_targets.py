@@ -1,4 +1,8 @@
-"""Targets of alerts: webhooks and Alertmanager. A delivery may be repeated, and each repetition has the same key."""
+"""Targets of alerts: webhooks and Alertmanager. A delivery may be repeated, and each repetition has the same key.
+
+No target has to have the clock of this machine. An Alertmanager compares the times of alerts with its own clock. So its
+alerts begin and end at the time that its last reply states.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ import hashlib
 import hmac
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import httpx
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidatorFunctionWrapHandler, model_validator
 
 from edgewater.model.errors import EdgewaterError
 from edgewater.model.key_texts import label_names
@@ -23,8 +29,8 @@ TIMEOUT_S = 10.0
 """Timeout of each step of an exchange with a target."""
 ENDS_AFTER_MS = 300_000
 """Alertmanager resolves an alert by itself if it has not received the alert again within this time."""
-
-
+Notice = Mapping[str, Any]
+"""A notice of `AlertSink`, as JSON. It has an ``id``, a ``title`` and ``alerts``."""
 REFUSING = frozenset({400, 413, 415, 422})
 """HTTP status codes of a server that will not accept the same request later."""
 
@@ -79,6 +85,14 @@ class TargetSection(Section):
     """A URL that takes alerts as JSON by POST."""
     alertmanager: AlertmanagerSection | None = None
     """An Alertmanager, which groups, silences and routes alerts."""
+    _document: Any = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_document(cls, given: Any, validate: ValidatorFunctionWrapHandler) -> Self:
+        section: Self = validate(given)
+        section._document = given
+        return section
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -86,29 +100,35 @@ class TargetSection(Section):
             raise refusal("exactly one of webhook and alertmanager")
         return self
 
-    def make(self) -> Target:
-        """Builds the target. Does not connect to it."""
+    @property
+    def document(self) -> Any:
+        """The section as the user wrote it."""
+        return self._document
+
+    def make(self, now_ms: Callable[[], int]) -> Target:
+        """Builds the target. Does not connect to it.
+
+        Args:
+            now_ms: returns the wall time, for signatures.
+        """
         if self.webhook is not None:
-            return Webhook(self.webhook)
+            return Webhook(self.webhook, now_ms)
         assert self.alertmanager is not None
         return Alertmanager(self.alertmanager)
 
 
 class Target(Protocol):
-    """Delivers notices. Each method blocks until the system has replied, and raises DeliveryFailed if the delivery
-    failed.
-
-    Any other exception of a method is treated like a DeliveryFailed that is not final.
-    """
+    """A system that notices are delivered to."""
 
     repeats: bool
-    """Whether firing alerts are sent repeatedly (`resend`)."""
+    """Whether firing alerts are sent repeatedly."""
 
-    def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
-        """Delivers a notice of `AlertSink`."""
+    def deliver(self, notice: Notice) -> None:
+        """Delivers a notice. Blocks until the system has replied.
 
-    def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """Sends the alerts that fire."""
+        Raises:
+            DeliveryFailed: the delivery failed. Any other exception is treated like one that is not final.
+        """
 
 
 class Webhook:
@@ -116,20 +136,18 @@ class Webhook:
 
     repeats = False
 
-    def __init__(self, section: WebhookSection) -> None:
+    def __init__(self, section: WebhookSection, now_ms: Callable[[], int]) -> None:
         self._section, self._server = section, _Server(section.ca, section.proxy)
+        self._now_ms = now_ms
 
-    def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
+    def deliver(self, notice: Notice) -> None:
         """Implements `Target.deliver`."""
         body = json.dumps(notice, separators=(",", ":")).encode()
         headers = {name: value.get_secret_value() for name, value in self._section.headers.items()}
         headers |= {"Content-Type": "application/json", "Idempotency-Key": str(notice["id"])}
         if self._section.key is not None:
-            headers["Edgewater-Signature"] = signature(self._section.key, now_ms // 1000, body)
+            headers["Edgewater-Signature"] = signature(self._section.key, self._now_ms() // 1000, body)
         self._server.post(self._section.url.get_secret_value(), body, headers)
-
-    def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """Implements `Target.resend`."""
 
 
 def signature(key: SecretStr, time_s: int, body: bytes) -> str:
@@ -146,30 +164,41 @@ class Alertmanager:
     def __init__(self, section: AlertmanagerSection) -> None:
         self._section, self._server = section, _Server(section.ca, section.proxy)
 
-    def deliver(self, notice: Mapping[str, Any], now_ms: int) -> None:
-        """Implements `Target.deliver`."""
-        self.resend(notice["alerts"], now_ms)
-
-    def resend(self, alerts: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """Implements `Target.resend`. An Alertmanager resolves alerts that it has not received again within
+    def deliver(self, notice: Notice) -> None:
+        """Implements `Target.deliver`. An Alertmanager resolves alerts that it has not received again within
         `ENDS_AFTER_MS`.
         """
+        now_ms = _time_of(self._post([]))
         body = [
             {
                 "labels": dict(zip(label_names(list(alert["labels"])), alert["labels"].values(), strict=True)),
-                "annotations": alert["annotations"],
-                "startsAt": alert["starts_at"],
-                "endsAt": alert["ends_at"] or rfc3339(now_ms + ENDS_AFTER_MS),
+                "annotations": {"since": alert["since"], "fired_at": alert["starts_at"], **alert["annotations"]},
+                # An Alertmanager that has the alert keeps its earlier start.
+                "startsAt": rfc3339(now_ms),
+                "endsAt": rfc3339(now_ms + (ENDS_AFTER_MS if alert["status"] == "firing" else 0)),
             }
-            for alert in alerts
+            for alert in notice["alerts"]
         ]
+        self._post(body)
+
+    def _post(self, alerts: list[dict[str, Any]]) -> Reply:
         token = self._section.token
         headers = {"Content-Type": "application/json"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token.get_secret_value()}"
         url = f"{self._section.url.rstrip('/')}/api/v2/alerts"
-        if (reply := self._server.post(url, json.dumps(body).encode(), headers)).text.strip():
+        if (reply := self._server.post(url, json.dumps(alerts).encode(), headers)).text.strip():
             raise DeliveryFailed(f"{reply}: no Alertmanager, whose reply has no body")
+        return reply
+
+
+def _time_of(reply: Reply) -> int:
+    """Returns the wall time of a server in ms."""
+    try:
+        stated = parsedate_to_datetime(reply.date)
+    except ValueError:
+        raise DeliveryFailed(f"{reply.host}: the reply does not state its time (Date)") from None
+    return int(stated.replace(tzinfo=stated.tzinfo or UTC).timestamp() * 1000)
 
 
 class _Server:

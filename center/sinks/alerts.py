@@ -2,40 +2,53 @@
 
 The state of all alerts, the notices that are not delivered yet, and the position are stored together. So no alert is
 lost in a restart. A notice is delivered at least once. If it is delivered again, it has the same id.
+
+If a rule, a target or the sink is removed, the alerts that fire at a target are ended there. So the state has the
+sections of the targets, and a target that is removed stays until it has accepted the ends, at most `LEAVES_MS`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from center.serving.computed import ComputedValue
 from center.sinks.alert_conditions import Condition
-from center.sinks.alert_delivery import Outbox
-from center.sinks.alert_rules import Alert, AlertBook, AlertRule, Transition
+from center.sinks.alert_delivery import Outbox, with_alerts
+from center.sinks.alert_rules import Alert, AlertBook, AlertRule, Transition, ended
 from center.sinks.alert_states import RULES, SHOWN, TARGETS
-from center.sinks.alert_targets import Target, TargetSection
-from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
+from center.sinks.alert_targets import Notice, TargetSection
+from center.sinks.base import SinkAnswer, SinkContext, SinkKind, SinkMemory, SinkQuery
+from center.sinks.definitions import SinkDefinition, has_secret
 from edgewater.answers import Phase
-from edgewater.model.errors import EdgewaterError, InvalidInput
+from edgewater.model.errors import EdgewaterError, InvalidConfig, InvalidInput
+from edgewater.model.streams import EdgeId
 from edgewater.model.syntax import parse_sql
 from edgewater.model.timestamps import rfc3339
-from edgewater.runtime.configuration import Duration, Section, refusal
+from edgewater.runtime.configuration import Duration, Section, refusal, validate
 from edgewater.wire import QueryRef
 
 MAX_ALERTS_IN_NOTICE = 500
 CLOSE_S = 1.0
+LOOK_MS = 1_000
+"""The time in ms between two looks for retired edges."""
+LEAVES_MS = 600_000
+"""The longest time in ms for which a removed target is tried, in each process."""
+LEAST_STEP_MS = 1_000
+"""The wall clock was set if its difference from the monotonic clock has changed by this."""
 NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,99}$"
 
 LABEL = r"^[a-zA-Z_][a-zA-Z0-9_]{0,99}$"
 ALERTNAME, QUERY = "alertname", "query"
 """Labels of each alert. If a group column has such a name, the label of the group begins with ``group_``."""
+log = logging.getLogger(__name__)
 
 
 class RuleSection(Section):
@@ -132,12 +145,17 @@ class AlertsConfig(Section):
 class AlertSink:
     """Evaluates rules and delivers notices. Implements `center.sinks.base.Sink`."""
 
-    def __init__(self, rules: Sequence[AlertRule], targets: Mapping[str, Target], context: SinkContext) -> None:
-        self._rules, self._targets, self._context = rules, targets, context
+    def __init__(self, rules: Sequence[AlertRule], targets: Mapping[str, TargetSection], context: SinkContext) -> None:
+        self._rules, self._sections, self._context = rules, targets, context
         self._book: AlertBook | None = None
         self._outboxes: dict[str, Outbox] = {}
-        self._measures: dict[QueryRef, Any] = {}
-        self._position = Position()
+        self._leaving: dict[str, Outbox] = {}
+        self._documents: dict[str, Any] = {}
+        self._leaves_at_ms = 0
+        self._queries: dict[QueryRef, SinkQuery] = {}
+        self._clocks_ms: tuple[int, int] | None = None
+        self._looked_ms: int | None = None
+        self._version = -1
 
     @property
     def problem(self) -> str:
@@ -145,60 +163,65 @@ class AlertSink:
         such problem.
         """
         rules = [f"rule {name}: {reason}" for name, reason in sorted(self._opened.problems.items())]
-        failing = [(n, box) for n, box in sorted(self._outboxes.items()) if box.problem]
-        targets = [f"target {n}: {box.problem}; notices that wait: {len(box.waiting)}" for n, box in failing]
+        failing = [(n, box) for n, box in sorted(self._boxes.items()) if box.problem]
+        targets = [f"target {n}: {box.problem}; notices that wait: {box.left}" for n, box in failing]
         return "; ".join([*rules, *targets])
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`."""
-        self._measures = {query.ref: query.spec.measures for query in queries}
-        if self._book is not None:  # the queries have changed
-            self._book.check(queries)
-            self._save()
-            return self._position
-        stored, now_ms = self._memory.load(), self._context.now_ms()
-        state: dict[str, Any] = {} if stored is None else json.loads(stored[1])
-        self._book = AlertBook(self._rules, state.get("book"), now_ms)
-        self._book.check(queries)
-        outboxes = state.get(TARGETS, {})
-        for name, target in self._targets.items():
-            self._outboxes[name] = Outbox.restored(f"{self._context.name}.{name}", target, outboxes.get(name, {}))
-        if stored is None:
-            return None
-        self._position = stored[0]
-        self._notify(self._book.dropped, now_ms)
-        self._save()
-        return self._position
+        self._queries |= {query.ref: query for query in queries}
+        stored, now_ms = self._memory.load([query.ref for query in queries]), self._context.now_ms()
+        if self._book is None:
+            state: dict[str, Any] = {} if stored is None else json.loads(stored[1])
+            self._book = AlertBook(self._rules, state.get("book"), now_ms)
+            self._open_targets(state.get(TARGETS, {}), now_ms)
+            self._save({})
+        return {} if stored is None else stored[0]
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+    def follow(self, queries: Sequence[SinkQuery]) -> None:
+        """Is called with all queries after `open`, and when the queries change."""
+        self._opened.check(queries)
+        self._save({})
+
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
         """Implements `Sink.write`."""
-        now_ms, transitions = self._context.now_ms(), list[Transition]()
+        now_ms, transitions = self._now_ms(), list[Transition]()
         # A later revision of a window comes after the next windows, and a book takes windows in their order.
         for answer in sorted(answers, key=lambda each: (each.query.version, each.window_start_ms)):
-            transitions += self._opened.answer(answer, self._measures[answer.query], now_ms)
-        self._notify(transitions, now_ms)
-        self._position = position
-        self._save()
+            transitions += self._opened.answer(answer, self._queries[answer.query].spec.measures, now_ms)
+        self._notify(transitions, now_ms, self._outboxes)
+        self._version = -1
+        self._save(positions)
 
     def tick(self, is_current: bool) -> None:
-        """Delivers waiting notices. If all answers were written, also evaluates the rules with `no_answer_for`."""
-        now_ms = self._context.now_ms()
-        transitions = self._opened.tick(now_ms) if is_current else []
-        self._notify(transitions, now_ms)
+        """Delivers waiting notices. If all answers were written, also ends the alerts whose query or edge is gone, and
+        evaluates the rules with `no_answer_for`.
+        """
+        now_ms, elapsed_ms = self._now_ms(), self._elapsed_ms()
+        transitions = [*self._end_gone(now_ms, elapsed_ms), *self._opened.tick(now_ms)] if is_current else []
+        self._notify(transitions, now_ms, self._outboxes)
         if transitions:
-            self._save()  # before the delivery, so that a repetition has the same id
-        changed = [box.step(now_ms, partial(self._firing, name)) for name, box in self._outboxes.items()]
+            self._save({})  # before the delivery, so that a repetition has the same id
+        changed = [box.step(elapsed_ms, partial(self._firing, name)) for name, box in self._outboxes.items()]
+        changed += [box.step(elapsed_ms, tuple) for box in self._leaving.values()]
+        for name, box in list(self._leaving.items()):
+            if box.left and elapsed_ms >= self._leaves_at_ms:
+                self._give_up(name, box.problem)
+            elif box.left:
+                continue
+            del self._leaving[name]
+            changed.append(True)
         if any(changed):
-            self._save()
+            self._save({})
 
     def close(self) -> None:
         """Implements `Sink.close`. Waits shortly for deliveries, because an unconfirmed delivery is repeated."""
-        now_ms = self._context.now_ms()
-        finished = [box.finish(now_ms, CLOSE_S / len(self._outboxes)) for box in self._outboxes.values()]
+        elapsed_ms, boxes = self._elapsed_ms(), self._boxes.values()
+        finished = [box.finish(elapsed_ms, CLOSE_S / len(boxes)) for box in boxes]
         if any(finished):
             # If the state cannot be stored, the deliveries are repeated later.
             with suppress(EdgewaterError):
-                self._save()
+                self._save({})
 
     @property
     def _opened(self) -> AlertBook:
@@ -210,56 +233,145 @@ class AlertSink:
         assert self._context.memory is not None, "a process gives one"
         return self._context.memory
 
-    def _save(self) -> None:
+    @property
+    def _boxes(self) -> dict[str, Outbox]:
+        """The outboxes of all targets, also of removed targets."""
+        return self._outboxes | self._leaving
+
+    def _elapsed_ms(self) -> int:
+        return int(self._context.monotonic() * 1000)
+
+    def _now_ms(self) -> int:
+        """Returns the wall time. If the wall clock was set, the stored wall times follow."""
+        now_ms, elapsed_ms = self._context.now_ms(), self._elapsed_ms()
+        before_ms, self._clocks_ms = self._clocks_ms or (now_ms, elapsed_ms), (now_ms, elapsed_ms)
+        step_ms = now_ms - before_ms[0] - (elapsed_ms - before_ms[1])
+        if abs(step_ms) >= LEAST_STEP_MS:
+            self._opened.clock_stepped(step_ms)
+            self._save({})
+        return now_ms
+
+    def _save(self, positions: Mapping[QueryRef, int]) -> None:
         book = self._opened
         rules = book.rules
         state = {
             "book": book.to_json(),
-            TARGETS: {name: box.to_json() for name, box in self._outboxes.items()},
+            TARGETS: {
+                name: {**box.to_json(), "document": self._documents.get(name), "leaves": name in self._leaving}
+                for name, box in self._boxes.items()
+            },
             SHOWN: [stated(rules[a.rule], a, "pending" if a.fired_at_ms is None else "firing") for a in book.alerts],
             RULES: [_stated_rule(rule, book) for rule in rules.values()],
         }
-        self._memory.save(self._position, json.dumps(state, separators=(",", ":")))
+        self._memory.save(positions, json.dumps(state, separators=(",", ":")))
 
-    def _firing(self, target: str) -> list[dict[str, Any]]:
-        rules = self._opened.rules
+    def _end_gone(self, now_ms: int, elapsed_ms: int) -> list[Transition]:
+        catalog = self._context.catalog
+        if catalog is None or (self._looked_ms is not None and elapsed_ms - self._looked_ms < LOOK_MS):
+            return []
+        self._looked_ms, version = elapsed_ms, catalog.version()
+        if version == self._version:
+            return []
+        self._version = version
+        retired = catalog.edges.retired() if any(rule.is_edge for rule in self._rules) else ()
+        return self._opened.end_gone(catalog.queries.running(), retired, now_ms)
+
+    def _open_targets(self, stored: Mapping[str, Mapping[str, Any]], now_ms: int) -> None:
+        """Continues with the stored targets that the sink still has, and ends the alerts at the other stored targets.
+
+        A target that is new gets the alerts that fire.
+        """
+        rules, dropped = self._opened.rules, self._opened.dropped
         firing = [alert for alert in self._opened.alerts if alert.fired_at_ms is not None]
-        return [stated(rules[a.rule], a, "firing") for a in firing if self._goes_to(rules[a.rule], target)]
+        removed = [ended(alert, rules[alert.rule], "the target was removed", now_ms) for alert in firing]
+        self._leaves_at_ms = self._elapsed_ms() + LEAVES_MS
+        for name, section in self._sections.items():
+            before = stored.get(name, {})
+            is_known = bool(before) and not before.get("leaves") and _is_same(before.get("document"), section.document)
+            self._documents[name] = None if has_secret(section.document, TargetSection) else section.document
+            self._outboxes[name] = self._outbox(name, section, before if is_known else {})
+            for notice in () if is_known else self._firing(name):
+                self._outboxes[name].add(notice)
+            self._notify(dropped if is_known else [], now_ms, {name: self._outboxes[name]})
+            stored = {n: state for n, state in stored.items() if n != name or not is_known}
+        for name, state in stored.items():
+            ends = [] if state.get("leaves") else [t for t in [*dropped, *removed] if _goes_to(t.rule, name)]
+            document = state.get("document")
+            try:
+                if document is None:
+                    raise InvalidConfig("", None, "an address", "it is not stored, because it is a secret")
+                box = self._outbox(name, validate(TargetSection, document), state)
+            except InvalidConfig as exc:
+                if ends or state["waiting"]:
+                    self._give_up(name, exc.message)
+                continue
+            self._notify(ends, now_ms, {name: box})
+            key = f"{name}, before" if name in self._sections else name
+            self._leaving[key], self._documents[key] = box, document
 
-    def _goes_to(self, rule: AlertRule, target: str) -> bool:
-        """Returns whether a target gets the notices of a rule. If none of the rule's targets exists, all targets get
-        them.
-        """
-        return target in rule.targets or not any(name in self._outboxes for name in rule.targets)
+    def _outbox(self, name: str, section: TargetSection, state: Mapping[str, Any]) -> Outbox:
+        return Outbox.restored(f"{self._context.name}.{name}", section.make(self._context.now_ms), state)
 
-    def _notify(self, transitions: Sequence[Transition], now_ms: int) -> None:
-        """Adds notices to the outboxes of the targets: per rule, one notice for at most
-        `MAX_ALERTS_IN_NOTICE` alerts.
-        """
-        by_rule: dict[str, list[Transition]] = {}
-        for transition in transitions:
-            by_rule.setdefault(transition.rule.name, []).append(transition)
-        for each in by_rule.values():
+    def _give_up(self, target: str, reason: str) -> None:
+        """Raises an alarm, because alerts may fire at a removed target for ever."""
+        text = f"sink {self._context.name}: alerts that fire at the removed target {target} are not ended: {reason}"
+        log.warning("%s", text)
+        if self._context.catalog is not None:
+            # The log has it, too.
+            with suppress(EdgewaterError):
+                self._context.catalog.alarms.add("alerts-left", text, EdgeId(""), self._context.now_ms())
+
+    def _firing(self, target: str) -> list[Notice]:
+        """Returns notices with the alerts that fire at a target."""
+        rules = self._opened.rules
+        firing = [(rules[alert.rule], alert) for alert in self._opened.alerts if alert.fired_at_ms is not None]
+        changes = [(rule, stated(rule, alert, "firing")) for rule, alert in firing if _goes_to(rule, target)]
+        return [notice for _, notice in self._notices(changes, self._context.now_ms())]
+
+    def _notify(self, transitions: Iterable[Transition], now_ms: int, boxes: Mapping[str, Outbox]) -> None:
+        """Adds notices to outboxes, by the names of their targets."""
+        changes = [
+            (t.rule, stated(t.rule, t.alert, t.status, t.at_ms if t.status == "resolved" else None))
+            for t in transitions
+        ]
+        for rule, notice in self._notices(changes, now_ms):
+            for name, box in boxes.items():
+                if _goes_to(rule, name):
+                    box.add(notice)
+
+    def _notices(
+        self, changes: Iterable[tuple[AlertRule, dict[str, Any]]], now_ms: int
+    ) -> Iterator[tuple[AlertRule, Notice]]:
+        """Yields notices: per rule, one notice for at most `MAX_ALERTS_IN_NOTICE` alerts."""
+        by_rule: dict[str, tuple[AlertRule, list[dict[str, Any]]]] = {}
+        for rule, alert in changes:
+            by_rule.setdefault(rule.name, (rule, []))[1].append(alert)
+        for rule, each in by_rule.values():
             for at in range(0, len(each), MAX_ALERTS_IN_NOTICE):
-                notice = self._notice(each[0].rule, each[at : at + MAX_ALERTS_IN_NOTICE], now_ms)
-                for name, box in self._outboxes.items():
-                    if self._goes_to(each[0].rule, name):
-                        box.add(notice)
+                alerts = each[at : at + MAX_ALERTS_IN_NOTICE]
+                identity = json.dumps([self._context.name, rule.name, now_ms, alerts], sort_keys=True)
+                notice = {
+                    "id": hashlib.sha256(identity.encode()).hexdigest()[:32],
+                    "sink": self._context.name,
+                    "rule": rule.name,
+                    "query": rule.query,
+                    "title": "",
+                    "at": rfc3339(now_ms),
+                }
+                yield rule, with_alerts(notice, alerts)
 
-    def _notice(self, rule: AlertRule, transitions: Sequence[Transition], now_ms: int) -> dict[str, Any]:
-        alerts = [stated(rule, t.alert, t.status, t.at_ms if t.status == "resolved" else None) for t in transitions]
-        firing = sum(alert["status"] == "firing" for alert in alerts)
-        identity = json.dumps([self._context.name, rule.name, now_ms, alerts], sort_keys=True)
-        title = f"{rule.name}: {firing} firing, {len(alerts) - firing} resolved"
-        return {
-            "id": hashlib.sha256(identity.encode()).hexdigest()[:32],
-            "sink": self._context.name,
-            "rule": rule.name,
-            "query": rule.query,
-            "title": title + (f" ({rule.summary})" if rule.summary else ""),
-            "at": rfc3339(now_ms),
-            "alerts": alerts,
-        }
+
+def _goes_to(rule: AlertRule, target: str) -> bool:
+    return not rule.targets or target in rule.targets
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Returns whether two sections name the same system. If it is not stored, it is taken for the same."""
+
+    def place(section: Any) -> list[Any]:
+        return [[kind, keys["url"]] for kind, keys in sorted(section.items()) if keys]
+
+    return before is None or place(before) == place(now)
 
 
 def stated(rule: AlertRule, alert: Alert, status: str, ended_at_ms: int | None = None) -> dict[str, Any]:
@@ -316,8 +428,13 @@ class AlertsKind:
 
     def sink(self, options: AlertsConfig, context: SinkContext) -> AlertSink:
         """Implements `SinkKind.sink`."""
-        rules = [section.rule() for section in options.rules]
-        return AlertSink(rules, {name: t.make() for name, t in options.targets.items()}, context)
+        return AlertSink([section.rule() for section in options.rules], options.targets, context)
 
 
 KIND = AlertsKind()
+
+
+def ending(name: str) -> SinkDefinition:
+    """Returns the definition of a deleted sink. It has no rules and no targets, so its alerts end at all targets."""
+    options = AlertsConfig.model_construct(rules=[], targets={})
+    return SinkDefinition(name, cast("SinkKind", KIND), options, frozenset(), Phase.EARLY, True, 0, {})

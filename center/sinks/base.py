@@ -6,34 +6,26 @@ sink is defined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pydantic import BaseModel
 
+from center.catalog import Catalog
 from edgewater.answers import Facts, Phase
 from edgewater.answers.statement import Contract, Statement
+from edgewater.model.errors import StorageError
 from edgewater.model.key_texts import OWN_COLUMNS
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import query_key
 from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
 from edgewater.wire import QueryRef
 
 GROUP = "edgewater.sinks"
-
-
-class Position(NamedTuple):
-    """The position up to which a sink has read the answers.
-
-    Attributes:
-        answer_id: id of the last answer, of any query, that the sink has; 0 if the sink has no answer.
-        late: number of changes of final answers that the sink has (`AnswerReader.newest`).
-    """
-
-    answer_id: int = 0
-    late: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,54 +86,71 @@ class SinkAnswer:
 
 
 class Sink(Protocol):
-    """A system that answers are written to. One thread calls all methods.
+    """A system that answers are written to, the target. One thread calls all methods.
+
+    A target stores a position per query: the id of the last answer that it has. It stores the position together with
+    the answers, and with the center and the sink that have written them (`SinkContext.require_own`).
 
     A sink may have a method ``tick(is_current)``. It is called about ten times a second while the sink is open and not
-    paused. ``is_current`` says whether the sink has all answers. A sink may also have a property ``problem``. While a
+    paused. ``is_current`` says whether the sink has all answers. A method ``follow(queries)`` is called with all
+    queries of the sink after `open`, and whenever they change. A sink may also have a property ``problem``. While a
     part of the sink does not work, the property returns a text that says why. Otherwise it returns an empty text.
-    A further property ``refused`` is the number of samples that the system has refused and will never accept.
+    A sink that goes on although the target will never accept a part of an answer counts these parts in ``refused``.
+    ``refusal`` then names query, window and reason of the last one.
 
-    If a method raises an exception, nothing was written. The sink is then closed, and opened again after a pause. If
-    it fails again, its queries are tried one by one. A query that fails while the sink takes others is set aside, and
-    written later. The message of the exception is shown to readers of the sink's status, so it must not contain
-    secrets.
+    If a method raises an exception, the sink is closed, and another one is opened, without a query. If that succeeds,
+    the queries are tried one by one, and a query that fails waits alone. The message of the exception is shown to
+    readers of the sink's status, so it must not contain secrets.
     """
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
-        """Connects, prepares the system for the answers of these queries, and returns the stored position.
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
+        """Connects, prepares the target for the answers of these queries, and returns the stored positions.
 
-        Called before the first `write`, and again when the queries change.
+        A query is opened before its first `write`. `open` is called again for further queries, and for queries whose
+        types were unknown.
+
+        Args:
+            queries: may be empty, to find out whether the target can be used.
 
         Returns:
-            The position that the last `write` stored; None if the system has no position.
+            The positions of those of these queries that this center has written to the target.
+
+        Raises:
+            StorageError: the target cannot be used, or has answers to one of the queries that another center wrote.
         """
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """Writes answers and the position. When it returns, both are durable. If it fails, neither is ever visible.
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
+        """Writes answers and positions. When it returns, all of them are durable.
 
-        If the process was killed before it received the success, `write` is called again with the same answers. An
-        answer is written if its revision is not lower than the window's revision in the system. If only the quality has
-        changed, the same revision is written again.
+        The answers and the position of a query become visible together. If the call fails, it may be repeated with
+        other queries. If the process was killed before it received the success, it is repeated with the same answers.
+
+        An answer is written if its revision is not lower than the window's revision in the target. If only the quality
+        has changed, the same revision is written again.
 
         Args:
             answers: at most one per window, by ascending `answer_id`; may be empty.
+            positions: the positions to store. A position may be lower than the stored one: an operator has requested
+                that answers are written again. A target to which rows are only added keeps its position then.
         """
 
     def close(self) -> None:
-        """Releases the resources that `open` has taken. Called once after each `open`, also after a failure."""
+        """Releases the resources that `open` has taken. Called once, also after a failure."""
 
 
 class SinkMemory(Protocol):
-    """Stores a state at the center, for sinks whose system cannot store a position.
+    """Stores a state at the center, for sinks whose target cannot store positions.
 
     The epoch fences the state: a process that no longer runs the sink cannot write it.
     """
 
-    def load(self) -> tuple[Position, str] | None:
-        """Returns the position and the state that `save` has stored, or None if nothing was stored."""
+    def load(self, queries: Iterable[QueryRef]) -> tuple[dict[QueryRef, int], str] | None:
+        """Returns the positions of these queries and the state that `save` has stored, or None if nothing was
+        stored.
+        """
 
-    def save(self, position: Position, state: str) -> None:
-        """Stores a position and a state text durably, together.
+    def save(self, positions: Mapping[QueryRef, int], state: str) -> None:
+        """Stores positions and a state text durably, together. Positions of other queries stay.
 
         Raises:
             LeaseLost: another process runs the sink.
@@ -153,17 +162,50 @@ class SinkContext:
     """The arguments that a center passes to a sink.
 
     Attributes:
-        name: name of the sink. Two sinks may write to one system; the name distinguishes their positions.
-        epoch: increases whenever another process takes over the sink. A system that can compare numbers refuses writes
+        name: name of the sink.
+        epoch: increases whenever another process takes over the sink. A target that can compare numbers refuses writes
             of an earlier epoch.
         memory: stores a state at the center; None if there is no state, for example while a definition is only checked.
         now_ms: returns the wall time.
+        monotonic: returns the seconds of a clock that nobody sets.
+        catalog: the registered queries, the edges and the alarms of the center; None while a definition is only
+            checked.
+        center: a random number of the center. A restored center has the same number.
+        earlier: names of sinks that release 0.3 of this center has run. Targets of 0.3 do not name their center.
+        running: returns the names of the other sinks of this center that a process runs.
     """
 
     name: str
     epoch: int = 0
     memory: SinkMemory | None = None
     now_ms: Callable[[], int] = lambda: 0
+    monotonic: Callable[[], float] = time.monotonic
+    catalog: Catalog | None = None
+    center: int = 0
+    earlier: Collection[str] = ()
+    running: Callable[[], Collection[str]] = tuple
+
+    def require_own(self, target: str, query: QueryRef, center: int | None, sink: str) -> None:
+        """Checks who has written the answers to a query in the target.
+
+        Args:
+            target: a text that names the target.
+            center: the number of the center that is stored there; None: release 0.3 has stored none.
+            sink: the name of the sink that is stored there.
+
+        Raises:
+            StorageError: another center has written the answers, or another sink of this center writes them now.
+        """
+        remedy = "let this sink write to another place, or remove the answers there"
+        where = f"{target} has answers to {query_key(query)}"
+        if center is None and sink not in self.earlier:
+            raise StorageError(
+                f"{where} of release 0.3, which this center has not written with a sink of this name: {remedy}"
+            )
+        if center not in (None, self.center):
+            raise StorageError(f"{where} of the center {center:x}, and this is the center {self.center:x}: {remedy}")
+        if sink != self.name and sink in self.running():
+            raise StorageError(f"{where} of the sink {sink} of this center: delete one of the two sinks")
 
 
 class SinkKind(Protocol):
@@ -176,7 +218,8 @@ class SinkKind(Protocol):
     A kind may have the attributes ``begin``, ``min_phase`` and ``batch_ms``. They are the defaults for the keys of the
     same names in the definition of a sink. No sink of the kind gets answers of a phase before ``min_phase``. The
     options may have an attribute ``reads``: the names of the queries that the sink needs. They are the default of the
-    key ``queries``.
+    key ``queries``. If the memory of the center has the positions, the options have an attribute ``target``: a text
+    that names the target. With another target, the memory is new.
     """
 
     name: str

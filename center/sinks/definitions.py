@@ -215,6 +215,15 @@ def _checked(value: Any, kinds: Sequence[Any], at: str, listed: Collection[str] 
     return value
 
 
+def has_secret(document: object, model: type[BaseModel]) -> bool:
+    """Returns whether a section has a secret itself, not only references to secrets. So it must not be stored."""
+    try:
+        _checked(document, [model], "", None)
+    except InvalidConfig:
+        return True
+    return False
+
+
 def _fields(kinds: Sequence[Any]) -> dict[str, list[Any]]:
     """Returns the types of the keys of the models among the types."""
     models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]

@@ -2,7 +2,7 @@
 
 The key has query, version, window and group, and the value has the revision. So a compacted topic has the newest
 revision of each group. If a revision lacks a group of an earlier revision, a tombstone is written for the group. The
-position is a message in another topic, written in the same transaction.
+positions are messages in another topic, written in the same transaction.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import pyarrow as pa
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
+from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from center.sinks.kinds import KafkaSinkConfig
 from edgewater.answers.cells import list_texts, plain, plain_key
 from edgewater.model.errors import StorageError
 from edgewater.model.key_texts import own_name
+from edgewater.model.registered_query import query_key
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
@@ -29,7 +30,6 @@ TIMEOUT_S = 10.0
 CLOSE_S = 1.0
 """How long `close` waits for the broker, in seconds, once to abort a transaction and once for its messages."""
 QUEUED = 200_000
-NEWEST_POSITIONS = 500
 POSITIONS = ".positions"
 """Suffix of the topic that has the positions of sinks."""
 _CONNECT = {"int64": "int64", "double": "double", "bool": "boolean"}
@@ -44,39 +44,68 @@ class KafkaSink:
         self._positions = options.topic.replace("{query}", "all") + POSITIONS
         self._topics: set[str] = set()
         self._problem = ""
-        self._position = Position()
+        self._marks: dict[str, dict[str, Any]] = {}
+        self.refused, self.refusal = 0, ""
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`. Raises StorageError."""
         try:
             self._create({self._positions, *(self._topic(query.ref) for query in queries)})
             if self._producer is None:
                 transactions = {
-                    "transactional.id": f"edgewater-sink-{self._context.name}",
+                    "transactional.id": f"edgewater-sink-{self._context.center:x}-{self._context.name}",
                     "transaction.timeout.ms": 60_000,
                     "queue.buffering.max.messages": QUEUED,
                 }
                 self._producer = confluent_kafka.Producer({**self._connection(), **transactions})
                 # Fences the producer of an earlier process, and ends its transaction.
                 self._producer.init_transactions(TIMEOUT_S)
-            return self._stored()
+                self._marks = self._stored()
         except confluent_kafka.KafkaException as exc:
             raise self._failure(exc) from exc
+        refs = [query.ref for query in queries]
+        return {ref: position for ref in refs if (position := self._position(ref)) is not None}
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """Implements `Sink.write`. Raises StorageError."""
+    def _position(self, ref: QueryRef) -> int | None:
+        """Returns the position of a query, or None. Raises StorageError for a query that another center writes."""
+        name = self._context.name
+        mark = self._marks.get(_key({"query": ref.name, "version": ref.version}))
+        if mark is not None:
+            self._context.require_own(self._target(ref), ref, mark["center"], mark["sink"])
+            return int(mark["answer_id"])
+        # A position of release 0.3 has the name of its sink as the key, and is about all queries.
+        for sink in (key for key in self._marks if not key.startswith("{")):
+            self._context.require_own(self._target(ref), ref, None, sink)
+        return int(self._marks[name]["answer_id"]) if name in self._marks else None
+
+    def _target(self, ref: QueryRef) -> str:
+        return f"the topic {self._topic(ref)} at {', '.join(self._options.brokers)}"
+
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
+        """Implements `Sink.write`. A message that is too large is counted. Raises StorageError."""
         assert self._producer is not None, "open comes first"
+        refused: list[str] = []
         try:
             self._producer.begin_transaction()
             for answer in answers:
                 topic = self._topic(answer.query)
                 for key, value in self._messages(answer):
-                    self._send(topic, key, value)
-            stored = json.dumps({"answer_id": position.answer_id, "late": position.late})
-            self._send(self._positions, self._context.name, stored)
+                    if not self._send(topic, key, value):
+                        size, window = len((key + (value or "")).encode()), rfc3339(answer.window_start_ms)
+                        refused.append(
+                            f"query {query_key(answer.query)}, window {window}: a message of {size} bytes is too large"
+                        )
+                        self._send(topic, key, None)  # the topic must not keep an earlier revision
+            writer = {"center": self._context.center, "sink": self._context.name}
+            for ref, answer_id in positions.items():
+                key = _key({"query": ref.name, "version": ref.version})
+                self._marks[key] = {"answer_id": answer_id, **writer}
+                self._send(self._positions, key, json.dumps(self._marks[key]))
             self._producer.commit_transaction(TIMEOUT_S)
         except confluent_kafka.KafkaException as exc:
             raise self._failure(exc) from exc
+        self.refused += len(refused)
+        self.refusal = refused[-1] if refused else self.refusal
 
     def close(self) -> None:
         """Implements `Sink.close`. Aborts an open transaction. If the broker does not answer, the next
@@ -134,47 +163,38 @@ class KafkaSink:
                     raise
         self._topics |= topics
 
-    def _stored(self) -> Position | None:
-        """Returns the position that the last transaction of this sink has written, or None."""
+    def _stored(self) -> dict[str, dict[str, Any]]:
+        """Returns the positions in the topic, by key. Brokers compact the topic, so it is short."""
         groups = {"group.id": "edgewater sink", "enable.auto.commit": False, "isolation.level": "read_committed"}
         ends = {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
+        found: dict[str, dict[str, Any]] = {}
         consumer = confluent_kafka.Consumer({**self._connection(), **groups, **ends})
         try:
-            place = confluent_kafka.TopicPartition(self._positions, 0)
-            low, high = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)
-            # Brokers compact the topic regularly. So the position is usually among the last messages.
-            distance = NEWEST_POSITIONS
-            while (found := self._last_position(consumer, max(low, high - distance))) is None and high - distance > low:
-                distance *= 16
-            return found
+            consumer.assign([confluent_kafka.TopicPartition(self._positions, 0, confluent_kafka.OFFSET_BEGINNING)])
+            while (message := consumer.poll(TIMEOUT_S)) is not None:
+                error = message.error()
+                if error is not None and error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                    return {key: mark for key, mark in found.items() if mark}
+                if error is not None:
+                    raise confluent_kafka.KafkaException(error)
+                found[(message.key() or b"").decode()] = json.loads(message.value() or b"{}")
+            raise StorageError(f"Kafka: topic {self._positions} could not be read within {TIMEOUT_S:g} s")
         finally:
             consumer.close()
 
-    def _last_position(self, consumer: confluent_kafka.Consumer, offset: int) -> Position | None:
-        """Returns the last position of this sink at or after an offset, or None."""
-        found: Position | None = None
-        consumer.assign([confluent_kafka.TopicPartition(self._positions, 0, offset)])
-        while True:
-            message = consumer.poll(TIMEOUT_S)
-            if message is None:
-                raise StorageError(f"Kafka: topic {self._positions} could not be read within {TIMEOUT_S:g} s")
-            error = message.error()
-            if error is not None and error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
-                return found
-            if error is not None:
-                raise confluent_kafka.KafkaException(error)
-            if message.key() == self._context.name.encode():
-                stored = json.loads(message.value() or b"{}")
-                found = Position(stored["answer_id"], stored["late"])
-
-    def _send(self, topic: str, key: str, value: str | None) -> None:
+    def _send(self, topic: str, key: str, value: str | None) -> bool:
+        """Adds a message to the transaction. Returns False if the message is too large."""
         assert self._producer is not None
         while True:
             try:
                 self._producer.produce(topic, key=key, value=value)
-                return
+                return True
             except BufferError:  # the queue is full
                 self._producer.poll(0.1)
+            except confluent_kafka.KafkaException as exc:
+                if exc.args[0].code() != confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE:
+                    raise
+                return False
 
     def _messages(self, answer: SinkAnswer) -> Iterator[tuple[str, str | None]]:
         """Yields key and value of messages: tombstones of removed groups, the groups of a window, and the statement."""

@@ -4,22 +4,21 @@ use.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from center.sinks.base import Sink, SinkContext, SinkQuery
+from center.sinks.base import Sink, SinkContext
 from edgewater.model.errors import InvalidConfig, installation
 from edgewater.model.key_texts import label_names
 from edgewater.runtime.configuration import ProxyUrl, Secret, Section, read_secret, refusal
 from edgewater.runtime.kafka_properties import require_allowed
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from edgewater.wire import QueryRef
 
 FILES_WAIT_MS = 300_000
 """The time in ms for which sinks that write files collect answers."""
@@ -135,6 +134,11 @@ class RemoteWriteConfig(Section):
     proxy: ProxyUrl | None = None
     """An HTTP proxy on the way to the URL. Unset: no proxy."""
 
+    @property
+    def target(self) -> str:
+        """Names the series that the sink writes."""
+        return json.dumps([self.url, sorted(self.labels.items())])
+
     @field_validator("labels")
     @classmethod
     def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
@@ -181,7 +185,7 @@ class ParquetKind:
         """Implements `SinkKind.sink`."""
         from center.sinks.lake import LakeSink, ParquetFiles, table_name
 
-        return LakeSink(lambda query, _: ParquetFiles(options.path / table_name(query.ref)), context)
+        return LakeSink(lambda query: ParquetFiles(options.path / table_name(query), query, context))
 
 
 class DeltaConfig(Section):
@@ -211,11 +215,10 @@ class DeltaKind:
 
         storage = {name: value.get_secret_value() for name, value in options.options.items()}
 
-        def table(query: SinkQuery, schema: pa.Schema) -> DeltaAnswers:
-            uri = f"{options.path.rstrip('/')}/{table_name(query.ref)}"
-            return DeltaAnswers(uri, schema, f"edgewater sink {context.name}", storage)
+        def table(query: QueryRef) -> DeltaAnswers:
+            return DeltaAnswers(f"{options.path.rstrip('/')}/{table_name(query)}", query, context, storage)
 
-        return LakeSink(table, context)
+        return LakeSink(table)
 
 
 class IcebergConfig(Section):
@@ -248,13 +251,13 @@ class IcebergKind:
         properties = {name: value.get_secret_value() for name, value in options.catalog.items()}
         catalogs: list[Any] = []
 
-        def table(query: SinkQuery, schema: pa.Schema) -> IcebergAnswers:
+        def table(query: QueryRef) -> IcebergAnswers:
             if not catalogs:
                 catalogs.append(load_catalog(options.name, **properties))
                 catalogs[0].create_namespace_if_not_exists(options.namespace)
-            return IcebergAnswers(catalogs[0], (options.namespace, table_name(query.ref)), schema, context.name)
+            return IcebergAnswers(catalogs[0], (options.namespace, table_name(query)), query, context)
 
-        return LakeSink(table, context)
+        return LakeSink(table)
 
 
 POSTGRES, KAFKA, REMOTE_WRITE = PostgresKind(), KafkaKind(), RemoteWriteKind()

@@ -1,31 +1,37 @@
 """The sinks `parquet`, `delta` and `iceberg` append final answers to a table per query and version.
 
-A final answer has no later revision, so rows are only added. Each append stores the id of its last answer, in the name
-of the file or in the commit. So if an append is repeated after a kill, it changes nothing.
+A final answer has no later revision, so rows are only added. A table names the center and the sink that write it. Each
+append stores the id of its last answer, in the name of the file or in the commit. So if an append is repeated after a
+kill, it changes nothing.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
+from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from edgewater.answers.cells import list_texts
 from edgewater.model.errors import StorageError
 from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import OWN_COLUMNS, own_name
 from edgewater.model.number_columns import float_column
 from edgewater.wire import QueryRef
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties
 
 DAY = "day"
 """The column with the UTC day on which a window begins. Tables are partitioned by this column. If a group or a measure
@@ -34,63 +40,66 @@ _ADDED = 2
 """Columns before the columns of answers: `DAY` and the id of the answer."""
 BEYOND = "beyond-int64"
 """The code in the column ``contract`` of a row in which a number is null because the table's type is too narrow."""
+MARK = "_edgewater.json"
+"""The file that names the center and the sink. Readers of Parquet ignore names that begin with ``_``."""
+CENTER, SINK, ANSWER = "edgewater.center", "edgewater.sink", "edgewater.answer"
+"""Names of properties of tables, and of the transaction or property with the id of the last answer."""
 _FILE = re.compile(r"answers-(\d+)-(\d+)\.parquet")
 
 
 class LakeTable(Protocol):
-    """One table of a sink."""
+    """The table of one query. It names the center and the sink that write it."""
 
-    def last_answer(self) -> int:
-        """Returns the id of the last answer in the table, or 0 if the table has no answer."""
+    def last_answer(self) -> int | None:
+        """Returns the id of the last answer in the table; None if there is no table or no answer.
 
-    def append(self, rows: pa.Table, first: int, last: int) -> None:
-        """Appends rows atomically, with the ids of their first and last answers."""
+        Raises:
+            StorageError: another center, or another sink, writes the table.
+        """
+
+    def append(self, rows: pa.Table, last: int) -> None:
+        """Appends rows atomically, with the id of their last answer. Creates the table if it is missing."""
 
 
 class LakeSink:
     """Appends final answers. Implements `center.sinks.base.Sink`.
 
     Args:
-        table: a function that opens or creates the table of a query.
+        table: returns the table of a query, without creating it.
     """
 
-    def __init__(self, table: Any, context: SinkContext) -> None:
-        self._open_table, self._context = table, context
+    def __init__(self, table: Callable[[QueryRef], LakeTable]) -> None:
+        self._table_of = table
         self._queries: dict[QueryRef, SinkQuery] = {}
         self._tables: dict[QueryRef, LakeTable] = {}
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`."""
-        self._queries = {query.ref: query for query in queries}
-        self._tables = {}
-        stored = self._memory.load()
-        return None if stored is None else stored[0]
+        found = {}
+        for query in queries:
+            self._queries[query.ref] = query
+            table = self._tables.setdefault(query.ref, self._table_of(query.ref))
+            if (last := table.last_answer()) is not None:
+                found[query.ref] = last
+        return found
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-        """Implements `Sink.write`. An answer that is already in the table is ignored."""
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
+        """Implements `Sink.write`. An answer that is already in the table is ignored, so a table never has a lower
+        position.
+        """
         by_query: dict[QueryRef, list[SinkAnswer]] = {}
         for answer in answers:
             if answer.rows.num_rows:
                 by_query.setdefault(answer.query, []).append(answer)
         for ref, group in by_query.items():
-            schema = self._queries[ref].schema
-            if ref not in self._tables:
-                self._tables[ref] = self._open_table(self._queries[ref], _named(_typed(schema)))
-            table = self._tables[ref]
-            last = table.last_answer()
+            last = self._tables[ref].last_answer() or 0
             new = [answer for answer in group if answer.answer_id > last]
             if new:
-                table.append(_rows(new, schema), new[0].answer_id, new[-1].answer_id)
-        self._memory.save(position, "{}")
+                self._tables[ref].append(_rows(new, self._queries[ref].schema), new[-1].answer_id)
 
     def close(self) -> None:
         """Implements `Sink.close`."""
         self._tables = {}
-
-    @property
-    def _memory(self) -> SinkMemory:
-        assert self._context.memory is not None, "a process gives one"
-        return self._context.memory
 
 
 def _typed(schema: pa.Schema) -> pa.Schema:
@@ -163,22 +172,38 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray | pa.Ar
 
 
 class ParquetFiles:
-    """The Parquet files of one query. A file gets its name when it is complete."""
+    """The Parquet files of one query. A file gets its name when it is complete. `MARK` names the writer."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, query: QueryRef, context: SinkContext) -> None:
+        self._directory, self._query, self._context = directory, query, context
+        self._mark = {"center": context.center, "sink": context.name}
+        for scratch in directory.glob(f"*{DAY}=*/.answers-*.part"):  # of a process that was killed
+            scratch.unlink(missing_ok=True)
 
-    def last_answer(self) -> int:
+    def last_answer(self) -> int | None:
         """Implements `LakeTable.last_answer`."""
         names = (_FILE.fullmatch(path.name) for path in self._directory.glob(f"*{DAY}=*/*.parquet"))
-        return max((int(name[2]) for name in names if name is not None), default=0)
+        last = max((int(name[2]) for name in names if name is not None), default=None)
+        try:
+            found = json.loads((self._directory / MARK).read_bytes())
+        except FileNotFoundError:
+            found = None if last is None else {"center": None, "sink": self._context.name}
+        except (OSError, ValueError) as exc:
+            raise StorageError(f"{self._directory / MARK}: {exc}") from exc
+        if found is not None:
+            self._context.require_own(str(self._directory), self._query, found["center"], found["sink"])
+        if found != self._mark and last is not None:
+            self._write_mark()
+        return last
 
-    def append(self, rows: pa.Table, first: int, last: int) -> None:
+    def append(self, rows: pa.Table, last: int) -> None:
         """Implements `LakeTable.append`. Adjacent rows of one day make a file, and files are written in order.
 
         So the greatest id in the names of files shows which answers are written, even if only a part of a page was
         written.
         """
+        if not (self._directory / MARK).exists():
+            self._write_mark()
         partition = rows.column_names[0]
         days = rows.column(0).to_numpy(zero_copy_only=False)
         borders = [0, *(np.flatnonzero(days[1:] != days[:-1]) + 1).tolist(), len(days)]
@@ -186,17 +211,25 @@ class ParquetFiles:
             part = rows.slice(start, end - start)
             ids = part.column(1)
             name = f"answers-{ids[0].as_py()}-{ids[-1].as_py()}.parquet"
-            self._write(self._directory / f"{partition}={days[start]}", name, part.drop_columns([partition]))
+            content = part.drop_columns([partition])
+            self._write(self._directory / f"{partition}={days[start]}", name, partial(pq.write_table, content))
 
-    def _write(self, directory: Path, name: str, rows: pa.Table) -> None:
+    def _write_mark(self) -> None:
+        content = json.dumps(self._mark).encode()
+        self._write(self._directory, MARK, lambda file: file.write(content))
+
+    def _write(self, directory: Path, name: str, write: Callable[[IO[bytes]], object]) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             scratch = directory / f".{name}.part"
-            with scratch.open("wb") as file:
-                pq.write_table(rows, file)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(directory / name)
+            try:
+                with scratch.open("wb") as file:
+                    write(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                scratch.replace(directory / name)
+            finally:
+                scratch.unlink(missing_ok=True)
             folder = os.open(directory, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -207,58 +240,117 @@ class ParquetFiles:
 
 
 class DeltaAnswers:
-    """A table of Delta Lake. A transaction with the sink's name has the id of the last answer."""
+    """A table of Delta Lake. Its properties name the writer, and a transaction has the id of the last answer.
 
-    def __init__(self, uri: str, schema: pa.Schema, app: str, options: Mapping[str, str]) -> None:
+    A commit fails if another writer has committed since the table was read. So no answer is appended twice.
+    """
+
+    def __init__(self, uri: str, query: QueryRef, context: SinkContext, options: Mapping[str, str]) -> None:
+        self._uri, self._query, self._context = uri, query, context
+        self._options = dict(options) or None
+        self._mark = {CENTER: str(context.center), SINK: context.name}
+        self._table: Any = None
+
+    def last_answer(self) -> int | None:
+        """Implements `LakeTable.last_answer`."""
         from deltalake import DeltaTable
 
-        self._uri, self._app, self._options = uri, app, dict(options)
-        self._table = DeltaTable.create(
-            uri, schema, mode="ignore", partition_by=schema.names[:1], storage_options=self._options or None
-        )
+        if self._table is not None:
+            self._table.update_incremental()
+        elif DeltaTable.is_deltatable(self._uri, self._options):
+            self._table = DeltaTable(self._uri, storage_options=self._options)
+        else:
+            return None
+        properties = self._table.metadata().configuration
+        if CENTER in properties:
+            last = self._table.transaction_version(ANSWER)
+        else:
+            last = self._table.transaction_version(f"edgewater sink {self._context.name}")
+        if last is not None or self._table.version() or CENTER in properties:
+            _require_own(self._context, self._uri, self._query, properties, last)
+        if self._mark.items() - properties.items():
+            commit = self._commit(last)
+            self._table.alter.set_table_properties(self._mark, raise_if_not_exists=False, commit_properties=commit)
+        return None if last is None else int(last)
 
-    def last_answer(self) -> int:
-        """Implements `LakeTable.last_answer`."""
-        self._table.update_incremental()
-        return int(self._table.transaction_version(self._app) or 0)
-
-    def append(self, rows: pa.Table, first: int, last: int) -> None:
+    def append(self, rows: pa.Table, last: int) -> None:
         """Implements `LakeTable.append`."""
-        from deltalake import CommitProperties, Transaction, write_deltalake
+        from deltalake import DeltaTable, write_deltalake
 
-        commit = CommitProperties(app_transactions=[Transaction(self._app, last)])
+        self._table = self._table or DeltaTable.create(
+            self._uri, rows.schema, partition_by=rows.schema.names[:1], storage_options=self._options,
+            configuration=self._mark, raise_if_key_not_exists=False,
+        )  # fmt: skip
+        commit = self._commit(last)
         write_deltalake(self._table, rows, mode="append", schema_mode="merge", commit_properties=commit)
+
+    def _commit(self, last: int | None) -> CommitProperties:
+        from deltalake import CommitProperties, Transaction
+
+        return CommitProperties(app_transactions=None if last is None else [Transaction(ANSWER, last)])
 
 
 class IcebergAnswers:
-    """A table of Iceberg. The summary of a snapshot has the id of the snapshot's last answer."""
+    """A table of Iceberg. Its properties name the writer, and each snapshot has the id of its last answer."""
 
-    def __init__(self, catalog: Any, name: tuple[str, str], schema: pa.Schema, app: str) -> None:
-        self._property = f"edgewater.{app}"
-        self._table = catalog.create_table_if_not_exists(name, schema)
-        with self._table.update_schema() as update:
-            update.union_by_name(schema)
-        if not self._table.spec().fields:
-            with self._table.update_spec() as spec:
-                spec.add_identity(schema.names[0])
+    def __init__(self, catalog: Any, name: tuple[str, str], query: QueryRef, context: SinkContext) -> None:
+        self._catalog, self._name, self._query, self._context = catalog, name, query, context
+        self._mark = {CENTER: str(context.center), SINK: context.name}
+        self._table: Any = None
+        self._is_prepared = False
 
-    def last_answer(self) -> int:
-        """Implements `LakeTable.last_answer`. Other writers, such as a compaction, may have written the newest
-        snapshots.
-        """
-        self._table.refresh()
+    def last_answer(self) -> int | None:
+        """Implements `LakeTable.last_answer`."""
+        if self._table is not None:
+            self._table.refresh()
+        elif self._catalog.table_exists(self._name):
+            self._table = self._catalog.load_table(self._name)
+        else:
+            return None
+        properties = self._table.properties
+        last = self._last_in_snapshots(ANSWER if CENTER in properties else f"edgewater.{self._context.name}")
+        if last is None and ANSWER in properties:
+            last = int(properties[ANSWER])  # the snapshots are expired
+        if self._table.current_snapshot() is not None or CENTER in properties:
+            _require_own(self._context, ".".join(self._name), self._query, properties, last)
+        if self._mark.items() - properties.items():
+            with self._table.transaction() as transaction:
+                transaction.set_properties({**self._mark, **({} if last is None else {ANSWER: str(last)})})
+        return last
+
+    def append(self, rows: pa.Table, last: int) -> None:
+        """Implements `LakeTable.append`."""
+        if self._table is None:
+            self._table = self._catalog.create_table(self._name, rows.schema, properties=self._mark)
+        if not self._is_prepared:
+            with self._table.update_schema() as update:
+                update.union_by_name(rows.schema)
+            if not self._table.spec().fields:
+                with self._table.update_spec() as spec:
+                    spec.add_identity(rows.schema.names[0])
+            self._is_prepared = True
+        with self._table.transaction() as transaction:
+            transaction.append(rows, snapshot_properties={ANSWER: str(last)})
+            transaction.set_properties({ANSWER: str(last)})
+
+    def _last_in_snapshots(self, name: str) -> int | None:
+        """Returns the last answer. Other writers, such as a compaction, may have written the newest snapshots."""
         snapshot = self._table.current_snapshot()
         while snapshot is not None:
-            summary = snapshot.summary
-            if summary is not None and (last := summary.get(self._property)) is not None:
+            if snapshot.summary is not None and (last := snapshot.summary.get(name)) is not None:
                 return int(last)
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else self._table.snapshot_by_id(parent)
-        return 0
+        return None
 
-    def append(self, rows: pa.Table, first: int, last: int) -> None:
-        """Implements `LakeTable.append`."""
-        self._table.append(rows, snapshot_properties={self._property: str(last)})
+
+def _require_own(
+    context: SinkContext, target: str, query: QueryRef, properties: Mapping[str, str], last: int | None
+) -> None:
+    """Checks the properties of a table. A table of release 0.3 has the last answer of a sink, but no properties."""
+    center = int(properties[CENTER]) if CENTER in properties else None
+    unnamed = "" if last is None else context.name
+    context.require_own(target, query, center, properties[SINK] if center is not None else unnamed)
 
 
 def table_name(ref: QueryRef) -> str:

@@ -4,7 +4,12 @@
 - ``flights_v3`` has a row per window and group of version 3 of the query `flights`.
 - The view ``flights`` has the rows of all versions of the query.
 
-One transaction replaces the rows of windows and stores the position. So a reader sees each answer as a whole.
+``edgewater_marks`` has a row per query: the last answer, and the center and the sink that have written it.
+
+One transaction replaces the rows of windows and stores the positions. So a reader sees each answer as a whole.
+
+A transaction depends on nothing that an earlier one left in the session: it has its own settings, full names and no
+prepared statements. So a pooler may give each transaction another session, which other clients have used.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from psycopg import sql
 
-from center.sinks.base import Position, SinkAnswer, SinkContext, SinkQuery
+from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from edgewater.answers.cells import list_texts, to_json
 from edgewater.model.errors import StorageError
 from edgewater.model.timestamps import rfc3339
@@ -39,15 +44,23 @@ CONNECTION: dict[str, Any] = {
 }  # fmt: skip
 """Parameters of libpq, if the URL does not set them. With libpq's own defaults, a call blocks for hours if the server
 cannot be reached."""
-SETTINGS = "-c statement_timeout=60000 -c timezone=UTC -c synchronous_commit=on"
+SETTINGS = """
+    SELECT set_config('statement_timeout', '60s', true), set_config('timezone', 'UTC', true),
+        set_config('synchronous_commit', 'on', true)
+"""
+"""The settings of each transaction. They end with it."""
 OWN = "edgewater_"
 """Prefix of the sink's own tables."""
-POSITIONS, WINDOWS = f"{OWN}positions", f"{OWN}windows"
+MARKS, WINDOWS = f"{OWN}marks", f"{OWN}windows"
+POSITIONS = f"{OWN}positions"
+"""The table of positions of release 0.3."""
 _WINDOW_COLUMNS = {
     "query": "text", "version": "bigint", "window_start": "timestamptz", "window_end": "timestamptz",
     "revision": "bigint", "phase": "text", "completeness": "double precision", "given_at": "timestamptz",
     "contract": "text", "statement": "jsonb",
 }  # fmt: skip
+KEY = 3
+"""The number of columns of the primary key of windows, which come first."""
 _NUMBERS = ("bigint", "double precision", "numeric")
 """Types of numbers. All values of the others fit into the last type."""
 _LIKE_OWN = re.compile(rf"(q_)*{OWN}")
@@ -63,42 +76,40 @@ class PostgresSink:
     Args:
         url: a URL that libpq accepts.
         schema: the name of the schema.
-        context: has the name under which the position is stored, and the epoch.
+        context: has the center, the name and the epoch, which are stored with the positions.
     """
 
     def __init__(self, url: str, schema: str, context: SinkContext) -> None:
         self._url, self._schema, self._context = url, schema, context
+        names = {"marks": MARKS, "positions": POSITIONS, "windows": WINDOWS}
+        self._own = {key: sql.Identifier(schema, name) for key, name in names.items()}
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._tables: dict[QueryRef, _Table] = {}
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`. Raises StorageError."""
         with _stated():
             if self._connection is None or self._connection.closed:
-                given = psycopg.conninfo.conninfo_to_dict(self._url)
-                options = f"{given.pop('options', None) or ''} {SETTINGS}"
-                self._connection = psycopg.connect(**{**CONNECTION, **given}, client_encoding="utf8", options=options)
-                path = _quoted(self._schema)
-                self._connection.execute("SELECT set_config('search_path', %s, false)", [path])
-                self._connection.commit()
-            with self._connection.transaction(), self._connection.cursor() as cursor:
-                self._prepare(cursor)
-                typed = [query for query in queries if query.is_typed]
-                views = {name: _View(name, self._schema) for name in sorted({query.ref.name for query in typed})}
-                self._tables = {query.ref: _Table(query, views[query.ref.name]) for query in typed}
-                for table in self._tables.values():
-                    table.create(cursor, self._schema)
-                for view in views.values():
-                    view.create(cursor)
-                cursor.execute(f"SELECT answer_id, late FROM {POSITIONS} WHERE sink = %s", [self._context.name])
-                row = cursor.fetchone()
-        return None if row is None else Position(*row)
+                given = {**CONNECTION, **psycopg.conninfo.conninfo_to_dict(self._url), "client_encoding": "utf8"}
+                # A raw cursor, because the others read a `%` in a name as a placeholder.
+                self._connection = psycopg.connect(**given, prepare_threshold=None, cursor_factory=psycopg.RawCursor)
+        with self._transaction() as cursor:
+            self._prepare(cursor)
+            found = self._stored_positions(cursor, [query.ref for query in queries])
+            typed = [query for query in queries if query.is_typed]
+            views = {name: _View(name, self._schema) for name in sorted({query.ref.name for query in typed})}
+            tables = {query.ref: _Table(query, self._schema, views[query.ref.name]) for query in typed}
+            for table in tables.values():
+                table.create(cursor)
+            for view in views.values():
+                view.create(cursor)
+        self._tables |= tables
+        return found
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
         """Implements `Sink.write`. Raises StorageError."""
-        assert self._connection is not None, "open comes first"
-        with _stated(), self._connection.transaction(), self._connection.cursor() as cursor:
-            self._store_position(cursor, position)
+        with self._transaction() as cursor:
+            self._store_positions(cursor, positions)
             if not answers:
                 return
             newer = self._write_windows(cursor, answers)
@@ -108,18 +119,6 @@ class PostgresSink:
                     by_query.setdefault(answer.query, []).append(answer)
             for ref, group in by_query.items():
                 self._tables[ref].replace_windows(cursor, group)
-            # A session that was merged into another session no longer has an answer.
-            gone = [
-                (a.query.name, a.query.version, rfc3339(a.window_start_ms))
-                for a in answers
-                if a.window_end_ms <= a.window_start_ms
-            ]
-            if gone:
-                cursor.executemany(
-                    f"DELETE FROM {WINDOWS} WHERE query = %s AND version = %s AND window_start = %s::timestamptz"
-                    " AND window_end <= window_start",
-                    gone,
-                )
 
     def close(self) -> None:
         """Implements `Sink.close`."""
@@ -127,68 +126,104 @@ class PostgresSink:
         if connection is not None:
             connection.close()
 
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[psycopg.Cursor[Any]]:
+        assert self._connection is not None, "open comes first"
+        with _stated(), self._connection.transaction(), self._connection.cursor() as cursor:
+            cursor.execute(SETTINGS)
+            yield cursor
+
     def _prepare(self, cursor: psycopg.Cursor[Any]) -> None:
         # Two processes that create the same table at the same time would fail.
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"edgewater sink {self._schema}"])
-        cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [self._schema])
-        if cursor.fetchone() is None:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext($1))", [f"edgewater sink {self._schema}"])
+        if cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = $1", [self._schema]).fetchone() is None:
             cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
-        cursor.execute(
-            f"CREATE TABLE IF NOT EXISTS {POSITIONS} (sink text PRIMARY KEY, answer_id bigint NOT NULL,"
-            " late bigint NOT NULL, epoch bigint NOT NULL, written_at timestamptz NOT NULL)"
-        )
-        columns = ", ".join(f"{name} {kind}" for name, kind in _WINDOW_COLUMNS.items())
-        cursor.execute(f"CREATE TABLE IF NOT EXISTS {WINDOWS} ({columns}, PRIMARY KEY (query, version, window_start))")
-        cursor.execute(
-            f"CREATE TEMPORARY TABLE IF NOT EXISTS stage (LIKE {WINDOWS} INCLUDING DEFAULTS) ON COMMIT DELETE ROWS"
-        )
+        windows = ", ".join(f"{name} {kind}" for name, kind in _WINDOW_COLUMNS.items())
+        tables = {
+            "marks": "query text, version bigint, answer_id bigint NOT NULL, center bigint NOT NULL,"
+            " sink text NOT NULL, epoch bigint NOT NULL, written_at timestamptz NOT NULL, PRIMARY KEY (query, version)",
+            "windows": f"{windows}, PRIMARY KEY (query, version, window_start)",
+        }
+        for table, columns in tables.items():
+            cursor.execute(sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(self._own[table], sql.SQL(columns)))
 
-    def _store_position(self, cursor: psycopg.Cursor[Any], position: Position) -> None:
-        """Stores the position. The position is locked until the transaction ends.
+    def _stored_positions(self, cursor: psycopg.Cursor[Any], refs: Sequence[QueryRef]) -> dict[QueryRef, int]:
+        """Returns the positions of these queries, and takes over those of a sink that has this one's name now.
+
+        Raises:
+            StorageError: another center, or another sink, writes the answers to a query.
+        """
+        context, where = self._context, f"the schema {self._schema} of the database"
+        keys = [ref.name for ref in refs], [ref.version for ref in refs]
+        of_keys = sql.SQL("(query, version) IN (SELECT * FROM unnest($1::text[], $2::bigint[]))")
+        marks = sql.SQL("SELECT query, version, answer_id, center, sink FROM {marks} WHERE {of_keys}")
+        found: dict[QueryRef, int] = {}
+        for name, version, answer_id, center, sink in cursor.execute(
+            marks.format(of_keys=of_keys, **self._own), keys
+        ).fetchall():
+            ref = QueryRef(name, version)
+            context.require_own(where, ref, center, sink)
+            found[ref] = answer_id
+        taken = sql.SQL("UPDATE {marks} SET sink = $3, epoch = $4 WHERE {of_keys} AND sink <> $3")
+        cursor.execute(taken.format(of_keys=of_keys, **self._own), [*keys, context.name, context.epoch])
+        missing = [ref for ref in refs if ref not in found]
+        place = [self._own["positions"].as_string(cursor)]
+        if missing and cursor.execute("SELECT to_regclass($1)", place).fetchone() != (None,):
+            # Release 0.3 has written a position per sink, for all queries.
+            earlier = sql.SQL("SELECT sink, answer_id FROM {positions}").format(**self._own)
+            for sink, answer_id in cursor.execute(earlier).fetchall():
+                context.require_own(where, missing[0], None, sink)
+                found |= dict.fromkeys(missing, answer_id) if sink == context.name else {}
+        return found
+
+    def _store_positions(self, cursor: psycopg.Cursor[Any], positions: Mapping[QueryRef, int]) -> None:
+        """Stores positions. They are locked until the transaction ends.
 
         Raises:
             StorageError: another process writes the sink.
         """
-        row = (self._context.name, *position, self._context.epoch)
-        cursor.execute(
-            f"INSERT INTO {POSITIONS} AS p VALUES (%s, %s, %s, %s, now()) ON CONFLICT (sink) DO UPDATE SET"
-            " answer_id = excluded.answer_id, late = excluded.late, epoch = excluded.epoch,"
-            " written_at = excluded.written_at WHERE p.epoch <= excluded.epoch",
-            row,
+        rows = sorted((ref.name, ref.version, answer_id) for ref, answer_id in positions.items())
+        columns = [[row[n] for row in rows] for n in range(3)]
+        statement = sql.SQL(
+            "INSERT INTO {marks} AS m SELECT *, $4::bigint, $5::text, $6::bigint, now()"
+            " FROM unnest($1::text[], $2::bigint[], $3::bigint[]) ON CONFLICT (query, version) DO UPDATE SET"
+            " answer_id = excluded.answer_id, epoch = excluded.epoch, written_at = excluded.written_at"
+            " WHERE (m.center, m.sink) = (excluded.center, excluded.sink) AND m.epoch <= excluded.epoch"
         )
-        if cursor.rowcount == 0:
-            raise StorageError(f"another process writes the sink {self._context.name} to this database")
+        context = self._context
+        cursor.execute(statement.format(**self._own), [*columns, context.center, context.name, context.epoch])
+        if cursor.rowcount < len(rows):
+            raise StorageError(f"another process, sink or center writes these answers to the schema {self._schema}")
 
     def _write_windows(self, cursor: psycopg.Cursor[Any], answers: Sequence[SinkAnswer]) -> set[tuple[QueryRef, int]]:
         """Writes the rows of windows. Returns the windows for which the database has no newer revision."""
-        rows = pa.table(
-            {
-                "query": [a.query.name for a in answers],
-                "version": [a.query.version for a in answers],
-                "window_start": [rfc3339(a.window_start_ms) for a in answers],
-                "window_end": [rfc3339(a.window_end_ms) for a in answers],
-                "revision": [a.revision for a in answers],
-                "phase": [a.phase.value for a in answers],
-                "completeness": [a.statement["quality"]["completeness"]["ratio"] for a in answers],
-                "given_at": [rfc3339(a.answered_at_ms) for a in answers],
-                "contract": [_contract(a) for a in answers],
-                "statement": [_jsonb(a.statement) for a in answers],
-            }
-        )
-        _copy(cursor, sql.SQL("pg_temp.stage"), _texts(rows))
+        rows = [
+            (
+                a.query.name, a.query.version, rfc3339(a.window_start_ms), rfc3339(a.window_end_ms), a.revision,
+                a.phase.value, a.statement["quality"]["completeness"]["ratio"], rfc3339(a.answered_at_ms),
+                _contract(a), _jsonb(a.statement),
+            )
+            for a in answers
+        ]  # fmt: skip
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        arrays = [f"${i}::{kind}[]" for i, kind in enumerate(_WINDOW_COLUMNS.values(), start=1)]
         changed = sql.SQL(", ").join(
-            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
-            for name in _WINDOW_COLUMNS
-            if name not in ("query", "version", "window_start")
+            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in list(_WINDOW_COLUMNS)[KEY:]
         )
-        cursor.execute(
-            sql.SQL(
-                "INSERT INTO {windows} AS w SELECT * FROM pg_temp.stage ON CONFLICT (query, version, window_start)"
-                " DO UPDATE SET {changed} WHERE excluded.revision >= w.revision"
-                " RETURNING query, version, (extract(epoch FROM window_start) * 1000)::bigint"
-            ).format(windows=sql.Identifier(WINDOWS), changed=changed)
-        )
-        return {(QueryRef(name, version), start) for name, version, start in cursor.fetchall()}
+        statement = sql.SQL(
+            "INSERT INTO {windows} AS w SELECT * FROM unnest({arrays}) ON CONFLICT (query, version, window_start)"
+            " DO UPDATE SET {changed} WHERE excluded.revision >= w.revision"
+            " RETURNING query, version, (extract(epoch FROM window_start) * 1000)::bigint"
+        ).format(arrays=sql.SQL(", ".join(arrays)), changed=changed, **self._own)
+        written = cursor.execute(statement, columns).fetchall()
+        # A session that was merged into another session no longer has an answer.
+        if any(a.window_end_ms <= a.window_start_ms for a in answers):
+            statement = sql.SQL(
+                "DELETE FROM {windows} WHERE window_end <= window_start"
+                " AND (query, version, window_start) IN (SELECT * FROM unnest({arrays}))"
+            ).format(arrays=sql.SQL(", ".join(arrays[:KEY])), **self._own)
+            cursor.execute(statement, columns[:KEY])
+        return {(QueryRef(name, version), start) for name, version, start in written}
 
 
 class _View:
@@ -196,7 +231,7 @@ class _View:
 
     def __init__(self, query: str, schema: str) -> None:
         self._query, self._schema, self._name = query, schema, _table_name(query)
-        self._place = f"{_quoted(schema)}.{_quoted(self._name)}"
+        self._view = sql.Identifier(schema, self._name)
         self._grants: list[tuple[str, str, bool]] = []
 
     def create(self, cursor: psycopg.Cursor[Any]) -> None:
@@ -209,8 +244,8 @@ class _View:
         """
         union = self._union(self._columns(cursor))
         cursor.execute(
-            "SELECT relkind::text, obj_description(oid, 'pg_class') FROM pg_class WHERE oid = to_regclass(%s)",
-            [self._place],
+            "SELECT relkind::text, obj_description(oid, 'pg_class') FROM pg_class WHERE oid = to_regclass($1)",
+            [self._view.as_string(cursor)],
         )
         kind, description = cursor.fetchone() or ("", "")
         if kind not in ("", "v"):
@@ -220,39 +255,38 @@ class _View:
         mark = f"Answers of all versions of the query {self._query}. {zlib.crc32(union.as_string(cursor).encode()):08x}"
         if description == mark:
             return
-        view = sql.Identifier(self._name)
-        statement = sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(view, union)
+        statement = sql.SQL("CREATE OR REPLACE VIEW {} AS {}").format(self._view, union)
         try:
             with cursor.connection.transaction():
                 cursor.execute(statement)
         except psycopg.errors.InvalidTableDefinition:  # a column has another type, or another place
             self.drop(cursor)
             cursor.execute(statement)
-        cursor.execute(sql.SQL("COMMENT ON VIEW {} IS {}").format(view, sql.Literal(mark)))
+        cursor.execute(sql.SQL("COMMENT ON VIEW {} IS {}").format(self._view, sql.Literal(mark)))
         for privileges, role, may_grant in self._grants:
             option = sql.SQL(" WITH GRANT OPTION" if may_grant else "")
             grant = sql.SQL("GRANT {} ON {} TO {}{}")
-            cursor.execute(grant.format(sql.SQL(privileges), view, sql.SQL(role), option))
+            cursor.execute(grant.format(sql.SQL(privileges), self._view, sql.SQL(role), option))
         self._grants = []
 
     def drop(self, cursor: psycopg.Cursor[Any]) -> None:
         """Drops the view. `create` restores its grants."""
         cursor.execute(
             "SELECT string_agg(privilege_type, ', '), CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text"
-            " END, is_grantable FROM pg_class, aclexplode(relacl) WHERE oid = to_regclass(%s) AND grantee <> relowner"
+            " END, is_grantable FROM pg_class, aclexplode(relacl) WHERE oid = to_regclass($1) AND grantee <> relowner"
             " GROUP BY grantee, is_grantable",
-            [self._place],
+            [self._view.as_string(cursor)],
         )
         self._grants += cursor.fetchall()
-        cursor.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(sql.Identifier(self._name)))
+        cursor.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(self._view))
 
     def _columns(self, cursor: psycopg.Cursor[Any]) -> dict[str, dict[str, str]]:
         """Returns by table the types of its columns. Tables are sorted by version."""
         cursor.execute(
             "SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_class c JOIN pg_namespace n"
             " ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid"
-            " JOIN pg_description d ON d.objoid = c.oid AND d.objsubid = 0 AND starts_with(d.description, %s)"
-            " WHERE n.nspname = %s AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+            " JOIN pg_description d ON d.objoid = c.oid AND d.objsubid = 0 AND starts_with(d.description, $1)"
+            " WHERE n.nspname = $2 AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
             [_comment(self._query, ""), self._schema],
         )
         tables: dict[str, dict[str, str]] = {}
@@ -277,7 +311,7 @@ class _View:
                     for name, kind in columns.items()
                     if name != "version"
                 ),
-                table=sql.Identifier(table),
+                table=sql.Identifier(self._schema, table),
             )
             for table, stored in tables.items()
         ]
@@ -287,14 +321,15 @@ class _View:
 class _Table:
     """The table of one version of a query."""
 
-    def __init__(self, query: SinkQuery, view: _View) -> None:
+    def __init__(self, query: SinkQuery, schema: str, view: _View) -> None:
         self.name = _table_name(query.ref.name, f"_v{query.ref.version}")
+        self._table = sql.Identifier(schema, self.name)
         self._ref, self._schema, self._view = query.ref, query.schema, view
         self._names: dict[str, str] = {}
         self._kinds: dict[str, str] = {}
         self._looked_at: set[str] = set()
 
-    def create(self, cursor: psycopg.Cursor[Any], schema: str) -> None:
+    def create(self, cursor: psycopg.Cursor[Any]) -> None:
         """Creates the table, or adds columns that the table lacks.
 
         It does not change the type of a column, because the types of a query are guesses before an edge is known.
@@ -302,34 +337,33 @@ class _Table:
         Raises:
             StorageError: a view has the name of the table.
         """
-        place = f"{_quoted(schema)}.{_quoted(self.name)}"
-        cursor.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", [place])
+        place = self._table.as_string(cursor)
+        cursor.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass($1)", [place])
         (found,) = cursor.fetchone() or ("",)
         if found not in ("", "r", "p"):
             raise StorageError(f"the sink creates a table {self.name}, but the database has a view of this name")
         cursor.execute(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
-            " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            " WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
             [place],
         )
         self._kinds = {name: _short(kind) for name, kind in cursor.fetchall()}
         if found:
             self._fit(cursor, self._schema, only_add=True)
             return
-        table, self._kinds = sql.Identifier(self.name), {self._name(f.name): _sql_type(f.type) for f in self._schema}
+        self._kinds = {self._name(f.name): _sql_type(f.type) for f in self._schema}
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in self._kinds.items()
         )
-        cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(table, columns))
-        cursor.execute(sql.SQL("CREATE INDEX ON {} ({})").format(table, self._start))
+        cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(self._table, columns))
+        cursor.execute(sql.SQL("CREATE INDEX ON {} ({})").format(self._table, self._start))
         comment = sql.Literal(_comment(self._ref.name, self._ref.version))
-        cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, comment))
+        cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(self._table, comment))
 
     def replace_windows(self, cursor: psycopg.Cursor[Any], answers: Sequence[SinkAnswer]) -> None:
         """Replaces all rows of these windows."""
-        table = sql.Identifier(self.name)
         cursor.execute(
-            sql.SQL("DELETE FROM {} WHERE {} = ANY(%s::timestamptz[])").format(table, self._start),
+            sql.SQL("DELETE FROM {} WHERE {} = ANY($1::timestamptz[])").format(self._table, self._start),
             [[rfc3339(answer.window_start_ms) for answer in answers]],
         )
         tables = [answer.rows for answer in answers if answer.rows.num_rows]
@@ -337,7 +371,7 @@ class _Table:
             self._fit(cursor, schema)
         if tables:
             rows = pa.concat_tables(map(_texts, tables), promote_options="default")
-            _copy(cursor, table, rows.rename_columns([self._name(name) for name in rows.column_names]))
+            _copy(cursor, self._table, rows.rename_columns([self._name(name) for name in rows.column_names]))
 
     @property
     def _start(self) -> sql.Identifier:
@@ -385,7 +419,7 @@ class _Table:
 
     def _alter(self, cursor: psycopg.Cursor[Any], change: str, name: str, kind: str) -> None:
         parts = {"column": sql.Identifier(name), "kind": sql.SQL(kind)}
-        statement = sql.SQL("ALTER TABLE {} ").format(sql.Identifier(self.name))
+        statement = sql.SQL("ALTER TABLE {} ").format(self._table)
         cursor.execute(statement + sql.SQL(change).format(**parts))
         self._kinds[name] = kind
 
@@ -397,7 +431,7 @@ class _Table:
             return False
         self._looked_at.add(name)
         used = sql.SQL("SELECT EXISTS (SELECT 1 FROM {} WHERE {} IS NOT NULL)")
-        cursor.execute(used.format(sql.Identifier(self.name), sql.Identifier(name)))
+        cursor.execute(used.format(self._table, sql.Identifier(name)))
         return cursor.fetchone() == (False,)
 
 
@@ -510,15 +544,10 @@ def _comment(query: str, version: int | str) -> str:
     return f"Edgewater: answers of the query {query}@{version}"
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 @contextlib.contextmanager
 def _stated() -> Iterator[None]:
     """Turns errors of the database into StorageError. The messages do not contain the password of a valid URL."""
     try:
         yield
     except psycopg.Error as exc:
-        reason = " ".join(str(exc).split()) or type(exc).__name__
-        raise StorageError(f"PostgreSQL: {reason}") from exc
+        raise StorageError(f"PostgreSQL: {str(exc) or type(exc).__name__}") from exc

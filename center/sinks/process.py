@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,11 +14,12 @@ from prometheus_client.registry import Collector
 
 from center.catalog import Catalog
 from center.results import AnswerReader
-from center.sinks.alert_states import AlertCollector
+from center.sinks.alert_states import TARGETS, AlertCollector, saved_states
 from center.sinks.definitions import SinkDefinition, read_definition
 from center.sinks.runner import LOOK_MS, SinkRunner
-from center.sinks.store import SinkStore
+from center.sinks.store import SinkStatus, SinkStore
 from edgewater.model.errors import EdgewaterError, InvalidConfig
+from edgewater.model.streams import EdgeId
 from edgewater.runtime.tasks import Tasks
 
 END_S = 0.2
@@ -56,6 +58,7 @@ class SinkProcess:
         self._owner, self._now_ms, self._listed = owner, now_ms, listed
         self._running: dict[str, _RunningSink] = {}
         self._refused: dict[str, str] = {}
+        self._removed: set[str] = set()
         self.registry = CollectorRegistry()
         self.registry.register(SinkCollector(store, results, now_ms))
         self.registry.register(AlertCollector(store))
@@ -113,7 +116,11 @@ class SinkProcess:
         wanted = dict(self._configured)
         self._refused = {}
         for status in self._store.statuses():
-            if status.definition is None or status.name in wanted:
+            if status.name in wanted:
+                continue
+            if status.definition is None:
+                if status.name not in self._removed and not status.is_run(self._now_ms()):
+                    self._remove(status.name)
                 continue
             try:
                 wanted[status.name] = read_definition(status.name, status.definition, listed=self._listed)
@@ -121,7 +128,32 @@ class SinkProcess:
                 self._refused[status.name] = exc.message
                 if status.problem != exc.message:
                     self._store.state_problem(status.name, exc.message, self._now_ms())
+        if names := self._store.ending():
+            from center.sinks.alerts import ending
+
+            states = dict(saved_states(self._store))
+            for name in names:
+                if name in wanted:
+                    continue
+                if name in states and not states[name][TARGETS]:
+                    self._store.forget(name)
+                    end_alarms(self._catalog, name)
+                else:
+                    wanted[name] = ending(name)
         return wanted
+
+    def _remove(self, name: str) -> None:
+        """Ends the alarms and the alerts of a sink that has been removed from ``center.yaml``."""
+        end_alarms(self._catalog, name)
+        if any(sink == name for sink, _ in saved_states(self._store)):
+            self._store.remove(name, ends=True)
+        self._removed.add(name)
+
+
+def end_alarms(catalog: Catalog, sink: str) -> None:
+    """Removes the alarms about a sink that is deleted."""
+    for kind in ("sink-failing", "sink-gap", "sink-refused"):
+        catalog.alarms.end(kind, EdgeId(""), about=f"sink {sink}: ")
 
 
 class _RunningSink:
@@ -159,30 +191,38 @@ class SinkCollector(Collector):
         answers = CounterMetricFamily("edgewater_sink_answers", "Answers that were written.", labels=["sink"])
         refused = CounterMetricFamily(
             "edgewater_sink_refused",
-            "Samples that the sink's system has refused and never accepts.",
+            "Samples or messages that the sink's system has refused and never accepts.",
             labels=["sink"],
         )
         rows = CounterMetricFamily("edgewater_sink_rows", "Rows that were written.", labels=["sink"])
         families = [up, paused, lag, gap, answers, rows, refused]
         try:
-            refusals = self._store.refused()
             for status in self._store.statuses():
                 labels = [status.name]
                 up.add_metric(labels, float(not status.problem))
                 paused.add_metric(labels, float(status.paused))
-                lag.add_metric(labels, lag_ms(self._results, status.position.answer_id, self._now_ms()) / 1000)
+                lag.add_metric(labels, lag_of(status, self._results, self._now_ms()).age_ms / 1000)
                 gap.add_metric(labels, float(0 if status.gap is None else status.gap[1] - status.gap[0] + 1))
                 answers.add_metric(labels, float(status.answers))
                 rows.add_metric(labels, float(status.rows))
-                refused.add_metric(labels, float(refusals.get(status.name, 0)))
+                refused.add_metric(labels, float(status.refused))
         except EdgewaterError as exc:
             log.warning("the states of sinks cannot be read: %s", exc.message)
         return families
 
 
-def lag_ms(results: AnswerReader, answer_id: int, now_ms: int) -> int:
-    """Returns the age in ms of the oldest stored answer whose id is greater than `answer_id`; 0 if there is no such
-    answer.
-    """
-    given_at_ms = results.answered_at_after(answer_id)
-    return 0 if given_at_ms is None else max(0, now_ms - given_at_ms)
+class SinkLag(NamedTuple):
+    """How many stored answers a sink has not written, and the age of the oldest of them, in ms."""
+
+    answers: int
+    age_ms: int
+
+
+def lag_of(status: SinkStatus, results: AnswerReader, now_ms: int) -> SinkLag:
+    """Returns the lag of a sink with all its queries."""
+    has = max(0, status.answer_id)
+    lags = [results.lag(ref, query.answer_id, has) for ref, query in status.waiting.items()]
+    given_ms = [results.answered_at_after(has), *(first_ms for _, _, first_ms in lags)]
+    oldest_ms = min((ms for ms in given_ms if ms is not None), default=now_ms)
+    behind = max(0, results.last_answer_id() - has) + sum(past for _, past, _ in lags)
+    return SinkLag(behind, max(0, now_ms - oldest_ms))

@@ -8,20 +8,22 @@ of time, because windows become final in this order.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import cramjam
 import httpx
 import numpy as np
 
-from center.sinks.base import Position, SinkAnswer, SinkContext, SinkMemory, SinkQuery
+from center.sinks.base import SinkAnswer, SinkContext, SinkMemory, SinkQuery
 from center.sinks.kinds import RemoteWriteConfig
-from center.sinks.store import REFUSED
 from edgewater.model.errors import StorageError
 from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import key_text, label_names
 from edgewater.model.number_columns import float_column, is_number
+from edgewater.model.registered_query import query_key
+from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.http_exchange import ExchangeFailed, post, way_of
+from edgewater.wire import QueryRef
 from edgewater.wire import remote_write_pb2 as pb
 
 TIMEOUT_S = 30.0
@@ -36,40 +38,39 @@ HEADERS = {
 class RemoteWriteSink:
     """Sends final answers, one request per window. Implements `center.sinks.base.Sink`.
 
-    The memory has the ids of the answers of a page that are written. So after a kill, only the newest samples are sent
-    again, and a receiver accepts a repetition of its newest samples.
+    The memory has the positions, and the ids of the answers of a page that are written. So after a kill, only the
+    newest samples are sent again, and a receiver accepts a repetition of its newest samples.
     """
 
     def __init__(self, options: RemoteWriteConfig, context: SinkContext) -> None:
         self._options, self._context = options, context
         self._client: httpx.Client | None = None
-        self._position, self._written = Position(), set[int]()
-        self.refused = 0
+        self._written = set[int]()
+        self.refused, self.refusal = 0, ""
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`."""
-        if self._client is None:
-            self._client = httpx.Client(**way_of(self._options.proxy))
-        stored = self._memory.load()
+        self._client = self._client or httpx.Client(**way_of(self._options.proxy))
+        stored = self._memory.load([query.ref for query in queries])
         if stored is None:
-            return None
-        state = json.loads(stored[1])
-        self._position, self._written = stored[0], set(state.get("written", ()))
-        self.refused = state.get(REFUSED, 0)
-        return self._position
+            return {}
+        self._written = set(json.loads(stored[1]).get("written", ()))
+        return stored[0]
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
         """Implements `Sink.write`. Raises StorageError."""
         for answer in sorted(answers, key=lambda a: a.window_end_ms):
             series = list(self._series(answer))
             if answer.answer_id in self._written or not series:
                 continue
-            self._send(series)
+            if reason := self._send(series):
+                self.refused += len(series)
+                self.refusal = f"query {query_key(answer.query)}, window {rfc3339(answer.window_start_ms)}: {reason}"
             self._written.add(answer.answer_id)
-            self._save()
-        if position != self._position:
-            self._position, self._written = position, set()
-        self._save()
+            self._save({})
+        if positions:
+            self._written -= {answer.answer_id for answer in answers}
+        self._save(positions)
 
     def close(self) -> None:
         """Implements `Sink.close`."""
@@ -82,10 +83,11 @@ class RemoteWriteSink:
         assert self._context.memory is not None, "a process gives one"
         return self._context.memory
 
-    def _save(self) -> None:
-        self._memory.save(self._position, json.dumps({REFUSED: self.refused, "written": sorted(self._written)}))
+    def _save(self, positions: Mapping[QueryRef, int]) -> None:
+        self._memory.save(positions, json.dumps({"written": sorted(self._written)}))
 
-    def _send(self, series: Sequence[bytes]) -> None:
+    def _send(self, series: Sequence[bytes]) -> str:
+        """Sends samples. Returns why the receiver will never accept them, or an empty text."""
         assert self._client is not None, "open comes first"
         body = bytes(cramjam.snappy.compress_raw(pb.WriteRequest(timeseries=series).SerializeToString()))
         token = self._options.token
@@ -94,10 +96,9 @@ class RemoteWriteSink:
             reply = post(self._client, self._options.url, body, headers, TIMEOUT_S)
         except ExchangeFailed as exc:
             raise StorageError(str(exc)) from None
-        if reply.status in REFUSING:
-            self.refused += len(series)
-        elif not reply.is_success:
+        if not reply.is_success and reply.status not in REFUSING:
             raise StorageError(str(reply))
+        return "" if reply.is_success else str(reply)
 
     def _series(self, answer: SinkAnswer) -> Iterator[bytes]:
         groups = [map(key_text, answer.rows.column(name).to_pylist()) for name in answer.group_columns]

@@ -1,14 +1,18 @@
 """`SinkRunner` writes the answers of the result store to one sink.
 
-A sink stores its position itself, together with the answers that it writes. `SinkStore` has a copy of the position,
-only for operators and for the retention of answers.
+A target has a position per query, which it stores together with the answers. The runner reads the answers of all
+queries in the order of their ids, up to one id, `SinkStatus.answer_id`. A query that lacks answers up to this id, such
+as a query that the target refuses, waits: its answers are read and written apart from those of other queries.
+`SinkStore` has this id and the waiting queries, for operators and for the retention of answers.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,13 +21,14 @@ from typing import Any, cast
 from center.catalog import Catalog
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
-from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
+from center.sinks.base import Sink, SinkAnswer, SinkQuery
 from center.sinks.definitions import SinkDefinition, masked
-from center.sinks.store import Aside, SinkStatus, SinkStore
+from center.sinks.store import SinkStatus, SinkStore, WaitingQuery
 from edgewater.answers import Phase
-from edgewater.model.errors import EdgewaterError, StorageError
-from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.errors import EdgewaterError, StorageError, plain
+from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import EdgeId
+from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
@@ -46,6 +51,8 @@ ALARM_FAILURES = 2
 PARTIAL_MS = 60_000
 """The time in ms for which a part of a sink, such as one target of alerts, may fail before an alarm is raised."""
 MAX_REMEMBERED = 100_000
+MAX_STATED = 5
+"""The most failing queries that the problem of a sink names. `SinkStatus.waiting` has all of them."""
 MAX_REVISIONS = 20
 """The most earlier revisions whose groups are compared with the groups of the newest revision."""
 
@@ -73,12 +80,47 @@ def read_query(query: RegisteredQuery, catalog: Catalog, *, has_answers: bool = 
     return ReadQuery(query, SinkQuery(query.ref, query.spec, schema, is_typed))
 
 
+@dataclass(slots=True)
+class _Progress:
+    """The progress of one query.
+
+    Attributes:
+        has: id of the last answer that the target has, as far as known.
+        replay_after: the position that the query gets when it is opened; None: the position in the target.
+        is_known: whether the target has been asked for its position.
+        lacks: whether the target lacks answers up to `SinkStatus.answer_id`.
+        waits: whether the answers are written apart from those of other queries. True if `lacks`, or after a failure.
+        limit: number of answers that are written at once.
+        turn: the queries that wait take turns.
+        pause_ms: the time from `tried_ms` until the query is tried again.
+    """
+
+    query: ReadQuery
+    has: int
+    replay_after: int | None = None
+    is_known: bool = False
+    lacks: bool = False
+    waits: bool = False
+    limit: int = MAX_ANSWERS
+    turn: int = 0
+    problem: str = ""
+    since_ms: int = 0
+    failures: int = 0
+    tried_ms: int = 0
+    pause_ms: float = 0
+
+
+def _pause_s(failures: int) -> float:
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 20)))
+
+
 class SinkRunner:
     """Runs one sink. One thread calls `step` repeatedly.
 
     Args:
         owner: name of this process in the lease of the sink.
         now_ms: returns the wall time.
+        monotonic: returns the seconds of a clock that nobody sets.
         is_stored: whether the API has defined the sink. If the API deletes the sink, the runner stops.
     """
 
@@ -91,29 +133,31 @@ class SinkRunner:
         *,
         owner: str,
         now_ms: Callable[[], int],
+        monotonic: Callable[[], float] = time.monotonic,
         is_stored: bool = False,
     ) -> None:
         self.definition = definition
         self._is_stored = is_stored
         self._catalog, self._results, self._store = catalog, results, store
-        self._owner, self._now_ms = owner, now_ms
+        self._owner, self._now_ms, self._monotonic = owner, now_ms, monotonic
         self._epoch: int | None = None
         self._renewed_ms = self._looked_ms = 0
         self._status: SinkStatus | None = None
         self._sink: Sink | None = None
-        self._position = Position()
-        self._is_current = False
-        self._queries: dict[QueryRef, ReadQuery] = {}
+        self._through: int | None = None
+        self._late_through = -1
+        self._queries: dict[QueryRef, _Progress] = {}
+        self._opened: set[QueryRef] = set()
         self._seen: set[QueryRef] = set()
+        self._stated: dict[QueryRef, WaitingQuery] = {}
         self._replayed: int | None = None
         self._trimmed = 0
         self._gap: tuple[int, int] | None = None
         self._alarmed_since_ms = 0
         self._may_have_alarm = True  # an earlier process may have raised it
         self._failures = 0
-        self._asides: dict[QueryRef, Aside] = {}
-        self._refused: int | None = None
-        self._tried_ms = 0
+        self._refused = 0
+        self._written: Counter[str] = Counter()
         # Per window, `late_counts` of the final answer that the sink has.
         self._late: dict[tuple[QueryRef, int], tuple[int, ...]] = {}
 
@@ -154,7 +198,8 @@ class SinkRunner:
             if self._epoch is None:
                 return STANDBY_S
             log.info("sink %s: this process runs it, epoch %d", name, self._epoch)
-            self._gap, self._asides = self._store.status(name).gap, self._store.asides(name)
+            status = self._store.status(name)
+            self._gap, self._stated, self._late_through = status.gap, dict(status.waiting), status.late
             self._report()
         elif abs(now_ms - self._renewed_ms) >= RENEW_MS:  # the wall clock may have stepped back
             self._report()
@@ -165,184 +210,230 @@ class SinkRunner:
         if self._status.replay_after is not None:
             self._close()
         if self._sink is None or abs(now_ms - self._looked_ms) >= LOOK_MS:
-            self._open(now_ms)
-        if self._asides and abs(now_ms - self._tried_ms) >= LONGEST_PAUSE_S * 1000:
-            self._try_asides()
-        pause_s = self._copy_page()
+            self._look(now_ms)
+        has_tried = self._try_waiting(now_ms)
+        has_written, is_current = self._copy_page()
         if (tick := getattr(self._sink, "tick", None)) is not None:
-            tick(self._is_current)
-        return pause_s
+            tick(is_current and not any(q.waits for q in self._queries.values()))
+        return 0.0 if has_tried or has_written else POLL_S
 
-    def _open(self, now_ms: int) -> None:
-        """Opens the sink. If it is open, opens it again only if its queries have changed."""
+    def _look(self, now_ms: int) -> None:
+        """Reads the queries. Opens the sink if it is closed, and opens new queries."""
         self._looked_ms = now_ms
         queries = self._catalog.queries.all()
         self._seen = {query.ref for query in queries}
         wanted = {q.ref: q for q in queries if self.definition.includes(q.ref.name)}
-        if self._sink is not None and wanted.keys() == self._queries.keys():
-            return
+        gone, new = self._queries.keys() - wanted.keys(), [ref for ref in wanted if ref not in self._queries]
+        is_changed = self._sink is None or bool(gone or new)
+        for ref in gone:
+            del self._queries[ref]
         if self._sink is None:
             self._sink = self._new_sink()
-        self._queries = {ref: read_query(q, self._catalog) for ref, q in wanted.items()}
         assert self._status is not None
-        if self._status.replay_after is not None or any(ref not in wanted for ref in self._asides):
-            is_replay = self._status.replay_after is not None
-            self._set_asides({} if is_replay else {r: a for r, a in self._asides.items() if r in wanted})
-        stored = self._open_sink()
-        if self._status.replay_after is not None:
-            self._replayed = self._status.replay_after
-            self._position = Position(self._replayed, -1)
-            self._late.clear()
-        elif stored is not None:
-            self._position = stored
-        else:
-            self._position = Position(*self._results.newest()) if self.definition.begins_now else Position()
-            self._sink.write([], self._position)
+        if self._through is None:
+            self._through = self._results.last_answer_id()
+        begin = self._through if self.definition.begins_now else 0
+        has = self._status.answer_id if self._status.answer_id >= 0 else begin
+        for ref in new:
+            before = self._stated.get(ref, WaitingQuery(has))
+            self._queries[ref] = _Progress(
+                read_query(wanted[ref], self._catalog), before.answer_id, self._status.replay_after,
+                since_ms=before.problem_since_ms,
+            )  # fmt: skip
+        if is_changed:
+            try:
+                self._open(new)
+            except TargetFailed as exc:
+                self._reopen()
+                self._blame(new, exc)
+            self._follow()
+            if self._status.replay_after is not None:
+                self._replayed = self._status.replay_after
+                self._late.clear()
+            self._report()
 
     def _new_sink(self) -> Sink:
         assert self._epoch is not None
-        memory = self._store.memory(self.definition.name, self._epoch)
-        context = SinkContext(self.definition.name, self._epoch, memory, self._now_ms)
+        target = getattr(self.definition.options, "target", "")
+        stored = self._store.context(self.definition.name, self._epoch, self._now_ms, target)
+        context = replace(stored, monotonic=self._monotonic, catalog=self._catalog)
+        self._opened, self._refused = set(), 0
         return cast("Sink", _Contained(self.definition.make(context)))
 
-    def _open_sink(self) -> Position | None:
-        """Opens the sink. If that fails again, opens it with each query alone, and sets aside the queries that fail."""
+    def _open(self, refs: Sequence[QueryRef]) -> None:
+        """Opens queries, and reads their positions. A query that lacks answers begins to wait."""
         assert self._sink is not None
-        wanted = {ref: q.of_sink for ref, q in self._queries.items()}
-        try:
-            return self._sink.open([q for ref, q in wanted.items() if ref not in self._asides])
-        except LeaseLost:
-            raise
-        except Exception:
-            if not self._failures:
-                raise
-        stored = self._reopened([])
-        problems = {}
-        for ref, query in wanted.items():
-            try:
-                self._sink.open([query])
-            except LeaseLost:
-                raise
-            except Exception as exc:
-                problems[ref] = self._reason(exc)
-                self._reopened([])
-        if problems:
-            has = self._position if stored is None else stored
-            self._set_asides({ref: Aside(has.answer_id, p) for ref, p in problems.items()} | self._asides)
-        return self._sink.open([q for ref, q in wanted.items() if ref not in self._asides])
-
-    def _reopened(self, queries: Iterable[QueryRef]) -> Position | None:
-        """Opens a new sink after a failure of one query. Raises an exception if the system cannot be used at all."""
-        assert self._sink is not None
-        with suppress(Exception):
-            self._sink.close()
-        self._sink = self._new_sink()
-        return self._sink.open([self._queries[ref].of_sink for ref in queries])
-
-    def _set_asides(self, queries: dict[QueryRef, Aside]) -> None:
-        assert self._epoch is not None
-        self._store.set_asides(self.definition.name, self._epoch, queries)
-        self._asides = queries
-
-    def _write_each(self, records: Sequence[AnswerRecord], position: Position) -> None:
-        """Writes a page after a failure, query by query. A query that fails while the system accepts others is set
-        aside: its answers are written when the cause is gone.
-        """
-        for ref in dict.fromkeys(record.query for record in records):
-            try:
-                self._write([r for r in records if r.query == ref], self._position)
-            except LeaseLost:
-                raise
-            except Exception as exc:
-                self._reopened(r for r in self._queries if r not in {ref, *self._asides})
-                assert self._sink is not None
-                self._sink.write([], self._position)
-                log.warning("sink %s: query %s is set aside: %s", self.definition.name, ref, self._reason(exc))
-                self._set_asides({**self._asides, ref: Aside(self._position.answer_id, self._reason(exc))})
-        self._write([], position)
-
-    def _try_asides(self) -> None:
-        """Writes the next page of each set-aside query."""
-        self._tried_ms = self._now_ms()
-        for ref, aside in list(self._asides.items()):
-            others = [r for r in self._queries if r not in self._asides]
-            try:
-                self._reopened([*others, ref])
-                page = self._results.changes_after(aside.answer_id, MAX_ANSWERS, max_bytes=PAGE_BYTES).records
-                page = [r for r in page if r.answer_id <= self._position.answer_id]
-                self._write([r for r in page if r.query == ref and self._wants(r)], self._position)
-                last = page[-1].answer_id if page else self._position.answer_id
-            except LeaseLost:
-                raise
-            except Exception as exc:
-                self._reopened(others)
-                self._set_asides({**self._asides, ref: Aside(aside.answer_id, self._reason(exc))})
-            else:
-                rest = {r: a for r, a in self._asides.items() if r != ref}
-                has_more = last < self._position.answer_id
-                self._set_asides({**rest, ref: aside._replace(answer_id=last)} if has_more else rest)
-                self._tried_ms = 0 if has_more else self._tried_ms
-
-    def _open_typed(self, refs: Iterable[QueryRef]) -> None:
-        """Opens the sink again if it was opened without the types of these queries, which have answers now."""
-        assert self._sink is not None
-        untyped = [ref for ref in refs if not self._queries[ref].of_sink.is_typed]
-        if untyped:
-            for ref in untyped:
-                self._queries[ref] = self._queries[ref].typed(self._catalog)
-            opened = {*refs, *(ref for ref in self._queries if ref not in self._asides)}
-            self._sink.open([q.of_sink for ref, q in self._queries.items() if ref in opened])
-
-    def _copy_page(self) -> float:
-        assert self._sink is not None
-        self._is_current = False
-        newest = Position(*self._results.newest())
-        # After a restore of the center from a backup, new ids are above all earlier ids. So a sink that is ahead has
-        # answers of another center.
-        if self._position.answer_id > newest.answer_id:
-            raise StorageError(
-                f"the sink has answers up to {self._position.answer_id}, the center only up to {newest.answer_id}:"
-                " another center wrote to the sink, or this center wrote to it before an older backup was restored"
+        stored = dict(self._sink.open([self._queries[ref].query.of_sink for ref in refs]))
+        self._opened |= set(refs)
+        if replayed := {ref: after for ref in refs if (after := self._queries[ref].replay_after) is not None}:
+            self._sink.write([], replayed)
+            stored |= replayed
+        newest, last = self._results.newest_of(refs)
+        if ahead := [ref for ref in refs if stored.get(ref, 0) > newest]:
+            # After a restore of the center from a backup, new ids are above all earlier ids.
+            reason = StorageError(
+                f"the target has answers to {query_key(ahead[0])} up to {stored[ahead[0]]}, the center only up to"
+                f" {newest}: a copy of this center wrote there, or an older backup was restored without"
+                " `edgewater center restore`; let the sink write to another place, or write all answers again with"
+                " `edgewater sinks replay`"
             )
-        if self._position.answer_id < newest.answer_id:
-            if self._waits(newest):
-                return POLL_S
-            self._write_new(newest)
-            return 0.0
-        if self._position.late != newest.late:
-            self._write_late(newest)
-            return 0.0
-        self._is_current = True
-        return POLL_S
+            raise TargetFailed(str(reason)) from reason
+        for ref in refs:
+            query, has = self._queries[ref], stored.get(ref)
+            if not query.is_known:
+                begin = query.has if self.definition.begins_now else 0
+                query.has, query.is_known = begin if has is None else has, True
+            elif has is not None:  # the confirmation of a write may have been lost
+                query.has = max(query.has, has)
+            query.replay_after = None
+            query.lacks = last.get(ref, 0) > query.has
+            query.waits |= query.lacks
 
-    def _waits(self, newest: Position) -> bool:
+    def _open_needed(self, refs: Iterable[QueryRef]) -> None:
+        """Opens the queries that are not open, or that were opened without the types of their answers."""
+        needed = [r for r in refs if r not in self._opened or not self._queries[r].query.of_sink.is_typed]
+        if needed:
+            for ref in needed:
+                self._queries[ref].query = self._queries[ref].query.typed(self._catalog)
+            self._open(needed)
+            self._follow()
+
+    def _follow(self) -> None:
+        if (follow := getattr(self._sink, "follow", None)) is not None:
+            follow([each.query.of_sink for each in self._queries.values()])
+
+    def _reopen(self) -> None:
+        """Opens a new sink after a failure, without a query.
+
+        Raises:
+            TargetFailed: the target cannot be used at all.
+        """
+        if self._sink is not None:
+            with suppress(TargetFailed):
+                self._sink.close()
+        self._sink = self._new_sink()
+        self._sink.open([])
+
+    def _blame(self, refs: Sequence[QueryRef], exc: TargetFailed, records: Sequence[AnswerRecord] = ()) -> None:
+        """Lets queries wait after a failure. If it was one query, the failure is its own. It is then tried again with
+        fewer answers, to find the one that fails, and after a pause if it was one answer.
+        """
+        _, last = self._results.newest_of(refs)
+        for ref in refs:
+            query = self._queries[ref]
+            query.waits, query.lacks = True, last.get(ref, 0) > query.has
+        if len(refs) > 1:
+            return
+        reason, now_ms = self._reason(exc), self._now_ms()
+        if not query.problem:
+            log.warning("sink %s: query %s: %s", self.definition.name, query_key(ref), reason)
+        query.since_ms, query.tried_ms = query.since_ms or now_ms, now_ms
+        if len(records) > 1:
+            query.problem, query.limit = reason, len(records) // 2
+        else:
+            windows = [f"window {rfc3339(record.window_start_ms)}: " for record in records]
+            query.problem, query.failures = "".join([*windows, reason]), query.failures + 1
+            query.pause_ms = 1000 * _pause_s(query.failures)
+
+    def _try_waiting(self, now_ms: int) -> bool:
+        """Writes the next answers of one waiting query. Returns whether a query was due."""
+        due = [ref for ref, q in self._queries.items() if q.waits and abs(now_ms - q.tried_ms) >= q.pause_ms]
+        if not due:
+            return False
+        ref = min(due, key=lambda each: self._queries[each].turn)
+        query, records = self._queries[ref], list[AnswerRecord]()
+        query.turn = 1 + max(each.turn for each in self._queries.values())
+        if self.definition.batch_ms and query.lacks and not query.problem:
+            count, _, first_ms = self._results.lag(ref, query.has, 0)
+            rest_ms = self.definition.batch_ms - abs(now_ms - (first_ms or 0))
+            if rest_ms > 0 and count < MAX_ANSWERS:
+                query.tried_ms, query.pause_ms = now_ms, rest_ms
+                return True
+        try:
+            self._open_needed([ref])
+            read = self._results.changes_after(query.has, query.limit, ref, max_bytes=PAGE_BYTES).records
+            records = [record for record in read if self._wants(record)]
+            if records:
+                self._write(records, {ref: read[-1].answer_id})
+        except TargetFailed as exc:
+            self._reopen()
+            self._blame([ref], exc, records)
+        else:
+            assert self._through is not None
+            query.has = read[-1].answer_id if read else max(query.has, self._through)
+            query.limit, query.failures, query.pause_ms = min(MAX_ANSWERS, 2 * query.limit), 0, 0
+            query.waits = query.lacks = query.has < self._through
+            if query.problem:
+                self._late_through = -1  # it may lack late records
+            query.problem, query.since_ms = "", 0
+        self._report()
+        return True
+
+    def _copy_page(self) -> tuple[bool, bool]:
+        """Writes a page of the queries that do not wait. Returns whether there was one, and whether none is left."""
+        if self._through is None:  # no query was ever opened
+            return False, False
+        newest, late = self._results.newest()
+        if self._through < newest:
+            if self._is_batch_open(newest):
+                return False, False
+            self._write_new(newest)
+            return True, False
+        if self._late_through != late:
+            self._write_late(late)
+            return True, False
+        return False, True
+
+    def _is_batch_open(self, newest: int) -> bool:
         """Returns whether the new answers wait for further answers of the same batch."""
         batch_ms = self.definition.batch_ms
-        if not batch_ms or newest.answer_id - self._position.answer_id >= MAX_ANSWERS:
+        if not batch_ms or self._through is None or newest - self._through >= MAX_ANSWERS:
             return False
-        given_at_ms = self._results.answered_at_after(self._position.answer_id)
+        given_at_ms = self._results.answered_at_after(self._through)
         return given_at_ms is not None and abs(self._now_ms() - given_at_ms) < batch_ms
 
-    def _write_new(self, newest: Position) -> None:
-        changes = self._results.changes_after(self._position.answer_id, MAX_ANSWERS, max_bytes=PAGE_BYTES)
+    def _write_new(self, newest: int) -> None:
+        assert self._through is not None
+        changes = self._results.changes_after(self._through, MAX_ANSWERS, max_bytes=PAGE_BYTES)
         if self._results.trimmed() != self._trimmed:
             self._report()  # before the write, because answers that were deleted before the read are a gap
         answered = {record.query for record in changes.records}
         if not answered <= self._seen:
-            self._open(self._now_ms())  # a query was registered since
+            self._look(self._now_ms())  # a query was registered since
             self._seen |= answered  # a query that is deleted does not come again
-        records = [r for r in changes.records if self._wants(r) and r.query not in self._asides]
+        records = [r for r in changes.records if self._wants(r) and r.answer_id > self._queries[r.query].has]
+        for record in records:
+            query = self._queries[record.query]
+            if not query.lacks:
+                query.has = max(query.has, record.answer_id - 1 if query.waits else self._through)
+                query.lacks = query.waits
+        records = [r for r in records if not self._queries[r.query].waits]
+        positions = {record.query: record.answer_id for record in records}
+        try:
+            if records:
+                self._write(records, positions)
+        except TargetFailed as exc:
+            self._reopen()
+            self._blame(list(positions), exc, records)
+        else:
+            for ref, answer_id in positions.items():
+                self._queries[ref].has = answer_id
         # If there are no records, the answers after the position have been deleted.
-        last = changes.records[-1].answer_id if changes.records else newest.answer_id
-        write = self._write_each if self._failures and records else self._write
-        write(records, Position(last, self._position.late))
+        self._through = changes.records[-1].answer_id if changes.records else newest
+        self._report()
 
-    def _write_late(self, newest: Position) -> None:
+    def _write_late(self, late: int) -> None:
         """Writes a final answer again if the numbers of its late records have changed."""
-        for ref in [ref for ref in self._queries if ref not in self._asides]:
-            for records in self._final_with_late(ref):
-                self._write(records, self._position)
-        self._write([], Position(self._position.answer_id, newest.late))
+        for ref in [ref for ref, query in self._queries.items() if not query.waits]:
+            records: list[AnswerRecord] = []
+            try:
+                for records in self._final_with_late(ref):
+                    self._write(records, {})
+            except TargetFailed as exc:
+                self._reopen()
+                self._blame([ref], exc, records)
+        self._late_through = late
+        self._report()
 
     def _final_with_late(self, ref: QueryRef) -> Iterator[list[AnswerRecord]]:
         for page in self._results.with_late_records(ref, LATE_ANSWERS):
@@ -355,12 +446,16 @@ class SinkRunner:
     def _wants(self, record: AnswerRecord) -> bool:
         return record.query in self._queries and record.phase.rank >= self.definition.min_phase.rank
 
-    def _write(self, records: Sequence[AnswerRecord], position: Position) -> None:
+    def _write(self, records: Sequence[AnswerRecord], positions: Mapping[QueryRef, int]) -> None:
         assert self._sink is not None
-        self._open_typed({record.query for record in records})
+        self._open_needed(dict.fromkeys(record.query for record in records))
         answers = [self._answer(record) for record in records]
-        self._sink.write(answers, position)
-        self._position = position
+        self._sink.write(answers, positions)
+        refused = getattr(self._sink, "refused", 0)
+        self._written += Counter(
+            answers=len(answers), rows=sum(a.rows.num_rows for a in answers), refused=refused - self._refused
+        )
+        self._refused = refused
         if len(self._late) > MAX_REMEMBERED:
             self._late.clear()
         self._late.update(
@@ -370,10 +465,9 @@ class SinkRunner:
                 if r.phase is Phase.FINAL and any(r.facts.late_counts)
             }
         )
-        self._report(len(answers), sum(a.rows.num_rows for a in answers))
 
     def _answer(self, record: AnswerRecord) -> SinkAnswer:
-        query = self._queries[record.query]
+        query = self._queries[record.query].query
         answer = sink_answer(record, query)
         return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
 
@@ -386,44 +480,54 @@ class SinkRunner:
             gone |= dict.fromkeys(key for key in _groups(before) if key not in now)
         return [dict(zip(answer.group_columns, key, strict=True)) for key in gone]
 
-    def _report(self, answers: int = 0, rows: int = 0, problem: str = "") -> None:
+    def _report(self, problem: str = "") -> None:
         assert self._epoch is not None
         now_ms, self._trimmed = self._now_ms(), self._results.trimmed()
+        is_open = self._sink is not None and self._through is not None and not problem
         own = None if self._sink is None else self._own_problem()
+        written, self._written = self._written, Counter()
+        waiting = {
+            ref: WaitingQuery(q.has, q.problem, q.since_ms) for ref, q in self._queries.items() if q.waits
+        } if is_open else self._stated  # fmt: skip
+        changes = {ref: q for ref, q in waiting.items() if self._stated.get(ref) != q}
+        lacking = [q.has for q in self._queries.values() if q.lacks]
+        refusal = getattr(self._sink, "refusal", "") if written["refused"] else ""
         self._status = self._store.report(
             self.definition.name,
             self._epoch,
             now_ms + LEASE_MS,
-            position=self._position if self._sink is not None and not problem else None,
+            answer_id=self._through if is_open else None,
+            late=self._late_through if is_open and self._late_through >= 0 else None,
+            lowest=min([self._through, *lacking]) if is_open and self._through is not None else -1,
+            waits=changes | dict.fromkeys(self._stated.keys() - waiting.keys()),
             replayed=self._replayed,
-            answers=answers,
-            rows=rows,
+            answers=written["answers"],
+            rows=written["rows"],
+            refused=written["refused"],
+            refusal=masked(refusal, self.definition.options),
             trimmed=self._trimmed,
             problem=problem or own,
             now_ms=now_ms,
         )
-        self._renewed_ms, self._replayed = now_ms, None
+        self._renewed_ms, self._replayed, self._stated = now_ms, None, waiting
         if self._status.gap != self._gap and self._status.gap is not None:
             first, last = self._status.gap
             self._alarm("sink-gap", f"the answers {first} to {last} were deleted before the sink had them")
         self._gap = self._status.gap
-        refused = getattr(self._sink, "refused", 0)
-        if self._refused is not None and refused > self._refused:
-            self._alarm(
-                "sink-refused", f"its system has refused {refused - self._refused} samples, which are lost there"
-            )
-        self._refused = refused if self._sink is not None else self._refused
+        if refusal:
+            text = f"its target has refused {written['refused']} samples or messages, which are lost there: {refusal}"
+            self._alarm("sink-refused", masked(text, self.definition.options))
         since_ms = self._status.problem_since_ms
         if own and not problem and abs(now_ms - since_ms) >= PARTIAL_MS and since_ms != self._alarmed_since_ms:
             self._alarmed_since_ms = since_ms
-            self._alarm("sink-failing", "a part of the sink does not work; `edgewater sinks show` says why")
+            self._alarm("sink-failing", f"a part of the sink does not work: {own}")
 
     def _own_problem(self) -> str:
-        """Returns why a part of the sink does not work: a part that the sink names, or queries that are set aside."""
-        parts = [getattr(self._sink, "problem", "")]
-        for ref, aside in self._asides.items():
-            parts.append(f"query {ref.name}@{ref.version}, after the answer {aside.answer_id}: {aside.problem}")
-        return "; ".join(filter(None, parts))
+        """Returns why a part of the sink does not work: a part that the sink names, or queries that fail."""
+        failing = [(ref, q.problem) for ref, q in self._queries.items() if q.problem]
+        parts = [f"query {query_key(ref)}, {problem}" for ref, problem in failing[:MAX_STATED]]
+        more = f"{len(failing) - MAX_STATED} more queries" if len(failing) > MAX_STATED else ""
+        return "; ".join(filter(None, [getattr(self._sink, "problem", ""), *parts, more]))
 
     def _end_alarm(self) -> None:
         try:
@@ -442,7 +546,8 @@ class SinkRunner:
 
     def _failed(self, exc: Exception) -> float:
         self._failures += 1
-        reason, is_foreign = self._reason(exc), not isinstance(exc, EdgewaterError)
+        cause = exc.__cause__ if isinstance(exc, TargetFailed) else exc
+        reason, is_foreign = self._reason(exc), not isinstance(cause, EdgewaterError)
         if self._failures == 1:
             trace = "".join(traceback.format_exception(exc)) if is_foreign else ""
             log.warning("sink %s: %s", self.definition.name, masked(trace, self.definition.options) or reason)
@@ -456,10 +561,12 @@ class SinkRunner:
             self._give_up()
         except EdgewaterError as other:
             log.warning("sink %s: its state cannot be stored: %s", self.definition.name, other)
-        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 20)))
+        return _pause_s(self._failures)
 
-    def _reason(self, exc: Exception) -> str:
-        text = exc.message if isinstance(exc, EdgewaterError) else f"{type(exc).__name__}: {exc}"
+    def _reason(self, exc: BaseException) -> str:
+        if isinstance(exc, TargetFailed) and exc.__cause__ is not None:
+            exc = exc.__cause__
+        text = exc.message if isinstance(exc, EdgewaterError) else plain(f"{type(exc).__name__}: {exc}")
         return masked(text, self.definition.options)
 
     def _give_up(self) -> None:
@@ -467,12 +574,17 @@ class SinkRunner:
         self._epoch, self._status = None, None
 
     def _close(self) -> None:
-        sink, self._sink, self._queries = self._sink, None, {}
+        """Closes the sink. When it is opened again, the positions are read again."""
+        sink, self._sink, self._queries, self._through = self._sink, None, {}, None
         if sink is not None:
             try:
                 sink.close()
             except Exception:
                 log.exception("sink %s: it could not be closed", self.definition.name)
+
+
+class TargetFailed(Exception):
+    """A method of a sink has raised an exception, the cause."""
 
 
 class _Contained:
@@ -489,10 +601,10 @@ class _Contained:
     def _call(method: Callable[..., Any], *args: Any) -> Any:
         try:
             return method(*args)
-        except (Exception, KeyboardInterrupt, SystemExit):
+        except (LeaseLost, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:
-            raise RuntimeError(f"{type(exc).__name__}: {exc}") from exc
+            raise TargetFailed(str(exc)) from exc
 
 
 def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:

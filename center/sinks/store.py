@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -25,7 +27,8 @@ from sqlalchemy import (
 )
 
 from center.results import LeaseLost, restored_at_ms
-from center.sinks.base import Position, SinkMemory
+from center.results.schema import answers, counters
+from center.sinks.base import SinkContext
 from center.storage.database import (
     FreeText,
     Identifier,
@@ -35,6 +38,7 @@ from center.storage.database import (
     write_transaction,
 )
 from edgewater.model.errors import NotFound
+from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
 
 metadata = MetaData()
@@ -57,10 +61,27 @@ sinks = Table(
     Column("owner", Identifier(255), nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("until_ms", BigInteger, nullable=False),
+    Column("refused", BigInteger, nullable=False, server_default="0"),
+    Column("refusal", FreeText, nullable=False, server_default=""),
+    Column("is_earlier", BigInteger, nullable=False, server_default="-1"),
 )
 """A table with a row per sink. ``definition``: JSON of a sink that the API has defined; null if the sink is in
-``center.yaml``. ``replay_after``: the position that an operator has requested. ``trimmed``: answers up to this id were
-deleted when the row was last written."""
+``center.yaml``; `ENDING` if the sink is deleted and its alerts have not ended yet. ``answer_id``: see `SinkStatus`; -1
+if the sink was never open. ``replay_after``: the position that an operator has requested. ``trimmed``: answers up to
+this id were deleted when the row was last written. ``is_earlier``: 1 if release 0.3 has run the sink, otherwise 0; -1
+until this release has read the row."""
+
+waiting = Table(
+    "sink_queries",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("query", Identifier(96), primary_key=True),
+    Column("answer_id", BigInteger, nullable=False),
+    Column("problem", FreeText, nullable=False),
+    Column("problem_since_ms", BigInteger, nullable=False),
+)
+"""The queries for which a sink lacks answers up to ``sinks.answer_id``, or which it cannot write. ``answer_id``: the
+last answer that it has."""
 
 memories = Table(
     "sink_memories",
@@ -69,28 +90,37 @@ memories = Table(
     Column("answer_id", BigInteger, nullable=False),
     Column("late", BigInteger, nullable=False),
     Column("state", FreeText, nullable=False),
+    Column("positions", FreeText, nullable=False, server_default=""),
+    Column("target", FreeText, nullable=False, server_default=""),
 )
-"""The states of sinks whose systems do not store a position (`SinkMemory`)."""
-
-asides = Table(
-    "sink_asides",
-    metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("query", Identifier(128), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
-    Column("answer_id", BigInteger, nullable=False),
-    Column("problem", FreeText, nullable=False),
-)
-"""Queries that a sink has set aside: it could not write their answers, but answers of other queries. Each row has the
-last answer that the sink has written."""
+"""The states of sinks whose targets do not store positions (`SinkMemory`). ``positions`` is JSON with the last answer
+of each query. It is empty in a row of release 0.3, where ``answer_id`` is the position of all queries."""
 
 MAX_PROBLEM = 2_000
-REFUSED = "refused"
-"""The first key in the state of a sink that counts the samples that its system refuses."""
+CENTER = "center"
+"""The counter with the number of the center in targets of sinks."""
+ENDING = "{}"
+"""The definition of a deleted sink of the kind `alerts` until its alerts have ended. Readers do not see such a sink."""
 _NEW = {
-    "paused": False, "answer_id": 0, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
+    "paused": False, "answer_id": -1, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
     "trimmed": 0, "gap_from": 0, "gap_through": 0, "owner": "", "epoch": 0, "until_ms": 0,
+    "refused": 0, "refusal": "", "is_earlier": 0,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingQuery:
+    """A query for which a sink lacks answers.
+
+    Attributes:
+        answer_id: id of the last answer that the sink has.
+        problem: why the last attempt failed; empty if it did not fail.
+        problem_since_ms: wall time of the first failure since the last success; 0 if the last attempt did not fail.
+    """
+
+    answer_id: int
+    problem: str = ""
+    problem_since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +129,28 @@ class SinkStatus:
 
     Attributes:
         definition: the definition, if the API has defined the sink; None if the sink is in ``center.yaml``.
-        position: the position up to which the sink has written; 0 if the sink was never open.
+        answer_id: the sink has all answers up to this id, except answers to the queries `waiting`; -1 if the sink was
+            never open.
+        late: number of changes of final answers that the sink has (`AnswerReader.newest`).
+        waiting: the queries for which the sink lacks answers up to `answer_id`.
         replay_after: id of an answer. The sink will begin again after this answer; None if no replay is requested.
         answers, rows: numbers of answers and rows that the sink has written since it was defined.
         problem: why the last attempt failed; empty if it did not fail.
         problem_since_ms: wall time of the first failure since the last success; 0 if the last attempt did not fail.
         gap: first and last id of answers that were deleted before the sink had them; None if there are no such answers.
         owner: name of the process that runs the sink; empty if no process runs it.
-        epoch: number of times that a process has taken the sink.
+        epoch: increases whenever a process takes the sink.
         until_ms: end of the owner's lease, on the owner's clock.
+        refused: number of parts of answers, such as samples or messages, that the target will never accept.
+        refusal: query, window and reason of the last of them.
     """
 
     name: str
     definition: Mapping[str, Any] | None
     paused: bool
-    position: Position
+    answer_id: int
+    late: int
+    waiting: Mapping[QueryRef, WaitingQuery]
     replay_after: int | None
     answers: int
     rows: int
@@ -123,6 +160,8 @@ class SinkStatus:
     owner: str
     epoch: int
     until_ms: int
+    refused: int
+    refusal: str
 
     def is_run(self, now_ms: int) -> bool:
         """Returns whether a process runs the sink."""
@@ -134,13 +173,6 @@ class SinkStatus:
             return ""
         nobody = "" if self.is_run(now_ms) else "no process `edgewater center sink` runs it"
         return self.problem or nobody
-
-
-class Aside(NamedTuple):
-    """The last answer of a set-aside query that the sink has written, and why it could not write the next one."""
-
-    answer_id: int
-    problem: str
 
 
 class SinkStore:
@@ -163,15 +195,23 @@ class SinkStore:
         database.
         """
         if not self._is_prepared:
-            with schema_transaction(self._database, metadata):
-                pass
+            with schema_transaction(self._database, metadata) as connection:
+                was_open = case((sinks.c.answer_id > 0, 1), else_=0)
+                connection.execute(update(sinks).where(sinks.c.is_earlier < 0).values(is_earlier=was_open))
             self._is_prepared = True
         return self._database
 
     def statuses(self) -> list[SinkStatus]:
         """Returns the states of all sinks that the API has defined or that a process has run, sorted by name."""
         with read_transaction(self._engine) as connection:
-            return [_status(row) for row in connection.execute(select(sinks).order_by(sinks.c.name))]
+            found = _waiting(connection)
+            rows = connection.execute(select(sinks).order_by(sinks.c.name))
+            return [_status(row, found.get(row.name, {})) for row in rows if row.definition != ENDING]
+
+    def ending(self) -> list[str]:
+        """Returns the names of the deleted sinks whose alerts have not ended yet."""
+        with read_transaction(self._engine) as connection:
+            return list(connection.execute(select(sinks.c.name).where(sinks.c.definition == ENDING)).scalars())
 
     def status(self, name: str) -> SinkStatus:
         """Returns the state of a sink.
@@ -180,14 +220,24 @@ class SinkStore:
             NotFound: there is no sink of this name.
         """
         with read_transaction(self._engine) as connection:
-            return _status(_row(connection, name))
+            row = _row(connection, name)
+            if row.definition == ENDING:
+                raise _unknown(name)
+            return _status(row, _waiting(connection, name).get(name, {}))
 
     def lowest_answer(self) -> int | None:
-        """Returns the id of the newest answer that all sinks have, or None if there is no sink."""
+        """Returns an id up to which all sinks have all answers, or None if there is no sink. A query that has no
+        further answer does not make it lower.
+        """
+        own = case((sinks.c.replay_after.is_(None), sinks.c.answer_id), else_=sinks.c.replay_after)
+        further = (answers.c.query == waiting.c.query) & (answers.c.answer_id > waiting.c.answer_id)
+        of_query = select(func.min(answers.c.answer_id)).where(further).scalar_subquery()
         with read_transaction(self._engine) as connection:
-            lowest = func.min(case((sinks.c.replay_after.is_(None), sinks.c.answer_id), else_=sinks.c.replay_after))
-            found = [connection.execute(select(of)).scalar_one() for of in (lowest, func.min(asides.c.answer_id))]
-        return min((int(value) for value in found if value is not None), default=None)
+            is_read = sinks.c.definition.is_(None) | (sinks.c.definition != ENDING)
+            found = list(connection.execute(select(own).where(is_read)).scalars())
+            next_ids = connection.execute(select(of_query).select_from(waiting)).scalars()
+            found += [value - 1 for value in next_ids if value is not None]
+        return max(0, min(found)) if found else None
 
     # Methods for operators
 
@@ -196,23 +246,37 @@ class SinkStore:
         its position.
         """
         with write_transaction(self._engine) as connection:
-            changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
-            if connection.execute(changed).rowcount:
-                return False
-            connection.execute(insert(sinks).values(name=name, definition=json.dumps(document), **_NEW))
-            return True
+            before = connection.execute(select(sinks.c.definition).where(sinks.c.name == name)).one_or_none()
+            if before is None:
+                connection.execute(insert(sinks).values(name=name, definition=json.dumps(document), **_NEW))
+            else:
+                changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
+                connection.execute(changed)
+            return before is None or before.definition == ENDING
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, ends: bool = False) -> None:
         """Deletes a sink and its state, but not the answers that it has written.
+
+        Args:
+            ends: whether a process first ends the alerts of the sink, and then calls `forget`.
 
         Raises:
             NotFound: there is no sink of this name.
         """
+        if ends:
+            self._change(name, definition=ENDING, paused=False, replay_after=None)
+            return
         with write_transaction(self._engine) as connection:
             if connection.execute(delete(sinks).where(sinks.c.name == name)).rowcount == 0:
                 raise _unknown(name)
-            connection.execute(delete(memories).where(memories.c.name == name))
-            connection.execute(delete(asides).where(asides.c.name == name))
+            _delete_state(connection, name)
+
+    def forget(self, name: str) -> None:
+        """Deletes a sink whose alerts have ended, and its state, unless it was defined again."""
+        with write_transaction(self._engine) as connection:
+            this = (sinks.c.name == name) & (sinks.c.definition == ENDING)
+            if connection.execute(delete(sinks).where(this)).rowcount:
+                _delete_state(connection, name)
 
     def pause(self, name: str, paused: bool) -> None:
         """Pauses a sink, or ends the pause.
@@ -249,9 +313,11 @@ class SinkStore:
                 row = _row(connection, name)
             if row.owner not in ("", owner) and row.until_ms > now_ms:
                 return None
-            # The sink's system may have an epoch from after the backup that was restored.
-            epoch = max(int(row.epoch), restored_at_ms(connection)) + 1
+            # The target may have an epoch from after the backup that was restored, or of a copy of this center.
+            epoch = max(int(row.epoch) + 1, restored_at_ms(connection) + 1, now_ms)
             values = {"owner": owner, "epoch": epoch, "until_ms": now_ms + lease_ms}
+            if adds and row.definition == ENDING:
+                values["definition"] = None
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
             return epoch
 
@@ -270,10 +336,15 @@ class SinkStore:
         epoch: int,
         until_ms: int,
         *,
-        position: Position | None = None,
+        answer_id: int | None = None,
+        late: int | None = None,
+        lowest: int = -1,
+        waits: Mapping[QueryRef, WaitingQuery | None] | None = None,
         replayed: int | None = None,
         answers: int = 0,
         rows: int = 0,
+        refused: int = 0,
+        refusal: str = "",
         trimmed: int | None = None,
         problem: str | None = None,
         now_ms: int = 0,
@@ -281,9 +352,12 @@ class SinkStore:
         """Renews the lease, stores the sink's progress since the last report, and returns the sink's state.
 
         Args:
-            position: the position of the sink; None if it has not changed.
+            answer_id, late: as in `SinkStatus`; None if they have not changed.
+            lowest: id of the last answer up to which the sink has all answers of all queries.
+            waits: changes of `SinkStatus.waiting`; None for a query for which no answer is lacking any more.
             replayed: the `replay_after` after which the sink has begun again; None if it has not begun again.
-            answers, rows: numbers of answers and rows that were written since the last report.
+            answers, rows, refused: numbers since the last report.
+            refusal: as in `SinkStatus`; empty if it has not changed.
             trimmed: answers up to this id are deleted. If the sink lacks some of them, the state has a gap.
             problem: why the last attempt failed; empty if it did not fail. If None, the stored problem stays.
 
@@ -292,69 +366,65 @@ class SinkStore:
         """
         with write_transaction(self._engine) as connection:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
-            restored = restored_at_ms(connection)
-            if row is None or row.epoch != epoch or epoch <= restored:
+            if row is None or row.epoch != epoch or epoch <= restored_at_ms(connection):
                 raise LeaseLost(f"sink {name} is run by another process, or is no longer defined")
             values: dict[str, Any] = {
                 "until_ms": until_ms,
                 "answers": row.answers + answers,
                 "rows": row.rows + rows,
+                "refused": row.refused + refused,
             }
-            has = row.answer_id
-            if position is not None:
-                values |= {"answer_id": position.answer_id, "late": position.late}
-                has = position.answer_id
+            if answer_id is not None:
+                values["answer_id"] = answer_id
+            if late is not None:
+                values["late"] = late
+            if refusal:
+                values["refusal"] = refusal[:MAX_PROBLEM]
             if replayed is not None and replayed == row.replay_after:
                 values["replay_after"] = None
             if trimmed is not None and trimmed > row.trimmed:
                 values["trimmed"] = trimmed
                 # A new sink begins with the stored answers, so answers that were deleted before are not a gap.
-                if row.epoch > restored + 1 or row.answer_id:
-                    values |= _gap(row, has, trimmed)
+                if row.answer_id >= 0:
+                    values |= _gap(row, row.answer_id if lowest < 0 else lowest, trimmed)
             if problem is not None:
                 values |= {
                     "problem": problem[:MAX_PROBLEM],
                     "problem_since_ms": 0 if not problem else row.problem_since_ms or now_ms,
                 }
             connection.execute(update(sinks).where(sinks.c.name == name).values(**values))
-            return _status(_row(connection, name))
+            _change_waiting(connection, name, waits or {})
+            return _status(_row(connection, name), _waiting(connection, name).get(name, {}))
 
-    def memory(self, name: str, epoch: int) -> SinkMemory:
-        """Returns the memory of a sink, for the process that has taken the sink with an epoch."""
-        return _Memory(self._engine, name, epoch)
+    def context(self, name: str, epoch: int, now_ms: Callable[[], int], target: str = "") -> SinkContext:
+        """Returns the context of a sink, for the process that has taken the sink with an epoch.
 
-    def asides(self, name: str) -> dict[QueryRef, Aside]:
-        """Returns the queries that are set aside by a sink."""
-        c = asides.c
-        with read_transaction(self._engine) as connection:
-            rows = connection.execute(select(c.query, c.version, c.answer_id, c.problem).where(c.name == name)).all()
-        return {QueryRef(query, version): Aside(answer_id, problem) for query, version, answer_id, problem in rows}
-
-    def set_asides(self, name: str, epoch: int, queries: Mapping[QueryRef, Aside]) -> None:
-        """Stores the queries that are set aside by a sink.
-
-        Raises:
-            LeaseLost: another process has taken the sink, or the sink is no longer defined.
+        Args:
+            target: names the target of a sink whose memory has the positions.
         """
         with write_transaction(self._engine) as connection:
-            _require_epoch(connection, name, epoch)
-            connection.execute(delete(asides).where(asides.c.name == name))
-            for ref, each in queries.items():
-                row = {"query": ref.name, "version": ref.version, "problem": each.problem[:MAX_PROBLEM]}
-                connection.execute(insert(asides).values(name=name, answer_id=each.answer_id, **row))
+            value = select(counters.c.value).where(counters.c.name == CENTER)
+            center = connection.execute(value).scalar()
+            if center is None:
+                locked = select(counters.c.value).where(counters.c.name == "answer").with_for_update()
+                connection.execute(locked)  # another process may do the same
+                center = connection.execute(value).scalar()
+            if center is None:
+                center = secrets.randbits(62) | 1
+                connection.execute(insert(counters).values(name=CENTER, value=center))
+            earlier = connection.execute(select(sinks.c.name).where(sinks.c.is_earlier == 1)).scalars().all()
+
+        def running() -> list[str]:
+            return [each.name for each in self.statuses() if each.name != name and each.is_run(now_ms())]
+
+        memory = _Memory(self._engine, name, epoch, target)
+        return SinkContext(name, epoch, memory, now_ms, center=center, earlier=earlier, running=running)
 
     def memories(self) -> dict[str, str]:
         """Returns the states that sinks have saved, by name of the sink."""
         with read_transaction(self._engine) as connection:
             states: dict[str, str] = dict(connection.execute(select(memories.c.name, memories.c.state)).all())
         return states
-
-    def refused(self) -> dict[str, int]:
-        """Returns, by sink, the number of samples that its system has refused."""
-        c = memories.c
-        counting = select(c.name, c.state).where(c.state.startswith(f'{{"{REFUSED}"', autoescape=True))
-        with read_transaction(self._engine) as connection:
-            return {name: json.loads(state)[REFUSED] for name, state in connection.execute(counting)}
 
     def release(self, name: str, epoch: int) -> None:
         """Frees the lease of a sink if `epoch` is still the sink's epoch."""
@@ -369,20 +439,36 @@ class SinkStore:
 
 
 class _Memory:
-    def __init__(self, engine: Engine, name: str, epoch: int) -> None:
+    def __init__(self, engine: Engine, name: str, epoch: int, target: str) -> None:
         self._engine, self._name, self._epoch = engine, name, epoch
+        self._target = hashlib.sha256(target.encode()).hexdigest() if target else ""  # a URL may have a secret
+        self._positions: dict[str, int] = {}
 
-    def load(self) -> tuple[Position, str] | None:
+    def load(self, queries: Iterable[QueryRef]) -> tuple[dict[QueryRef, int], str] | None:
         c = memories.c
+        of_target = (c.target == self._target) & (c.target != "")  # also the memory of an earlier name of the sink
         with read_transaction(self._engine) as connection:
-            row = connection.execute(select(c.answer_id, c.late, c.state).where(c.name == self._name)).one_or_none()
-        return None if row is None else (Position(row.answer_id, row.late), row.state)
+            found = connection.execute(select(memories).where((c.name == self._name) | of_target)).all()
+        own = [row for row in found if row.name == self._name and row.target in ("", self._target)]
+        keys, rows = {query_key(ref): ref for ref in queries}, own or [row for row in found if row.name != self._name]
+        if not rows:
+            return None
+        for row in rows:
+            stored = json.loads(row.positions) if row.positions else dict.fromkeys(keys, row.answer_id)
+            self._positions |= {key: max(value, self._positions.get(key, 0)) for key, value in stored.items()}
+        return {ref: self._positions[key] for key, ref in keys.items() if key in self._positions}, rows[0].state
 
-    def save(self, position: Position, state: str) -> None:
+    def save(self, positions: Mapping[QueryRef, int], state: str) -> None:
+        self._positions |= {query_key(ref): answer_id for ref, answer_id in positions.items()}
         with write_transaction(self._engine) as connection:
             _require_epoch(connection, self._name, self._epoch)
-            row = {"name": self._name, "answer_id": position.answer_id, "late": position.late, "state": state}
-            upsert(connection, memories, [row])
+            row = {"name": self._name, "answer_id": 0, "late": 0, "state": state, "target": self._target}
+            upsert(connection, memories, [{**row, "positions": json.dumps(self._positions)}])
+
+
+def _delete_state(connection: Connection, name: str) -> None:
+    for table in (memories, waiting):
+        connection.execute(delete(table).where(table.c.name == name))
 
 
 def _require_epoch(connection: Connection, name: str, epoch: int) -> None:
@@ -405,16 +491,41 @@ def _row(connection: Connection, name: str) -> Row[Any]:
     return row
 
 
+def _waiting(connection: Connection, name: str | None = None) -> dict[str, dict[QueryRef, WaitingQuery]]:
+    """Returns the waiting queries by sink, of one sink or of all."""
+    rows = select(waiting) if name is None else select(waiting).where(waiting.c.name == name)
+    found: dict[str, dict[QueryRef, WaitingQuery]] = {}
+    for row in connection.execute(rows.order_by(waiting.c.query)):
+        query = WaitingQuery(row.answer_id, row.problem, row.problem_since_ms)
+        found.setdefault(row.name, {})[query_from_key(row.query)] = query
+    return found
+
+
+def _change_waiting(connection: Connection, name: str, changes: Mapping[QueryRef, WaitingQuery | None]) -> None:
+    gone = [query_key(ref) for ref, query in changes.items() if query is None]
+    if gone:
+        connection.execute(delete(waiting).where((waiting.c.name == name) & waiting.c.query.in_(gone)))
+    rows = [
+        {"name": name, "query": query_key(ref), "answer_id": query.answer_id, "problem": query.problem[:MAX_PROBLEM],
+         "problem_since_ms": query.problem_since_ms}
+        for ref, query in changes.items()
+        if query is not None
+    ]  # fmt: skip
+    upsert(connection, waiting, rows)
+
+
 def _unknown(name: str) -> NotFound:
     return NotFound(f"there is no sink {name}; `edgewater sinks ls` lists all")
 
 
-def _status(row: Row[Any]) -> SinkStatus:
+def _status(row: Row[Any], queries: Mapping[QueryRef, WaitingQuery]) -> SinkStatus:
     return SinkStatus(
         row.name,
         None if row.definition is None else json.loads(row.definition),
         row.paused,
-        Position(row.answer_id, row.late),
+        row.answer_id,
+        row.late,
+        queries,
         row.replay_after,
         row.answers,
         row.rows,
@@ -424,4 +535,6 @@ def _status(row: Row[Any]) -> SinkStatus:
         row.owner,
         row.epoch,
         row.until_ms,
+        row.refused,
+        row.refusal,
     )

@@ -10,14 +10,15 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from center.sinks.base import Position, Sink, SinkAnswer, SinkContext, SinkQuery
+from center.sinks.base import Sink, SinkAnswer, SinkContext, SinkQuery
 from edgewater.answers import Phase
+from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 
@@ -28,7 +29,7 @@ MAX_ENDS = 30
 QUERY = QuerySpec.from_mapping(
     {"name": "kit", "from": "s", "group_by": ["k"], "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 )
-REF = QueryRef("kit", 3)
+REF, OTHER = QueryRef("kit", 3), QueryRef("other", 1)
 TIME = pa.timestamp("ms")
 SCHEMA = pa.schema(
     [
@@ -58,22 +59,29 @@ class Subject(Protocol):
 
 
 class Memory:
-    """The memory of a center, for sinks whose system does not store a position."""
+    """The memory of a center, for sinks whose system does not store positions."""
 
     def __init__(self) -> None:
-        self._stored: tuple[Position, str] | None = None
+        self._positions: dict[QueryRef, int] = {}
+        self._state: str | None = None
 
-    def load(self) -> tuple[Position, str] | None:
+    def load(self, queries: Iterable[QueryRef]) -> tuple[dict[QueryRef, int], str] | None:
         """Implements `SinkMemory.load`."""
-        return self._stored
+        found = {ref: self._positions[ref] for ref in queries if ref in self._positions}
+        return None if self._state is None else (found, self._state)
 
-    def save(self, position: Position, state: str) -> None:
+    def save(self, positions: Mapping[QueryRef, int], state: str) -> None:
         """Implements `SinkMemory.save`."""
-        self._stored = position, state
+        self._positions, self._state = {**self._positions, **positions}, state
 
 
 def answer(
-    answer_id: int, start_ms: int, groups: Mapping[str | None, int], revision: int = 1, removed: Sequence[str] = ()
+    answer_id: int,
+    start_ms: int,
+    groups: Mapping[str | None, int],
+    revision: int = 1,
+    removed: Sequence[str] = (),
+    query: QueryRef = REF,
 ) -> SinkAnswer:
     """Returns a final answer with the value `n` per group."""
     rows = len(groups)
@@ -86,11 +94,11 @@ def answer(
     }  # fmt: skip
     table = pa.table({f.name: pa.array(columns[f.name], f.type) for f in SCHEMA}, schema=SCHEMA)
     statement = {
-        "query": REF.name, "revision": revision, "quality": {"completeness": {"ratio": 1.0, "missing": []}},
+        "query": query.name, "revision": revision, "quality": {"completeness": {"ratio": 1.0, "missing": []}},
         "contract": {"met": True, "violations": []},
     }  # fmt: skip
     return SinkAnswer(
-        REF, start_ms, end_ms, revision, Phase.FINAL, end_ms, answer_id, table, statement, ("k",),
+        query, start_ms, end_ms, revision, Phase.FINAL, end_ms, answer_id, table, statement, ("k",),
         lambda: [{"k": key} for key in removed],
     )  # fmt: skip
 
@@ -98,23 +106,37 @@ def answer(
 class _Center:
     """A center that runs the sink. A test may kill it."""
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject, self.memory, self.epoch = subject, Memory(), 0
-        self.position: Position | None = None
-        self.sink = self._opened()
+    def __init__(self, subject: Subject, center: int = 1, name: str = "kit", running: Sequence[str] = ()) -> None:
+        self.subject, self.memory, self.center, self.name, self.epoch = subject, Memory(), center, name, 0
+        self.running = running
+        self.open()
 
-    def _opened(self) -> Sink:
+    def open(self) -> None:
         self.epoch += 1
-        sink = self.subject.sink(SinkContext("kit", self.epoch, self.memory))
-        self.position = sink.open([SinkQuery(REF, QUERY, SCHEMA)])
-        return sink
+        context = SinkContext(
+            self.name, self.epoch, self.memory, center=self.center, running=lambda: self.running
+        )  # fmt: skip
+        self.sink = self.subject.sink(context)
+        try:
+            self.position = self.sink.open([SinkQuery(ref, QUERY, SCHEMA) for ref in (REF, OTHER)]).get(REF)
+        except BaseException:
+            self.sink.close()
+            raise
 
     def restart(self) -> None:
         self.sink.close()
-        self.sink = self._opened()
+        self.open()
 
     def write(self, *answers: SinkAnswer) -> None:
-        self.sink.write(answers, Position(answers[-1].answer_id, 0))
+        self.sink.write(answers, {each.query: each.answer_id for each in answers})
+
+
+def _reason_of(opens: Callable[[], object]) -> str:
+    try:
+        opens()
+    except StorageError as exc:
+        return exc.message
+    raise AssertionError("the sink was opened")
 
 
 class _Ended(BaseException):
@@ -160,17 +182,47 @@ def each_answer_arrives_with_all_groups(subject: Subject) -> None:
     assert odd == 1
 
 
-def a_new_system_has_no_position_and_a_written_one_is_found_again(subject: Subject) -> None:
-    """Checks that the sink returns the position of the last page, with both numbers."""
+def each_query_has_a_position_of_its_own(subject: Subject) -> None:
+    """Checks that a new system has no position, and that a sink returns the last answer of each query."""
     center = _Center(subject)
     assert [center.position] == [None]
-    center.sink.write([answer(4, 0, {"a": 1})], Position(4, 7))
+    center.write(answer(4, 0, {"a": 1}))
     center.restart()
-    assert center.position == Position(4, 7)
-    center.sink.write([], Position(9, 8))
+    assert center.position == 4
+    center.write(answer(5, 0, {"a": 9}, query=OTHER), answer(7, HOUR, {"a": 2}))
     center.restart()
-    assert center.position == Position(9, 8)
+    assert center.position == 7
+    center.write(answer(9, DAY, {"a": 9}, query=OTHER))
+    center.restart()
+    assert center.position == 7
+    assert center.sink.open([SinkQuery(OTHER, QUERY, SCHEMA)]) == {OTHER: 9}
+    assert subject.contents() == {0: {"a": 1}, HOUR: {"a": 2}}
     center.sink.close()
+
+
+def another_center_is_refused_and_changes_nothing(subject: Subject) -> None:
+    """Opens the answers of one center by another one, which has the same queries."""
+    center = _Center(subject)
+    center.write(answer(4, 0, {"a": 1}))
+    assert REF.name in _reason_of(lambda: _Center(subject, center=2))
+    center.write(answer(5, HOUR, {"a": 2}))
+    center.sink.close()
+    assert subject.contents() == {0: {"a": 1}, HOUR: {"a": 2}}
+
+
+def a_sink_with_another_name_goes_on_unless_both_run(subject: Subject) -> None:
+    """Opens the answers of one sink by another one of the same center."""
+    center = _Center(subject)
+    center.write(answer(4, 0, {"a": 1}))
+    assert "kit" in _reason_of(lambda: _Center(subject, name="renamed", running=["kit"]))
+    center.sink.close()
+    renamed = _Center(subject, name="renamed")
+    assert renamed.position == 4
+    renamed.write(answer(5, HOUR, {"a": 2}))
+    renamed.restart()
+    assert renamed.position == 5
+    renamed.sink.close()
+    assert subject.contents() == {0: {"a": 1}, HOUR: {"a": 2}}
 
 
 def a_page_that_comes_again_changes_nothing(subject: Subject) -> None:
@@ -230,7 +282,7 @@ def a_write_that_ends_anywhere_loses_and_doubles_nothing(subject: Subject) -> No
         page, contents[start_ms] = answer(answer_id, start_ms, {"a": last}), {"a": last}
         _write_ended_at(center, last, page)
         center.restart()
-        if center.position is None or center.position.answer_id < answer_id:
+        if center.position is None or center.position < answer_id:
             center.write(page)
     center.sink.close()
     assert len(contents) > 1 and subject.contents() == contents
@@ -247,7 +299,9 @@ def many_answers_fit_into_a_page(subject: Subject) -> None:
 
 CASES: tuple[Callable[[Subject], None], ...] = (
     each_answer_arrives_with_all_groups,
-    a_new_system_has_no_position_and_a_written_one_is_found_again,
+    each_query_has_a_position_of_its_own,
+    another_center_is_refused_and_changes_nothing,
+    a_sink_with_another_name_goes_on_unless_both_run,
     a_page_that_comes_again_changes_nothing,
     the_newest_revision_replaces_a_window_and_an_older_one_does_not,
     an_answer_without_rows_is_no_row,

@@ -346,6 +346,7 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
     # Otherwise Spark's Python processes would import a directory `center` of the working directory in place of the
     # installed package.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    os.environ.setdefault("LOG4J_CONFIGURATION_FILE", str(Path(__file__).with_name("log4j2.properties")))
     if config.is_local and modules:
         _start_fork_server(modules)
     require_java(os.environ)

@@ -70,8 +70,8 @@ _CONNECT_ARGS: dict[str, str | int] = {
 """libpq's parameters, for which the URL has no values. With libpq's defaults, a client waits two hours for a lost
 machine."""
 
-_SESSION_SETTINGS = f"""
-    SELECT set_config(name, required, false)
+_SETTINGS = f"""
+    SELECT set_config(name, required, true)
     FROM (VALUES
         ('synchronous_commit', 'off', 'on'),
         ('lock_timeout', '0', '{BUSY_TIMEOUT_MS}ms'),
@@ -79,8 +79,9 @@ _SESSION_SETTINGS = f"""
     ) AS settings (name, unsafe, required)
     WHERE current_setting(name) = unsafe
 """  # nosec B608: of constants only
-"""Replaces session settings that would break the properties in the module's docstring. All other values of the operator
-stay. The last setting releases the row locks of a client whose machine was lost during a transaction."""
+"""Replaces settings that would break the properties in the module's docstring, until the transaction ends. All other
+values of the operator stay. The last setting releases the row locks of a client whose machine was lost during a
+transaction."""
 
 
 class Identifier(TypeDecorator[str]):
@@ -197,15 +198,17 @@ def _postgresql(url: URL) -> Engine:
 
     A connection is tested before it is used (`pool_pre_ping`), so that a restarted server does not count as
     unreachable.
+
+    Settings are of a transaction, and no statement is prepared: a pooler may give each transaction another session.
     """
     # A role or a database may set another client encoding, which may not have all characters.
-    connect_args = {"client_encoding": "utf8"} | {k: v for k, v in _CONNECT_ARGS.items() if k not in url.query}
+    connect_args: dict[str, Any] = {k: v for k, v in _CONNECT_ARGS.items() if k not in url.query}
     try:
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
             isolation_level="READ COMMITTED",
             pool_pre_ping=True,
-            connect_args=connect_args,
+            connect_args=connect_args | {"client_encoding": "utf8", "prepare_threshold": None},
         )
     except ImportError as exc:
         raise StorageError(f"PostgreSQL's driver is missing ({exc}): {installation('postgres')}") from exc
@@ -220,11 +223,9 @@ def _postgresql(url: URL) -> Engine:
             raise InvalidConfig("database URL", shown_url(url), accepted, f"the encoding is {encoding}")
         return connection
 
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _record: object) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(_SESSION_SETTINGS)
-        connection.commit()  # A rollback would undo the settings.
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql(_SETTINGS)
 
     return engine
 
@@ -390,5 +391,4 @@ def _as_storage_error(engine: Engine) -> Iterator[None]:
         yield
     except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as exc:
         # The message has neither the statement nor its parameters, because they must not reach logs and clients.
-        reason = " ".join(str(getattr(exc, "orig", None) or exc).split())
-        raise StorageError(f"database {shown_url(engine.url)}: {reason}") from exc
+        raise StorageError(f"database {shown_url(engine.url)}: {getattr(exc, 'orig', None) or exc}") from exc

@@ -130,7 +130,7 @@ class ConfigFile:
         os.set_inheritable(descriptor, True)
         self._environ[PREVIOUS] = str(descriptor)
         sys.stdout.flush()
-        sys.stderr.flush()
+        logging.shutdown()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

@@ -285,6 +285,8 @@ class SourceReading:
         The center compares them over all edges.
         """
         sources = [source for source in self.sources if source.replayable][:MAX_FINGERPRINTS]
+        if not sources:
+            self._outbox.inputs = ()
         while sources:
             inputs = []
             for source in sources:

@@ -105,7 +105,7 @@ class UplinkOutbox:
         workload: how busy the edge is; set it before the session begins.
         refused_costs: number of costs from the center that cannot be right. The previous cost stays.
         refused_frames: frames that the center has refused since the start, in whole or in part, by reason.
-        inputs: the files that the sources read and that have a fingerprint.
+        inputs: the files that the sources read and that have a fingerprint; None until they are known.
         changed: set whenever the core has changed, which wakes a waiting `take`.
         configured: set when the first queries are known.
     """
@@ -126,8 +126,8 @@ class UplinkOutbox:
         if durable.core.configured:
             self.configured.set()
         self.workload = Workload()
-        self.inputs: tuple[Input, ...] = ()
-        self._sent_inputs: tuple[Input, ...] = ()
+        self.inputs: tuple[Input, ...] | None = None
+        self._sent_inputs: tuple[Input, ...] | None = None
         self._sent_delays: dict[QueryRef, QueryDelay] = {}
         self._delays_at_ms = -math.inf
         self._was_behind = self._is_pressed = False
@@ -209,7 +209,7 @@ class UplinkOutbox:
         # Another center may have taken over. A center of an older release reports no costs.
         self._costs_ms.clear()
         self._sent_delays.clear()
-        self._sent_inputs = ()
+        self._sent_inputs = None
         self._delays_at_ms = -math.inf
         if acked_through is not None:
             self.on_ack(acked_through)
@@ -409,11 +409,15 @@ class UplinkOutbox:
         return lags and any(pipeline.monitor is not None for pipeline in core.queries.values())
 
     def _changed_inputs(self) -> list[pb.Input]:
-        """Returns all inputs if they have changed since they were sent in this session, otherwise none."""
-        if self.inputs == self._sent_inputs:
+        """Returns all inputs if they have changed since they were sent in this session, otherwise none.
+
+        An empty input says that there are no others, so that the center forgets earlier inputs.
+        """
+        if self.inputs is None or self.inputs == self._sent_inputs:
             return []
         self._sent_inputs = self.inputs
-        return [pb.Input(stream=i.stream, source=i.source, fingerprints=i.fingerprints) for i in self.inputs]
+        inputs = [pb.Input(stream=i.stream, source=i.source, fingerprints=i.fingerprints) for i in self.inputs]
+        return inputs or [pb.Input()]
 
     def _scheduling(self) -> pb.Scheduling | None:
         """Returns the delays of queries that differ from the last report, while any query has a queue, and once after

@@ -199,7 +199,8 @@ def judged(facts: Facts, columns: Sequence[Column], spec: QuerySpec, of_windows:
         violations = [*violations_of_facts(facts, spec), *_of_values(facts, columns, spec)]
         contract = Contract(requested(spec), tuple(violations))
     else:
-        contract = of_windows
+        more = (*_unreadable(facts), *_rounded(columns, spec))
+        contract = Contract(of_windows.requested, (*of_windows.violations, *more))
     return Statement(facts, error_by_cause(facts, own), contract, accuracy, sampled)
 
 
@@ -229,7 +230,7 @@ def violations_of_facts(facts: Facts, spec: QuerySpec) -> list[Violation]:
     violations += _input_lost(facts.by_cause(Cause.INPUT_LOST))
     if accuracy is not None and accuracy.unmet:
         violations.append(Violation(ACCURACY, accuracy.unmet))
-    violations += [Violation(d.cause, d.reason) for d in facts.by_cause(Cause.UNREADABLE)]
+    violations += _unreadable(facts)
     for cause, what in (
         (Cause.AFTER_FINAL, "accepted records of the window are not in the answer"),
         (Cause.REJECTED, "records that sources rejected are, or may be, records of the window"),
@@ -255,8 +256,6 @@ def _of_values(facts: Facts, columns: Sequence[Column], spec: QuerySpec) -> list
                 violations.append(Violation(ERROR_BUDGET, f"{name}: a value may be off {stated}{allowed}"))
             if column.has_lost_bound and name not in budget.measures:
                 violations.append(_unbounded(name))
-        if spec.budget is None and accuracy is None and own.rounding is not None and math.isinf(own.rounding):
-            violations.append(Violation(ROUNDING, f"{name}: a value is beyond the range of float64"))
         if accuracy is None or accuracy.measure != name:
             continue
         if accuracy.kind is not None and own.has_odd:
@@ -269,7 +268,14 @@ def _of_values(facts: Facts, columns: Sequence[Column], spec: QuerySpec) -> list
             violations.append(Violation(ACCURACY, message))
         if accuracy.kind is None and column.function is not None:
             violations += _function_violations(name, accuracy.error, column.function)
-    return violations
+    return [*violations, *_rounded(columns, spec)]
+
+
+def _rounded(columns: Sequence[Column], spec: QuerySpec) -> Iterable[Violation]:
+    if spec.budget is None and spec.accuracy is None:
+        for each in columns:
+            if each.own.rounding is not None and math.isinf(each.own.rounding):
+                yield Violation(ROUNDING, f"{each.measure}: a value is beyond the range of float64")
 
 
 def requested(spec: QuerySpec) -> dict[str, Any]:
@@ -305,9 +311,13 @@ def united_contract(facts: Facts, violated: Mapping[str, tuple[int, str]], windo
     if unanswered := sum(d.windows for d in facts.by_cause(Cause.UNANSWERED)):
         message = f"{unanswered} of {facts.windows} windows have no answer"
         violations.append(Violation(Cause.UNANSWERED, message))
-    if spec.budget is not None and facts.windows > 1:
+    if spec.budget is not None:
         violations.append(Violation(PER_WINDOW, "the budget is about each window, not about several"))
     return Contract(requested(spec), tuple(violations))
+
+
+def _unreadable(facts: Facts) -> list[Violation]:
+    return [Violation(d.cause, d.reason) for d in facts.by_cause(Cause.UNREADABLE)]
 
 
 def error_by_cause(facts: Facts, own: Mapping[str, OwnError]) -> dict[str, dict[str, Any]]:

@@ -70,6 +70,8 @@ def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswere
     """
     weights = [max(part.windows, 1) for part in parts]
     windows = sum(weights) + empty + unanswered
+    if windows == weights[0]:
+        return replace(parts[0], windows=windows)
     deviations = _united_deviations(d for part in parts for d in part.deviations)
     if unanswered:
         deviations = (*deviations, Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=unanswered))

@@ -19,9 +19,9 @@ import yaml
 from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, shown
-from edgewater.model.errors import EdgewaterError, InvalidRequest
+from edgewater.model.errors import EdgewaterError, InvalidRequest, plain
 from edgewater.model.key_texts import NULL, key_text, text_of_key
-from edgewater.runtime.terminal import plain, print_table
+from edgewater.runtime.terminal import print_table
 
 Command = Callable[..., Any]
 
@@ -537,7 +537,7 @@ def _declared(declared: tuple[str, ...], file: Path | None) -> Any:
         try:
             return load_yaml(file.read_text())
         except yaml.YAMLError as exc:
-            raise InvalidRequest("--file", str(file), "YAML", str(exc).replace("\n", " ")) from None
+            raise InvalidRequest("--file", str(file), "YAML", str(exc)) from None
     columns: dict[str, str] = {}
     for text in declared:
         column, equals, kind = text.partition("=")

@@ -227,7 +227,7 @@ def read_spec(spec: Mapping[str, Any] | str | Path) -> tuple[bytes, str, str]:
         try:
             mapping = load_yaml(text)
         except yaml.YAMLError as exc:
-            raise InvalidQuery("", text, "YAML", str(exc).replace("\n", " ")) from None
+            raise InvalidQuery("", text, "YAML", str(exc)) from None
     if not isinstance(mapping, Mapping) or not isinstance(mapping.get("name"), str):
         found = mapping.get("name") if isinstance(mapping, Mapping) else mapping
         raise InvalidQuery("name", found, "a mapping with a query's name, such as {name: flights, from: …}")

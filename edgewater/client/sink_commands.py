@@ -189,7 +189,15 @@ def _print(sink: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(sink)
         return
-    print_table(("", ""), [(key, "" if value is None else str(value)) for key, value in sink.items()], empty="")
+    shown = [(key, "" if value is None else str(value)) for key, value in sink.items() if key != "queries"]
+    print_table(("", ""), shown, empty="")
+    rows = [
+        (f"{q['query']}@{q['version']}", f"{q['behind_answers']} answers, {q['behind_ms'] / 1000:.1f} s",
+         q["failing_since"] or "", q["problem"] or "")
+        for q in sink["queries"]
+    ]  # fmt: skip
+    if rows:
+        print_table(("query", "behind", "failing since", "problem"), rows, empty="")
 
 
 def _trouble(sink: dict[str, Any]) -> str:

@@ -15,10 +15,10 @@ import click
 from edgewater.client.center import Center
 from edgewater.client.commands import asks_center, print_json
 from edgewater.client.interval import shown
-from edgewater.model.errors import EdgewaterError
+from edgewater.model.errors import EdgewaterError, plain
 from edgewater.model.key_texts import key_text
 from edgewater.model.sql import LISTS, split_statements
-from edgewater.runtime.terminal import plain, print_table
+from edgewater.runtime.terminal import print_table
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

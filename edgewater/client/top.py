@@ -12,9 +12,9 @@ from edgewater.client.answers import Answer
 from edgewater.client.center import Center
 from edgewater.client.commands import EDGE_COLUMNS, asks_center, edge_rows, latest_or_none, print_json
 from edgewater.client.interval import Interval, shown
-from edgewater.model.errors import EdgewaterError
+from edgewater.model.errors import EdgewaterError, plain
 from edgewater.model.key_texts import key_text
-from edgewater.runtime.terminal import plain, show_again, table
+from edgewater.runtime.terminal import show_again, table
 
 ALARMS = 5
 """The number of newest alarms that are shown."""

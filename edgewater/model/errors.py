@@ -35,10 +35,22 @@ from typing import ClassVar
 _WORDS = re.compile(r"[^a-z0-9]+")
 
 
+def plain(text: object) -> str:
+    """Returns a text without control characters, such as the ones that move a terminal's cursor. Texts may come from
+    other machines.
+    """
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+
+
 class EdgewaterError(Exception):
-    """Base of all errors that Edgewater raises deliberately."""
+    """Base of all errors that Edgewater raises deliberately. Its text is one line without control characters, whatever
+    it quotes.
+    """
 
     code: ClassVar[str] = "internal"
+
+    def __str__(self) -> str:
+        return plain(" ".join(map(str.strip, super().__str__().splitlines())))
 
     @property
     def message(self) -> str:
@@ -197,4 +209,4 @@ def installation(extra: str = "") -> str:
 
 def named(exc: Exception) -> str:
     """Returns an exception's message after its code, or after its class if it has no code."""
-    return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"
+    return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {plain(exc)}"

@@ -199,7 +199,7 @@ class QuerySpec:
         try:
             mapping = load_yaml(text)
         except yaml.YAMLError as exc:
-            raise InvalidQuery("", text, "YAML", str(exc).replace("\n", " ")) from exc
+            raise InvalidQuery("", text, "YAML", str(exc)) from exc
         spec = cls.from_mapping(mapping)
         for measure in spec.measures:
             measure.require_no_condition()

@@ -7,8 +7,11 @@ import logging
 import sys
 from collections.abc import MutableMapping
 
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "ws_proxy", "wss_proxy", "ftp_proxy")
-"""Variables by which libraries of HTTP and gRPC choose a proxy."""
+PROXIES = (
+    "http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "mqtt_proxy", "ws_proxy", "wss_proxy", "ftp_proxy",
+    "no_proxy", "no_grpc_proxy",
+)  # fmt: skip
+"""Variables by which libraries of HTTP, gRPC and MQTT choose a proxy, or go past the one that is configured."""
 log = logging.getLogger(__name__)
 
 
@@ -16,7 +19,8 @@ def settle(environ: MutableMapping[str, str]) -> None:
     """Makes a process of Edgewater independent of proxies and of the locale. Called once, before a command begins.
 
     - Variables that name a proxy are removed, with a warning: a proxy is a key of the configuration. Otherwise a
-      variable of a shell would decide who reads tokens and answers.
+      variable of a shell would decide who reads tokens and answers. Libraries without such a key, and children, then
+      have no proxy.
     - Children get a locale of UTF-8 if this process encodes names of files so: Python does with the locale ``POSIX``,
       and the JVM does not.
     """

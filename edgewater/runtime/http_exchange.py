@@ -29,11 +29,16 @@ class ExchangeFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply: the host, the status, and the first part of the body without words of the request and its URL."""
+    """A reply: the host, the status, and the first part of the body without words of the request and its URL.
+
+    Attributes:
+        date: the header ``Date``, the time of the server; empty if the reply has none.
+    """
 
     host: str
     status: int
     text: str
+    date: str = ""
 
     def __str__(self) -> str:
         return f"{self.host}: HTTP {self.status} {self.text[:200]}"
@@ -71,7 +76,7 @@ def post(client: httpx.Client, url: str, body: bytes, headers: Mapping[str, str]
     sent = {word for value in headers.values() for word in value.split() if len(word) >= LEAST_SECRET}
     for word in sorted(sent.union(part for part in parts if len(part) >= LEAST_TOKEN), key=len, reverse=True):
         text = text.replace(word, "…")  # some servers quote what they refuse
-    return Reply(host, reply.status_code, text)
+    return Reply(host, reply.status_code, text, reply.headers.get("Date", ""))
 
 
 def way_of(proxy: SecretStr | None) -> dict[str, Any]:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from logging.handlers import QueueHandler, QueueListener
+from queue import Queue
+from typing import Any
 
 import click
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+MAX_WAITING = 10_000
+"""The most lines that wait until stderr is read. Further lines are left out."""
+END_S = 2
+"""The time that a process that ends waits until its log is read."""
+log = logging.getLogger(__name__)
 
 
 class TextLines(logging.Formatter):
@@ -51,8 +60,63 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return level(form(command))
 
 
-def configure_logging(level: str, form: str, stream: TextIO | None = None) -> None:
+def configure_logging(level: str, form: str) -> None:
     """Sends the log of this process to stderr. A command calls it once."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    root = logging.getLogger()
+    if root.handlers or sys.stderr is None:
+        return
+    handler = _Lines(sys.stderr.fileno())
     handler.setFormatter(JsonLines() if form == "json" else TextLines(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class _Lines(QueueHandler):
+    """Passes lines to a thread that writes them, so that no other thread waits for the reader of stderr.
+
+    If the queue is full, lines are left out. A line in their place states how many. The thread starts with the first
+    line, because a process with threads must not fork (`center.ops.forking`).
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._waiting: Queue[logging.LogRecord] = Queue()
+        super().__init__(self._waiting)
+        self._writer, self._is_started = _Writer(self._waiting, descriptor), False
+        self._left_out = 0
+        self._gap: logging.LogRecord | None = None
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return logging.makeLogRecord({"msg": self.format(record)})
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._writer.start()
+        if self._waiting.qsize() < MAX_WAITING:
+            self._gap = None
+        else:
+            self._left_out = 1 if self._gap is None else self._left_out + 1
+            stated = f"{self._left_out} lines were left out, because the log was not read"
+            line = self.format(logging.LogRecord(log.name, logging.WARNING, "", 0, stated, None, None))
+            if self._gap is not None:
+                self._gap.msg = line
+                return
+            self._gap = record = logging.makeLogRecord({"msg": line})
+        self._waiting.put(record)
+
+    def flush(self) -> None:
+        """Waits until the lines are written, at most `END_S`. Called when the process ends."""
+        with self._waiting.all_tasks_done:
+            self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, END_S)
+
+
+class _Writer(QueueListener):
+    def __init__(self, waiting: Queue[logging.LogRecord], descriptor: int) -> None:
+        super().__init__(waiting)
+        self._descriptor = descriptor
+
+    def handle(self, record: logging.LogRecord) -> None:
+        # Not `sys.stderr`: a thread that waits in its lock is fatal when the interpreter ends.
+        line = f"{record.msg}\n".encode(errors="backslashreplace")
+        with contextlib.suppress(OSError):
+            while line:
+                line = line[os.write(self._descriptor, line) :]

@@ -12,15 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edgewater.model.errors import EdgewaterError
+from edgewater.model.errors import EdgewaterError, plain
 
 WIDTH = 200
 """The width of the output in columns if it is no terminal."""
-
-
-def plain(text: object) -> str:
-    """Returns a text without control characters, such as the ones that move a terminal's cursor."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
 
 
 def console() -> Console:

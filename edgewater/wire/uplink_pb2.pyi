@@ -985,7 +985,7 @@ class Heartbeat(_message.Message):
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The files that the sources read. In the first heartbeats of a session, and again when they have changed; then all
-        of them.
+        of them. An input without a stream says that there are no others.
         """
 
     def __init__(

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from center.sinks import Position, SinkAnswer, SinkContext, SinkQuery
+from center.sinks import SinkAnswer, SinkContext, SinkQuery
 from edgewater.model.errors import StorageError
 from edgewater.runtime.configuration import Section
+from edgewater.wire import QueryRef
 
 TABLES = """
-CREATE TABLE IF NOT EXISTS positions (
-    sink TEXT PRIMARY KEY, answer_id INTEGER NOT NULL, late INTEGER NOT NULL, epoch INTEGER NOT NULL
+CREATE TABLE IF NOT EXISTS marks (
+    query TEXT, version INTEGER, answer_id INTEGER, center INTEGER, sink TEXT, epoch INTEGER,
+    PRIMARY KEY (query, version)
 );
 CREATE TABLE IF NOT EXISTS answers (query TEXT, version INTEGER, start_ms INTEGER, revision INTEGER, row TEXT);
 CREATE INDEX IF NOT EXISTS answers_of_a_window ON answers (query, version, start_ms);
@@ -38,26 +40,40 @@ class SqliteSink:
         self._path, self._context = options.path, context
         self._database: sqlite3.Connection | None = None
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """See `center.sinks.base.Sink`."""
         if self._database is None:
             self._database = sqlite3.connect(self._path, timeout=10)
             self._database.executescript(TABLES)
-        rows = self._database.execute("SELECT answer_id, late FROM positions WHERE sink = ?", [self._context.name])
-        found = rows.fetchone()
-        return None if found is None else Position(*found)
+        found = {}
+        with self._database as transaction:
+            for query in queries:
+                row = transaction.execute(
+                    "SELECT answer_id, center, sink FROM marks WHERE query = ? AND version = ?",
+                    [query.ref.name, query.ref.version],
+                ).fetchone()
+                if row is not None:
+                    found[query.ref], center, sink = row
+                    self._context.require_own(self._path, query.ref, center, sink)
+                    if sink != self._context.name:  # the sink has another name since
+                        change = "UPDATE marks SET sink = ?, epoch = 0 WHERE query = ? AND version = ?"
+                        transaction.execute(change, [self._context.name, query.ref.name, query.ref.version])
+        return found
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
         """See `center.sinks.base.Sink`."""
         assert self._database is not None, "open comes first"
+        writer = [self._context.center, self._context.name, self._context.epoch]
         with self._database as transaction:  # commits at the end; undoes all of it if an exception is raised
-            changed = transaction.execute(
-                "INSERT INTO positions VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET answer_id = excluded.answer_id,"
-                " late = excluded.late, epoch = excluded.epoch WHERE positions.epoch <= excluded.epoch",
-                [self._context.name, *position, self._context.epoch],
-            )
-            if changed.rowcount == 0:
-                raise StorageError(f"another process writes to {self._path}")
+            for ref, answer_id in positions.items():
+                changed = transaction.execute(
+                    "INSERT INTO marks VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                    " answer_id = excluded.answer_id, epoch = excluded.epoch"
+                    " WHERE (center, sink) = (excluded.center, excluded.sink) AND marks.epoch <= excluded.epoch",
+                    [ref.name, ref.version, answer_id, *writer],
+                )
+                if changed.rowcount == 0:
+                    raise StorageError(f"another process writes the answers to {ref.name} to {self._path}")
             for answer in answers:
                 self._replace(transaction, answer)
 

@@ -34,7 +34,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], tuple[pytest.MarkDecorator, ...]]] = {
     "console_demo": (("commit_to_drawn_ms_p95", '"problems": []'), NIGHTLY),
     "workloads": (("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"), NIGHTLY),
     "evaluate": (("questions/s", "distinct, all groups merged"), ()),
-    "frame_work": (("partials", "closes, sliding", "at most 40960 units"), ()),
+    "frame_work": (("partials", "closes, sliding", "at most 40960 units"), NIGHTLY),
     "first_light": (
         ("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"),
         E2E + NIGHTLY,
@@ -44,21 +44,21 @@ BENCHES: dict[str, tuple[tuple[str, ...], tuple[pytest.MarkDecorator, ...]]] = {
     "least_bytes": (("groups a window", "error/E", "5.0%    0.1"), ()),
     "live_stream": (("large, changes", "p95_ms"), E2E + NIGHTLY),
     "merging": (("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"), ()),
-    "sampling_pays": (("times faster: sum", "needed"), ()),
+    "sampling_pays": (("times faster: sum", "needed"), NIGHTLY),
     "scale": (("next_answer_s", '"wrong_or_incomplete": 0', "small_partials_s", "close_cpu_s"), NIGHTLY),
     "scheduling": (("## goals", "kept: memory", "60 (94%)", "least slack", "MiB queued at most"), NIGHTLY),
-    "shares": (("balanced", "1e-02"), ()),
+    "shares": (("balanced", "1e-02"), NIGHTLY),
     "sinks": (("rows_per_s", "cpu_us_per_row", "lag_ms_p95"), E2E + NIGHTLY),
     "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), ()),
     "sources": (("lines, combined", "kafka, ndjson"), ()),
     "synopses": (("throughput", "merge", "kll k=200, merged of 20", "plots in"), ()),
     "early_answers": (("recorded disorder", "edgewater", "k-slack", "CPU:"), NIGHTLY),
     "early_answers_e2e": (("aion: window end to first answer in REST", "fixed: window end", "interval_holds"), NIGHTLY),
-    "truth": (("### Estimator, steady", "reservoir mean", "kll quantile 0.5", "top_k frequency, rare"), ()),
+    "truth": (("### Estimator, steady", "reservoir mean", "kll quantile 0.5", "top_k frequency, rare"), NIGHTLY),
     "wire": (("of needed", "1.0%"), E2E + NIGHTLY),
 }
 
-# Parts of smoke runs that are nightly: module -> arguments, and what it shows. The others start processes, so only
+# Parts of smoke runs that are nightly: module -> arguments, and what it shows. The others take seconds, so only
 # their modules and options are read.
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     name: (("--help",), ("--smoke",)) for name, (_, lanes) in BENCHES.items() if pytest.mark.nightly in lanes

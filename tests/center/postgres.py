@@ -23,6 +23,7 @@ from urllib.parse import quote
 import psycopg
 
 from sim.demo.ports import free_port
+from tests.programs import running
 
 OLDEST = 15
 """The first release whose databases may go by ICU's rules, which the tests want."""
@@ -143,6 +144,21 @@ class PostgresServer:
                 f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE_PROVIDER libc LOCALE 'C'"
             )
         return f"postgresql+psycopg://{self._address.rpartition('/')[0]}/{name}"
+
+    @contextmanager
+    def pooled(self, pgbouncer: str) -> Iterator[str]:
+        """URL of a pooler before the server. All clients share one session, each for a transaction at a time."""
+        user, password, host, port = re.split("[:@]", self._address.partition("/")[0])
+        listen = free_port()
+        ini = self._directory / f"pgbouncer-{listen}.ini"
+        ini.write_text(
+            f"[databases]\npostgres = host={host} port={port} user={user} password={password}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {listen}\nunix_socket_dir =\nauth_type = any\n"
+            "pool_mode = transaction\ndefault_pool_size = 1\n"
+        )
+        with running([*self._login, pgbouncer, str(ini)], stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None and any(b"process up" in line for line in process.stderr)
+            yield f"postgresql://{user}@127.0.0.1:{listen}/postgres"
 
     def _run(self, program: str, *arguments: str) -> None:
         # Not captured by a pipe: the server would hold it open, and the call would never end.

@@ -24,7 +24,8 @@ The commands that ask a center (`query`, `edges`, `sql`, `streams`, `top`) take 
 argument, which others on the machine see.
 
 Agents and centers log to stderr: text, or with `--log-format json` (or `EDGEWATER_LOG_FORMAT=json`) a line of JSON per
-record with `time`, `level`, `logger`, `message` and, of an error, `exception`.
+record with `time`, `level`, `logger`, `message` and, of an error, `exception`. If nobody reads stderr, 10,000
+lines wait. Further lines are left out, and a line in their place states how many.
 
 **Completion.** bash: `eval "$(_EDGEWATER_COMPLETE=bash_source edgewater)"` in `~/.bashrc`; zsh: the same with
 `zsh_source` in `~/.zshrc`; fish: `_EDGEWATER_COMPLETE=fish_source edgewater | source` in

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pkgutil
 import re
 import subprocess
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
+
+import click
+
+from edgewater.__main__ import GROUP
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("edgewater", "edge", "center", "sim")
@@ -16,6 +22,9 @@ _NOT_PATHS = ("bench/out", "deploy/edgewater-")
 """What a command makes, and names of Kubernetes objects."""
 _NOT_MODULES = re.compile(r".*\.(?:yaml|md|lock)|edgewater\.(?:commands|functions|sources|sinks|answers|v1.*)")
 """Names of files, entry-point groups, OpenAPI extensions and protobuf packages."""
+
+_COMMAND = re.compile(r"(?:^\s*(?:\$ )?|[`>])edgewater ([^`<|;&#\n]*)", re.M)
+"""A command line at the beginning of a line, or of a text between backticks or tags."""
 
 
 def _documents() -> list[Path]:
@@ -57,3 +66,28 @@ def test_cited_files_and_modules_exist() -> None:
     documents = [path for path in _documents() if path.name != "CHANGELOG.md"]
     missing = {str(path.relative_to(ROOT)): _missing(path) for path in documents}
     assert not {path: names for path, names in missing.items() if names}
+
+
+def _unknown(line: str) -> Iterator[str]:
+    """Yields the words and options of a command line that no command has."""
+    command: click.Command = click.Group("edgewater", {p.name: p.load() for p in entry_points(group=GROUP)})
+    for word in line.split():
+        is_group = isinstance(command, click.Group)
+        if is_group and word in command.commands:
+            command = command.commands[word]
+        elif is_group and type(command) is not click.Group:
+            return  # the group has a default command
+        elif word.startswith("--"):
+            options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+            if word.partition("=")[0].rstrip(".,:)") not in {"--help", *options}:
+                yield word
+        elif is_group and re.fullmatch(r"[a-z-]+", word):
+            yield word
+            return
+
+
+def test_cited_commands_and_their_options_exist() -> None:
+    pages = [path for path in _documents() if path.suffix == ".md" and path.name not in ("CHANGELOG.md", "cli.md")]
+    lines = [(path, line) for path in pages for line in _COMMAND.findall(path.read_text().replace("\\\n", " "))]
+    unknown = [(path.name, line, words) for path, line in lines if (words := list(_unknown(line)))]
+    assert len(lines) > 100 and unknown == []

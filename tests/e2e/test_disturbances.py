@@ -80,15 +80,18 @@ class Scenario:
         """Until the center has answered this day, so that a disturbance falls into the middle."""
         self._wait(lambda: self._last(f"exact_{self.name}") >= FIRST_MS + day * DAY_MS, f"day {day}")
 
-    def _last(self, query: str) -> int:
+    def _last(self, query: str, phase: str = "") -> int:
+        """The start of the last window; 0 while it has no answer, or none of the phase."""
         reply = self.system.client.get(f"/v1/queries/{query}/latest")
-        return millis(reply.json()["window"]["start"]) if reply.status_code == 200 else 0
+        if reply.status_code != 200 or phase not in ("", reply.json()["phase"]):
+            return 0
+        return millis(reply.json()["window"]["start"])
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline, f"{what} did not come within {TIMEOUT_S:.0f} s"
-            time.sleep(0.1)
+            time.sleep(0.25)  # each look costs the center as much as a few windows
 
     def check_goes_on(self, day: int, disturbance: str) -> None:
         """Answers go on past this day, and those that are final are exactly the truth."""
@@ -116,7 +119,7 @@ class Scenario:
                     process.wait()
 
     def _finished(self, name: str, truth: dict[int, Any]) -> bool:
-        return self._last(name) >= max(truth) and all(a["phase"] == "final" for a in self.system.answers(name))
+        return self._last(name, "final") >= max(truth) and all(a["phase"] == "final" for a in self.system.answers(name))
 
     def _exact(self) -> dict[int, dict[tuple[Any, ...], dict[str, float]]]:
         days = pa.array(self.flights[TIME].to_numpy() // DAY_MS * DAY_MS)

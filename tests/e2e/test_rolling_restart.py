@@ -26,6 +26,8 @@ from sim.demo.ports import free_port
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CLIENTS, WITHIN_S = 6, 120
+PAUSE_S = 0.1
+"""Between the requests of a client. There are always some at work, and they leave the processors to the center."""
 QUERY = {
     "name": "by_shop", "from": "sales", "group_by": ["shop"], "measures": {"n": "count()"},
     "window": {"tumbling": "1s"}, "edges": ["till"],
@@ -151,7 +153,7 @@ async def ask(url: str, stop: asyncio.Event, outcomes: Counter[str], keep: bool)
                 outcomes[str(reply.status_code)] += 1
             except httpx.TransportError as exc:
                 outcomes[repr(exc)] += 1
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(PAUSE_S)
 
 
 async def push(url: str, stop: asyncio.Event) -> Counter[str]:
@@ -166,7 +168,7 @@ async def push(url: str, stop: asyncio.Event) -> Counter[str]:
             )
             reply.raise_for_status()
             pushed.update(("a", "b", "b"))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(PAUSE_S)
     return pushed
 
 

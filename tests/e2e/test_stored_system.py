@@ -19,6 +19,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from edgewater.model.windows import SessionWindow
+from tests.cells import at_night
 from tests.center.postgres import PostgresServer, serving
 from tests.e2e.soak.warehouse import differing_rows
 from tests.golden import whole_system
@@ -40,7 +41,8 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.parametrize("store", whole_system.STORES)
+# The formats are the same in both; the tests of the stores run on PostgreSQL, too.
+@pytest.mark.parametrize("store", ["sqlite", *at_night("postgres")])
 @pytest.mark.parametrize("golden", SETS, ids=lambda p: p.name)
 def test_a_stored_system_keeps_its_answers_and_ends_with_the_truth(
     golden: Path,

@@ -25,7 +25,10 @@ def command(*arguments: str) -> Result:
 
 
 @pytest.mark.slow
-def test_top_and_tap_show_what_an_agent_reads_rejects_and_answers(tmp_path: Path) -> None:
+def test_top_and_tap_show_what_an_agent_reads_rejects_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # is not used
     found: dict[str, Any] = {}
 
     async def story() -> None:
@@ -35,7 +38,7 @@ def test_top_and_tap_show_what_an_agent_reads_rejects_and_answers(tmp_path: Path
         settings = config(tmp_path, center, [{"http": {}}])
         url = f"http://{settings.http.listen}"
         agent = open_agent(settings)
-        async with running(agent) as task, httpx.AsyncClient() as client:
+        async with running(agent) as task, httpx.AsyncClient(trust_env=False) as client:
             await until(lambda: bool(agent.outbox.configured.is_set()), "queries", task)
             other = asyncio.create_task(agent.tap.next("flights", 60, "flights:stdin"))
             tapping = asyncio.create_task(asyncio.to_thread(command, "tap", url, "flights", "-n", "3", "--json"))

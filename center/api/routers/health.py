@@ -83,6 +83,8 @@ def _readiness(center: Services) -> Readiness:
         heartbeats = center.components.heartbeats()
     except StorageError as exc:
         return Readiness(ready=False, missing=[*missing, f"catalog: {exc.message}"], components={})
+    if center.components.failure:
+        missing.append(f"catalog: {center.components.failure}")
     now_ms = center.now_ms()
     components: dict[str, ComponentReadiness] = {}
     for component in COMPONENTS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -98,9 +97,7 @@ def _rolled_up(name: str, params: RollupParams, request: Request, center: Servic
         headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
     if matches(request.headers.get("if-none-match"), etag):
         return Response(None, 304, headers)
-    # A budget is about one window. The contract states whether the windows met it.
-    unbudgeted = replace(query, spec=replace(query.spec, budget=None))
-    return Response(center.renderer.rolled_up(answers, unbudgeted, questions, page, form), 200, headers, form)
+    return Response(center.renderer.rolled_up(answers, query, questions, page, form), 200, headers, form)
 
 
 class _PageFull(Exception):

@@ -15,9 +15,12 @@ from center.api.openapi import problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
 from center.sinks import SinkStatus, read_definition
+from center.sinks.alert_states import saved_states
+from center.sinks.process import end_alarms, lag_of
+from center.sinks.store import WaitingQuery
 from edgewater.model.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
-from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
+from edgewater.wire import QueryRef
 
 router = APIRouter(prefix="/v1/sinks", tags=["sinks"])
 _EXAMPLE = {"kind": "postgres", "url": {"env": "WAREHOUSE_URL"}, "queries": ["flights"]}
@@ -36,6 +39,31 @@ class SinkGap(BaseModel):
     last: int
 
 
+class SinkQueryState(BaseModel):
+    """A query for which a sink lacks answers, or which it cannot write."""
+
+    query: str
+    version: int
+    answer_id: int = Field(description="Of the newest answer of the query that the sink has.")
+    behind_answers: int = Field(description="Answers of the query that the sink has not written.")
+    behind_ms: int = Field(description="Age of the oldest of them.")
+    problem: str | None = Field(description="Why the last attempt failed: window, target and reason.")
+    failing_since: str | None
+
+    @classmethod
+    def of(cls, ref: QueryRef, waiting: WaitingQuery, center: Services) -> SinkQueryState:
+        behind, _, first_ms = center.results.lag(ref, waiting.answer_id, 0)
+        return cls(
+            query=ref.name,
+            version=ref.version,
+            answer_id=waiting.answer_id,
+            behind_answers=behind,
+            behind_ms=0 if first_ms is None else max(0, center.now_ms() - first_ms),
+            problem=waiting.problem or None,
+            failing_since=rfc3339(waiting.problem_since_ms) if waiting.problem_since_ms else None,
+        )
+
+
 class SinkState(BaseModel):
     """A sink and its progress."""
 
@@ -44,19 +72,21 @@ class SinkState(BaseModel):
     state: str = Field(description="`running`, `failing`, `paused`, or `waiting` for `edgewater center sink`.")
     problem: str | None = Field(description="Why the last attempt failed.")
     failing_since: str | None
-    answer_id: int = Field(description="Of the newest answer that the sink has.")
+    answer_id: int = Field(description="The sink has all answers up to this one, except those of `queries`.")
     behind_answers: int = Field(description="Answers of any query that it has not read.")
     behind_ms: int = Field(description="Age of the oldest answer that it has not read.")
+    queries: list[SinkQueryState] = Field(description="The queries for which the sink lacks answers, or that fail.")
     answers: int = Field(description="Answers that it has written, repetitions included.")
     rows: int
-    refused: int = Field(description="Samples that the sink's system has refused and never accepts.")
+    refused: int = Field(description="Samples or messages that the sink's system has refused and never accepts.")
+    refusal: str | None = Field(description="Query, window and reason of the last of them.")
     gap: SinkGap | None = Field(description="Answers that were deleted before the sink had them.")
     owner: str | None = Field(description="The process that runs it, host:pid.")
 
     @classmethod
     def of(cls, status: SinkStatus, center: Services) -> SinkState:
         now_ms = center.now_ms()
-        given_at_ms = center.results.answered_at_after(status.position.answer_id)
+        lag = lag_of(status, center.results, now_ms)
         has_process = status.is_run(now_ms)
         state = "failing" if status.problem else "running" if has_process else "waiting"
         return cls(
@@ -65,12 +95,14 @@ class SinkState(BaseModel):
             state="paused" if status.paused else state,
             problem=status.problem or None,
             failing_since=rfc3339(status.problem_since_ms) if status.problem_since_ms else None,
-            answer_id=status.position.answer_id,
-            behind_answers=max(0, center.results.last_answer_id() - status.position.answer_id),
-            behind_ms=0 if given_at_ms is None else max(0, now_ms - given_at_ms),
+            answer_id=max(0, status.answer_id),
+            behind_answers=lag.answers,
+            behind_ms=lag.age_ms,
+            queries=[SinkQueryState.of(ref, query, center) for ref, query in status.waiting.items()],
             answers=status.answers,
             rows=status.rows,
-            refused=center.sinks.refused().get(status.name, 0),
+            refused=status.refused,
+            refusal=status.refusal or None,
             gap=None if status.gap is None else SinkGap(first=status.gap[0], last=status.gap[1]),
             owner=status.owner if has_process else None,
         )
@@ -130,9 +162,15 @@ def _define(center: Services, name: str, body: bytes, content_type: str) -> Resp
     "/{name}", dependencies=[ADMINISTERS], status_code=204, summary="Delete a sink", responses=problems(403, 404)
 )
 def remove(name: str, center: Center) -> None:
-    """Removes a sink. The answers that it has written stay in its target."""
-    center.sinks.remove(name)
-    center.catalog.alarms.end("sink-failing", EdgeId(""), about=f"sink {name}: ")
+    """Removes a sink. The answers that it has written stay in its target.
+
+    The process of the sinks ends the alerts of a sink of the kind `alerts` at its targets.
+    """
+    status = center.sinks.status(name)
+    has_alerts = any(sink == name for sink, _ in saved_states(center.sinks))
+    # A process continues with a sink of its file.
+    center.sinks.remove(name, ends=has_alerts and (status.definition is not None or not status.is_run(center.now_ms())))
+    end_alarms(center.catalog, name)
 
 
 @router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink", responses=problems(403, 404))

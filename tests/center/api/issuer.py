@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from edgewater.runtime.health import EmbeddedServer, bound_address, listen
 
@@ -59,7 +60,14 @@ def issuing() -> Iterator[Issuer]:
     listener = listen("127.0.0.1:0", "issuer")
     issuer = Issuer(f"http://{bound_address(listener)}")
     routes = [Route("/.well-known/openid-configuration", issuer.discovery), Route("/keys", issuer.jwks)]
-    config = uvicorn.Config(Starlette(routes=routes), log_config=None, access_log=False, lifespan="off", ws="none")
+    pages = Starlette(routes=routes)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and "://" in scope["path"]:  # as a proxy is asked
+            scope["path"] = "/" + scope["path"].partition("://")[2].partition("/")[2]
+        await pages(scope, receive, send)
+
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
     server = EmbeddedServer(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

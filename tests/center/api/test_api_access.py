@@ -314,6 +314,19 @@ def test_a_jwt_that_is_not_of_the_issuer_or_not_valid_now_is_refused(desk, issue
         assert token not in given.text
 
 
+def test_keys_are_fetched_through_a_proxy_only_if_the_configuration_names_one(desk, issuer, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    direct = desk.app(oidc=oidc(issuer))
+    headers = {"Authorization": f"Bearer {issuer.token()}"}
+    assert desk.get("/v1/queries", app=direct, headers=headers).status_code == 200
+    proxy, issuer.fetches = issuer.url, 0
+    monkeypatch.setattr(issuer, "url", "http://127.0.0.1:9")
+    indirect = desk.app(oidc=oidc(issuer, proxy=proxy))
+    headers = {"Authorization": f"Bearer {issuer.token()}"}
+    assert desk.get("/v1/queries", app=indirect, headers=headers).status_code == 200
+    assert issuer.fetches == 1
+
+
 def test_a_subject_is_never_taken_for_the_principal_of_a_static_token(desk, issuer, tmp_path: Path):
     path = tmp_path / "audit.jsonl"
     limits = {"reads": "2/day"}

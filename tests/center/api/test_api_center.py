@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import Connection, event, insert
 
 from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
 from center.catalog import ComponentHeartbeat, UnindexedFrame
+from center.results.schema import late_records
 from center.storage.frame_log import FrameEntry, FrameLocation
 from edgewater.model import errors
 from edgewater.model.edge_records import QueryDelayRecord
+from edgewater.model.errors import StorageError
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import QueryRef
 
@@ -97,6 +100,21 @@ def test_a_missing_component_is_named_with_the_reason(desk):
     ]
     desk.components.remove("gateway", "host:1")
     assert "gateway: has not started" in desk.get("/readyz").json()["missing"]
+
+
+def test_a_full_disk_is_named_beside_the_heartbeats_that_it_does_not_store(desk):
+    @event.listens_for(desk.components._engine, "begin")
+    def fill(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+
+    with pytest.raises(StorageError):
+        for number in range(1_000):
+            desk.components.record(ComponentHeartbeat("job", f"host:{number}", "", 0, desk.now, "x" * 2_000))
+    assert any(m.startswith("catalog: ") and "disk is full" in m for m in desk.get("/readyz").json()["missing"])
+    event.remove(desk.components._engine, "begin", fill)
+    desk.components.close()
+    beat(desk, "gateway", "job", "api")
+    assert not any("full" in m for m in desk.get("/readyz").json()["missing"])
 
 
 def test_a_store_out_of_reach_is_missing_too(desk, tmp_path: Path):
@@ -252,3 +270,19 @@ def test_the_load_has_the_queries_by_slack_with_what_waits_what_it_costs_and_how
     assert desk.get("/v1/load").json()["queries"][1]["slack_ms"] is None, "the streams have ended"
     desk.catalog.queries.delete("quiet", desk.now)
     assert [q["query"] for q in desk.get("/v1/load").json()["queries"]] == ["behind"]
+
+
+def test_counts_of_a_query_are_one_series_over_its_versions_and_end_with_the_query(desk):
+    desk.connect("jfk")
+
+    def late() -> list[str]:
+        text = desk.get("/metrics", app=desk.app()).text
+        return [line for line in text.splitlines() if line.startswith("edgewater_after_final_records_total{")]
+
+    for _ in range(2):
+        row = {"query": desk.register().key, "edge": "jfk", "reason": "after-final", "records": 3}
+        with desk.results.engine.begin() as connection:
+            connection.execute(insert(late_records), [row])
+        assert late() == ['edgewater_after_final_records_total{edge="jfk",query="flights",reason="after-final"} 3.0']
+        assert desk.ask("DELETE", "/v1/queries/flights").status_code == 204
+        assert late() == []

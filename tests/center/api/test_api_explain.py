@@ -201,7 +201,7 @@ def test_functions_say_what_interval_they_give_and_whether_they_take_an_error_bu
 
 
 def test_statements_of_very_many_edges_are_not_stored_and_unknown(desk, monkeypatch):
-    monkeypatch.setattr("center.ledger.quality.MAX_LISTED_EDGES", 1)
+    monkeypatch.setattr("center.ledger.window_facts.MAX_LISTED_EDGES", 1)
     withholding(desk)
     desk.connect("ewr")
     told = desk.get(f"{FIRST}/explain?measure=miles").json()

@@ -14,6 +14,7 @@ import pytest
 from center.api.models import AnswerPage
 from center.api.routers import rollup
 from center.serving import Intervals, roll_up
+from edgewater.answers import UNKNOWN, Cause, Deviation
 from edgewater.wire import Withheld
 from tests.center.rendered import render
 
@@ -93,19 +94,14 @@ def test_what_edges_withhold_and_lack_adds_up(desk):
     assert alone["contract"]["met"], "one window is what the budget is about"
 
     records, _ = desk.results.windows(query.ref, None, None, 10)
-    violation = {"code": "missing-edges", "message": "lga is missing"}
-    lacking = {
-        "completeness": {**records[1].quality["completeness"], "ratio": 0.5, "reported": 1, "missing": ["lga"]},
-        "contract": {"requested": {}, "met": False, "violations": [violation]},
-    }
-    records[1] = replace(records[1], quality={**records[1].quality, **lacking})
+    missing = Deviation(Cause.MISSING, "lga", lacks=UNKNOWN)
+    records[1] = replace(records[1], facts=replace(records[1].facts, ratio=0.5, reported=1, deviations=(missing,)))
     (merged,) = roll_up(records, query.spec, Intervals(query.spec.window, "2h"))
-    assert merged.quality["completeness"] == {
+    rendered = render(merged, query.spec)
+    assert rendered["quality"]["completeness"] == {
         "ratio": 0.75, "expected": 2, "reported": 1, "missing": ["lga"], "windows": 2,
     }  # fmt: skip
-    codes = [v["code"] for v in merged.quality["contract"]["violations"]]
-    assert codes == ["missing-edges", "budget-per-window"]
-    rendered = render(merged, replace(query.spec, budget=None))
+    assert [v["code"] for v in rendered["contract"]["violations"]] == ["missing-edges", "budget-per-window"]
     assert (rendered["data"][0]["n"]["lower"], rendered["data"][0]["n"]["upper"]) == (10, None)
     assert rendered["quality"]["records"]["expected"] is None
 

@@ -1,6 +1,7 @@
 """The console in a real browser, over the real API and stores: what it draws, and what happens when things go wrong.
 
-One browser for all tests. A test waits for what the page shows, never for a time.
+One browser for all tests. A test waits for what the page shows, never for a time. The tests' centers have ports, and
+so storage, of their own.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Tab:
         self.page.get_by_text(text).first.wait_for()
 
     def until(self, expression: str, argument: Any = None) -> Any:
-        return self.page.wait_for_function(expression, arg=argument).json_value()
+        return self.page.wait_for_function(expression, arg=argument, polling=50).json_value()
 
     def lists(self, selector: str, count: int) -> list[str]:
         """The texts of the elements, once there are so many."""
@@ -92,19 +93,6 @@ class Tab:
         """The answers that came by the live stream: at least one, for which it waits."""
         self.page.evaluate(LIVE)
         return self.until("() => live.ids.length && live.ids")
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -122,18 +110,33 @@ def served(world: Desk) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def browser(chromium: str, served: str) -> Iterator[Any]:
+    """The context of all tabs. One tab stays open: so their process does, whose start costs more than most tests."""
+    from playwright.sync_api import sync_playwright
+
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--process-per-site"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        try:
+            context = browser.new_context()
+            context.new_page().goto(f"{served}/ui/icon.svg")
+            yield context
+        finally:
+            browser.close()
+
+
 @contextmanager
 def tab(browser: Any, url: str) -> Iterator[Tab]:
     """A tab that asks nobody else, breaks no policy and has no error."""
-    context = browser.new_context()
+    opened = Tab(browser, url)
     try:
-        opened = Tab(context, url)
         yield opened
         assert opened.errors == []
         assert {urlsplit(asked).netloc for asked in opened.asked if asked.startswith("http")} == {urlsplit(url).netloc}
         assert all(policy and "default-src 'self'" in policy for policy in opened.policies)
     finally:
-        context.close()
+        opened.page.close()
 
 
 def test_the_console_is_small_and_its_files_are_those_of_the_lock():
@@ -290,8 +293,7 @@ def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser,
 
     give(0)
     with desk.served() as url:
-        context = browser.new_context()
-        t = Tab(context, url)
+        t = Tab(browser, url)
         t.open("/ui/queries/flights")
         t.drawn()
         t.page.locator("[data-live=live]").wait_for()
@@ -307,7 +309,7 @@ def test_after_a_restart_of_the_center_the_stream_goes_on_without_a_gap(browser,
         newer = desk.results.changes_after(first[-1], 99, query.ref).records
         assert t.ids() == [*first, *(r.answer_id for r in newer)]
         t.lists("details table tbody tr", 3)
-        context.close()
+        t.page.close()
 
 
 @needs_browser
@@ -457,7 +459,6 @@ def test_the_staleness_that_is_compared_with_the_budget_is_the_one_that_the_cont
 @needs_browser
 def test_while_the_center_is_down_no_badge_says_that_all_is_well(browser, desk):
     fill(desk, windows=4)
-    context = browser.new_context()
     badges = """() => [...document.querySelectorAll('.badge')].map((b) => {
         const probe = document.body.appendChild(document.createElement('i'));
         probe.className = 'muted';
@@ -466,7 +467,7 @@ def test_while_the_center_is_down_no_badge_says_that_all_is_well(browser, desk):
         return getComputedStyle(b).color === muted;
     })"""
     with desk.served() as url:
-        t = Tab(context, url)
+        t = Tab(browser, url)
         t.open("/ui/")
         t.lists("tr[data-given]", 2)
         t.shows("job ready")
@@ -483,20 +484,19 @@ def test_while_the_center_is_down_no_badge_says_that_all_is_well(browser, desk):
         t.page.locator("tr[data-query=miles_by_carrier] .badge.ok", has_text="met").wait_for()
         t.until("() => !document.querySelector('[data-lost]')")
     assert t.errors == []
-    context.close()
+    t.page.close()
 
 
 @needs_browser
 def test_a_page_without_a_stream_says_that_the_center_is_down(browser, desk):
     fill(desk, windows=2)
-    context = browser.new_context()
     with desk.served() as url:
-        t = Tab(context, url)
+        t = Tab(browser, url)
         t.open("/ui/edges")
         t.page.locator("tr[data-edge=jfk] .badge.ok").wait_for()
     t.page.locator("tr[data-edge=jfk] [data-lost]").wait_for()
     assert "not reachable since" in t.text("tr[data-edge=jfk]")
-    context.close()
+    t.page.close()
 
 
 @needs_browser

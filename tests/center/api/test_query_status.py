@@ -95,6 +95,12 @@ def test_a_query_that_every_edge_refuses_says_so_with_the_reason(desk):
     assert status["reason"] == "jfk refuses the query: measures.n: no such column"
 
 
+def test_a_retired_edge_that_has_refused_the_query_is_retired(desk):
+    asked(desk, message="measures.n: no such column", edges=["jfk"])
+    assert desk.ask("DELETE", "/v1/edges/jfk").status_code == 204
+    assert status_of(desk)["reason"] == "jfk is retired"
+
+
 def test_an_edge_that_has_not_confirmed_or_not_read_is_named(desk):
     running(desk)
     desk.connect("jfk")

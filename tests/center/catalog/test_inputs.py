@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from center.catalog import Catalog
 from edgewater.model.edge_records import InputRecord
 from edgewater.model.streams import EdgeId
@@ -28,8 +30,29 @@ def test_an_alarm_names_both_sources_that_read_one_file(catalog: Catalog) -> Non
     for name in ("flights", "/var/log/a.log", "/mnt/b.log", JFK, LGA):
         assert name in alarm.message
     report(catalog, JFK, 9)
+    assert alarms(catalog) == [], "only the last report of an edge counts"
     report(catalog, LGA, 2, 3, source="/mnt/b.log")
-    assert alarms(catalog) == [(LGA, 1)], "only the last report of an edge counts"
+    assert alarms(catalog) == []
+
+
+@pytest.mark.parametrize("leaving", [JFK, LGA])
+@pytest.mark.parametrize("how", ["no file", "another file", "retired"])
+def test_the_alarm_ends_when_one_of_the_edges_no_longer_reads_the_file(
+    catalog: Catalog, leaving: EdgeId, how: str
+) -> None:
+    ewr = EdgeId("ewr")
+    for edge in (JFK, LGA, ewr):
+        hello(catalog, edge)
+        report(catalog, edge, 1)
+    report(catalog, JFK, 1)
+    assert sorted(alarms(catalog)) == [(ewr, 1), (ewr, 1), (JFK, 1), (JFK, 1), (LGA, 1)]
+    if how == "retired":
+        catalog.edges.retire(leaving)
+    else:
+        catalog.edges.record_inputs({leaving: () if how == "no file" else (InputRecord("flights", "b", (5,)),)}, 6_000)
+    left = [a.message for a in catalog.alarms.latest()]
+    assert left and not any(f"edge {leaving} " in message for message in left)
+    assert all(a.times == 1 for a in catalog.alarms.latest())
 
 
 def test_one_file_may_be_read_for_different_streams_and_after_its_first_reader_is_retired(catalog: Catalog) -> None:

@@ -25,7 +25,7 @@ from tests.center.early.test_early_promise import ERROR, least_covered
 
 pytestmark = pytest.mark.slow
 
-WINDOWS = 20
+WINDOWS = 14
 EXPONENTIAL = exponential(100.0)
 SHARES = (8.0, 4.0, 2.0, 1.0)
 """Of the records, by group: each group has enough records for an interval."""

@@ -15,7 +15,7 @@ from center.catalog import Catalog, UnindexedFrame
 from center.results import ResultStore
 from center.storage.frame_facts import split_body
 from center.storage.frame_log import FrameLog, StoredFrame
-from edgewater.answers import Phase
+from edgewater.answers import Cause, Phase
 from edgewater.guard.frame_work import PER_CLOSE, PER_MEASURE, PER_PARTIAL
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
@@ -155,7 +155,7 @@ class World:
             for record in self.store.windows(query.ref, None, None, 10_000)[0]:
                 assert record.phase is Phase.FINAL
                 if record.synopsis is None:
-                    assert record.quality["completeness"]["losses"], "an empty window has an answer for a reason"
+                    assert record.facts.by_cause(Cause.INPUT_LOST), "an empty window has an answer for a reason"
                     continue
                 grouped = GroupedAggregate.from_bytes(record.synopsis)
                 urls = grouped.rows()[0].to_pylist()
@@ -166,7 +166,7 @@ class World:
     def observed(self) -> int:
         """Records that the final answers say they have seen."""
         return sum(
-            record.quality["records"]["observed"]
+            record.facts.observed
             for query in self.catalog.queries.all()
             for record in self.store.windows(query.ref, None, None, 10_000)[0]
         )

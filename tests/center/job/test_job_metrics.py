@@ -10,8 +10,7 @@ import pytest
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
-from edgewater.answers import Phase
-from edgewater.answers.statement import Violation
+from edgewater.answers import UNKNOWN, Cause, Deviation, Phase
 from edgewater.wire import Arrivals, SliceClose
 
 ENDED_MS = 1_001_000
@@ -81,23 +80,27 @@ def test_how_late_edges_tell_is_measured_from_the_moment_they_tell_of(
     assert metrics.registry.get_sample_value("edgewater_job_report_delay_seconds_sum") == pytest.approx(0.06)
 
 
-def test_final_answers_are_counted_by_whether_they_meet_their_contract(
+def test_final_answers_are_counted_by_the_cause_that_their_facts_violate_first(
     world: Any, writer: LedgerWriter, metrics: JobMetrics
 ) -> None:
     (ref,) = world.register("a")
     (emission,) = writer.apply([], closing_frames(world, ref), {"a@1": 3})
-    unmet = replace(emission.quality, violations=(Violation("missing-edges", "one is missing"),))
-    met = replace(emission.quality, violations=())
-    for phase, quality in ((Phase.EARLY, unmet), (Phase.FINAL, unmet), (Phase.FINAL, met), (Phase.FINAL, met)):
-        writer._count([replace(emission, phase=phase, quality=quality)], "test")
-    counted = {
-        contract: metrics.registry.get_sample_value(
-            "edgewater_job_final_answers_total", {"query": "a", "contract": contract}
-        )
-        for contract in ("met", "not-met")
-    }
-    before = 1.0 if emission.phase is Phase.FINAL and not emission.quality.violations else 0.0
-    assert counted == {"met": 2.0 + before, "not-met": 1.0}
+    met = replace(emission.facts, deviations=(), has_data=True)
+    unmet = replace(met, deviations=(Deviation(Cause.MISSING, "jfk", lacks=UNKNOWN), Deviation(Cause.LEFT, "lga")))
+
+    def counted() -> list[float]:
+        values = [
+            metrics.registry.get_sample_value(
+                "edgewater_job_final_answers_by_cause_total", {"query": "a", "cause": cause}
+            )
+            for cause in ("none", "missing-edges", "left")
+        ]
+        return [value or 0.0 for value in values]
+
+    before = counted()
+    for phase, facts in ((Phase.EARLY, unmet), (Phase.FINAL, unmet), (Phase.FINAL, met), (Phase.FINAL, met)):
+        writer._count([replace(emission, phase=phase, facts=facts)], "test")
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == [2.0, 1.0, 0.0]
 
 
 def test_nothing_is_said_of_deleted_queries_and_retired_edges(

@@ -19,6 +19,7 @@ from center.job import examination, microbatch
 from center.job.examination import Examiner, Trial
 from center.job.job import SUSPICIOUS, Job, JobConfig
 from center.ledger.window_book import WindowBook
+from edgewater.answers import Cause
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
@@ -56,7 +57,7 @@ def end(world: World, *refs: QueryRef) -> None:
 def losses(world: World, ref: QueryRef, start_ms: int = 0) -> set[tuple[str, str]]:
     """(edge, reason) of the losses that the final answer to a window states."""
     (record,) = world.store.windows(ref, start_ms, start_ms + 1, 1)[0]
-    return {(loss["edge"], loss["reason"]) for loss in record.quality["completeness"].get("losses", ())}
+    return {(loss.edge, loss.reason) for loss in record.facts.by_cause(Cause.INPUT_LOST)}
 
 
 def alarms(world: World) -> set[tuple[str, str]]:

@@ -22,6 +22,7 @@ from center.ops.supervisor import exclusive_lock
 from center.results import ResultStore
 from center.sinks import SinkStore
 from edgewater.__main__ import main
+from edgewater.answers import Cause
 from edgewater.model.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, frame, hello, spec
@@ -283,8 +284,8 @@ def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reco
             answers = {r.window_start_ms: r for r in again.store.answers_after(0, 100)}
             new = given(again.store, ref).keys() - before.keys()
             assert new and min(revision for _, revision in new) > 1_000
-            lacking = answers[max(start for start, _ in new)].quality["completeness"]
-            assert set(lacking["lost_state"]) == set(world.edges)
+            lacking = answers[max(start for start, _ in new)].facts
+            assert set(lacking.edges_by(Cause.LOST_STATE)) == set(world.edges)
 
 
 def test_older_copies_of_both_stores_are_recognised_by_what_an_edge_knows(
@@ -317,7 +318,7 @@ def test_older_copies_of_both_stores_are_recognised_by_what_an_edge_knows(
         assert any(window == 1000 and revision >= again.now for window, revision in after)
         assert again.store.last_answer_id() > last
         newest = {r.window_start_ms: r for r in again.store.answers_after(0, 100)}
-        assert set(newest[1000].quality["completeness"]["lost_state"]) == set(again.edges)
+        assert set(newest[1000].facts.edges_by(Cause.LOST_STATE)) == set(again.edges)
         numbers = again.store.newest()
         job.restart()
         job.writer.advance()

@@ -18,6 +18,7 @@ from center.ledger.window_book import WindowBook
 from center.results.writes import late_by_window
 from center.storage.frame_log import FrameLog
 from edgewater.__main__ import main
+from edgewater.answers import Cause
 from edgewater.model.errors import Conflict, NotFound
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
 from tests.center.job.conftest import World, synopsis
@@ -130,8 +131,8 @@ def test_a_frame_that_is_retried_counts_once_as_new_data(either: World, monkeypa
     world.truth[ref, 0, "/odd"] += 7
     assert world.answers() == world.truth
     (record,) = world.store.windows(ref, 0, 1, 10)[0]
-    assert record.quality["completeness"]["losses"], "that it was lost has been said"
-    assert record.quality["records"]["observed"] == 8
+    assert record.facts.by_cause(Cause.INPUT_LOST), "that it was lost has been said"
+    assert record.facts.observed == 8
     assert world.catalog.quarantine.frames() == []
     with pytest.raises(NotFound):
         world.catalog.quarantine.retry_frame("a@1", 1)
@@ -148,7 +149,7 @@ def test_an_older_close_of_a_retried_frame_replaces_no_newer_one(world: World, m
     world.end(ref)
     job.run()
     (record,) = world.store.windows(ref, 0, 1, 10)[0]
-    assert record.quality["records"]["observed"] == 9
+    assert record.facts.observed == 9
     job.close()
 
 

@@ -17,7 +17,7 @@ from center.results import ResultStore, writes
 from center.results import schema as t
 from center.results.writes import MAX_RANGES, MAX_SIDE_BY_SIDE
 from center.storage.database import open_engine
-from edgewater.answers import Phase
+from edgewater.answers import Cause, Phase
 from edgewater.model.errors import Conflict, IncompatibleState, InvalidRequest, NotFound, StorageError
 from edgewater.model.measure import Measure
 from edgewater.runtime.state_release import RELEASE
@@ -52,7 +52,7 @@ def test_an_answer_is_the_merge_of_all_batches_of_its_window(job: Job) -> None:
         MINUTE + 40,
         40,
     )
-    assert record.quality == emission.quality.to_mapping()
+    assert record.facts == emission.facts
     assert job.store.consumed() == {KEY: 4}
 
 
@@ -110,12 +110,12 @@ def test_data_for_a_final_window_is_never_applied(open_job: OpenJob) -> None:
     assert job.batch(job.frame("a", 2 * MINUTE, m0=100, m1=4)) == []
     assert job.store.revisions(REF, 0) == [1]
     now = job.store.answer(REF, 0, 1)
-    assert replace(now, quality=final.quality) == final
-    assert (final.quality["records"]["after_final"], now.quality["records"]["after_final"]) == (0, 2)
+    assert replace(now, facts=final.facts) == final
+    assert [r.facts.records_by(Cause.AFTER_FINAL).total() for r in (final, now)] == [0, 2]
     (emission,) = job.batch(job.frame("a", 3 * MINUTE), job.frame("b", 3 * MINUTE))
     assert total(job.store.answer(REF, MINUTE, 1).synopsis) == 6, "minute 1 still counts in the window at 1"
-    assert emission.quality.observed == 2
-    assert job.store.answer(REF, MINUTE, 1).quality["records"]["after_final"] == 0
+    assert emission.facts.observed == 2
+    assert not job.store.answer(REF, MINUTE, 1).facts.by_cause(Cause.AFTER_FINAL)
     assert job.store.late_records(REF) == {(REF, "a", "after-final"): 2}
 
 
@@ -129,8 +129,8 @@ def test_records_dropped_before_their_window_has_an_answer_are_stated_in_it(open
     second = job.frame("b", 0)
     for frames in ([first, second],) if at_once else ([first], [second]):
         job.batch(*frames)
-    records = job.store.answer(REF, -MINUTE, 1).quality["records"]
-    assert (records["observed"], records["after_final"]) == (1, 3)
+    facts = job.store.answer(REF, -MINUTE, 1).facts
+    assert (facts.observed, facts.records_by(Cause.AFTER_FINAL).total()) == (1, 3)
 
 
 def test_ranges_of_rejected_records_with_one_start_are_kept_apart_and_bounded(open_job: OpenJob) -> None:
@@ -145,7 +145,7 @@ def test_ranges_of_rejected_records_with_one_start_are_kept_apart_and_bounded(op
         assert 1 <= len(rows) <= MAX_RANGES and max(row.slice_end_ms for row in rows) == (n + 1) * MINUTE
     (emission,) = [e for e in job.batch(job.frame("a", MINUTE, m0=1)) if e.window_start_ms == 0]
     assert emission.phase is Phase.COMPLETE
-    assert job.store.answer(REF, 0, 1).quality["records"]["rejected"] == 6 * MAX_RANGES
+    assert job.store.answer(REF, 0, 1).facts.records_by(Cause.REJECTED).total() == 6 * MAX_RANGES
     assert job.ledger.states_late(REF) and job.ledger.after_final(REF) == 0
     again = Ledger()
     job.store.load_ledger(again)
@@ -256,7 +256,7 @@ def test_a_failure_in_mid_transaction_leaves_store_and_ledger_as_they_were(job: 
     assert job.contents() == before
     broken = False
     (emission,) = job.batch(*frames)
-    assert (emission.window_start_ms, emission.revision, emission.quality.observed) == (0, 1, 3)
+    assert (emission.window_start_ms, emission.revision, emission.facts.observed) == (0, 1, 3)
     assert total(job.store.answer(REF, 0, 1).synopsis) == 7
 
 
@@ -374,10 +374,10 @@ def test_partials_that_merge_only_one_by_one_cost_themselves_when_their_window_i
     assert [r.delta.slice_start_ms for r in job.store.take_refused()] == [0, 0]
     record = job.store.latest(REF)
     assert record is not None and total(record.synopsis) == 1
-    assert emission.quality.missing == ("a", "b"), "either may have lost records of it"
+    assert emission.facts.edges_by(Cause.MISSING) == ["a", "b"], "either may have lost records of it"
     job.batch(job.frame("b", 2 * MINUTE), job.frame("a", 2 * MINUTE))
     record = job.store.latest(REF)
-    assert record is not None and (total(record.synopsis), record.quality["completeness"]["missing"]) == (11, [])
+    assert record is not None and (total(record.synopsis), record.facts.edges_by(Cause.MISSING)) == (11, [])
 
 
 @pytest.mark.usefixtures("overflowing")
@@ -390,7 +390,7 @@ def test_many_partials_of_one_slice_of_which_some_do_not_merge_cost_only_those(j
     job.batch(job.frame("a", MINUTE))
     record = job.store.latest(REF)
     assert record is not None and total(record.synopsis) == 10
-    assert "partial-refused" in {loss["reason"] for loss in record.quality["completeness"]["losses"]}
+    assert "partial-refused" in {loss.reason for loss in record.facts.by_cause(Cause.INPUT_LOST)}
 
 
 def test_a_frame_beyond_the_batchs_end_is_refused(job: Job) -> None:
@@ -461,7 +461,7 @@ def test_answers_are_exact_however_often_the_job_is_restarted_and_batches_are_re
     records, _ = job.store.windows(REF, None, None, 100)
     assert {r.window_start_ms // MINUTE: total(r.synopsis) for r in records} == sums
     assert all(r.phase is Phase.FINAL for r in records)
-    assert sum(r.quality["records"]["observed"] for r in records) == len(course)
+    assert sum(r.facts.observed for r in records) == len(course)
     job.store.close()
 
 

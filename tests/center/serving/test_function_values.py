@@ -13,7 +13,7 @@ from center.job.function_rates import FunctionRates
 from center.results import AnswerRecord
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, to_table
 from edge.core import EdgeCore, SamplingSet, StreamSpec
-from edgewater.answers import Phase
+from edgewater.answers import Phase, WithheldBound
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE
@@ -240,10 +240,9 @@ def test_withheld_rows_make_the_bounds_unknown(tmp_path: Path) -> None:
     world = stored(tmp_path, query, rate=300.0, seconds=9)
     world.run(8)
     record, _ = answers(world)[-1]
-    held = {"p": {"above": 20.0, "below": 20.0}}
-    quality = {**record.quality, "error": {**record.quality["error"], "withheld": held}}
+    facts = replace(record.facts, withheld={"p": WithheldBound(20.0, 20.0)})
 
-    cell = render(replace(record, quality=quality), query)["data"][0]["p"]
+    cell = render(replace(record, facts=facts), query)["data"][0]["p"]
 
     assert cell["estimate"] is not None
     assert (cell["lower"], cell["upper"], cell["error"]) == (None, None, None)

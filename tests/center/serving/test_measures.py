@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from center.api.models import AnswerRow
-from center.ledger.withheld import WithheldBound
 from center.serving import MeasureQuestions, require_possible, to_csv, to_table
+from edgewater.answers import WithheldBound
 from edgewater.model.errors import InvalidRequest
 from tests.center.measures_world import EVERY_FUNCTION, aggregate, record, records, spec
 from tests.center.rendered import render

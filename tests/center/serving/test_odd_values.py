@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from center.serving.own_error import OwnError, with_own_errors
 
 from center.api.answer_cache import to_json
 from center.serving import MeasureQuestions
 from center.serving.predictions import with_prediction
+from edgewater.answers import Facts, Predicted
+from edgewater.answers.cells import Column
+from edgewater.answers.own_error import OwnError
+from edgewater.answers.statement import judged
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, Sum
 from edgewater.synopses.quantiles.ddsketch import DDSketchStack
@@ -89,16 +93,16 @@ def test_an_early_answer_does_not_predict_what_is_nan_already() -> None:
     )  # fmt: skip
     (measure,) = spec.measures
     arrived = Estimates.exact_floats(np.array([math.nan]), np.array([True]))
-    predictions = {"v": {"estimate": 10.0, "lower": 9.0, "upper": 11.0, "confidence": 0.95}}
-    stated = with_prediction(arrived, measure, predictions, {})
+    predicted = Predicted("v", confidence=0.95, interval=(10.0, 9.0, 11.0))
+    stated = with_prediction(arrived, measure, predicted, {})
     assert stated.odd.all() and np.isnan([*stated.lower, *stated.upper]).all()
     own = OwnError()
     own.note(arrived)
-    contract = with_own_errors({"met": True, "violations": []}, spec, {"v": own})
-    assert not contract["met"] and contract["violations"][0]["code"] == "accuracy"
-    large = {"v": {**predictions["v"], **dict.fromkeys(("estimate", "lower", "upper"), 2.0**61)}}
+    contract = judged(Facts(1, 1, 1.0), [Column("v", (), own)], spec).contract
+    assert contract.codes == "accuracy"
+    large = replace(predicted, interval=(2.0**61,) * 3)
     stated = with_prediction(Estimates.exact(np.array([4.0])), measure, large, {})
     assert stated.lower < 2.0**61 - 124 and stated.upper > 2.0**61 + 124
-    finite = with_prediction(Estimates.exact(np.array([4.0])), measure, predictions, {})
+    finite = with_prediction(Estimates.exact(np.array([4.0])), measure, predicted, {})
     assert (finite.value, finite.lower, finite.upper) == (10.0, 9.0, 11.0)
     assert pa.array(finite.value).to_pylist() == [10.0]

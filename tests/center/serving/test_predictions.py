@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from center.serving.predictions import RecordsOut, SynopsisAccuracy
+from edgewater.answers import Bounds, Facts, Predicted
+from edgewater.answers.cells import Column
+from edgewater.answers.own_error import OwnError
+from edgewater.answers.statement import Contract, judged
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Stack
 from edgewater.synopses.base import Quantile
@@ -39,9 +40,9 @@ def stacks(query: QuerySpec, *values: int) -> dict[str, Stack]:
     return made
 
 
-def predicted(**uppers: float | None) -> Mapping[str, Any]:
-    groups = {f'["{k}"]': [None, None, n] for k, n in uppers.items()}
-    return {"m": {"groups": groups, "confidence": 0.9, "of": "records"}}
+def predicted(**uppers: float | None) -> Predicted:
+    groups: dict[str, Bounds] = {f'["{k}"]': (None, None, n) for k, n in uppers.items()}
+    return Predicted("m", of_records=True, confidence=0.9, groups=groups)
 
 
 def test_the_bound_of_the_number_of_records_less_the_merged_records_widens_each_row() -> None:
@@ -70,21 +71,20 @@ def test_a_count_of_all_records_excludes_records_without_a_value() -> None:
 
 
 def test_an_interval_wider_than_the_error_and_a_lost_bound_violate_the_accuracy() -> None:
-    contract: dict[str, Any] = {"requested": {}, "met": True, "violations": []}
     query = spec("quantile(x, 0.9)")
     data = stacks(query, 100, 100, 100)
     question = Quantile(0.9)
 
-    def checked(**uppers: float) -> dict[str, Any]:
+    def contract(**uppers: float) -> Contract:
         out, accuracy = RecordsOut.of(query, predicted(**uppers), GROUPS, data), SynopsisAccuracy.of(query)
         assert out is not None and accuracy is not None
         own = data["m"].query(question)
         accuracy.note(data["m"], own, out.widen(data["m"], own, question), out.missing, None)
-        return accuracy.checked(contract)
+        return judged(Facts(1, 1, 1.0), [Column("m", (), OwnError(), accuracy_error=accuracy.worst)], query).contract
 
-    assert checked(a=104)["met"]
-    (wide,) = checked(a=107)["violations"]
-    assert wide["code"] == "accuracy" and "may be off by 6.54 %; the accuracy is 5 %" in wide["message"]
+    assert contract(a=104).met
+    (wide,) = contract(a=107).violations
+    assert wide.code == "accuracy" and "may be off by 6.54 %; the accuracy is 5 %" in wide.message
     for refuted_or_lost in (98, 120):
-        (lost,) = checked(a=refuted_or_lost)["violations"]
-        assert "has no bound" in lost["message"]
+        (lost,) = contract(a=refuted_or_lost).violations
+        assert lost.code == "accuracy" and "has no bound" in lost.message

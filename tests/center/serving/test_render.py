@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from center.ledger.window_facts import window_facts
 from center.ledger.withheld import Totals
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, to_csv, to_table
 from center.serving.render import denoted_values
 from edgewater.answers import Phase, WithheldBound
+from edgewater.answers.stored import facts_from_json, facts_to_json
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
@@ -50,7 +52,7 @@ def record(
     **changes: Any,
 ) -> AnswerRecord:
     totals = Totals(observed=5, withheld=withheld)
-    quality = assess(query, totals, expected=2, missing=missing, staleness_ms=180, first_staleness_ms=180).to_mapping()
+    facts = window_facts(query, totals, expected=2, missing=missing, staleness_ms=180, first_staleness_ms=180)
     given = {
         "answer_id": 7,
         "query": QueryRef(query.name, 1),
@@ -60,7 +62,7 @@ def record(
         "phase": Phase.COMPLETE,
         "answered_at_ms": 0,
         "staleness_ms": 180,
-        "quality": quality,
+        "facts": facts,
         "synopsis": synopsis,
     }
     return AnswerRecord(**{**given, **changes})
@@ -135,8 +137,9 @@ def test_an_answer_that_lacks_an_edge_bounds_only_what_more_records_cannot_chang
 def test_rendering_does_not_change_the_record() -> None:
     query = spec()
     given = record(query, aggregate(query, {"x": [1]}).to_bytes())
+    before = facts_to_json(given.facts)
     assert render(given, query) == render(given, query)
-    assert "contract" in given.quality
+    assert facts_to_json(given.facts) == before
 
 
 def test_a_query_without_groups_has_one_row_with_an_empty_group() -> None:
@@ -197,7 +200,7 @@ def test_an_unbounded_amount_withheld_is_an_unknown_bound() -> None:
     given = record(query, aggregate(query, {"x": [5]}).to_bytes(), withheld={"m": WithheldBound(float("inf"), 0.0)})
     (row,) = render(given, query)["data"]
     assert row["m"] == {"estimate": 5.0, "lower": 5.0, "upper": None}
-    json.dumps(given.quality, allow_nan=False)
+    assert facts_from_json(facts_to_json(given.facts)) == given.facts
 
 
 class RankStack(MeanStack):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ import pytest
 
 from center.serving import Evaluator, SynopsisCache, WindowQuestion
 from center.serving.evaluator import AnsweredWindows, WindowAnswer
-from center.serving.totals import Rests
-from center.serving.widening import Widening
+from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
+from edgewater.answers import UNKNOWN, Amount, Cause, Deviation, Facts, Phase, Predicted
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 
@@ -25,10 +25,10 @@ SPEC = QuerySpec.from_mapping(
     }
 )  # fmt: skip
 GROUPS = {"k": pa.array(["a", "b"])}
-COMPLETE: Mapping[str, Any] = {"expected": 1, "ratio": 1.0}
-PREDICTED = {
-    "total": {"groups": {'["a"]': [10.0, 8.0, 12.0], '["b"]': [20.0, 18.0, 22.0]}, "confidence": 0.95, "of": "values"}
-}
+PREDICTED = Predicted(
+    "total", confidence=0.95, groups={'["a"]': (10.0, 8.0, 12.0), '["b"]': (20.0, 18.0, 22.0)}
+)  # fmt: skip
+MISSING = Deviation(Cause.MISSING, "e", lacks=UNKNOWN, only={"k": "b"})
 NOTHING_WITHHELD = GroupsWithheld.of(SPEC, {})
 
 
@@ -40,11 +40,15 @@ def aggregate() -> GroupedAggregate:
     return made
 
 
-def window(start_ms: int, prediction: Mapping[str, Any] | None, **completeness: Any) -> WindowAnswer:
-    rests = Rests({m.name: None for m in SPEC.measures})
-    return WindowAnswer(
-        (start_ms,), start_ms, start_ms + 3000, "early", 0, {**COMPLETE, **completeness}, {}, rests, prediction
-    )
+def window(start_ms: int, predicted: Predicted | None, *deviations: Deviation) -> WindowAnswer:
+    rests = dict.fromkeys((m.name for m in SPEC.measures), None)
+    facts = Facts(1, 1, 1.0, deviations=deviations, rests=rests, predicted=predicted)
+    return WindowAnswer((start_ms,), start_ms, start_ms + 3000, Phase.EARLY, 0, facts)
+
+
+def widening(facts: Facts) -> Widening:
+    """Returns the widening of the rows of an answer."""
+    return Widening(GROUPS, NOTHING_WITHHELD, Lacking.of([facts], GROUPS, 2), facts.predicted, None)
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def bounds(*answers: WindowAnswer, **line: Any) -> list[tuple[float | None, floa
     return [(cell["lower"], cell["upper"]) for cell in said.get("data", [said])]
 
 
-UNKNOWN = (None, None)
+UNBOUNDED = (None, None)
 
 
 def test_a_question_states_the_predictions_of_an_early_answer() -> None:
@@ -85,42 +89,47 @@ def test_a_question_states_the_predictions_of_an_early_answer() -> None:
     assert bounds(window(0, PREDICTED), measure="total", group={"k": "b"}) == [(18, 22)]
 
 
-@pytest.mark.parametrize("fact", ["rejected", "after_final", "guessed", "lost_state"])
-def test_a_prediction_has_no_bounds_if_it_cannot_include_all_records(fact: str) -> None:
-    value: Any = {"lost_state": ["edge"], "guessed": {"assumed-copy": 1}}.get(fact, 1)
-    early = window(0, PREDICTED, **{fact: value})
-    assert bounds(early, measure="total") == [UNKNOWN, UNKNOWN]
-    row = Widening.of([early.completeness], GROUPS, 2, NOTHING_WITHHELD, PREDICTED, None)
+@pytest.mark.parametrize(
+    "deviation",
+    [
+        Deviation(Cause.REJECTED, lacks=Amount(0, 1)),
+        Deviation(Cause.AFTER_FINAL, lacks=Amount(1, 1)),
+        Deviation(Cause.GUESSED, reason="assumed-copy", lacks=Amount(0, 1)),
+        Deviation(Cause.LOST_STATE, "edge", lacks=UNKNOWN, extra=UNKNOWN),
+    ],
+    ids=lambda deviation: deviation.cause,
+)
+def test_a_prediction_has_no_bounds_if_it_cannot_include_all_records(deviation: Deviation) -> None:
+    early = window(0, PREDICTED, deviation)
+    assert bounds(early, measure="total") == [UNBOUNDED, UNBOUNDED]
     (total, *_), stack = SPEC.measures, aggregate().measures["total"]
-    widened = row.widen(total, stack, stack.query(), None)
+    widened = widening(early.facts).widen(total, stack, stack.query(), None)
     assert np.isnan(widened.lower).all() and np.isnan(widened.upper).all()
     assert widened.value.tolist() == [10, 20]
 
 
 def test_predictions_of_groups_and_windows_are_not_added() -> None:
-    assert bounds(window(0, PREDICTED), measure="total", **{"global": True}) == [UNKNOWN]
+    assert bounds(window(0, PREDICTED), measure="total", **{"global": True}) == [UNBOUNDED]
     both = (window(0, PREDICTED), window(3000, PREDICTED))
-    assert bounds(*both, measure="total", merge=True) == [UNKNOWN, UNKNOWN]
-    assert bounds(window(0, None), window(3000, PREDICTED), measure="total", merge=True) == [UNKNOWN, UNKNOWN]
+    assert bounds(*both, measure="total", merge=True) == [UNBOUNDED, UNBOUNDED]
+    assert bounds(window(0, None), window(3000, PREDICTED), measure="total", merge=True) == [UNBOUNDED, UNBOUNDED]
 
 
 def test_a_measure_without_a_prediction_has_no_bounds_while_records_are_out() -> None:
-    assert bounds(window(0, PREDICTED), measure="n") == [UNKNOWN, UNKNOWN]
+    assert bounds(window(0, PREDICTED), measure="n") == [UNBOUNDED, UNBOUNDED]
     assert bounds(window(0, None), measure="n") == [(1, 1), (2, 2)]
 
 
 def test_a_missing_edge_removes_the_bounds_of_its_groups_only() -> None:
-    missing = {"missing": ["e"], "only": {"e": {"k": "b"}}}
-    assert bounds(window(0, None, **missing), measure="total") == [(6, 6), UNKNOWN]
-    assert bounds(window(0, None, **missing), measure="n") == [(1, 1), (2, None)]
-    assert bounds(window(0, None, **missing), measure="n", **{"global": True}) == [(3, None)]
+    lacking = window(0, None, MISSING)
+    assert bounds(lacking, measure="total") == [(6, 6), UNBOUNDED]
+    assert bounds(lacking, measure="n") == [(1, 1), (2, None)]
+    assert bounds(lacking, measure="n", **{"global": True}) == [(3, None)]
 
 
 def test_only_a_measures_own_value_has_a_bound_beside_a_missing_edge() -> None:
     """Further records can only raise a count. How they move the answer to another question is not known."""
     stack, users = aggregate().measures["users"], SPEC.measures[2]
-    missing = {"missing": ["e"], "only": {"e": {"k": "b"}}}
-    row = Widening.of([{**COMPLETE, **missing}], GROUPS, 2, NOTHING_WITHHELD, None, None)
-    widened = row.widen(users, stack, stack.query(), None, own=False)
+    widened = widening(window(0, None, MISSING).facts).widen(users, stack, stack.query(), None, own=False)
     assert np.isfinite([widened.lower[0], widened.upper[0]]).all()
     assert np.isnan([widened.lower[1], widened.upper[1]]).all()

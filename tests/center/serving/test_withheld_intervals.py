@@ -238,6 +238,21 @@ def test_a_measure_without_bounds_is_not_met_unless_the_budget_limits_its_record
     assert not has_null(exact["data"])
 
 
+@pytest.mark.parametrize("function", ["sum(f)", "max(f)"])
+@pytest.mark.parametrize("withheld", [math.inf, math.nan])
+def test_a_value_that_lost_its_bound_is_not_met_though_the_budget_names_another_measure(
+    function: str, withheld: float
+) -> None:
+    spec = query({"n": "count()", "m": function}, budget={"error": {"n": "2%"}}, cache=EAGER)
+    world = World(spec, EDGES)
+    world.reads(0, [{"key": "a", "f": 1.0}] * 300, 10, pulls=True)
+    world.reads(0, [{"key": "a", "f": withheld}] * 2, 310, pulls=True)
+    answer = world.answer()
+    assert rows(answer)["a"]["m"]["upper"] is None
+    assert not answer["contract"]["met"]
+    assert [v["code"] for v in answer["contract"]["violations"]] == ["withheld"]
+
+
 @examples(30)
 @given(batches)
 def test_a_budget_without_a_count_bounds_sketches_too(given: list[Batch]) -> None:

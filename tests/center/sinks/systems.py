@@ -129,7 +129,10 @@ class Kafka(System):
         while (message := consumer.poll(10)) is not None and message.error() is None:
             newest[(message.key() or b"").decode()] = message.value()
         consumer.close()
-        values = [json.loads(value) for value in newest.values() if value is not None]
+        of_query = {
+            k: v for k, v in newest.items() if (of := json.loads(k))["query"] == query and of["version"] == version
+        }
+        values = [json.loads(value) for value in of_query.values() if value is not None]
         return [(parse_time(v["window_start"]), v[key], v["n"]) for v in values if key in v]
 
 

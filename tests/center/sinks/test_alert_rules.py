@@ -41,7 +41,7 @@ def answer(minute: int, groups: Mapping[str, Interval], revision: int = 1, **cha
     answered_at_ms = changes.pop("answered_at_ms", 0)
     return SinkAnswer(
         QueryRef("q", version), start, start + MINUTE, revision, changes.pop("phase", Phase.COMPLETE), answered_at_ms,
-        minute, rows,
+        minute + 1, rows,
         {"quality": {"completeness": completeness}, "contract": contract}, ("carrier",),
     )  # fmt: skip
 
@@ -264,7 +264,9 @@ def test_a_rule_that_changes_resolves_its_alerts_as_they_were_and_begins_anew(ch
         changed_book = AlertBook(rules, state, 9)
         (ended,) = changed_book.dropped
         assert (ended.status, ended.at_ms, ended.rule) == ("resolved", 9, before)
-        assert ended.alert.details["condition"] == "rule-changed" and changed_book.alerts == []
+        why = "the rule was changed" if rules else "the sink was deleted"
+        assert (ended.alert.details["condition"], ended.alert.details["ended"]) == ("ended", why)
+        assert changed_book.alerts == []
 
 
 def test_alerts_beyond_the_bound_are_counted_and_those_that_fire_stay() -> None:
@@ -298,9 +300,72 @@ def test_silence_counts_from_the_last_answer_of_the_phase() -> None:
     final = AlertRule("final", "q", no_answer_ms=10_000, min_phase=Phase.FINAL)
     book = AlertBook([final, AlertRule("any", "q", no_answer_ms=10_000, min_phase=Phase.EARLY)])
     assert book.tick(1_000) == []
-    book.answer(answer(0, {}, phase=Phase.FINAL, answered_at_ms=2_000), (), 50_000)  # it was given long ago
-    book.answer(answer(1, {}, phase=Phase.EARLY, answered_at_ms=45_000), (), 50_000)
+    book.answer(answer(0, {}, phase=Phase.FINAL), (), 2_000)
+    book.answer(answer(1, {}, phase=Phase.EARLY), (), 45_000)
     assert [(t.rule.name, t.alert.details["silence_ms"]) for t in book.tick(50_000)] == [("final", 48_000)]
+
+
+@pytest.mark.parametrize("ahead_ms", [-3_600_000, 3_600_000])
+def test_silence_does_not_depend_on_the_clock_that_dates_answers(ahead_ms: int) -> None:
+    book = AlertBook([AlertRule("any", "q", no_answer_ms=10_000, min_phase=Phase.EARLY)])
+    at_ms = 5_000_000
+    for number in range(5):
+        at_ms += 9_000
+        assert book.answer(answer(number, {}, answered_at_ms=at_ms + ahead_ms), (), at_ms) == book.tick(at_ms) == []
+    book.answer(answer(4, {}, answered_at_ms=at_ms + ahead_ms), (), at_ms + 9_999)  # a repetition is no arrival
+    assert changed(book.tick(at_ms + 10_000)) == [("firing", "")]
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
+def test_silence_goes_on_when_the_clock_is_set(step_ms: int) -> None:
+    book, at_ms = AlertBook([AlertRule("any", "q", no_answer_ms=10_000, min_phase=Phase.EARLY)]), 5_000_000
+    book.answer(answer(0, {}), (), at_ms)
+    assert book.tick(at_ms + 9_000) == []
+    book.clock_stepped(step_ms)
+    assert book.tick(at_ms + 9_999 + step_ms) == []
+    assert changed(book.tick(at_ms + 10_000 + step_ms)) == [("firing", "")]
+
+
+@pytest.mark.parametrize(
+    ("registered", "why"),
+    [
+        ({}, "the query was deleted"),
+        ({QueryRef("other", 1): True}, "the query was deleted"),
+        ({QueryRef("q", 2): True}, "the query was deleted"),
+        ({QueryRef("q", 1): False}, "the query has ended"),
+    ],
+)
+def test_alerts_end_once_when_no_answer_to_their_query_will_come(registered: dict[QueryRef, bool], why: str) -> None:
+    rules = [rule(), AlertRule("silence", "q", no_answer_ms=10_000), rule(for_ms=5 * MINUTE)]
+    book = AlertBook([rules[0], rules[1], replace(rules[2], name="pending")])
+    book.answer(answer(0, {"UA": HIGH}), (), 0)
+    assert book.end_gone({QueryRef("q", 1): True}, (), 1) == []
+    assert changed(book.tick(11_000)) == [("firing", "")]
+    over = "silence" if QueryRef("q", 2) not in registered else ""
+    ended = book.end_gone(registered, (), 12_000)
+    assert {t.alert.rule for t in ended} == {"high", over} - {""}
+    assert {(t.status, t.alert.details["ended"]) for t in ended} == {("resolved", why)}
+    assert book.end_gone(registered, (), 13_000) == []
+    assert [a.rule for a in book.alerts] == ([] if over else ["silence"])
+    if over:
+        assert book.tick(99_000) == [], "it is not silent, it is over"
+        assert book.end_gone({QueryRef("q", 3): True}, (), 100_000) == book.tick(100_000) == []
+        assert changed(book.tick(110_000)) == [("firing", "")]
+
+
+def test_an_alert_about_a_missing_edge_ends_when_the_edge_is_retired() -> None:
+    book = AlertBook([AlertRule("edge", "q", is_edge=True)])
+    book.answer(answer(0, {}, missing=["jfk", "lga"]), (), 0)
+    (ended,) = book.end_gone({QueryRef("q", 1): True}, {"jfk", "ewr"}, 1)
+    assert (dict(ended.alert.labels), ended.alert.details["ended"]) == ({"edge": "jfk"}, "the edge was retired")
+
+
+def test_alerts_end_when_their_query_changes_so_that_the_rule_cannot_read_it() -> None:
+    book = AlertBook([rule()])
+    book.answer(answer(0, {"UA": HIGH}), (), 0)
+    other = answer(1, {"UA": HIGH}, version=2)
+    (ended,) = book.answer(replace(other, rows=other.rows.select(["carrier"])), (), 1)
+    assert ended.status == "resolved" and "x" in ended.alert.details["ended"] and book.problems
 
 
 def test_silence_is_noticed_after_the_clock_has_stepped_back() -> None:
@@ -329,8 +394,8 @@ def test_contracts_completeness_edges_and_silence_have_rules() -> None:
     assert [(t.alert.rule, t.alert.labels) for t in fired] == [
         ("contract", ()), ("completeness", ()), ("edge", (("edge", "jfk"),)), ("edge", (("edge", "lga"),)),
     ]  # fmt: skip
-    assert book.tick(10_999) == []
-    assert [(t.alert.rule, t.status) for t in book.tick(11_000)] == [("silence", "firing")]
+    assert book.tick(11_499) == []
+    assert [(t.alert.rule, t.status) for t in book.tick(11_500)] == [("silence", "firing")]
     gone = book.answer(answer(1, {}, missing=["lga"], answered_at_ms=12_000), (), 12_000)
     assert [(t.alert.rule, t.status) for t in gone] == [
         ("contract", "resolved"), ("completeness", "resolved"), ("edge", "resolved"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ import pyarrow as pa
 import pytest
 
 from center.sinks import SinkRunner, SinkStore, read_definition
-from center.sinks.base import Position, SinkAnswer, SinkQuery
+from center.sinks.base import SinkAnswer, SinkQuery
 from edgewater.model.errors import InvalidConfig
+from edgewater.wire import QueryRef
 from edgewater.wire import remote_write_pb2 as pb
 from tests.center.api import conftest
 from tests.center.api.conftest import HOUR, T0, Desk
@@ -224,7 +225,7 @@ def test_series_of_different_groups_and_queries_differ(
     catch_up(running)
     assert receiver.values("keyed_s") == receiver.values("named_s") == [1, 2, 4, 8, 16]
     assert {5.0, 31.0} <= set(receiver.values("a_b_c"))
-    assert SinkStore(desk.results.engine).refused() == {"out": 0}
+    assert SinkStore(desk.results.engine).status("out").refused == 0
     assert all(dict(s)["version"] and dict(s)["site"] == "here" for s in receiver.samples)
 
 
@@ -267,18 +268,18 @@ class Stubborn:
 
     def __init__(self, at: str) -> None:
         self._at, self.rows = at, []
-        self.position: Position | None = None
+        self.positions: dict[QueryRef, int] = {}
 
-    def open(self, queries: Sequence[SinkQuery]) -> Position | None:
+    def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         if self.refuses and self._at == "open" and any(query.ref.name == "bad" for query in queries):
             raise OSError("no right to the table of bad")
-        return self.position
+        return {query.ref: self.positions[query.ref] for query in queries if query.ref in self.positions}
 
-    def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
+    def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
         if self.refuses and self._at == "write" and any(answer.query.name == "bad" for answer in answers):
             raise OSError("the message of bad is too large")
         self.rows += [(answer.query.name, answer.window_start_ms) for answer in answers]
-        self.position = position
+        self.positions |= positions
 
     def close(self) -> None:
         pass
@@ -346,7 +347,7 @@ def test_a_sink_goes_on_after_the_clock_has_stepped_back(desk: Desk, monkeypatch
     first = desk.register(name="first")
     running = runner(desk, {"kind": "kafka", "brokers": ["a:1"], "batch": "5m"})
     monkeypatch.setattr(type(running.definition), "make", lambda *_: made)
-    monkeypatch.setattr(made, "open", lambda queries: opened.extend(query.ref.name for query in queries))
+    monkeypatch.setattr(made, "open", lambda queries: opened.extend(query.ref.name for query in queries) or {})
     desk.report(first, "jfk", T0, {"UA": 1})
     running.step()
     assert made.rows == [], "the answer waits for others"
@@ -358,7 +359,7 @@ def test_a_sink_goes_on_after_the_clock_has_stepped_back(desk: Desk, monkeypatch
     desk.register(name="second")
     desk.now -= 24 * HOUR
     running.step()
-    assert opened == ["first", "first", "second"]
+    assert opened == ["first", "second"]
     running.stop()
 
 

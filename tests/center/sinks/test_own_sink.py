@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from center.sinks import Position, SinkAnswer, SinkContext, SinkRunner, SinkStore, definitions, read_definition
+from center.sinks import SinkAnswer, SinkContext, SinkRunner, SinkStore, definitions, read_definition
 from center.sinks.base import GROUP, Sink, SinkKinds
 from center.sinks.testing import CASES, REF, Contents, Subject, a_write_that_ends_anywhere_loses_and_doubles_nothing
 from edgewater.model.errors import InvalidConfig
+from edgewater.wire import QueryRef
 from tests.center.api.conftest import HOUR, T0, Desk
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -64,9 +65,9 @@ def test_the_example_keeps_the_contract(case: Callable[[Subject], None], tmp_pat
 
 def test_a_sink_whose_position_is_durable_before_its_rows_is_found_out(package: ModuleType, tmp_path: Path) -> None:
     class Early(package.SqliteSink):  # type: ignore[name-defined, misc]
-        def write(self, answers: Sequence[SinkAnswer], position: Position) -> None:
-            super().write([], position)
-            super().write(answers, position)
+        def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
+            super().write([], positions)
+            super().write(answers, positions)
 
     Early.__module__ = package.__name__  # so that the lines of the example are the sink's
     with pytest.raises(AssertionError):

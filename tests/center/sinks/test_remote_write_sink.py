@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from center.sinks import SinkRunner, SinkStore, read_definition
+from center.sinks import Position, SinkContext, SinkQuery, SinkRunner, SinkStore, read_definition
+from center.sinks.testing import QUERY, REF, SCHEMA, Memory, answer
+from edgewater.model.errors import StorageError
 from sim.demo.ports import free_port
 from tests.center.api.conftest import HOUR, Desk
+from tests.center.sinks.alert_receivers import Receiver
 from tests.programs import running
-
-pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
@@ -39,6 +40,26 @@ def receiver(tmp_path: Path, prometheus: str) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.parametrize("is_indirect", [False, True])
+def test_samples_go_through_a_proxy_only_if_the_sink_names_one_and_no_page_confirms_them(
+    is_indirect: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, value = ("no_proxy", "*") if is_indirect else ("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    with Receiver().serving() as server:
+        way = {"url": "http://elsewhere.invalid/write", "proxy": server.url.partition("/hook")[0]}
+        document = {"kind": "remote_write", **(way if is_indirect else {"url": server.url})}
+        sink = read_definition("series", document).make(SinkContext("series", 1, Memory()))
+        sink.open([SinkQuery(REF, QUERY, SCHEMA)])
+        sink.write([answer(1, 0, {"a": 1})], Position(1))
+        assert len(server.got) == 1
+        server.reply = b"<html>log in</html>"
+        with pytest.raises(StorageError, match="log in"):
+            sink.write([answer(2, HOUR, {"a": 1})], Position(2))
+        sink.close()
+
+
+@pytest.mark.e2e
 def test_finals_are_series_and_a_page_that_comes_again_changes_nothing(tmp_path: Path, receiver: str) -> None:
     desk = Desk(tmp_path)
     desk.now = int(time.time() * 1000)  # noqa: TID251  # it refuses times far from its clock

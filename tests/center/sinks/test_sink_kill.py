@@ -76,7 +76,7 @@ def test_a_process_that_is_killed_at_random_leaves_what_rest_answers(
     process = started(tmp_path, system.document)
     try:
         deadline_s = time.monotonic() + FINALS_WAIT_S
-        while store.status("out").position.answer_id < desk.results.last_answer_id():
+        while (status := store.status("out")).waiting or status.answer_id < desk.results.last_answer_id():
             assert process.poll() is None and time.monotonic() < deadline_s, store.status("out").problem
             time.sleep(0.05)
     finally:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from center.sinks.testing import CASES, Subject
+from center.sinks import Position, SinkContext, SinkQuery, read_definition
+from center.sinks.testing import CASES, QUERY, REF, SCHEMA, Memory, Subject, answer
+from edgewater.model.errors import StorageError
 from tests.center.sinks.systems import SYSTEMS
 
 
@@ -19,3 +22,23 @@ def test_the_sink_keeps_the_contract(
     kind: str, case: Callable[[Subject], None], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     case(SYSTEMS[kind](request, tmp_path))
+
+
+def test_a_full_disk_leaves_no_part_of_a_file_and_parts_of_a_killed_process_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sink = read_definition("files", {"kind": "parquet", "path": str(tmp_path)}).make(SinkContext("files", 1, Memory()))
+    sink.open([SinkQuery(REF, QUERY, SCHEMA)])
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(StorageError, match="No space"):
+            sink.write([answer(1, 0, {"a": 1})], Position(1))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    sink.open([SinkQuery(REF, QUERY, SCHEMA)])
+    (day,) = tmp_path.glob("kit_v3/*")
+    (day / ".answers-7-9.parquet.part").touch()
+    sink.write([answer(1, 0, {"a": 1})], Position(1))
+    assert [path.name for path in day.iterdir()] == ["answers-1-1.parquet"]

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Literal, cast
 
@@ -199,3 +200,26 @@ def test_python_processes_of_spark_are_this_interpreter_without_the_zipped_pyspa
         [local_interpreter(), "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     assert said.stdout.strip("\n") == f"{sys.prefix} {path.partition('pyspark.zip:')[2] or path}"
+
+
+UNREAD = """
+from pathlib import Path
+from center.spark.spark_session import SessionConfig, start_session
+spark = start_session(SessionConfig(master="local[1]", scratch_dir=Path("."), driver_memory="512m"))
+log = spark._jvm.org.slf4j.LoggerFactory.getLogger("spark")
+for i in range(3_000): log.warn("x" * 100)
+print("went on", flush=True)
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+def test_the_jvm_goes_on_and_ends_while_nobody_reads_its_log(tmp_path: Path) -> None:
+    """The pipe is full long before the last line."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", UNREAD], cwd=tmp_path, stdout=pipe, stderr=pipe) as process:
+        timer = threading.Timer(120, process.kill)
+        timer.start()
+        assert process.stdout is not None and process.stdout.readline() == b"went on\n"
+        assert process.wait() == 0
+        timer.cancel()

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
@@ -181,6 +182,29 @@ def test_settings_that_the_url_has_stay_and_those_that_wait_for_ever_do_not(url:
     names = ("lock_timeout", "synchronous_commit", "application_name", "idle_in_transaction_session_timeout")
     assert [setting(engine, name) for name in names] == ["5s", "remote_apply", "mine", "1min"]
     engine.dispose()
+
+
+@pytest.mark.slow
+def test_stores_behind_a_pooler_of_transactions_commit_durably_whatever_other_clients_set(
+    postgres: PostgresServer, pgbouncer: str
+) -> None:
+    with postgres.pooled(pgbouncer) as address, psycopg.connect(address, autocommit=True) as other:
+        catalog, registry = Catalog(address), ComponentRegistry(address)
+        other.execute("SET synchronous_commit = off")
+        other.execute("SET lock_timeout = 0")
+        with write_transaction(catalog._engine) as connection:
+            names = ("synchronous_commit", "lock_timeout", "idle_in_transaction_session_timeout")
+            found = [connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names]
+        assert found == ["on", "30s", "1min"]
+        for i in range(8):  # psycopg prepares a statement when it comes for the sixth time
+            ref = catalog.queries.register(spec(f"pooled{i}"), 1)[0].ref
+            if i == 0:
+                hello(catalog)
+            assert catalog.frames.index([frame(ref, i)]) == [IndexOutcome.NEW]
+            registry.record(ComponentHeartbeat("job", "host:1", "", i, 5))
+        assert len(catalog.frames.last_positions()) == 8
+        registry.close()
+        catalog.close()
 
 
 def test_any_postgresql_url_is_opened_with_the_driver_that_comes_along(url: str) -> None:

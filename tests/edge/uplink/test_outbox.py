@@ -179,6 +179,9 @@ def test_a_heartbeat_is_due_at_once_only_with_news(tmp_path: Path) -> None:
     outbox.inputs = (Input("events", "f", (7,)),)
     assert outbox.has_news()
     assert says(outbox.heartbeat()).inputs[0].fingerprints == [7]
+    outbox.inputs = ()
+    assert outbox.has_news()
+    assert [i.stream for i in says(outbox.heartbeat()).inputs] == [""], "no file is read any more"
     rejected = RejectedRecords("malformed", 3, None, None)
     durable.ingest_payload(Ingested("events", "f", _no_records(), 1 << 40, rejected=(rejected,)))
     assert outbox.has_news()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from edgewater.answers import (
-    NONE,
     NOT_LISTED,
     UNKNOWN,
     AccuracyFacts,
@@ -44,8 +43,8 @@ FACTS = {
         deviations=(
             Deviation(Cause.MISSING, "b", lacks=UNKNOWN, only={"k": "1", "n": -(1 << 63), "w": True, "t": ""}),
             Deviation(Cause.LOST_STATE, "b", lacks=UNKNOWN, extra=UNKNOWN),
-            Deviation(Cause.INPUT_LOST, "b", "log", "torn", Amount(0, 7), NONE, 100, None),
-            Deviation(Cause.AFTER_FINAL, reason="after-final", lacks=Amount(1 << 60, 1 << 60)),
+            Deviation(Cause.INPUT_LOST, "b", "log", "torn", lacks=Amount(0, 7), from_ms=100),
+            Deviation(Cause.AFTER_FINAL, reason="after-final", records=1 << 60, lacks=Amount(1 << 60, 1 << 60)),
             Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=3),
         ),
     ),
@@ -154,9 +153,12 @@ def test_the_edges_of_0_3_0_keep_their_constants_and_losses() -> None:
     assert of_0_3_0("left").deviations == (Deviation(Cause.LEFT, "c", lacks=UNKNOWN, only={"k": "x"}),)
     lost = of_0_3_0("losses")
     assert lost.by_cause(Cause.INPUT_LOST) == (
-        Deviation(Cause.INPUT_LOST, "a", "log", "file-truncated", Amount(0, 7), NONE, 100, 200, {"k": "x"}),
-        Deviation(Cause.INPUT_LOST, "a", "log", "retention", UNKNOWN, only={"k": "x"}),
-    )
+        Deviation(
+            Cause.INPUT_LOST, "a", "log", "file-truncated",
+            lacks=Amount(0, 7), from_ms=100, to_ms=200, only={"k": "x"},
+        ),
+        Deviation(Cause.INPUT_LOST, "a", "log", "retention", lacks=UNKNOWN, only={"k": "x"}),
+    )  # fmt: skip
     assert lost.deliveries == {"b": (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE)}
     assert of_0_3_0("many-edges").edges == NOT_LISTED
 

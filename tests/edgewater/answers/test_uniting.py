@@ -33,7 +33,7 @@ WHOLE = Facts(2, 2, 1.0, observed=8, late=1, staleness_ms=100, first_staleness_m
 
 def loss(number: int, records: int | None = 1, edge: str = "a") -> Deviation:
     lacks = Amount(0, records)
-    return Deviation(Cause.INPUT_LOST, edge, "log", "torn", lacks, from_ms=number, to_ms=number + 1)
+    return Deviation(Cause.INPUT_LOST, edge, "log", "torn", lacks=lacks, from_ms=number, to_ms=number + 1)
 
 
 # Late records
@@ -41,7 +41,7 @@ def loss(number: int, records: int | None = 1, edge: str = "a") -> Deviation:
 
 def test_late_records_are_added_and_lower_the_ratio() -> None:
     facts = with_late(WHOLE, {"after-final": 2, "too-late": 0})
-    assert facts.deviations == (Deviation(Cause.AFTER_FINAL, reason="after-final", lacks=Amount(2, 2)),)
+    assert facts.deviations == (Deviation(Cause.AFTER_FINAL, reason="after-final", records=2, lacks=Amount(2, 2)),)
     assert facts.ratio == pytest.approx(0.8) and facts.late_counts == (2, 0, 0)
     assert replace(facts, ratio=1.0, deviations=()) == WHOLE, "nothing else of an answer changes"
 
@@ -55,7 +55,7 @@ def test_rejected_records_may_be_lacking_and_guesses_lack_or_add() -> None:
     assert facts.ratio == pytest.approx(0.8), "what was counted on a guess is not lacking"
     assert facts.late_counts == (0, 1, 6) and facts.may_count_twice
     lacking = {d.reason: d.lacks for d in facts.deviations}
-    assert lacking == {"malformed": Amount(0, 1), "assumed-copy": Amount(0, 1), "assumed-reset": Amount()}
+    assert lacking == {"malformed": UNKNOWN, "assumed-copy": UNKNOWN, "assumed-reset": Amount()}
 
 
 def test_an_answer_without_records_has_none_of_the_late_ones() -> None:
@@ -75,11 +75,25 @@ def test_the_ratio_of_a_union_is_the_mean_of_its_windows() -> None:
 
 
 def test_windows_without_an_answer_are_stated_and_have_no_records() -> None:
-    union = united([WHOLE, WHOLE], SPEC, windows=8)
+    union = united([WHOLE, WHOLE], SPEC, unanswered=6)
     assert union.ratio == 0.25 and union.windows == 8 and not union.is_complete
     assert union.deviations == (Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=6),)
     assert completeness(union)["unanswered"] == 6
-    assert united([WHOLE, WHOLE], SPEC, windows=2).is_complete
+
+
+def test_empty_windows_without_an_answer_lack_nothing() -> None:
+    union = united([replace(WHOLE, ratio=0.5), WHOLE], SPEC, empty=6)
+    assert union.ratio == pytest.approx(7.5 / 8) and union.windows == 8
+    assert union.is_complete and not union.deviations
+
+
+def test_a_union_of_unions_is_the_union_of_all_windows() -> None:
+    late = with_late(WHOLE, {"after-final": 2})
+    parts = [late, replace(WHOLE, deviations=(loss(1), loss(2))), replace(WHOLE, deviations=(loss(2),)), late]
+    hours = [united(parts[:3], SPEC, unanswered=1), united(parts[3:], SPEC, empty=2, unanswered=1)]
+    day, at_once = united(hours, SPEC), united(parts, SPEC, empty=2, unanswered=2)
+    assert day.ratio == pytest.approx(at_once.ratio) and day.windows == at_once.windows == 8
+    assert completeness(day) == completeness(at_once) | {"ratio": day.ratio}
 
 
 def test_missing_edges_edges_that_left_and_their_constants_survive_once() -> None:
@@ -113,8 +127,8 @@ def test_late_records_of_several_windows_add_up_by_reason() -> None:
     assert union.late_counts == (4, 2, 7)
     assert {d.reason: (d.lacks, d.extra) for d in union.deviations} == {
         "after-final": (Amount(4, 4), Amount()),
-        "malformed": (Amount(0, 2), Amount()),
-        "assumed-reset": (Amount(), Amount(0, 7)),
+        "malformed": (UNKNOWN, Amount()),
+        "assumed-reset": (Amount(), UNKNOWN),
     }
 
 

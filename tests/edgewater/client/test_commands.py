@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import re
-import sys
 from contextlib import ExitStack
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -24,7 +22,6 @@ from edgewater.__main__ import GROUP, Commands
 from edgewater.model.edge_records import QueryDelayRecord
 from edgewater.model.streams import EdgeId
 from edgewater.runtime.health import bound_address, listen
-from edgewater.runtime.log_output import TEXT, TextLines, configure_logging
 from edgewater.wire import Rest, Withheld
 from tests.center.api.conftest import HOUR, SPEC, T0
 
@@ -294,39 +291,8 @@ def test_a_token_is_no_option_of_any_command():
         assert not any("token" in o for o in options(point.load()))
 
 
-def test_a_log_is_lines_of_json_if_it_is_asked_for():
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    root.handlers[:] = []
-    stream = io.StringIO()
-    try:
-        configure_logging("info", "json", stream)
-        try:
-            raise ValueError("a\nb")
-        except ValueError:
-            logging.getLogger("center.api").exception("it %s", "failed")
-    finally:
-        root.handlers[:], root.level = before, level
-        assert sys.exc_info() == (None, None, None)
-    (line,) = stream.getvalue().splitlines()
-    found = json.loads(line)
-    assert (found["level"], found["logger"], found["message"]) == ("error", "center.api", "it failed")
-    assert "ValueError: a\nb" in found["exception"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found["time"])
-
-
 def test_a_time_out_names_its_option(run):
     listener = listen("127.0.0.1:0", "silent")
     with listener:
         result = run(f"http://{bound_address(listener)}", "query", "ls", "--timeout", "0.1")
     assert result.exit_code != 0 and "--timeout" in result.stderr
-
-
-def test_a_message_is_one_line_whatever_it_quotes() -> None:
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(TextLines(TEXT))
-    name = "a\n2026-01-01 00:00:00,000 INFO    center: all is well\x1b[2J\u202eé"
-    record = logging.LogRecord("center.ingest", logging.WARNING, "", 0, "edge %s: refused", (name,), None)
-    handler.emit(record)
-    assert stream.getvalue().count("\n") == 1 and "\x1b" not in stream.getvalue() and "é: refused" in stream.getvalue()

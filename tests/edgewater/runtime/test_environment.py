@@ -11,7 +11,7 @@ import pytest
 from edgewater.runtime.environment import settle
 
 
-@pytest.mark.parametrize("name", ["http_proxy", "HTTPS_PROXY", "all_proxy", "grpc_proxy"])
+@pytest.mark.parametrize("name", ["http_proxy", "HTTPS_PROXY", "all_proxy", "grpc_proxy", "mqtt_proxy", "NO_PROXY"])
 def test_a_proxy_of_the_environment_is_not_used_and_named_in_the_log(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -100,8 +100,9 @@ def test_a_staleness_budget_is_met_and_a_missed_accuracy_is_stated():
 
 
 def test_the_same_seed_gives_the_same_result():
-    assert run(windows=4) == run(windows=4)
-    assert run(windows=4)["bias"] != run(windows=4, seed=2)["bias"]
+    first = run(windows=2)
+    assert run(windows=2) == first
+    assert run(windows=2, seed=2)["bias"] != first["bias"]
 
 
 @pytest.mark.parametrize("delays", DELAYS)
@@ -238,7 +239,7 @@ def test_sliding_windows_share_events_and_reach_the_coverage():
 
 @pytest.mark.parametrize("algorithm", ["edgewater", "k-slack", "fixed"])
 def test_a_sliding_window_with_its_length_as_step_is_tumbling(algorithm):
-    asked = {"windows": 8, "algorithm": algorithm, "measure": "sum"}
+    asked = {"windows": 4, "algorithm": algorithm, "measure": "sum"}
     one, other = run(**asked), run(every_ms=3000, **asked)
     assert {k: v for k, v in one.items() if k != "every_ms"} == {k: v for k, v in other.items() if k != "every_ms"}
 
