@@ -25,7 +25,7 @@ from center.serving.totals import Rests
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld, of_all_groups, record_count
 from edgewater.answers import Facts, Phase, Predicted
-from edgewater.answers.cells import Column, intervals, plain_key, stated_confidence
+from edgewater.answers.cells import Column, ListPart, intervals, plain_key, stated_confidence
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import completeness
 from edgewater.answers.uniting import union_of_windows, united, united_rests
@@ -325,7 +325,7 @@ class _StackAnswer:
         }
 
     def _ranked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        name, groups = self.measure.name, self.groups
+        name = self.measure.name
         if not isinstance(self.stack, ItemRanking):
             parse_question("top", arguments, self.stack, measure=name)  # raises, and names the possible questions
             raise AssertionError
@@ -333,16 +333,8 @@ class _StackAnswer:
         ranked = self.stack.top(asked)
         require_confidence(ranked.frequencies, self.question.confidence, name)
         estimates = self._widened(ranked.frequencies, asked or TopItems(1), ranked.groups)
-        entries = [
-            {"item": plain_key(item), **cell}
-            for item, cell in zip(ranked.items.to_pylist(), intervals(estimates, True), strict=True)
-        ]
-        stated = {"confidence": stated_confidence(estimates), "basis": estimates.basis}
-        if groups is None:
-            return {"top": entries, **stated}
-        ends = np.searchsorted(ranked.groups, np.arange(len(groups) + 1)).tolist()
-        data = [{"group": _json_group(g), "top": entries[ends[i] : ends[i + 1]]} for i, g in enumerate(groups)]
-        return {"data": data, **stated}
+        column = Column(name, [ListPart("top", ranked.groups, {"item": ranked.items}, estimates, True)], OwnError())
+        return self._rows(column.cells(len(self.stack)), column.confidence, estimates.basis)
 
     def _widened(self, estimates: Estimates, kind: Question | None, groups: IntArray | None = None) -> Estimates:
         """Widens intervals by the records that the windows lack.
