@@ -368,18 +368,17 @@ class WindowBook(ABC):
         self._set_state(self._state.without_losses_before(self.sealed_before()))
         deadlines.update_refinement()
         self.has_backlog = deadlines.has_passed(now_ms, self._closed_ms, self._closed_ms - self._spec.lateness_ms)
-        self._note_empty(now_ms)
+        self._note_empty()
         return emissions
 
-    def _note_empty(self, now_ms: int) -> None:
+    def _note_empty(self) -> None:
         """Notes which windows without an answer are empty. Called when all closed windows have their answers, unless
         there is a backlog.
         """
         state = self._state
         if self.has_backlog or not state.expected:
             return
-        # An ended stream is closed for all time, but an edge may still join.
-        through = min(self._closed_ms, self._today_ms(now_ms))
+        through = self._closed_ms
         begin = min(max(state.empty_from_ms, Losses(state).doubtful_before()), max(through, state.empty_from_ms))
         if (begin, through) != (state.empty_from_ms, state.empty_through_ms):
             self._set_state(replace(state, empty_from_ms=begin, empty_through_ms=through))

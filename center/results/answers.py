@@ -321,10 +321,12 @@ class AnswerReader:
             ).one_or_none()
             # Answers of earlier windows may have been deleted because of their age.
             mine = t.answers.c.query == query_key(ref)
-            start = connection.execute(select(func.min(starts)).where(mine)).scalar_one()
+            start, last = connection.execute(select(func.min(starts), func.max(starts)).where(mine)).one()
             if row is None or start is None:
                 return set()
             begin, through = max(row.empty_from_ms, start), row.empty_through_ms
+            if through == MAX_TIME_MS:  # a stream that has ended is closed for all time, but an edge may still join
+                through = last
             answered = select(starts).distinct().where(mine, starts >= windows[0][0], starts <= windows[-1][0])
             known = set(connection.execute(answered).scalars())
             closed = [w for w in windows if begin <= w[0] and w[1] <= through and w[0] not in known]

@@ -26,7 +26,7 @@ from center.results.schema import answers
 from edgewater.model.edge_records import HeartbeatRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, Delivery, EdgeId
+from edgewater.model.streams import LIVE, MAX_TIME_MS, Delivery, EdgeId
 from edgewater.runtime.health import bound_address, listen
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import SliceClose, Withheld
@@ -147,6 +147,12 @@ class Desk:
             query.ref, position, EdgeId(edge), through, (close,), (start_ms,), 500, self.now, f"{edge}-1"
         )  # fmt: skip
         self.results.apply(self.ledger, [delta], [fact], {query.key: position}, self.now)
+
+    def end(self, query: RegisteredQuery, edge: str) -> None:
+        """An edge says that its input has ended."""
+        self._positions[query.key] = position = self._positions.get(query.key, 0) + 1
+        fact = FrameSummary(query.ref, position, EdgeId(edge), MAX_TIME_MS, (), (), 500, self.now, f"{edge}-1")
+        self.results.apply(self.ledger, [], [fact], {query.key: position}, self.now)
 
     def repeat(self, query: RegisteredQuery, count: int) -> None:
         """Stores the query's only answer again for the `count` - 1 windows after it."""

@@ -39,6 +39,14 @@ def test_a_window_that_is_not_closed_or_lies_before_the_first_answer_is_not_know
     assert answer["quality"]["completeness"]["unanswered"] == 5 and not answer["contract"]["met"]
 
 
+def test_of_a_stream_that_has_ended_only_windows_between_answers_are_known_to_be_empty(desk: Any) -> None:
+    desk.connect("jfk")
+    query = hours(desk, 0, 2)
+    desk.end(query, "jfk")
+    windows = [(T0 + n * HOUR, T0 + (n + 1) * HOUR) for n in (1, 3, 400)]
+    assert desk.results.empty_windows(query.ref, windows) == {windows[0]}, "an edge may still join"
+
+
 def test_a_window_with_an_answer_is_not_empty_whatever_its_phase(desk: Any) -> None:
     desk.connect("jfk")
     query = hours(desk, 0, 1, 2)

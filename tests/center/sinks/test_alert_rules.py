@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from center.sinks.alert_conditions import Condition
 from center.sinks.alert_rules import MAX_ALERTS, AlertBook, AlertRule, Transition
 from center.sinks.base import SinkAnswer
-from edgewater.answers import Phase
+from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
+from edgewater.answers.statement import Contract, Statement, Violation
 from edgewater.model.errors import InvalidQuery, InvalidRequest
 from edgewater.model.expressions import bind_condition
 from edgewater.model.syntax import parse_sql
@@ -34,15 +35,14 @@ def answer(minute: int, groups: Mapping[str, Interval], revision: int = 1, **cha
         {"carrier": pa.array(list(groups), pa.string())}
         | {name: pa.array(c, pa.float64()) for name, c in zip(("x", "x_lower", "x_upper"), columns, strict=True)}
     )
-    completeness = {"ratio": changes.pop("ratio", 1.0), "missing": changes.pop("missing", [])}
-    met = changes.pop("met", True)
-    contract = {"met": met, "violations": [] if met else [{"code": "c", "message": "m"}]}
+    missing = tuple(Deviation(Cause.MISSING, edge, lacks=UNKNOWN) for edge in changes.pop("missing", []))
+    facts = Facts(3, 3 - len(missing), changes.pop("ratio", 1.0), deviations=missing)
+    contract = Contract({}, () if changes.pop("met", True) else (Violation("c", "m"),))
     start, version = minute * MINUTE, changes.pop("version", 1)
     answered_at_ms = changes.pop("answered_at_ms", 0)
     return SinkAnswer(
         QueryRef("q", version), start, start + MINUTE, revision, changes.pop("phase", Phase.COMPLETE), answered_at_ms,
-        minute + 1, rows,
-        {"quality": {"completeness": completeness}, "contract": contract}, ("carrier",),
+        minute + 1, rows, {}, ("carrier",), stated=Statement(facts, {}, contract),
     )  # fmt: skip
 
 

@@ -256,7 +256,7 @@ class Broken:
         assert isinstance(self.system, Postgres)
         with psycopg.connect(self.system.url) as connection:
             for statement in statements:
-                connection.execute(statement)  # type: ignore[arg-type]
+                connection.execute(statement)
 
 
 @pytest.mark.parametrize("at", ["open", "write"])
@@ -406,11 +406,11 @@ def as_of_03(center: Center, system: System, last: int) -> None:
     center.store = SinkStore(center.desk.results.engine)
     if isinstance(system, Postgres):
         with psycopg.connect(system.url) as database:
-            database.execute(f"DROP TABLE {system.schema}.edgewater_marks")  # type: ignore[arg-type]
+            database.execute(f"DROP TABLE {system.schema}.edgewater_marks")
             positions = f"{system.schema}.edgewater_positions"
             columns = "sink text PRIMARY KEY, answer_id bigint, late bigint, epoch bigint, written_at timestamptz"
-            database.execute(f"CREATE TABLE {positions} ({columns})")  # type: ignore[arg-type]
-            database.execute(f"INSERT INTO {positions} VALUES ('out', {last}, 0, 1, now())")  # type: ignore[arg-type]
+            database.execute(f"CREATE TABLE {positions} ({columns})")
+            database.execute(f"INSERT INTO {positions} VALUES ('out', {last}, 0, 1, now())")
     elif isinstance(system, Kafka):
         producer = confluent_kafka.Producer({"bootstrap.servers": system.broker.address})
         for name, query in center.queries.items():
