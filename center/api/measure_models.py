@@ -69,6 +69,20 @@ class MeasureCell(BaseModel):
     fill: float | None = Field(default=None, description="Fraction of a Bloom filter's bits that are set.")
 
 
+class PartShape(BaseModel):
+    """The form of one member of a measure's cell, so that readers need not know the measure's function."""
+
+    name: str = Field(description="The member; empty: the cell itself is the interval.")
+    shape: Literal["interval", "number", "keyed", "items", "list"] = Field(
+        description="`interval`: an estimate with bounds. `number`: a number or a text. `keyed`: an interval per key."
+        " `items`: a list with an interval per requested item, in the same order in every row. `list`: a list of any"
+        " length, whose entries may be intervals with further members."
+    )
+    columns: list[str] = Field(
+        description="Its columns in Arrow, CSV and SELECT, without those of bounds (`_lower`, `_upper`)."
+    )
+
+
 class AnswerRow(BaseModel):
     """A group, and a `MeasureCell` per measure of the query."""
 
