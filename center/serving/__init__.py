@@ -9,7 +9,7 @@ from center.serving.explanation import edge_statements, explain_value, value_of_
 from center.serving.function_values import SEED, function_confidence
 from center.serving.measures import MAX_ASKED, NO_QUESTIONS, MeasureQuestions, require_possible
 from center.serving.question_lines import WindowQuestion, parse_json
-from center.serving.render import Answer, evaluated, render, to_csv, to_table
+from center.serving.render import Answer, evaluated, render
 from center.serving.rollup import EVERY_ACCEPTED, Intervals, roll_up
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
@@ -41,7 +41,5 @@ __all__ = [
     "render",
     "require_possible",
     "roll_up",
-    "to_csv",
-    "to_table",
     "value_of_group",
 ]

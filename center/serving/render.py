@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 
 from center.results import AnswerRecord
 from center.serving.function_values import function_confidence
@@ -35,7 +34,6 @@ from edgewater.answers.cells import (
     IntervalPart,
     Part,
     Texts,
-    csv_table,
     joined,
     joined_rows,
     json_text,
@@ -72,8 +70,6 @@ __all__ = [
     "denoted_values",
     "evaluated",
     "render",
-    "to_csv",
-    "to_table",
 ]
 
 
@@ -206,8 +202,26 @@ class Answer:
         }
 
     def table(self) -> pa.Table:
-        """Returns `to_table`."""
-        return _table(self.record, self.rows)
+        """Returns the rows as a table.
+
+        Group columns come first, then per measure m the float64 columns ``m``, ``m_lower`` and ``m_upper``, or
+        ``m_0.5``, ``m_0.5_lower``, … for quantiles; other members of a cell are ``m.member`` (and its bounds), lists
+        are list columns. Unknown values are null.
+
+        An answer without any group has a row of nulls, since a table of no rows would not state that there is an
+        answer. Group columns are of type null then, as no edge has reported their types.
+        """
+        record, rows = self.record, self.rows
+        columns: dict[str, pa.Array] = dict(rows.groups)
+        for values in rows.values:
+            for part in values.parts:
+                for name, column in part_columns(part, values.measure, rows.length).items():
+                    while name in columns:  # a group column has that name
+                        name = f"answer_{name}"
+                    columns[name] = column
+        if record.synopsis is None and not rows.length and not record.facts.is_merged_session:
+            columns = {name: pa.nulls(1, column.type) for name, column in columns.items()}
+        return pa.table(columns)
 
 
 def evaluated(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> Answer:
@@ -238,38 +252,6 @@ def statement_of(
     if rows is None or questions != NO_QUESTIONS:
         rows = answer_rows(record, spec, NO_QUESTIONS, merged=merged, is_sorted=False)
     return judged(record.facts, rows.values, spec, record.of_windows)
-
-
-def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Table:
-    """Renders a table: group columns, then per measure m the float64 columns ``m``, ``m_lower`` and ``m_upper``, or
-    ``m_0.5``, ``m_0.5_lower``, … for quantiles; other members of a cell are ``m.member`` (and its bounds), lists are
-    list columns. Unknown values are null.
-
-    An answer without any group has a row of nulls, since a table of no rows would not state that there is an answer;
-    group columns are of type null then, as no edge has reported their types.
-    """
-    return _table(record, answer_rows(record, spec, questions))
-
-
-def _table(record: AnswerRecord, rows: AnswerRows) -> pa.Table:
-    columns: dict[str, pa.Array] = dict(rows.groups)
-    for values in rows.values:
-        for part in values.parts:
-            for name, column in part_columns(part, values.measure, rows.length).items():
-                while name in columns:  # a group column has that name
-                    name = f"answer_{name}"
-                columns[name] = column
-    if record.synopsis is None and not rows.length and not record.facts.is_merged_session:
-        columns = {name: pa.nulls(1, column.type) for name, column in columns.items()}
-    return pa.table(columns)
-
-
-def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> bytes:
-    """`to_table` as CSV with a header line, UTF-8; lists are JSON strings."""
-    sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(csv_table(to_table(record, spec, questions)), sink)
-    text: bytes = sink.getvalue().to_pybytes()
-    return text
 
 
 def merged_data(record: AnswerRecord) -> GroupedAggregate | None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord
-from center.serving import NO_QUESTIONS, MeasureQuestions, to_csv, to_table
+from center.serving import NO_QUESTIONS, MeasureQuestions
 from edge.core import (
     BudgetSet,
     Configured,
@@ -30,7 +30,7 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE, TIME_COLUMN, Constant, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
-from tests.center.rendered import render
+from tests.center.rendered import render, to_csv, to_table
 
 REF = QueryRef("q", 1)
 COLUMNS = {"key": pa.string(), "f": pa.float64(), "i": pa.int64()}

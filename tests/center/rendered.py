@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv
+
 from center import serving
 
 
@@ -12,3 +15,16 @@ def render(*args: Any, **kwargs: Any) -> dict[str, Any]:
     """Returns the JSON of `center.serving.render`."""
     answer: dict[str, Any] = json.loads(serving.render(*args, **kwargs))
     return answer
+
+
+def to_table(*args: Any, **kwargs: Any) -> pa.Table:
+    """Returns the table of `center.serving.evaluated`."""
+    return serving.evaluated(*args, **kwargs).table()
+
+
+def to_csv(*args: Any, **kwargs: Any) -> bytes:
+    """Returns the same table as CSV."""
+    sink = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(serving.csv_table(to_table(*args, **kwargs)), sink)
+    text: bytes = sink.getvalue().to_pybytes()
+    return text

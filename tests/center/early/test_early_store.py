@@ -10,7 +10,7 @@ import pytest
 
 from center.job.metrics import JobMetrics
 from center.job.microbatch import to_micro_batch
-from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, to_table
+from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion
 from center.storage.frame_log import FrameEntry
 from edgewater.answers import Phase
 from edgewater.model.registered_query import RegisteredQuery
@@ -18,7 +18,7 @@ from edgewater.model.streams import EdgeId
 from edgewater.wire import Arrivals, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, spec
 from tests.center.kept_frames import facts_of_frame, rows_of_frame
-from tests.center.rendered import render
+from tests.center.rendered import render, to_table
 from tests.center.stored_world import KEY, Stored, stored
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.serving import ComputedValue, MeasureQuestions, RowSelection, to_table
+from center.serving import ComputedValue, MeasureQuestions, RowSelection
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates
-from tests.center.rendered import render
+from tests.center.rendered import render, to_table
 from tests.center.serving.test_render import aggregate, record, spec
 from tests.examples import examples
 

@@ -11,7 +11,7 @@ import pytest
 
 from center.job.function_rates import FunctionRates
 from center.results import AnswerRecord
-from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, to_table
+from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion
 from edge.core import EdgeCore, SamplingSet, StreamSpec
 from edgewater.answers import Phase, WithheldBound
 from edgewater.model.query import QuerySpec
@@ -19,7 +19,7 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import LIVE
 from edgewater.synopses import function_named
 from tests.center.accuracy_world import BEGIN_MS, COLUMNS, DISORDER_MS, REF, WINDOW_MS, spec
-from tests.center.rendered import render
+from tests.center.rendered import render, to_table
 from tests.center.stored_world import Stored, stored
 
 pytestmark = pytest.mark.slow

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from center.api.models import AnswerRow
-from center.serving import MeasureQuestions, require_possible, to_csv, to_table
+from center.serving import MeasureQuestions, require_possible
 from edgewater.answers import WithheldBound
 from edgewater.model.errors import InvalidRequest
 from tests.center.measures_world import EVERY_FUNCTION, aggregate, record, records, spec
-from tests.center.rendered import render
+from tests.center.rendered import render, to_csv, to_table
 
 QUERY = spec(EVERY_FUNCTION)
 DATA = records(4000)

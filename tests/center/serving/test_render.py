@@ -13,7 +13,7 @@ import pytest
 from center.ledger.window_facts import window_facts
 from center.ledger.withheld import Totals
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions, to_csv, to_table
+from center.serving import MeasureQuestions
 from center.serving.render import denoted_values
 from edgewater.answers import Phase, WithheldBound
 from edgewater.answers.stored import facts_from_json, facts_to_json
@@ -22,7 +22,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import Estimates, GroupedAggregate, MeanStack, Quantile
 from edgewater.wire import QueryRef
-from tests.center.rendered import render
+from tests.center.rendered import render, to_csv, to_table
 
 FLIGHTS = {"carrier": pa.string(), "late": pa.bool_(), "x": pa.int64(), "delay": pa.float64(), "=key": pa.string()}
 
