@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,9 +91,12 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
     ]  # fmt: skip
     deviations += late_deviations(completeness.get("guessed", {}))
     for cause, name in ((Cause.AFTER_FINAL, "after_final"), (Cause.REJECTED, "rejected")):
-        if n := records.get(name, 0):
-            lacks = Amount(n, n) if cause is Cause.AFTER_FINAL else UNKNOWN
-            deviations.append(Deviation(cause, records=n, lacks=lacks))
+        # Only messages had the reasons.
+        each = re.findall(r"([\w-]+): (\d+)", codes.get(cause, "")) or [("", records.get(name, 0))]
+        for reason, n in ((reason, int(count)) for reason, count in each):
+            if n:
+                lacks = Amount(n, n) if cause is Cause.AFTER_FINAL else UNKNOWN
+                deviations.append(Deviation(cause, reason=reason, records=n, lacks=lacks))
     session = stored.get("session")
     return Facts(
         completeness["expected"],
