@@ -28,18 +28,9 @@ class ItemCell(IntervalCell):
     item: str | int | float | bool | None
 
 
-class BucketCell(IntervalCell):
-    """The number of values in [from, to); the last bucket includes `to`."""
-
-    from_: float = Field(alias="from")
-    to: float
-
-
 class MeasureCell(BaseModel):
-    """A measure's value in a row; its members depend on the measure's function and on the questions.
-
-    Numbers, `count_min`, `distinct`, `bloom` and `cuckoo` are an interval themselves. Lists are list columns in Arrow
-    and JSON strings in CSV.
+    """A measure's value in a row. `shapes` of the answer states its members: they depend on the function and on
+    the questions. The members here are those of an interval itself.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -47,26 +38,20 @@ class MeasureCell(BaseModel):
     estimate: float | int | None = None
     lower: float | int | None = None
     upper: float | int | None = None
-    quantiles: dict[str, IntervalCell] | None = Field(default=None, description="By rank.")
-    ranks: dict[str, IntervalCell] | None = Field(default=None, description="By value: the fraction of values ≤ it.")
-    ranges: dict[str, IntervalCell] | None = Field(default=None, description="By `lo:hi`: the number of values in it.")
-    items: list[ItemCell] | None = Field(default=None, description="Frequencies of the requested items.")
-    contains: list[ItemCell] | None = Field(default=None, description="Membership of the requested items: 1 or 0.")
-    top: list[ItemCell] | None = Field(default=None, description="The most frequent items.")
-    buckets: list[BucketCell] | None = Field(default=None, description="Buckets of an equi-width histogram.")
-    boundaries: list[IntervalCell] | None = Field(
-        default=None, description="Boundaries of an equi-depth histogram: equally many values lie between neighbours."
+
+
+class PartShape(BaseModel):
+    """The form of one member of a measure's cell, so that readers need not know the measure's function."""
+
+    name: str = Field(description="The member; empty: the cell itself is the interval.")
+    shape: Literal["interval", "number", "keyed", "items", "list"] = Field(
+        description="`interval`: an estimate with bounds. `number`: a number or a text. `keyed`: an interval per key."
+        " `items`: a list with an interval per requested item, in the same order in every row. `list`: a list of any"
+        " length, whose entries may be intervals with further members."
     )
-    below: int | None = Field(default=None, description="Values below the first bucket; `above`, `nan` likewise.")
-    above: int | None = None
-    nan: int | None = None
-    mean: IntervalCell | None = Field(default=None, description="Sample estimate; `sum` and `count` likewise.")
-    sum: IntervalCell | None = None
-    count: IntervalCell | None = None
-    size: int | None = Field(default=None, description="Values in the sample.")
-    values: list[Any] | None = Field(default=None, description="The values in the sample.")
-    false_positive_rate: float | None = Field(default=None, description="Of a filter, at its current fill.")
-    fill: float | None = Field(default=None, description="Fraction of a Bloom filter's bits that are set.")
+    columns: list[str] = Field(
+        description="Its columns in Arrow, CSV and SELECT, without those of bounds (`_lower`, `_upper`)."
+    )
 
 
 class AnswerRow(BaseModel):

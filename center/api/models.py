@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.edge_progress import EdgeState, edge_state, watermark
-from center.api.measure_models import AnswerRow, IntervalCell, Rfc3339, WindowRange
+from center.api.measure_models import AnswerRow, IntervalCell, PartShape, Rfc3339, WindowRange
 from center.api.waiting import EdgeCause, QueryWait, WaitState
 from center.catalog import AlarmRecord, DeclaredStream, SetAside
 from center.catalog import QuarantinedFrame as QuarantinedRecord
@@ -54,6 +54,7 @@ EXAMPLE_ANSWER: dict[str, Any] = {
     "data": [{"group": {"carrier": "UA"}, "flights": {"estimate": 165, "lower": 165, "upper": None}}],
     "total": {"flights": {"estimate": 602, "lower": 602, "upper": None}},
     "rest": {"flights": None},
+    "shapes": {"flights": [{"name": "", "shape": "interval", "columns": ["flights"]}]},
     "confidence": 1.0,
     "quality": {
         "completeness": {"ratio": 0.667, "expected": 3, "reported": 2, "missing": ["lga"]},
@@ -559,6 +560,7 @@ class Answer(BaseModel):
         description="The part of the total of each `count` and `sum` that is in no group. Null: unknown."
     )
     notes: list[str] | None = Field(default=None, description="If edges withhold values: how much is in no group.")
+    shapes: dict[str, list[PartShape]] = Field(description="By measure: what the members of its cells in `data` are.")
     confidence: float | None = Field(
         description="Probability that a value of `data` lies in [lower, upper]; 1: the bounds always hold, as those of"
         " totals do. Null: no bound is known."

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from edgewater.answers.cells import CellPart, IntervalPart, KeyedPart, interval_columns
+from edgewater.answers.cells import interval_columns
 from edgewater.model.errors import InvalidQuery, InvalidRequest, did_you_mean
 from edgewater.model.expressions import bind_condition
 from edgewater.model.float_bounds import LARGEST_EXACT, side_of
@@ -174,22 +174,6 @@ class RowSelection:
 
 
 ALL_ROWS = RowSelection()
-
-
-def row_intervals(values: Mapping[str, Sequence[CellPart]]) -> dict[str, Estimates]:
-    """Returns the numbers of each row, by the name of their column in a table of the answer.
-
-    Args:
-        values: the parts of a measure's cells, by measure.
-    """
-    result: dict[str, Estimates] = {}
-    for name, parts in values.items():
-        for part in parts:
-            if isinstance(part, IntervalPart):
-                result[f"{name}.{part.name}" if part.name else name] = part.estimates
-            elif isinstance(part, KeyedPart):
-                result.update({f"{name}{part.prefix}{key}": e for key, e in part.answers.items()})
-    return result
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,6 @@ groups' synopses, a stratified one selects a group; otherwise there is an answer
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -17,10 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.serving.function_values import FunctionPart, function_confidence
-from center.serving.measures import (
-    WHOLE,
-)
+from center.serving.function_values import FunctionValues, function_confidence
 from center.serving.predictions import RecordsOut
 from center.serving.question_lines import SecondSynopsis, WindowQuestion
 from center.serving.render import sorted_groups
@@ -29,7 +25,8 @@ from center.serving.totals import Rests
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld, of_all_groups, record_count
 from edgewater.answers import Facts, Phase, Predicted
-from edgewater.answers.cells import intervals, plain_key, stated_confidence
+from edgewater.answers.cells import Column, ListPart, intervals, plain_key, stated_confidence
+from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import completeness
 from edgewater.answers.uniting import union_of_windows, united, united_rests
 from edgewater.model.errors import IncompatibleSynopses, InvalidRequest, NotFound
@@ -43,7 +40,6 @@ from edgewater.synopses import (
     IntArray,
     ItemRanking,
     Question,
-    RowSampleStack,
     Stack,
     TopItems,
 )
@@ -57,6 +53,7 @@ from edgewater.synopses.named_questions import (
     require_confidence,
     top_items_question,
 )
+from edgewater.synopses.shapes import shows_integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +294,10 @@ class _StackAnswer:
         question, stack, name = self.question, self.stack, self.measure.name
         if question.name == "top":
             return self._ranked(arguments)
-        if question.name is None and isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
-            part = FunctionPart.of(self.measure, stack, self.confidence, lambda e: self._widened(e, None))
-            cells = [json.loads(f"{{{text}}}") for text in part.texts(len(stack)).to_pylist()]
-            return self._rows(cells, part.confidence, stack.kind)
+        if question.name is None and self.measure.function.sample is not None:
+            values = FunctionValues.of(self.measure, stack, self.confidence, lambda e: self._widened(e, None))
+            column = Column(name, values.parts(), OwnError())
+            return self._rows(column.cells(len(stack)), column.confidence, stack.kind)
         try:
             if question.name is None:
                 kind = self.measure.question or default_question(stack, question.confidence)
@@ -315,7 +312,7 @@ class _StackAnswer:
                 "a measure with equal parameters and seed",
                 str(exc),
             ) from exc
-        whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and stack.kind in WHOLE)
+        whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and shows_integers(stack))
         return self._rows(intervals(estimates, whole), stated_confidence(estimates), estimates.basis)
 
     def _rows(self, cells: Sequence[Mapping[str, Any]], confidence: float | None, basis: str) -> dict[str, Any]:
@@ -328,7 +325,7 @@ class _StackAnswer:
         }
 
     def _ranked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        name, groups = self.measure.name, self.groups
+        name = self.measure.name
         if not isinstance(self.stack, ItemRanking):
             parse_question("top", arguments, self.stack, measure=name)  # raises, and names the possible questions
             raise AssertionError
@@ -336,16 +333,8 @@ class _StackAnswer:
         ranked = self.stack.top(asked)
         require_confidence(ranked.frequencies, self.question.confidence, name)
         estimates = self._widened(ranked.frequencies, asked or TopItems(1), ranked.groups)
-        entries = [
-            {"item": plain_key(item), **cell}
-            for item, cell in zip(ranked.items.to_pylist(), intervals(estimates, True), strict=True)
-        ]
-        stated = {"confidence": stated_confidence(estimates), "basis": estimates.basis}
-        if groups is None:
-            return {"top": entries, **stated}
-        ends = np.searchsorted(ranked.groups, np.arange(len(groups) + 1)).tolist()
-        data = [{"group": _json_group(g), "top": entries[ends[i] : ends[i + 1]]} for i, g in enumerate(groups)]
-        return {"data": data, **stated}
+        column = Column(name, [ListPart("top", ranked.groups, {"item": ranked.items}, estimates, True)], OwnError())
+        return self._rows(column.cells(len(self.stack)), column.confidence, estimates.basis)
 
     def _widened(self, estimates: Estimates, kind: Question | None, groups: IntArray | None = None) -> Estimates:
         """Widens intervals by the records that the windows lack.

@@ -15,7 +15,7 @@ from center.serving.render import AnswerRows, answer_rows, group_cells, statemen
 from center.serving.widening import Lacking
 from center.serving.withheld import with_withheld_amounts
 from edgewater.answers import Cause, WithheldBound, finite
-from edgewater.answers.cells import Cell
+from edgewater.answers.cells import Cell, Column, intervals
 from edgewater.answers.own_error import OwnError
 from edgewater.model.errors import NotFound
 from edgewater.model.measure import Measure
@@ -24,7 +24,6 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import Estimates
 
 NO_BOUND = "no bound is known"
-_VALUE = ("estimate", "lower", "upper", "not_finite")
 
 
 @dataclass(slots=True)
@@ -94,10 +93,9 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
     if not rows.length:
         raise NotFound(f"query {spec.name}: the answer at {rfc3339(record.window_start_ms)} has no such group")
     values = rows.values[0]
-    cells = values.cells(rows.length)
-    shown = [_main_value(cell) for cell in cells]
-    at = max(range(rows.length), key=lambda i: _width(shown[i][1]))
-    name, cell = shown[at]
+    name, cells = _main_value(values, rows.length)
+    at = max(range(rows.length), key=lambda i: _width(cells[i]))
+    cell = cells[at]
     stated = statement_of(record, spec, rows, questions)
     own = errors[0]
     before = own.noted[0] if own.noted and cell else None
@@ -125,9 +123,9 @@ def value_of_group(
 ) -> Cell:
     """Returns the same value in another revision; without members if the revision has no such group."""
     rows: AnswerRows = answer_rows(record, spec, replace(asked, measures=(measure.name,)))
-    cells = rows.values[0].cells(rows.length)
+    _, cells = _main_value(rows.values[0], rows.length)
     found = (cell for cell, key in zip(cells, group_cells(rows.groups, rows.length), strict=True) if key == group)
-    return _main_value(next(found, {}))[1]
+    return next(found, {})
 
 
 def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, dict[str, Any]]:
@@ -156,16 +154,12 @@ def _withheld_at_edge(
     return None if bound is None else {"above": finite(bound.above), "below": finite(bound.below)}
 
 
-def _main_value(cell: Cell) -> tuple[str, Cell]:
-    """Returns a cell if it is an interval, or the first interval in it. Lists have none."""
-    if "estimate" in cell:
-        return "", {name: cell[name] for name in _VALUE if name in cell}
-    for name, member in cell.items():
-        if isinstance(member, Mapping):
-            inner, value = _main_value(dict(member))
-            if value:
-                return f"{name} {inner}".strip(), value
-    return "", {}
+def _main_value(values: Column, rows: int) -> tuple[str, list[Cell]]:
+    """Returns the name of the first interval of a measure, and its members in each row. Lists have none."""
+    if not values.intervals:
+        return "", [{}] * rows
+    first = values.intervals[0]
+    return first.name, intervals(first.estimates, first.whole)
 
 
 def _width(value: Cell) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,11 @@ import pyarrow as pa
 from cachetools import LRUCache
 
 from center.early import FunctionEstimate, estimate_function
-from edgewater.answers.cells import (
-    FunctionErrors,
-    Texts,
-    interval_columns,
-    interval_texts,
-    joined,
-    json_text,
-    nullable,
-    number_texts,
-    stated_confidence,
-)
+from edgewater.answers.cells import FunctionErrors, IntervalPart, ItemsPart, NumberPart, Part
 from edgewater.model.accuracy import AccuracyTarget
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
-from edgewater.synopses import Estimates, FloatArray, RowSampleStack
+from edgewater.synopses import Estimates, FloatArray, RowSampleStack, Stack
 
 DEFAULT_CONFIDENCE = 0.95
 SEED = 20
@@ -52,88 +42,64 @@ def function_confidence(spec: QuerySpec, measure: Measure, groups: int, requeste
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionPart:
-    """The cell of a function: one interval or a list of named intervals, with the number of rows.
+class FunctionValues:
+    """The values of a function, one per group, with the number of rows.
 
     Attributes:
         names: names of the function's numbers; a single empty name: it returns one number.
-        values: one per group.
-        requested: the confidence that the intervals were computed for.
+        estimates: per number, the intervals.
         own_estimates: per number, the intervals before they are widened.
     """
 
     names: Sequence[str]
-    values: Sequence[FunctionEstimate]
-    requested: float
-    own_estimates: Sequence[Estimates] = ()
-
-    @property
-    def confidence(self) -> float | None:
-        stated = [stated_confidence(self._estimates(at)) for at in range(len(self.names))] if self.values else []
-        return self.requested if any(stated) else None
+    estimates: Sequence[Estimates]
+    own_estimates: Sequence[Estimates]
+    errors: FunctionErrors
 
     @classmethod
     def of(
-        cls, measure: Measure, stack: RowSampleStack, confidence: float, widen: Callable[[Estimates], Estimates]
-    ) -> FunctionPart:
+        cls, measure: Measure, stack: Stack, confidence: float, widen: Callable[[Estimates], Estimates]
+    ) -> FunctionValues:
         """Evaluates the function on each group's rows.
 
         Args:
+            confidence: of the intervals.
             widen: widens intervals by what the answer lacks. Nothing bounds the effect of missing records on a
                 function, so it returns the intervals unchanged, or makes them unknown.
         """
-        assert measure.function.sample is not None
-        function, parameters = measure.function.sample, dict(measure.parameters)
+        assert measure.function.sample is not None and isinstance(stack, RowSampleStack)
         values = [
             _estimated(measure, rows, float(rate), confidence)
             for rows, rate in zip(stack.rows_by_group(), stack.rates(), strict=True)
         ]
-        part = cls(tuple(function.names(parameters, stack.columns)), values, confidence)
-        own = [part._estimates(at) for at in range(len(part.names))]
+        names = tuple(measure.function.sample.names(dict(measure.parameters), stack.columns))
+        own = [_estimates(values, at, confidence) for at in range(len(names))]
         if np.isnan(widen(Estimates.exact(np.zeros(len(values)))).lower).any():
             values = [v.without_bounds() for v in values]
-        return replace(part, values=values, own_estimates=own)
-
-    def _estimates(self, at: int) -> Estimates:
-        value, lower, upper = (
-            np.array([getattr(v, bound)[at] for v in self.values], float) for bound in ("value", "lower", "upper")
+        errors = FunctionErrors(
+            np.array([v.error for v in values], float),
+            np.array([v.size for v in values], np.int64),
+            np.array([v.rate for v in values], float),
+            tuple(v.problem for v in values),
         )
-        return Estimates(value, lower, upper, self.requested, "sample")
+        return cls(names, [_estimates(values, at, confidence) for at in range(len(names))], own, errors)
 
-    def first_interval(self) -> Estimates | None:
-        return self._estimates(0) if self.names == ("",) else None
+    def parts(self) -> list[Part]:
+        """Returns the cell: one interval or a list of named intervals, with the number of rows."""
+        named = list(zip(self.names, self.estimates, strict=True))
+        is_one, errors = self.names == ("",), self.errors
+        return [
+            IntervalPart("", self.estimates[0]) if is_one else ItemsPart("values", ".", named, False, "name"),
+            NumberPart("error", errors.errors),
+            NumberPart("size", errors.sizes.astype(np.float64), True),
+            NumberPart("rate", errors.rates),
+            NumberPart("problem", pa.array([problem or None for problem in errors.problems], pa.string())),
+        ]
 
-    @property
-    def errors(self) -> FunctionErrors:
-        """The errors of all groups."""
-        each = self.values
-        return FunctionErrors(
-            np.array([v.error for v in each], float),
-            np.array([v.size for v in each], np.int64),
-            np.array([v.rate for v in each], float),
-            tuple(v.problem for v in each),
-        )
 
-    def texts(self, rows: int) -> Texts:
-        each = [interval_texts(self._estimates(at), False) for at in range(len(self.names))]
-        cell = each[0] if self.names == ("",) else self._named(each)
-        errors = self.errors
-        sizes = number_texts(errors.sizes.astype(np.float64), True)
-        stated = (number_texts(errors.errors, False), ',"size":', sizes, ',"rate":', number_texts(errors.rates, False))
-        problems = [f',"problem":{json_text(p)}' if p else "" for p in errors.problems]
-        return joined(cell, ',"error":', *stated, pa.array(problems, pa.string()))
-
-    def _named(self, each: Sequence[Texts]) -> Texts:
-        parts = [part for n, e in zip(self.names, each, strict=True) for part in (f'{{"name":{json_text(n)},', e, "},")]
-        return joined('"values":[', *parts[:-1], "}]")
-
-    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
-        result: dict[str, pa.Array] = {}
-        for at, name in enumerate(self.names):
-            result.update(interval_columns(f"{measure}.{name}" if name else measure, self._estimates(at)))
-        for name in ("error", "size", "rate"):
-            result[f"{measure}.{name}"] = nullable(np.array([getattr(v, name) for v in self.values], float))
-        return result
+def _estimates(values: Sequence[FunctionEstimate], at: int, confidence: float) -> Estimates:
+    value, lower, upper = (np.array([getattr(v, n)[at] for v in values], float) for n in ("value", "lower", "upper"))
+    return Estimates(value, lower, upper, confidence, "sample")
 
 
 def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: float) -> FunctionEstimate:

@@ -1,59 +1,48 @@
 """`MeasureEvaluator`: a measure's cell in an answer, as parts. Pure.
 
-Without questions, each kind of synopsis shows its main result: a top-k its list, a histogram its buckets, a sample its
-estimates. With questions, the cell has the answers that the synopsis can give.
+Without questions, each kind of synopsis shows what it says itself (`edgewater.synopses.shapes`): a top-k its list, a
+histogram its buckets, a sample its estimates. With questions, the cell has the answers that the synopsis can give.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import numpy as np
-import pyarrow as pa
 
 from center.serving.computed import ALL_ROWS, ComputedValue, RowSelection
-from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
-from edgewater.answers.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
+from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionValues
+from edgewater.answers.cells import FunctionErrors, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart, Part
 from edgewater.answers.own_error import OwnError
-from edgewater.model.early_synopses import DEFAULT_QUANTILES
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.measure import Measure
-from edgewater.synopses import (
-    BloomStack,
-    Count,
-    CountMinStack,
-    CuckooStack,
-    EquiDepthStack,
-    EquiWidthStack,
-    Estimates,
-    FalsePositiveRate,
-    FloatArray,
-    IntArray,
-    ItemRanking,
-    Quantile,
-    Question,
-    Range,
-    RowSampleStack,
-    SampleStack,
-    Stack,
-    TopItems,
-)
+from edgewater.synopses import Estimates, IntArray, ItemRanking, Question, Range, Stack, ValueSample
 from edgewater.synopses.named_questions import (
     answerable_questions,
-    default_question,
     evaluate_question,
     parse_question,
     question_kind,
     require_confidence,
     top_items_question,
 )
+from edgewater.synopses.shapes import (
+    Shape,
+    ShownAnswers,
+    ShownInterval,
+    ShownItems,
+    ShownKeyed,
+    ShownList,
+    ShownNumber,
+    is_a,
+    number_key,
+    quantiles,
+    ranking,
+    shown,
+)
 
 MAX_ASKED = 100
-WHOLE = ("count", "integer_sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +50,7 @@ class MeasureQuestions:
     """The questions that a reader asks of an answer; None and (): not asked.
 
     Attributes:
-        quantiles: ranks in [0, 1]; None: `DEFAULT_QUANTILES`, for measures that show quantiles by default.
+        quantiles: ranks in [0, 1].
         ranks: values x, to ask for the fraction of values ≤ x.
         ranges: (lo, hi), both inclusive.
         items: items as text, to ask for their frequency or, of filters, their membership.
@@ -148,7 +137,7 @@ _QUESTION_NAMES = {
 
 def _question_name(parameter: str, stack: Stack) -> str | None:
     if parameter == "values":
-        return "values" if isinstance(stack, SampleStack) else None
+        return "values" if is_a(type(stack), ValueSample) else None
     return next((name for name in _QUESTION_NAMES[parameter] if question_kind(name, stack) is not None), None)
 
 
@@ -177,170 +166,111 @@ class MeasureEvaluator:
     confidence: float = DEFAULT_CONFIDENCE
     own: OwnError = field(default_factory=OwnError)
 
-    def parts(self) -> list[CellPart]:
-        """The measure's cell. Raises InvalidRequest."""
-        selected = [
-            (p, name) for p in self.questions.by_parameter if (name := _question_name(p, self.stack)) is not None
-        ]
-        return [self._part(parameter, name) for parameter, name in selected] if selected else self._default_parts()
+    def parts(self) -> tuple[Sequence[Part], FunctionErrors | None]:
+        """Returns the measure's cell, and the errors of a function of a sample. Raises InvalidRequest."""
+        asked = [(p, name) for p in self.questions.by_parameter if (name := _question_name(p, self.stack)) is not None]
+        if asked:
+            return [self._part(self._asked(parameter, name)) for parameter, name in asked], None
+        if self.measure.function.sample is None:
+            return [self._part(shape) for shape in shown(self.stack, self.measure.question)], None
+        values = FunctionValues.of(self.measure, self.stack, self.confidence, lambda e: self.widen(self.stack, e, None))
+        for estimates in values.own_estimates:
+            self.own.note(estimates)
+        return values.parts(), values.errors
 
-    def _evaluate(self, kind: Question | None) -> Estimates:
-        estimates = evaluate_question(self.stack, kind, self.questions.confidence, measure=self.measure.name)
-        return self._widened(estimates, kind)
-
-    def _widened(self, estimates: Estimates, kind: Question | None, groups: IntArray | None = None) -> Estimates:
-        self.own.note(estimates)
-        return self.widen(self.stack, estimates, kind, groups)
-
-    def _evaluate_named(self, name: str, **given: Any) -> tuple[Question, Estimates]:
-        kind = parse_question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
-        return kind, self._evaluate(kind)
-
-    def _part(self, parameter: str, name: str) -> CellPart:
+    def _asked(self, parameter: str, name: str) -> Shape:
+        """Returns the answer to a question of the reader as a shape."""
         questions = self.questions
         match parameter:
             case "quantile":
-                return self._quantiles(questions.quantiles or ())
+                return replace(quantiles(()), questions=self._keyed(name, "q", questions.quantiles or ()))
             case "rank":
-                return KeyedPart(
-                    "ranks", ".rank:", {_key(x): self._evaluate_named(name, x=x)[1] for x in questions.ranks}
-                )
+                return ShownKeyed("ranks", self._keyed(name, "x", questions.ranks), label="le", prefix=".rank:")
             case "range":
-                whole = Range in self.stack.questions
                 each = {
-                    f"{_key(lo)}:{_key(hi)}": self._evaluate_named(name, lo=lo, hi=hi)[1] for lo, hi in questions.ranges
+                    f"{number_key(lo)}:{number_key(hi)}": self._question(name, lo=lo, hi=hi)
+                    for lo, hi in questions.ranges
                 }
-                return KeyedPart("ranges", ".range:", each, whole)
+                return ShownKeyed("ranges", each, Range in self.stack.questions, ".range:", "range")
             case "top":
                 return self._top(questions.top)
             case "values":
-                return self._values()
+                assert isinstance(self.stack, ValueSample)
+                groups, values = self.stack.sampled()
+                return ShownList("values", groups, {"value": values})
         texts = questions.items if parameter == "item" else questions.contains
-        answers = [self._item(parameter, name, text) for text in texts]
-        return ItemsPart("items" if name == "frequency" else "contains", answers)
+        items = [self._item(parameter, name, text) for text in texts]
+        return ShownItems("items" if name == "frequency" else "contains", items)
 
-    def _item(self, parameter: str, name: str, text: str) -> tuple[Any, Estimates]:
+    def _question(self, name: str, **given: Any) -> Question:
+        return parse_question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
+
+    def _keyed(self, name: str, field: str, numbers: Sequence[float]) -> dict[str, Question]:
+        return {number_key(x): self._question(name, **{field: x}) for x in numbers}
+
+    def _item(self, parameter: str, name: str, text: str) -> tuple[Any, Question]:
         try:
-            kind, estimates = self._evaluate_named(name, item=text)
+            question = self._question(name, item=text)
         except InvalidRequest as exc:
             if exc.field != "item":
                 raise
             reason = f"the question is evaluated on {self.measure.name}: measure=… selects other measures"
             raise InvalidRequest(parameter, text, exc.accepted, reason) from exc
-        return getattr(kind, "item", text), estimates
+        return getattr(question, "item", text), question
 
-    def _default_parts(self) -> list[CellPart]:
-        stack = self.stack
-        if isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
-            part = FunctionPart.of(self.measure, stack, self.confidence, lambda e: self.widen(stack, e, None))
-            for estimates in part.own_estimates:
-                self.own.note(estimates)
-            return [part]
-        if isinstance(stack, SampleStack):
-            return self._sample(stack)
-        if _ranks_items(type(stack)):
-            return [self._top(None)]
-        if isinstance(stack, EquiWidthStack):
-            return self._buckets(stack)
-        if isinstance(stack, EquiDepthStack):
-            count = IntervalPart("count", self._evaluate(Count()), True)
-            return [count, self._boundaries(stack), *_nans(stack)]
-        if (asked := self.measure.question) is not None:
-            return [IntervalPart("", self._evaluate(asked)), *_nans(stack)]
-        if Quantile in stack.questions:
-            return [self._quantiles(DEFAULT_QUANTILES), *_nans(stack)]
-        if isinstance(stack, CountMinStack):
-            return [IntervalPart("", self._evaluate(Count()), True)]
-        parts: list[CellPart] = [
-            IntervalPart("", self._evaluate(default_question(stack, self.questions.confidence)), stack.kind in WHOLE)
-        ]
-        if isinstance(stack, CuckooStack) and Count in stack.questions:
-            parts.append(IntervalPart("count", self._evaluate(Count()), True))
-        if FalsePositiveRate in stack.questions:
-            parts.append(NumberPart("false_positive_rate", stack.query(FalsePositiveRate()).value))
-        if isinstance(stack, BloomStack):
-            parts.append(NumberPart("fill", stack.fill()))
-        return parts
-
-    def _quantiles(self, ranks: tuple[float, ...]) -> KeyedPart:
-        return KeyedPart("quantiles", "_", {_key(q): self._evaluate_named("quantile", q=q)[1] for q in ranks})
-
-    def _top(self, k: int | None) -> ListPart:
+    def _top(self, k: int | None) -> ShownList:
         assert isinstance(self.stack, ItemRanking)
         try:
             asked = top_items_question(self.stack, k, self.measure.name)
-            ranked = self.stack.top(asked)
+            return ranking(self.stack.top(asked), asked)
         except InvalidRequest as exc:
             raise InvalidRequest("top", k, exc.accepted, exc.reason) from exc
-        require_confidence(ranked.frequencies, self.questions.confidence, self.measure.name)
-        frequencies = self._widened(ranked.frequencies, asked or TopItems(1), ranked.groups)
-        return ListPart("top", ranked.groups, {"item": ranked.items}, frequencies, True)
 
-    def _sample(self, stack: SampleStack) -> list[CellPart]:
-        parts: list[CellPart] = []
-        groups, _ = stack.sampled()
-        sizes = _per_row(groups, len(stack))
-        for name in ("mean", "sum", "count"):
-            if question_kind(name, stack) is not None:
-                kind = parse_question(name, {}, stack, self.questions.confidence, measure=self.measure.name)
-                estimates = evaluate_question(stack, kind, self.questions.confidence, measure=self.measure.name)
-                estimates = replace(estimates, present=sizes > 0)  # a NaN is then a sampled value
-                if not parts:  # values of the other parts have other units
-                    self.own.note(estimates)
-                parts.append(IntervalPart(name, self.widen(stack, estimates, kind)))
-        return [*parts, NumberPart("size", sizes, True)]
+    def _part(self, shape: Shape) -> Part:
+        """Evaluates and widens what a kind shows."""
+        match shape:
+            case ShownInterval(name, question, whole, present, is_own):
+                estimates, question = self._answer(question)
+                if present is not None:
+                    estimates = replace(estimates, present=present)
+                return IntervalPart(name, self._widened(estimates, question, is_own=is_own), whole)
+            case ShownNumber(name, values, whole):
+                return NumberPart(name, values, whole)
+            case ShownKeyed(name, questions, whole, prefix, label):
+                answers = {key: self._evaluated(question) for key, question in questions.items()}
+                return KeyedPart(name, prefix or f".{name}:", answers, whole, label)
+            case ShownItems(name, items, whole):
+                return ItemsPart(name, f".{name}:", [(item, self._evaluated(q)) for item, q in items], whole)
+            case ShownList(name, groups, keys, listed, question, whole):
+                if listed is not None:
+                    require_confidence(listed, self.questions.confidence, self.measure.name)
+                    listed = self._widened(listed, question, groups)
+                return ListPart(name, groups, keys, listed, whole)
+            case ShownAnswers(name, questions, whole):
+                each = [self._evaluated(question) for question in questions]
+                rows = np.repeat(np.arange(len(self.stack)), len(each))
+                value, lower, upper = (
+                    np.stack([getattr(e, n) for e in each], axis=1).ravel() for n in ("value", "lower", "upper")
+                )
+                listed = Estimates(value, lower, upper, each[0].confidence, each[0].basis)
+                return ListPart(name, rows, {}, listed, whole)
+            case _:
+                assert_never(shape)
 
-    def _values(self) -> ListPart:
-        assert isinstance(self.stack, SampleStack)
-        groups, values = self.stack.sampled()
-        return ListPart("values", groups, {"value": values}, None)
+    def _answer(self, question: Question | None) -> tuple[Estimates, Question | None]:
+        """Returns the answer to a question, at the reader's confidence, and the question."""
+        confidence = self.questions.confidence
+        if confidence is not None and question is not None and hasattr(question, "confidence"):
+            stated: Any = {"confidence": confidence}
+            question = replace(question, **stated)
+        return evaluate_question(self.stack, question, confidence, measure=self.measure.name), question
 
-    def _buckets(self, stack: EquiWidthStack) -> list[CellPart]:
-        rows, bins = len(stack), stack.columns
-        counts = stack.counts
-        groups = np.repeat(np.arange(rows), bins)
-        ends = {"from": np.tile(stack.edges[:-1], rows), "to": np.tile(stack.edges[1:], rows)}
-        inside = Estimates.exact(counts[:, 1:-2].reshape(-1))
-        keys = {name: pa.array(values) for name, values in ends.items()}
-        inside = self.widen(stack, inside, Range(-math.inf, math.inf), groups)
-        outside = [
-            NumberPart(name, counts[:, at].astype(np.float64), True)
-            for name, at in (("below", 0), ("above", -2), ("nan", -1))
-        ]
-        count = IntervalPart("count", self._evaluate(Count()), True)
-        return [count, ListPart("buckets", groups, keys, inside, True), *outside]
+    def _evaluated(self, question: Question | None) -> Estimates:
+        return self._widened(*self._answer(question))
 
-    def _boundaries(self, stack: EquiDepthStack) -> ListPart:
-        """The boundaries per row, from the least value to the greatest."""
-        each = [self._evaluate(Quantile(i / stack.buckets)) for i in range(stack.buckets + 1)]
-        value, lower, upper = (
-            np.stack([getattr(e, name) for e in each], axis=1).reshape(-1) for name in ("value", "lower", "upper")
-        )
-        groups = np.repeat(np.arange(len(stack)), len(each))
-        return ListPart("boundaries", groups, {}, Estimates(value, lower, upper, each[0].confidence, each[0].basis))
-
-
-@cache
-def _ranks_items(kind: type[Stack]) -> bool:
-    """Returns whether stacks of a kind are an `ItemRanking`.
-
-    The result is cached, because the test takes as long as evaluating a small stack.
-    """
-    return issubclass(kind, ItemRanking)
-
-
-def _nans(stack: Stack) -> list[CellPart]:
-    """Returns the number of NaN, which have no rank; no part if no group has any."""
-    nans = getattr(stack, "nans", None)
-    if nans is None or not nans.any():
-        return []
-    return [NumberPart("nan", nans.astype(np.float64), True)]
-
-
-def _key(x: float) -> str:
-    """A number as a unique key of its answer."""
-    return str(int(x)) if x.is_integer() and abs(x) < 1e16 else repr(x)
-
-
-def _per_row(groups: IntArray, rows: int) -> FloatArray:
-    return np.bincount(groups, minlength=rows).astype(np.float64)
+    def _widened(
+        self, estimates: Estimates, question: Question | None, groups: IntArray | None = None, *, is_own: bool = True
+    ) -> Estimates:
+        if is_own:
+            self.own.note(estimates)
+        return self.widen(self.stack, estimates, question, groups)

@@ -7,7 +7,7 @@ for a mean whose records are withheld, the bounds are null.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.computed import row_intervals
-from center.serving.function_values import FunctionPart, function_confidence
+from center.serving.function_values import function_confidence
 from center.serving.measures import (
     NO_QUESTIONS,
     MeasureEvaluator,
@@ -31,21 +30,23 @@ from center.serving.totals import Rests, answer_totals, is_sampled
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
 from edgewater.answers.cells import (
-    CellPart,
     Column,
+    FunctionErrors,
     IntervalPart,
+    Part,
     Texts,
     csv_table,
     joined,
     joined_rows,
     json_text,
     key_texts,
+    part_columns,
+    part_shape,
     plain_key,
     to_json,
 )
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import Statement, judged
-from edgewater.model.early_synopses import DEFAULT_QUANTILES
 from edgewater.model.key_texts import NOT_FINITE, NULL, text_of_key
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
@@ -66,7 +67,6 @@ SUMMARY_GROUPS = 5
 _NO_MEMBERS: Mapping[str, Any] = {}
 
 __all__ = [
-    "DEFAULT_QUANTILES",
     "NO_QUESTIONS",
     "MeasureQuestions",
     "denoted_values",
@@ -101,8 +101,7 @@ class AnswerRows:
 
     def widest(self, count: int) -> IntArray:
         """The rows whose first interval is widest, unknown ones first; ascending."""
-        parts = (part for values in self.values for part in values.parts)
-        first = next((e for part in parts if (e := part.first_interval()) is not None), None)
+        first = next((each.estimates for values in self.values for each in values.intervals), None)
         if first is None or self.length <= count:
             return np.arange(min(count, self.length))
         width = np.asarray(first.upper, float) - np.asarray(first.lower, float)
@@ -200,6 +199,7 @@ class Answer:
             "given_at": rfc3339(record.answered_at_ms),
             **more,
             **self.totals,
+            "shapes": {c.measure: [part_shape(part, c.measure) for part in c.parts] for c in self.rows.values},
             "confidence": min((c for column in self.rows.values if (c := column.confidence) is not None), default=None),
             "quality": self.stated.quality(),
             "contract": self.stated.contract.to_json(),
@@ -255,7 +255,7 @@ def _table(record: AnswerRecord, rows: AnswerRows) -> pa.Table:
     columns: dict[str, pa.Array] = dict(rows.groups)
     for values in rows.values:
         for part in values.parts:
-            for name, column in part.columns(values.measure, rows.length).items():
+            for name, column in part_columns(part, values.measure, rows.length).items():
                 while name in columns:  # a group column has that name
                     name = f"answer_{name}"
                 columns[name] = column
@@ -314,9 +314,9 @@ def answer_rows(
 
     needs_all = bool(questions.computed) or questions.selection.is_needed
     shown = [evaluator(m) for m in spec.measures if needs_all or includes(questions, m)]
-    parts = {e.measure.name: tuple(e.parts()) for e in shown}
-    values = [_column(e, parts[e.measure.name], data.withheld, accuracy) for e in shown]
-    intervals = row_intervals(parts) if needs_all else {}
+    parts = [e.parts() for e in shown]
+    values = [_column(e, *each, data.withheld, accuracy) for e, each in zip(shown, parts, strict=True)]
+    intervals = {each.column: each.estimates for v in values for each in v.intervals} if needs_all else {}
     values += _computed_values(spec, questions, intervals)
     names = {m.name for m in spec.measures if includes(questions, m)} | {v.name for v in questions.computed}
     stated = tuple(v for v in values if v.measure in names)
@@ -329,7 +329,8 @@ def answer_rows(
 
 def _column(
     evaluated: MeasureEvaluator,
-    parts: tuple[CellPart, ...],
+    parts: Sequence[Part],
+    function: FunctionErrors | None,
     withheld: GroupsWithheld,
     accuracy: SynopsisAccuracy | None,
 ) -> Column:
@@ -342,7 +343,7 @@ def _column(
         withheld.excess.get(name),
         name in withheld.without_bound,
         accuracy.worst if accuracy is not None and accuracy.measure == name else 0.0,
-        next((part.errors for part in parts if isinstance(part, FunctionPart)), None),
+        function,
     )
 
 
@@ -419,6 +420,8 @@ def _with_rests(
         return withheld
     rests, exact = Rests(record.facts.rests), set[str]()
     for measure in spec.measures:
+        if measure.name not in rests.of_measures:
+            continue  # no edge states a rest
         data = rests.stack_without_data(measure) if record.synopsis is None else stacks[measure.name]
         if has_exact_rest(data) and rests.missing(measure, data) == 0.0:
             stacks[measure.name] = rests.merged(measure, data)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from center.results import AnswerRecord
-from center.serving.measures import WHOLE, MeasureQuestions, includes
+from center.serving.measures import MeasureQuestions, includes
 from center.serving.widening import Lacking
 from edgewater.answers import Cause, Facts
 from edgewater.answers.cells import Cell, intervals
@@ -24,6 +24,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, GroupedAggregate, Stack
 from edgewater.synopses.named_questions import merge_groups
 from edgewater.synopses.rests import NOTHING, has_exact_rest, with_rest
+from edgewater.synopses.shapes import shows_integers
 from edgewater.wire import Rest
 
 _UNKNOWN: Cell = {"estimate": None, "lower": None, "upper": None}
@@ -95,7 +96,7 @@ def answer_totals(
         is_unbounded = not is_whole or (measure.function.name != "count" and lacking.records > 0)
         estimates = replace(lacking, is_unknown=lacking.is_unknown | is_unbounded).widen(stack.query(), measure)
         numbers[measure.name] = estimates
-        total[measure.name] = intervals(estimates, stack.kind in WHOLE)[0]
+        total[measure.name] = intervals(estimates, shows_integers(stack))[0]
         if measure.function.error == "sum":
             amount, has_all = rests.get(measure.name), is_whole and not facts.lacks_records
             rest[measure.name] = _amount(measure, amount) if has_all and amount is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import assert_never
 
 
 class Cause(StrEnum):
@@ -43,41 +44,58 @@ class Rule:
 
 _UNKNOWN, _NONE = "unknown", "none"
 
-RULES: dict[Cause, Rule] = {
-    Cause.MISSING: Rule(
-        "an expected edge has not closed the window, or closed it without all its records",
-        _UNKNOWN, _NONE, True, "the edge has closed the window",
-    ),
-    Cause.LEFT: Rule(
-        "an edge was retired, or stopped serving the stream, before it had closed the window",
-        _UNKNOWN, _NONE, True, "never for this window",
-    ),
-    Cause.LOST_STATE: Rule(
-        "an edge lost its state while the window was open", _UNKNOWN, _UNKNOWN, True, "never for this window",
-        "state-lost",
-    ),
-    Cause.INPUT_LOST: Rule(
-        "an edge has lost, or may have lost, input of the window", "unknown, or the number that the edge states",
-        _NONE, True, "never for this window", "input-lost",
-    ),
-    Cause.AFTER_FINAL: Rule(
-        "records came when the window was final", "their exact number", _NONE, False, "never for this window",
-        "records-after-final",
-    ),
-    Cause.REJECTED: Rule(
-        "sources rejected records of the window, or records that may belong to it",
-        "unknown: a rejected element may have been several records", _NONE, False, "never for this window",
-        "records-rejected",
-    ),
-    Cause.GUESSED: Rule(
-        "an edge left records out on a guess, or counted them on a guess",
-        "unknown, if they were left out", "unknown, if they were counted", False,
-        "never for this window",
-    ),
-    Cause.UNANSWERED: Rule(
-        "a window of the interval has no answer", _UNKNOWN, _NONE, False, "the window has an answer",
-    ),
-    Cause.UNREADABLE: Rule(
-        "the merged data of the window cannot be evaluated", _UNKNOWN, _NONE, False, "the data can be evaluated",
-    ),
-}  # fmt: skip
+
+def _rule(cause: Cause) -> Rule:
+    match cause:
+        case Cause.MISSING:
+            return Rule(
+                "an expected edge has not closed the window, or closed it without all its records",
+                _UNKNOWN, _NONE, True, "the edge has closed the window",
+            )  # fmt: skip
+        case Cause.LEFT:
+            return Rule(
+                "an edge was retired, or stopped serving the stream, before it had closed the window",
+                _UNKNOWN, _NONE, True, "never for this window",
+            )  # fmt: skip
+        case Cause.LOST_STATE:
+            return Rule(
+                "an edge lost its state while the window was open", _UNKNOWN, _UNKNOWN, True, "never for this window",
+                "state-lost",
+            )  # fmt: skip
+        case Cause.INPUT_LOST:
+            return Rule(
+                "an edge has lost, or may have lost, input of the window",
+                "unknown, or the number that the edge states",
+                _NONE, True, "never for this window", "input-lost",
+            )  # fmt: skip
+        case Cause.AFTER_FINAL:
+            return Rule(
+                "records came when the window was final", "their exact number", _NONE, False, "never for this window",
+                "records-after-final",
+            )  # fmt: skip
+        case Cause.REJECTED:
+            return Rule(
+                "sources rejected records of the window, or records that may belong to it",
+                "unknown: a rejected element may have been several records", _NONE, False, "never for this window",
+                "records-rejected",
+            )  # fmt: skip
+        case Cause.GUESSED:
+            return Rule(
+                "an edge left records out on a guess, or counted them on a guess",
+                "unknown, if they were left out", "unknown, if they were counted", False,
+                "never for this window",
+            )  # fmt: skip
+        case Cause.UNANSWERED:
+            return Rule(
+                "a window of the interval has no answer", _UNKNOWN, _NONE, False, "the window has an answer",
+            )  # fmt: skip
+        case Cause.UNREADABLE:
+            return Rule(
+                "the merged data of the window cannot be evaluated",
+                _UNKNOWN, _NONE, False, "the data can be evaluated",
+            )  # fmt: skip
+        case _:
+            assert_never(cause)
+
+
+RULES = {cause: _rule(cause) for cause in Cause}

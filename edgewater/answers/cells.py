@@ -1,7 +1,7 @@
 """`Column`: a measure's values of all groups, rendered as JSON cells or as table columns. Pure.
 
-A cell consists of parts. Each part is columnar and renders its member of the cell for every row, or its columns of a
-table.
+A cell consists of parts (`Part`). Each part is columnar and has one of five shapes. A format is one function over the
+shapes: `part_texts` writes JSON, `part_columns` tables, and the Prometheus face its series.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from edgewater.model.float_bounds import SIDES
 from edgewater.model.key_texts import not_finite
 from edgewater.model.number_columns import DECIMAL, outwards
 from edgewater.synopses import Estimates, FloatArray, IntArray
+from edgewater.synopses.shapes import Label
 
 Cell = dict[str, Any]
 Texts: TypeAlias = pa.StringArray
@@ -39,23 +40,6 @@ def stated_confidence(estimates: Estimates) -> float | None:
     return estimates.confidence if is_bounded else None
 
 
-class CellPart(Protocol):
-    """One member of a measure's cell."""
-
-    @property
-    def confidence(self) -> float | None:
-        """The lowest confidence of its intervals; None: no interval has a bound."""
-
-    def texts(self, rows: int) -> Texts:
-        """Per row, the members that the part adds to the cell: JSON without braces."""
-
-    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
-        """The part's columns of a table, each of `rows` rows."""
-
-    def first_interval(self) -> Estimates | None:
-        """The first interval of the cell of each row; None: the cells have intervals only in lists, or none."""
-
-
 @dataclass(frozen=True, slots=True)
 class IntervalPart:
     """An estimate with its bounds: the cell itself (`name` empty), or one of its members.
@@ -64,45 +48,24 @@ class IntervalPart:
         whole: integral numbers are written as integers.
     """
 
+    shape: ClassVar[Literal["interval"]] = "interval"
     name: str
     estimates: Estimates
     whole: bool = False
 
-    @property
-    def confidence(self) -> float | None:
-        return stated_confidence(self.estimates)
-
-    def first_interval(self) -> Estimates | None:
-        return self.estimates
-
-    def texts(self, rows: int) -> Texts:
-        each = interval_texts(self.estimates, self.whole)
-        return _member(self.name, "{", each, "}") if self.name else each
-
-    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
-        return interval_columns(f"{measure}.{self.name}" if self.name else measure, self.estimates)
-
 
 @dataclass(frozen=True, slots=True)
 class NumberPart:
-    """A property of the synopsis without an interval, such as the size of a sample."""
+    """A property of the synopsis without an interval, such as the size of a sample.
 
+    Attributes:
+        values: numbers, or texts. A null text is no member of its cell, and texts are in JSON only.
+    """
+
+    shape: ClassVar[Literal["number"]] = "number"
     name: str
-    values: FloatArray
+    values: FloatArray | Texts
     whole: bool = False
-
-    @property
-    def confidence(self) -> float | None:
-        return None
-
-    def first_interval(self) -> Estimates | None:
-        return None
-
-    def texts(self, rows: int) -> Texts:
-        return _member(self.name, number_texts(self.values, self.whole))
-
-    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
-        return {f"{measure}.{self.name}": nullable(self.values)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,59 +74,32 @@ class KeyedPart:
 
     Attributes:
         prefix: column names are measure name + prefix + key.
+        label: of Prometheus series; its value is the key.
     """
 
+    shape: ClassVar[Literal["keyed"]] = "keyed"
     name: str
     prefix: str
     answers: Mapping[str, Estimates]
     whole: bool = False
-
-    @property
-    def confidence(self) -> float | None:
-        return min((c for e in self.answers.values() if (c := stated_confidence(e)) is not None), default=None)
-
-    def first_interval(self) -> Estimates | None:
-        return next(iter(self.answers.values()), None)
-
-    def texts(self, rows: int) -> Texts:
-        each = [_member(key, "{", interval_texts(e, self.whole), "}") for key, e in self.answers.items()]
-        return _member(self.name, "{", _listed(each, rows), "}")
-
-    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
-        result: dict[str, pa.Array] = {}
-        for key, estimates in self.answers.items():
-            result.update(interval_columns(f"{measure}{self.prefix}{key}", estimates))
-        return result
+    label: Label = "item"
 
 
 @dataclass(frozen=True, slots=True)
 class ItemsPart:
-    """Answers about requested items: a list of ``{"item": …, "estimate": …, …}``."""
+    """Answers about given items: a list of ``{"item": …, "estimate": …, …}``.
 
+    Attributes:
+        prefix: column names are measure name + prefix + item.
+        key: the member of an entry that has the item.
+    """
+
+    shape: ClassVar[Literal["items"]] = "items"
     name: str
+    prefix: str
     answers: Sequence[tuple[Any, Estimates]]
     whole: bool = True
-
-    @property
-    def confidence(self) -> float | None:
-        return min((c for _, e in self.answers if (c := stated_confidence(e)) is not None), default=None)
-
-    def first_interval(self) -> Estimates | None:
-        return None
-
-    def texts(self, rows: int) -> Texts:
-        each = [
-            joined('{"item":', json_text(plain_key(item)), ",", interval_texts(e, self.whole), "}")
-            for item, e in self.answers
-        ]
-        return _member(self.name, "[", _listed(each, rows), "]")
-
-    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
-        result: dict[str, pa.Array] = {}
-        for item, estimates in self.answers:
-            shown = str(item).lower() if isinstance(item, bool) else str(item)
-            result.update(interval_columns(f"{measure}.{self.name}:{shown}", estimates))
-        return result
+    key: str = "item"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,45 +112,114 @@ class ListPart:
         estimates: per entry; None: an entry is the value of the only key.
     """
 
+    shape: ClassVar[Literal["list"]] = "list"
     name: str
     groups: IntArray
     keys: Mapping[str, pa.Array]
     estimates: Estimates | None
     whole: bool = False
 
-    @property
-    def confidence(self) -> float | None:
-        return None if self.estimates is None else stated_confidence(self.estimates)
+    def offsets(self, rows: int) -> pa.Array:
+        """Returns the entries of each row, as the offsets of a list array."""
+        return pa.array(np.searchsorted(self.groups, np.arange(rows + 1)), pa.int32())
 
-    def _entries(self) -> Texts:
-        columns = {name: key_texts(column) for name, column in self.keys.items()}
-        if self.estimates is None:
-            (values,) = columns.values()
-            return values
-        keys = [text for name, column in columns.items() for text in (f"{json_text(name)}:", column, ",")]
-        return joined("{", *keys, interval_texts(self.estimates, self.whole), "}")
 
-    def _offsets(self, rows: int) -> IntArray:
-        return np.searchsorted(self.groups, np.arange(rows + 1))
+Part: TypeAlias = IntervalPart | NumberPart | KeyedPart | ItemsPart | ListPart
+"""One member of a measure's cell, or several, in all rows. Each format writes all of these shapes, and no others."""
 
-    def first_interval(self) -> Estimates | None:
-        return None
 
-    def texts(self, rows: int) -> Texts:
-        lists = pa.ListArray.from_arrays(pa.array(self._offsets(rows), pa.int32()), self._entries())
-        return _member(self.name, "[", pc.binary_join(lists, ","), "]")
+class RowInterval(NamedTuple):
+    """An interval that each row has.
 
-    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
-        """One list column, of structs or of plain values."""
-        offsets = pa.array(self._offsets(rows), pa.int32())
-        if self.estimates is None:
-            (values,) = self.keys.values()
-            return {f"{measure}.{self.name}": pa.ListArray.from_arrays(offsets, values)}
-        columns = dict(self.keys)
-        for name, bound in (("estimate", "value"), ("lower", "lower"), ("upper", "upper")):
-            columns[name] = nullable(getattr(self.estimates, bound))
-        entries = pa.StructArray.from_arrays(list(columns.values()), list(columns))
-        return {f"{measure}.{self.name}": pa.ListArray.from_arrays(offsets, entries)}
+    Attributes:
+        column: the name of its column in a table.
+        name: its name within the cell, such as ``quantiles 0.5``; empty: it is the cell.
+        whole: integral numbers are written as integers.
+    """
+
+    column: str
+    name: str
+    estimates: Estimates
+    whole: bool
+
+
+def row_intervals(part: Part, measure: str) -> list[RowInterval]:
+    """Returns the intervals of which each row has one."""
+    match part:
+        case IntervalPart(name, estimates, whole):
+            return [RowInterval(f"{measure}.{name}" if name else measure, name, estimates, whole)]
+        case KeyedPart(name, prefix, answers, whole):
+            return [RowInterval(f"{measure}{prefix}{k}", f"{name} {k}", e, whole) for k, e in answers.items()]
+        case ItemsPart(name, prefix, items, whole):
+            shown = [(str(item).lower() if isinstance(item, bool) else str(item), e) for item, e in items]
+            return [RowInterval(f"{measure}{prefix}{item}", f"{name} {item}", e, whole) for item, e in shown]
+        case NumberPart() | ListPart():
+            return []
+        case _:
+            assert_never(part)
+
+
+def part_texts(part: Part, rows: int) -> Texts:
+    """Returns the members that a part adds to the cell of each row: JSON without braces."""
+    match part:
+        case IntervalPart(name, estimates, whole):
+            each = interval_texts(estimates, whole)
+            return _member(name, "{", each, "}") if name else each
+        case NumberPart(name, values, whole):
+            if isinstance(values, pa.Array):
+                return pc.binary_join_element_wise(f"{json_text(name)}:", key_texts(values), "")
+            return _member(name, number_texts(values, whole))
+        case KeyedPart(name, _, answers, whole):
+            members = [_member(key, "{", interval_texts(e, whole), "}") for key, e in answers.items()]
+            return _member(name, "{", _listed(members, rows), "}")
+        case ItemsPart(name, _, items, whole, key):
+            entries = [
+                joined(f"{{{json_text(key)}:{json_text(plain_key(item))},", interval_texts(e, whole), "}")
+                for item, e in items
+            ]
+            return _member(name, "[", _listed(entries, rows), "]")
+        case ListPart(name):
+            lists = pa.ListArray.from_arrays(part.offsets(rows), _entry_texts(part))
+            return _member(name, "[", pc.binary_join(lists, ","), "]")
+        case _:
+            assert_never(part)
+
+
+def part_columns(part: Part, measure: str, rows: int) -> dict[str, pa.Array]:
+    """Returns the columns of a part in a table, each of `rows` rows."""
+    match part:
+        case IntervalPart() | KeyedPart() | ItemsPart():
+            each = (interval_columns(i.column, i.estimates) for i in row_intervals(part, measure))
+            return {name: column for columns in each for name, column in columns.items()}
+        case NumberPart(name, values):
+            return {} if isinstance(values, pa.Array) else {f"{measure}.{name}": nullable(values)}
+        case ListPart(name, _, keys, estimates):
+            if estimates is None:
+                (entries,) = keys.values()
+            else:
+                bounds = (("estimate", "value"), ("lower", "lower"), ("upper", "upper"))
+                members = {**keys, **{n: nullable(getattr(estimates, bound)) for n, bound in bounds}}
+                entries = pa.StructArray.from_arrays(list(members.values()), list(members))
+            return {f"{measure}.{name}": pa.ListArray.from_arrays(part.offsets(rows), entries)}
+        case _:
+            assert_never(part)
+
+
+def part_shape(part: Part, measure: str) -> dict[str, Any]:
+    """Returns the form of a part, for readers: its member, its shape, and its columns without those of bounds."""
+    columns = [each.column for each in row_intervals(part, measure)]
+    if isinstance(part, ListPart) or (isinstance(part, NumberPart) and not isinstance(part.values, pa.Array)):
+        columns = [f"{measure}.{part.name}"]
+    return {"name": part.name, "shape": part.shape, "columns": columns}
+
+
+def _entry_texts(part: ListPart) -> Texts:
+    columns = {name: key_texts(column) for name, column in part.keys.items()}
+    if part.estimates is None:
+        (values,) = columns.values()
+        return values
+    keys = [text for name, column in columns.items() for text in (f"{json_text(name)}:", column, ",")]
+    return joined("{", *keys, interval_texts(part.estimates, part.whole), "}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +253,7 @@ class Column:
     """
 
     measure: str
-    parts: tuple[CellPart, ...]
+    parts: Sequence[Part]
     own: OwnError
     excess: tuple[float, float] | None = None
     has_lost_bound: bool = False
@@ -256,13 +261,20 @@ class Column:
     function: FunctionErrors | None = None
 
     @property
+    def intervals(self) -> list[RowInterval]:
+        """The intervals of which each row has one."""
+        return [each for part in self.parts for each in row_intervals(part, self.measure)]
+
+    @property
     def confidence(self) -> float | None:
         """The lowest confidence of any of its intervals; None: it has none with a bound."""
-        return min((c for part in self.parts if (c := part.confidence) is not None), default=None)
+        listed = (p.estimates for p in self.parts if isinstance(p, ListPart) and p.estimates is not None)
+        each = map(stated_confidence, (*(i.estimates for i in self.intervals), *listed))
+        return min((c for c in each if c is not None), default=None)
 
     def texts(self, rows: int) -> Texts:
         """The measure's cell per row as JSON: the members of all its parts."""
-        return joined("{", _listed([part.texts(rows) for part in self.parts], rows), "}")
+        return joined("{", _listed([part_texts(part, rows) for part in self.parts], rows), "}")
 
     def cells(self, rows: int) -> list[Cell]:
         """The measure's cell per row."""
@@ -424,10 +436,10 @@ def _member(name: str, *value: Texts | str) -> Texts:
 
 
 def _listed(each: Sequence[Texts], rows: int) -> Texts:
-    """Returns the texts of each row, with commas between."""
+    """Returns the texts of each row, with commas between; without nulls."""
     if not each:
         return pa.array([""] * rows, pa.string())
-    return pc.binary_join_element_wise(*each, ",") if len(each) > 1 else each[0]
+    return pc.binary_join_element_wise(*each, ",", null_handling="skip") if len(each) > 1 else each[0]
 
 
 def plain(value: Any) -> Any:

@@ -20,6 +20,8 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses.rests import NOTHING, union_of_rests
 from edgewater.wire import GUESSES, REJECTIONS, Rest
 
+MAX_COUNTED = 1 << 53
+"""A count of records that is larger is stored as this number."""
 MAX_LOSSES = 100
 """The number of stated losses that a union of windows lists. Further ones are listed without their time and number."""
 
@@ -42,7 +44,8 @@ def late_deviations(counts: Mapping[str, int]) -> tuple[Deviation, ...]:
         elif reason in REJECTIONS:
             found.append(Deviation(Cause.REJECTED, reason=reason, records=n, lacks=UNKNOWN))
         else:
-            found.append(Deviation(Cause.AFTER_FINAL, reason=reason, records=n, lacks=Amount(n, n)))
+            lacks = Amount(n, n) if n < MAX_COUNTED else UNKNOWN
+            found.append(Deviation(Cause.AFTER_FINAL, reason=reason, records=n, lacks=lacks))
     return tuple(found)
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # Arrow takes longer to import than most commands take to run
 
 ARROW = "application/vnd.apache.arrow.stream"
 Phase = str
-_PREFIXES = {"quantiles": "_", "ranks": ".rank:", "ranges": ".range:"}
-"""The separator between a measure's name and the key of a question in names of columns, by kind of question."""
+_INTERVALS = ("interval", "keyed", "items")
+"""The shapes whose columns are intervals."""
 
 
 class PackageMissing(EdgewaterError):
@@ -57,7 +57,7 @@ class Column:
         """
         table = self.answer.table
         bounds = f"{self.name}_lower", f"{self.name}_upper"
-        if self.name not in self.columns or not set(bounds) <= set(self.columns):
+        if self.name not in self.answer.interval_columns:
             raise InvalidRequest(
                 "member", self.name, f"one of {', '.join(self.members)}", "it is not an interval itself"
             )
@@ -78,8 +78,7 @@ class Column:
     @property
     def members(self) -> list[str]:
         """The names of the columns that are intervals or values."""
-        bounds = {f"{name}_{end}" for name in self.columns for end in ("lower", "upper")}
-        return [name for name in self.columns if name not in bounds]
+        return [name for name in self.answer.measures if name in self.columns]
 
     @property
     def values(self) -> list[Any]:
@@ -247,8 +246,17 @@ class Answer:
     def measures(self) -> list[str]:
         """The names of the columns that are estimates or values, without the columns of their bounds."""
         names = [n for n in self.table.column_names if n not in self.group_by]
-        bounds = {f"{n}_{end}" for n in names for end in ("lower", "upper")}
+        bounds = {f"{n}_{end}" for n in self.interval_columns for end in ("lower", "upper")}
         return [n for n in names if n not in bounds]
+
+    @property
+    def interval_columns(self) -> list[str]:
+        """The names of the columns that are intervals, so that each has columns with its bounds."""
+        names = self.table.column_names
+        if "shapes" not in self.members:  # the center is of an earlier release
+            return [n for n in names if f"{n}_lower" in names and f"{n}_upper" in names]
+        parts = (part for parts in self.members["shapes"].values() for part in parts if part["shape"] in _INTERVALS)
+        return [n for part in parts for n in part["columns"] if n in names]
 
     def __getitem__(self, name: str) -> Column:
         """Returns a measure, or a member of a measure, by its column's name. Raises InvalidRequest."""
@@ -426,7 +434,7 @@ def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: 
     """Returns an answer of a live stream, with the columns of the center's Arrow form."""
     import pyarrow as pa
 
-    rows = answer["data"]
+    rows, shapes = answer["data"], answer.get("shapes", {})
     # The answer may be of another version of the query.
     group_by = tuple(rows[0]["group"]) if rows else group_columns(spec)
     columns: dict[str, list[Any]] = {name: [] for name in group_by}
@@ -434,7 +442,7 @@ def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: 
         flat = dict(row["group"])
         for measure, cell in row.items():
             if measure != "group":
-                flat.update(_flat(measure, cell))
+                flat.update(_flat(shapes.get(measure) or _unstated(measure, cell), cell))
         for name, value in flat.items():
             columns.setdefault(name, [None] * at).append(value)
         for column in columns.values():
@@ -456,29 +464,29 @@ def _array(name: str, values: list[Any]) -> pa.Array:
         return pa.array([None if v is None else to_float(v, side_of(name)) for v in values], pa.float64())
 
 
-def _flat(name: str, cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the columns of a cell, name -> value."""
+def _flat(shapes: Sequence[Mapping[str, Any]], cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the columns of a cell, name -> value.
+
+    Args:
+        shapes: the members of the cell, as the answer states them.
+    """
     flat: dict[str, Any] = {}
-    if "estimate" in cell:
-        flat.update(_bounds(name, cell))
-    for member, value in cell.items():
-        if member in ("estimate", "lower", "upper", "not_finite"):
+    for part in shapes:
+        member = cell.get(part["name"]) if part["name"] else cell
+        if part["shape"] not in _INTERVALS:
+            flat.update(dict.fromkeys(part["columns"], member))
             continue
-        if member in _PREFIXES:
-            for key, interval in value.items():
-                flat.update(_bounds(f"{name}{_PREFIXES[member]}{key}", interval))
-        elif isinstance(value, Mapping) and "estimate" in value:
-            flat.update(_bounds(f"{name}.{member}", value))
-        elif member == "values" and value and isinstance(value[0], Mapping):  # of a function of a sample
-            for entry in value:
-                flat.update(_bounds(f"{name}.{entry['name']}", entry))
-        elif member in ("items", "contains"):
-            for entry in value:
-                shown = str(entry["item"]).lower() if isinstance(entry["item"], bool) else str(entry["item"])
-                flat.update(_bounds(f"{name}.{member}:{shown}", entry))
-        else:
-            flat[f"{name}.{member}"] = value
+        each: Any = {"interval": [member], "items": member}.get(part["shape"]) or (member or {}).values()
+        for column, interval in zip(part["columns"], each, strict=False):
+            flat.update(_bounds(column, interval))
     return flat
+
+
+def _unstated(measure: str, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the shapes of a cell of a center of an earlier release: an interval, or members as they are."""
+    if "estimate" in cell:
+        return [{"name": "", "shape": "interval", "columns": [measure]}]
+    return [{"name": name, "shape": "number", "columns": [f"{measure}.{name}"]} for name in cell]
 
 
 def _number(interval: Mapping[str, Any]) -> Any:

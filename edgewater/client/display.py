@@ -7,7 +7,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from edgewater.client.interval import Interval, shown
-from edgewater.model.errors import InvalidRequest
 from edgewater.model.key_texts import key_text
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def answer_html(answer: Answer) -> str:
         f"{answer.revision}; completeness {shown(answer.completeness)}{escape(answer.limitations)}; confidence "
         f"{shown(answer.confidence)}; contract {escape(contract)}"
     )
-    columns = [(name, each) for name in answer.measures if (each := _intervals(answer, name)) is not None]
+    columns = [(name, answer[name].intervals) for name in answer.interval_columns]
     titles = "".join(f"<th>{escape(n)}</th>" for n in [*answer.group_by, *(n for n, _ in columns)])
     rows = []
     for at, group in enumerate(answer.groups[:ROWS]):
@@ -47,11 +46,11 @@ def answers_html(answers: Answers) -> str:
     if not answers.answers:
         return "<div><p>no answers</p></div>"
     last = answers.answers[-1]
-    name = next((n for a in reversed(answers.answers) for n in a.measures if _intervals(a, n)), None)
+    name = next((n for a in reversed(answers.answers) if len(a) for n in a.interval_columns), None)
     chart = "" if name is None else f"<p>{escape(name)}</p>{_band(answers.answers, name)}"
     rows = []
     for answer in answers.answers[-ROWS:]:
-        each = None if name is None else _intervals(answer, name)
+        each = [] if name is None else _intervals(answer, name)
         value = "" if not each else str(each[0]) if len(each) == 1 else f"{len(each)} groups"
         start = escape(answer.members["window"]["start"])
         rows.append(
@@ -63,12 +62,9 @@ def answers_html(answers: Answers) -> str:
     return f"<div><p>{head}</p>{chart}<table>{titles}{''.join(rows)}</table></div>"
 
 
-def _intervals(answer: Answer, name: str) -> list[Interval] | None:
-    """Returns the intervals of a column; None if it has other values."""
-    try:
-        return answer[name].intervals
-    except InvalidRequest:
-        return None
+def _intervals(answer: Answer, name: str) -> list[Interval]:
+    """Returns the intervals of a column; nothing if it has other values."""
+    return answer[name].intervals if name in answer.interval_columns else []
 
 
 def _range(intervals: Sequence[Interval]) -> tuple[float, float]:
@@ -105,7 +101,7 @@ def _band(answers: Sequence[Answer], name: str) -> str:
     """
     series: dict[tuple[Any, ...], dict[int, Interval]] = {}
     for at, answer in enumerate(answers):
-        for group, interval in zip(answer.groups, _intervals(answer, name) or [], strict=False):
+        for group, interval in zip(answer.groups, _intervals(answer, name), strict=False):
             series.setdefault(tuple(group.values()), {})[at] = interval
     widest = sorted(series, key=lambda g: -max(i.width for i in series[g].values()))[:LINES]
     low, high = _range([i for g in widest for i in series[g].values()])

@@ -12,7 +12,7 @@ from edgewater.client.answers import Answer
 from edgewater.client.center import Center
 from edgewater.client.commands import EDGE_COLUMNS, asks_center, edge_rows, latest_or_none, print_json
 from edgewater.client.interval import Interval, shown
-from edgewater.model.errors import EdgewaterError, InvalidRequest, plain
+from edgewater.model.errors import EdgewaterError, plain
 from edgewater.model.key_texts import key_text
 from edgewater.runtime.terminal import show_again, table
 
@@ -65,15 +65,11 @@ def _latest(answer: Answer) -> dict[str, Any]:
 
 def _widest(answer: Answer) -> dict[str, Any] | None:
     """Returns the group with the widest interval of the first measure that has intervals."""
-    for name in answer.measures:
-        try:
-            each = list(answer[name])
-        except InvalidRequest:
-            continue
-        if each:
-            group, i = max(each, key=lambda pair: pair[1].width)
-            return {"measure": name, "group": group, "estimate": i.estimate, "lower": i.lower, "upper": i.upper}
-    return None
+    name = next(iter(answer.interval_columns), None)
+    if name is None or not len(answer):
+        return None
+    group, i = max(answer[name], key=lambda pair: pair[1].width)
+    return {"measure": name, "group": group, "estimate": i.estimate, "lower": i.lower, "upper": i.upper}
 
 
 def _view(look: dict[str, Any]) -> Group:

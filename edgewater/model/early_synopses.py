@@ -18,14 +18,13 @@ from edgewater.synopses.base import Quantile
 from edgewater.synopses.distinct.hyperloglog import STANDARD_ERROR
 from edgewater.synopses.intervals import dominated_quantile, normal_quantile
 from edgewater.synopses.quantiles.kll import WORST_ERROR_TIMES_K
+from edgewater.synopses.shapes import DEFAULT_QUANTILES
 
 if TYPE_CHECKING:
     from edgewater.model.measure import Measure
 
 RANKS = ("quantile", "quantiles", "kll")
 EARLY_SYNOPSES = (*RANKS, "distinct", "top_k")
-DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
-"""The quantiles that a measure of `quantiles` or `kll` has in a table of answers."""
 _ROUNDING = 1e-12
 """Shares up to this are rounding errors of their computation."""
 _RANK_MARGIN = 0.95

@@ -63,6 +63,7 @@ from edgewater.synopses.questions import (
     SubsetCount,
     TopItems,
     UnionSize,
+    ValueSample,
 )
 from edgewater.synopses.registry import (
     REQUIRED,
@@ -178,6 +179,7 @@ __all__ = [
     "TopItems",
     "TopK",
     "UnionSize",
+    "ValueSample",
     "Variance",
     "count_distinct",
     "finalised",

@@ -10,6 +10,7 @@ functions imports none. A plugin that fails gives a warning and a `PluginProblem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -21,11 +22,14 @@ from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginO
 from edgewater.synopses import registry
 from edgewater.synopses.base import Estimates, Properties, Question, Stack
 from edgewater.synopses.registry import Function
+from edgewater.synopses.shapes import Shape, shown
 from edgewater.synopses.single import SingleSynopsis
 
 __all__ = ["GROUP", "INSTALLED", "PluginOrigin", "PluginProblem", "Plugins", "SynopsisPluginWarning"]
 
 GROUP = "edgewater.synopses"
+_MEMBER = re.compile(r"|(?!(estimate|lower|upper|not_finite)$)[a-z][a-z0-9_]*")
+"""Names of members of a cell, which are not those of an interval."""
 _METHODS = ("__len__", "grow", "update", "merge", "take", "reset", "query", "to_message", "from_message")
 
 
@@ -127,6 +131,9 @@ def _check_function(function: Function, kinds: set[str]) -> None:
             raise InvalidPlugin(
                 f"{at}: a stack of one group has length {len(stack)} and answers {answer!r}; expected 1 and one"
             )
+        names = [shape.name if isinstance(shape, Shape) else repr(shape) for shape in shown(stack)]
+        if not names or len(set(names)) < len(names) or not all(map(_MEMBER.fullmatch, names)):
+            raise InvalidPlugin(f"{at} shows {names}; expected shapes with different names, such as count")
         again = type(stack).from_message(stack.to_message())
         if len(again) != 1 or not np.array_equal(again.query(None).value, answer.value, equal_nan=True):
             raise InvalidPlugin(f"{at}: an empty stack read from its bytes answers differently")

@@ -105,6 +105,14 @@ class ItemRanking(Protocol):
         """
 
 
+@runtime_checkable
+class ValueSample(Protocol):
+    """A stack that keeps some of the values as they are."""
+
+    def sampled(self) -> tuple[IntArray, pa.Array]:
+        """Returns the sampled values of all groups: int64 group per value, ascending, and the values."""
+
+
 @dataclass(frozen=True, slots=True)
 class Range(Question):
     """The number of values in [lo, hi], both ends included."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +28,23 @@ from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.serving.render import answer_rows, merged_data, statement_of
 from center.serving.totals import answer_totals
 from edgewater.answers import Phase
-from edgewater.answers.cells import Cell
+from edgewater.answers.cells import (
+    IntervalPart,
+    ItemsPart,
+    KeyedPart,
+    ListPart,
+    NumberPart,
+    Part,
+    interval_columns,
+    plain_key,
+)
 from edgewater.model.errors import EdgewaterError
-from edgewater.model.float_bounds import Side, to_float
+from edgewater.model.float_bounds import Side, side_of, to_float
 from edgewater.model.key_texts import key_text, label_names
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.windows import TimeWindow
-from edgewater.synopses import GroupedAggregate
+from edgewater.synopses import Estimates, GroupedAggregate
+from edgewater.synopses.shapes import Label
 
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name, with `__name__`."""
@@ -53,11 +64,7 @@ MAX_BYTES = 256 << 20
 """Maximum bytes of synopses that a request reads of a query."""
 MIN_LOOKBACK_MS = 300_000
 PAGE = 25
-PHASES = {Phase.EARLY: 0.0, Phase.COMPLETE: 1.0, Phase.FINAL: 2.0}
-KEYED = {"quantiles": "quantile", "ranks": "le", "ranges": "range"}
-"""Members of a cell with an interval per key -> the label that contains the key."""
-LISTED = ("top", "items", "contains")
-RESERVED = frozenset({"__name__", "item", *KEYED.values()})
+RESERVED = frozenset({"__name__", *get_args(Label)})
 DESCRIBING = ("completeness", "staleness_seconds", "contract_met", "phase", "exactly_once")
 
 log = logging.getLogger(__name__)
@@ -281,7 +288,7 @@ class SeriesReader:
                 record.facts.ratio,
                 record.staleness_ms / 1000,
                 float(stated.contract.met),
-                PHASES[record.phase],
+                _phase_number(record.phase),
                 float(not record.facts.deliveries),
             )
             for measure, cell in totals_of(query, record, merged).items():
@@ -294,8 +301,8 @@ class SeriesReader:
         keys = zip(*(column.to_pylist() for column in rows.groups.values()), strict=True) if names else ()
         groups = [dict(zip(names, map(key_text, key), strict=True)) for key in keys] if names else [{}] * rows.length
         for values in rows.values:
-            for group, cell in zip(groups, values.cells(rows.length), strict=True):
-                _add_cell(found, f"{name}:{values.measure}", group, cell)
+            for at, part in enumerate(values.parts):
+                _add_part(found, f"{name}:{values.measure}", groups, part, at == 0)
         return AnswerSamples(found, evaluated)
 
 
@@ -402,18 +409,55 @@ def _add_interval(found: dict[Labels, float], name: str, labels: Mapping[str, st
     _add(found, f"{name}_upper", labels, cell["upper"], 1)
 
 
-def _add_cell(found: dict[Labels, float], name: str, group: Mapping[str, str], cell: Cell) -> None:
-    """Adds the intervals and numbers of a cell; lists without items, such as buckets, are no series."""
-    if "estimate" in cell:
-        _add_interval(found, name, group, cell)
-    for member, value in cell.items():
-        if member in KEYED:
-            for key, interval in value.items():
-                _add_interval(found, name, {**group, KEYED[member]: key}, interval)
-        elif member in LISTED:
-            for entry in value:
-                _add_interval(found, name, {**group, "item": key_text(entry["item"])}, entry)
-        elif isinstance(value, Mapping) and "estimate" in value:
-            _add_interval(found, f"{name}:{member}", group, value)
-        elif member not in ("estimate", "lower", "upper") and isinstance(value, int | float):
-            _add(found, f"{name}:{member}", group, value)
+def _add_intervals(
+    found: dict[Labels, float], name: str, labels: Sequence[Mapping[str, str]], estimates: Estimates
+) -> None:
+    for column, numbers in interval_columns(name, estimates).items():
+        for each, number in zip(labels, numbers.to_pylist(), strict=True):
+            _add(found, column, each, number, side_of(column[len(name) :]))
+
+
+def _add_part(
+    found: dict[Labels, float], name: str, groups: Sequence[Mapping[str, str]], part: Part, is_first: bool
+) -> None:
+    """Adds the intervals and numbers of a part. Lists without one item per entry, such as buckets, are no series.
+
+    Args:
+        is_first: whether the part's answers are the measure's own, so that its series have the name of the measure.
+    """
+    own = name if is_first else f"{name}:{part.name}"
+    match part:
+        case IntervalPart(member, estimates):
+            _add_intervals(found, f"{name}:{member}" if member else name, groups, estimates)
+        case NumberPart(member, values):
+            for group, number in zip(groups, values.tolist(), strict=True):
+                if isinstance(number, float) and math.isfinite(number):
+                    _add(found, f"{name}:{member}", group, number)
+        case KeyedPart(_, _, answers, _, label):
+            for key, estimates in answers.items():
+                _add_intervals(found, own, [{**group, label: key} for group in groups], estimates)
+        case ItemsPart(_, _, items):
+            for item, estimates in items:
+                _add_intervals(found, own, [{**group, "item": _item(item)} for group in groups], estimates)
+        case ListPart(_, rows, keys, listed):
+            if listed is not None and len(keys) == 1:
+                each = zip(rows.tolist(), next(iter(keys.values())).to_pylist(), strict=True)
+                _add_intervals(found, own, [{**groups[row], "item": _item(item)} for row, item in each], listed)
+        case _:
+            assert_never(part)
+
+
+def _item(item: Any) -> str:
+    return key_text(plain_key(item))
+
+
+def _phase_number(phase: Phase) -> float:
+    match phase:
+        case Phase.EARLY:
+            return 0.0
+        case Phase.COMPLETE:
+            return 1.0
+        case Phase.FINAL:
+            return 2.0
+        case _:
+            assert_never(phase)

@@ -109,19 +109,29 @@ export function confidence(answer) {
   return `${percent(c)} ${whose}${seen}`;
 }
 
-/** The intervals in a cell, each with its name; lists are left out.
+/** The intervals of a measure in a row, each with its name, by the shapes that the answer states; lists are left out.
  * @returns {{name: string, estimate: ?number, lower: ?number, upper: ?number, not_finite: ?string}[]} */
-export function values(cell, name = "") {
-  if (!cell || typeof cell !== "object" || Array.isArray(cell)) return [];
-  if ("estimate" in cell && "lower" in cell) return [{ name, estimate: cell.estimate, lower: cell.lower, upper: cell.upper, not_finite: cell.not_finite }];
-  return Object.entries(cell).flatMap(([k, v]) => values(v, name ? `${name} ${k}` : k));
+export function values(answer, measure, row) {
+  const cell = row?.[measure];
+  if (!cell) return [];
+  return (answer.shapes[measure] ?? []).flatMap(({ name, shape }) => {
+    const member = name ? cell[name] : cell;
+    if (shape === "interval") return [{ ...member, name }];
+    return shape === "keyed" ? Object.entries(member).map(([key, v]) => ({ ...v, name: `${name} ${key}` })) : [];
+  });
 }
 
-/** The list in a cell (items, buckets, boundaries), with its kind; null: there is none. */
-export function list(cell) {
-  for (const kind of ["top", "items", "buckets", "boundaries", "contains"])
-    if (Array.isArray(cell?.[kind])) return { kind, entries: cell[kind] };
-  return null;
+/** The first list of intervals of a measure in a row, with its name; null: there is none. */
+export function list(answer, measure, row) {
+  const lists = (answer.shapes[measure] ?? []).filter(({ name, shape }) => ["items", "list"].includes(shape) && row?.[measure]?.[name]);
+  const found = lists.map(({ name }) => ({ kind: name, entries: row[measure][name] })).find(({ entries }) => entries.every((e) => e !== null && typeof e === "object"));
+  return found ?? null;
+}
+
+/** What an entry of a list is about: an item, the ends of a bucket; otherwise its number. */
+export function entry(e, i) {
+  const keys = Object.entries(e).filter(([k]) => !["estimate", "lower", "upper", "not_finite"].includes(k)).map(([, v]) => v);
+  return keys.length > 1 ? keys.map((v) => (typeof v === "number" ? number(v) : v)).join(" … ") : String(keys.length ? keys[0] : i);
 }
 
 /** Whether edges withhold a part of an answer that is in no group. */

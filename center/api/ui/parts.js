@@ -75,9 +75,9 @@ export const Interval = ({ value }) => html`<span class="interval"><b>${f.estima
 
 /** The first entries of a list: bars, and the values as text. */
 export function Bars({ answer, measure, group, most = 20 }) {
-  const { entries } = f.list(f.rowOf(answer.data, group)[measure]), first = entries.slice(0, most), largest = Math.max(...first.map((e) => e.upper ?? e.estimate ?? 0), 1e-9);
+  const { entries } = f.list(answer, measure, f.rowOf(answer.data, group)), first = entries.slice(0, most), largest = Math.max(...first.map((e) => e.upper ?? e.estimate ?? 0), 1e-9);
   return html`<table class="bars"><tbody>${first.map((e, i) => html`<tr>
-    <th scope="row">${"item" in e ? String(e.item) : "from" in e ? `${f.number(e.from)} … ${f.number(e.to)}` : `${i}`}</th>
+    <th scope="row">${f.entry(e, i)}</th>
     <td><span class="bar"><i style=${`width:${Math.max(0, (100 * (e.estimate ?? 0)) / largest)}%`}></i></span></td><td class="n"><${Interval} value=${e} /></td></tr>`)}</tbody></table>`;
 }
 

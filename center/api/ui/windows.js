@@ -17,8 +17,8 @@ export function readZoom(text) {
 export function take(series, answer, { measure, value: name }, group) {
   const row = f.rowOf(answer.data, group);
   if (!row) return null;
-  if (f.list(row[measure])) series.listed = { answer, group: row.group };
-  const found = f.values(row[measure]), value = found.find((v) => v.name === name) || found[0];
+  if (f.list(answer, measure, row)) series.listed = { answer, group: row.group };
+  const found = f.values(answer, measure, row), value = found.find((v) => v.name === name) || found[0];
   if (value) series.add({
     start: Date.parse(answer.window.start), end: Date.parse(answer.window.end), phase: answer.phase, revision: answer.revision,
     estimate: value.estimate, lower: value.lower, upper: value.upper, not_finite: value.not_finite, ratio: answer.quality.completeness.ratio, given: Date.parse(answer.given_at),
@@ -28,7 +28,7 @@ export function take(series, answer, { measure, value: name }, group) {
 }
 
 /** The group of an answer whose first value has the widest interval. */
-export const widest = (answer, measure) => [...answer.data].sort((a, b) => f.width(f.values(b[measure])[0]) - f.width(f.values(a[measure])[0]))[0]?.group ?? null;
+export const widest = (answer, measure) => [...answer.data].sort((a, b) => f.width(f.values(answer, measure, b)[0]) - f.width(f.values(answer, measure, a)[0]))[0]?.group ?? null;
 
 /** The group to show when none is chosen: the widest of the newest of these windows that has any. Null: none has. */
 async function groupIn(path, measure, questions, windows, series) {

@@ -37,6 +37,7 @@ from edgewater.synopses.encoding.layout import Layout, count, field
 from edgewater.synopses.exact import float_sums
 from edgewater.synopses.exact.float_sums import FloatSums, touched, two_sum, weighted_counts
 from edgewater.synopses.registry import Function, Parameters, register_function, register_kind
+from edgewater.synopses.shapes import Shape, ShownInterval
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 _LINEAR = Properties(invertible=True, linear=True)
@@ -114,6 +115,9 @@ class CountStack(ArrayStack):
         self.check(question)
         return Estimates.exact_integers(pa.array(self._view("n").copy()))
 
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        return (ShownInterval(question=asked, whole=True),)
+
     def change(self, sent: FloatArray) -> FloatArray:
         return np.asarray(self._view("n"), np.float64)
 
@@ -173,6 +177,9 @@ class IntegerSumStack(SumStack):
     arrays = {"n": ("<i8", 0), "sum": ("<i8", 0), "carry": ("<i8", 0)}
     layouts = (Layout.of(count("n"), field("sum")), Layout.of(count("n"), field("sum"), field("carry")))
     stacking = _PER_GROUP
+
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        return (ShownInterval(question=asked, whole=True),)
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:
         if FEW * len(codes) > self._length:

@@ -31,6 +31,7 @@ from edgewater.synopses.frequency.counters import (
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import row_hashes
 from edgewater.synopses.questions import Frequency
+from edgewater.synopses.shapes import Shape, ShownInterval
 
 DEFAULT_WIDTH, DEFAULT_DEPTH = 65536, 5
 
@@ -43,6 +44,9 @@ class CountMinStack(CounterStack):
 
     def _row(self, words: WordArray, row: int) -> tuple[IntArray, None]:
         return (row_hashes(words, row) >> np.uint64(65 - self.columns.bit_length())).view(np.int64), None
+
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        return (ShownInterval(question=asked or Count(), whole=asked is None),)
 
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the number of values per group (the default question), or the frequency of an item.

@@ -14,13 +14,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from edgewater.model.errors import CorruptSynopsis, InvalidRequest
-from edgewater.synopses.base import NUMBER_TYPES, Estimate, Estimates, Quantile, Question, Questions
+from edgewater.synopses.base import NUMBER_TYPES, Count, Estimate, Estimates, Quantile, Question, Questions
 from edgewater.synopses.checks import check_not_nan, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.quantiles.ddsketch import DEFAULT_ACCURACY, DDSketchStack
 from edgewater.synopses.quantiles.log_bins import MAX_ACCURACY, MIN_ACCURACY, SignedBins
 from edgewater.synopses.questions import Range
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.shapes import Shape, ShownAnswers, ShownInterval, nans
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.synopses.sparse_cells import cells_of, groups_of
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -52,9 +53,16 @@ class EquiDepthStack(DDSketchStack):
             return self._range(check_not_nan("lo", question.lo), check_not_nan("hi", question.hi))
         return super().query(question)
 
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        count = ShownInterval("count", Count(), whole=True)
+        return (count, ShownAnswers("boundaries", self._boundaries()), *nans(self._view("nan")))
+
     def boundaries(self) -> list[Estimates]:
         """Returns the `buckets` + 1 boundaries, from the smallest value to the largest."""
-        return [self.query(Quantile(i / self.buckets)) for i in range(self.buckets + 1)]
+        return [self.query(boundary) for boundary in self._boundaries()]
+
+    def _boundaries(self) -> list[Quantile]:
+        return [Quantile(i / self.buckets) for i in range(self.buckets + 1)]
 
     def _range(self, low: float, high: float) -> Estimates:
         """Returns the number of values in [low, high]. Bins of positive values include their upper edge, bins of

@@ -34,6 +34,7 @@ from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, field
 from edgewater.synopses.questions import Range
 from edgewater.synopses.registry import REQUIRED, Function, Parameter, Parameters, register_function, register_kind
+from edgewater.synopses.shapes import Shape, ShownInterval, ShownList, ShownNumber
 from edgewater.synopses.single import WeightedSynopsis
 from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -215,6 +216,21 @@ class EquiWidthStack(ArrayStack):
                     value, lower, upper = (e / n for e in (counted.value, counted.lower, counted.upper))
                 return Estimates(value, lower, upper, 1.0, self.kind)
         return Estimates.exact(n)
+
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        rows, counts = len(self), self.counts
+        ends = {"from": self.edges[:-1], "to": self.edges[1:]}
+        buckets = ShownList(
+            "buckets",
+            np.repeat(np.arange(rows), self.columns),
+            {name: pa.array(np.tile(values, rows)) for name, values in ends.items()},
+            Estimates.exact(counts[:, 1:-2].reshape(-1)),
+            Range(-math.inf, math.inf),
+            True,
+        )
+        outside = (("below", 0), ("above", -2), ("nan", -1))
+        numbers = (ShownNumber(name, counts[:, at].astype(np.float64), True) for name, at in outside)
+        return (ShownInterval("count", Count(), whole=True), buckets, *numbers)
 
     def _cells(self) -> tuple[FloatArray, FloatArray]:
         """Returns the lower and upper ends of all counters except the counter of NaN."""

@@ -41,6 +41,7 @@ from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import CHUNK, ItemStack, membership_confidence, read_item_type, row_hashes
 from edgewater.synopses.questions import Contains, FalsePositiveRate, IntersectionSize, UnionSize
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.shapes import Shape, ShownNumber, default_shapes
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -176,6 +177,9 @@ class BloomStack(ItemStack):
                 return self._intersection(other, check_confidence(confidence))
         confidence = question.confidence if isinstance(question, Distinct) else Distinct().confidence
         return self._distinct(self._table(), check_confidence(confidence))
+
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        return (*default_shapes(self, asked), ShownNumber("fill", self.fill()))
 
     def fill(self) -> FloatArray:
         """Returns the fraction of bits that are set, per group."""

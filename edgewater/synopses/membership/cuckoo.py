@@ -39,6 +39,7 @@ from edgewater.synopses.items import ItemStack, membership_confidence, read_item
 from edgewater.synopses.membership.cuckoo_table import BUCKET_BYTES, FINGERPRINTS, SLOTS, CuckooStash, CuckooTable
 from edgewater.synopses.questions import Contains, FalsePositiveRate, Frequency
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.shapes import Shape, ShownInterval, default_shapes
 from edgewater.synopses.single import InvertibleSynopsis, SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -273,6 +274,10 @@ class CountingCuckooStack(CuckooStack):
     properties: ClassVar[Properties] = Properties(invertible=True, linear=True)
     questions: ClassVar[Questions] = (Count, Distinct, Contains, Frequency, FalsePositiveRate)
     counts_copies: ClassVar[bool] = True
+
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        first, *others = default_shapes(self, asked)
+        return (first, ShownInterval("count", Count(), whole=True), *others)
 
     def decrement(self, codes: IntArray, values: Any) -> None:
         """Subtracts values that were added.

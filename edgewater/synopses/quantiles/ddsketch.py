@@ -55,6 +55,7 @@ from edgewater.synopses.quantiles.log_bins import (
     log_bins,
 )
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.shapes import Shape, default_shapes, nans
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.synopses.sparse_cells import SparseCells, cell_fields, cell_keys, cells_of, groups_of
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -344,10 +345,8 @@ class DDSketchStack(ArrayStack):
             cancels = (least < 0) & (greatest > 0) & (error > CANCELLED * np.abs(self._view("sum")))
         return np.where(cancels & np.isfinite(error), error, 0.0)
 
-    @property
-    def nans(self) -> IntArray:
-        """The number of NaN per group, which have no rank."""
-        return np.asarray(self._view("nan"))
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        return (*default_shapes(self, asked), *nans(self._view("nan")))
 
     def accuracies(self) -> FloatArray:
         """Returns the current relative accuracy of each group, after its collapses."""

@@ -79,6 +79,7 @@ from edgewater.synopses.quantiles.kll_compaction import (
     too_full,
 )
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.shapes import Shape, default_shapes, nans
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -386,10 +387,8 @@ class KllStack(ArrayStack):
         self._pending = sum(len(block[0]) for block in self._runs)
         self._compacted_self = None
 
-    @property
-    def nans(self) -> IntArray:
-        """The number of NaN per group, which have no rank."""
-        return np.asarray(self._view("nan"))
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        return (*default_shapes(self, asked), *nans(self._view("nan")))
 
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group; the default question is the median. NaN where there are no values."""

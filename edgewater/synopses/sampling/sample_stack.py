@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses.array_stack import group_mask, run_indices
-from edgewater.synopses.base import ITEM_TYPES, BoolArray, IntArray, arrow_values
+from edgewater.synopses.base import ITEM_TYPES, BoolArray, Count, IntArray, Mean, Question, Sum, arrow_values
 from edgewater.synopses.checks import check_fold, check_whole, whole_numbers
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.columns import MessageBatch
@@ -29,6 +29,7 @@ from edgewater.synopses.encoding.layout import STRINGS, Field, Layout, field, to
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.items import ItemStack, read_item_type
 from edgewater.synopses.sampling.sample_rows import Key, SampleRows, concatenated, record_tags
+from edgewater.synopses.shapes import Shape, ShownInterval, ShownNumber
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -318,6 +319,15 @@ class SampleStack(ItemStack):
         rows = self._consolidate()
         super().reset(groups)
         self._set_rows(rows.at(~group_mask(groups, len(self))[rows.groups]))
+
+    def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
+        groups, _ = self.sampled()
+        sizes = np.bincount(groups, minlength=len(self)).astype(np.float64)
+        numeric = self.item_type != "string"  # strings have no mean
+        kinds = [k for k in (Mean, Sum, Count) if k in self.questions and (numeric or k is Count)]
+        # In a sampled group, a NaN is a value. The estimates have units of their own, and the mean's error counts.
+        each = (ShownInterval(k.__name__.lower(), k(), False, sizes > 0, k is kinds[0]) for k in kinds)
+        return (*each, ShownNumber("size", sizes, True))
 
     def sampled(self) -> tuple[IntArray, pa.Array]:
         """Returns the sampled values of all groups: int64 group per value, ascending, and the values."""

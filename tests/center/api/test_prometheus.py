@@ -26,7 +26,8 @@ WITHIN_S = 60
 S0 = T0 // 1000
 HOURS = (0, 1, 2, 5, 8)
 """Windows with records. The one without `lga` is beyond the lookback of the one before: a bound that has become unknown
-is no sample here, where Prometheus, that has no sample of it, still shows the old one."""
+is no sample here, where Prometheus, that has no sample of it, still shows the old one. Windows between them are empty,
+so a value ends where the next window ends: the lookback of Prometheus is shorter than an hour."""
 
 
 def fill(desk: Desk) -> Desk:
@@ -40,6 +41,8 @@ def fill(desk: Desk) -> Desk:
         for edge in ("jfk", "lga")[: 1 if hour == 8 else 2]:
             desk.report(query, edge, T0 + hour * HOUR, {"UA": 2 + hour, "AA": 1, 'q"\\\n': 3})
             desk.report(other, edge, T0 + hour * HOUR, {"UA": 1 + hour, "AA": 4})
+    for each in (query, other):
+        desk.report(each, "lga", T0 + 7 * HOUR, {})  # so hour 6 is empty, too
     return desk
 
 
@@ -98,7 +101,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory, prometheus: str, promtool: s
     subprocess.run(blocks, cwd=path, check=True, capture_output=True)
     address = free_address()
     arguments = [f"--web.listen-address={address}", "--storage.tsdb.path=data", "--storage.tsdb.retention.time=100y",
-                 "--query.lookback-delta=1h", "--log.level=error"]  # fmt: skip
+                 "--query.lookback-delta=3599999ms", "--log.level=error"]  # fmt: skip
     try:
         with running([prometheus, *arguments], cwd=path, stderr=subprocess.DEVNULL) as process:
             deadline = time.monotonic() + WITHIN_S

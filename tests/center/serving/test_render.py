@@ -96,6 +96,10 @@ def test_an_answer_is_rendered_as_documented() -> None:
             "mean_delay": {"estimate": 5.5 / 3, "lower": 5.5 / 3, "upper": 5.5 / 3},
         },
         "rest": {"n": 0},
+        "shapes": {
+            "n": [{"name": "", "shape": "interval", "columns": ["n"]}],
+            "mean_delay": [{"name": "", "shape": "interval", "columns": ["mean_delay"]}],
+        },
         "confidence": 1.0,
         "quality": {
             "completeness": {"ratio": 1.0, "expected": 2, "reported": 2, "missing": []},

@@ -18,7 +18,7 @@ export function Explain({ args: [name, start], search }) {
     if (explained.estimate !== null || explained.not_finite) return explained;
     // A list has no number, so the explanation has none: the answer says which it is.
     const answer = await get(path.replace(/\/explain$/, ""), [["measure", explained.measure], ["revision", explained.revision], ...f.groupParams(explained.group)]);
-    return { ...explained, answer: f.list(f.rowOf(answer.data, explained.group)?.[explained.measure]) && answer };
+    return { ...explained, answer: f.list(answer, explained.measure, f.rowOf(answer.data, explained.group)) && answer };
   }, [path, search], 5000);
   const back = url(`/ui/queries/${encodeURIComponent(name)}`, [["measure", told?.measure], ["group", told && JSON.stringify(told.group)]]);
   if (!told) return html`<main id="main"><h1>Explain</h1><${Problem} error=${problem} /></main>`;

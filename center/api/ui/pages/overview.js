@@ -19,7 +19,7 @@ function headline(answer) {
   let best = null;
   for (const row of answer.data)
     for (const measure of Object.keys(row).filter((k) => k !== "group").slice(0, 1)) {
-      const value = f.values(row[measure])[0];
+      const value = f.values(answer, measure, row)[0];
       if (value && (!best || f.width(value) > f.width(best.value))) best = { measure, value, group: row.group };
     }
   return best;
@@ -33,7 +33,7 @@ class Row {
     if (this.answer && answer.window.start < this.answer.window.start) return;
     // The line stays that of one group, as long as that is in the answers.
     const held = this.key && answer.data.find((r) => JSON.stringify(r.group) === this.key);
-    const value = held ? f.values(held[this.head.measure])[0] : shown?.value;
+    const value = held ? f.values(answer, this.head.measure, held)[0] : shown?.value;
     if (value) {
       if (!held) { this.points.clear(); this.key = JSON.stringify(shown.group); }
       this.head = held ? { ...this.head, value } : shown;
@@ -52,7 +52,7 @@ async function fill(row) {
   const page = await get(`/v1/queries/${answer.query}/windows`, [["start", matrix.windows[0]], ["limit", HISTORY], ["measure", head.measure], ...f.groupParams(head.group)]);
   const points = new Map();
   for (const a of page.answers) {
-    const value = a.data[0] && f.values(a.data[0][head.measure])[0];
+    const value = f.values(a, head.measure, a.data[0])[0];
     if (value) points.set(a.window.start, { ...value, phase: a.phase });
   }
   for (const [start, point] of row.points) points.set(start, point);

@@ -84,7 +84,7 @@ export function QueryPage({ args: [name], search }) {
   const answer = latest.current;
   const group = chosen.current || {};
   const explained = (p) => url(`/ui/queries/${encodeURIComponent(name)}/${p.startText || new Date(p.start).toISOString()}`, [["measure", measure], ...f.groupParams(group)]);
-  const valueNames = answer?.data[0] ? f.values(answer.data[0][measure]).map((v) => v.name) : [];
+  const valueNames = answer ? f.values(answer, measure, answer.data[0]).map((v) => v.name) : [];
   return html`<main id="main"><div class="title"><h1>${name}</h1>
       ${answer && html`<${Phase} phase=${answer.phase} revision=${answer.revision} /><${Completeness} quality=${answer.quality} /><${Contract} contract=${answer.contract} />`}<span class="space"></span>
       <${Share} address=${() => shared(name, measure, chosen.current)} />
@@ -178,9 +178,9 @@ function Spec({ detail }) {
 }
 
 /** The groups of an answer, by the width of their widest interval, by name, or by a measure's first value; unknown ones last. */
-function sorted(rows, measures, by) {
-  const value = (r) => f.values(r[by.name])[0]?.estimate ?? null;
-  const widest = (r) => Math.max(0, ...measures.map((m) => f.width(f.values(r[m])[0])).filter((w) => w !== undefined));
+function sorted(answer, rows, measures, by) {
+  const value = (r) => f.values(answer, by.name, r)[0]?.estimate ?? null;
+  const widest = (r) => Math.max(0, ...measures.map((m) => f.width(f.values(answer, m, r)[0])).filter((w) => w !== undefined));
   const keyed = rows.map((r) => [by.name === "" ? widest(r) : by.name === "group" ? f.group(r.group) : value(r), r]);
   const sign = by.down ? -1 : 1;
   keyed.sort(([a], [b]) => (a === b ? 0 : a === null ? 1 : b === null ? -1 : a < b ? -sign : sign));
@@ -194,7 +194,7 @@ function Groups({ answer, measures, choose, current, explained, grouped }) {
   const [by, setBy] = useState({ name: order0.replace(/^-/, ""), down: order0[0] === "-" });
   useEffect(() => setSearch({ find: wanted, sort: by.name && `${by.down ? "-" : ""}${by.name}` }), [wanted, by]);
   const found = useMemo(() => answer.data.filter((r) => f.group(r.group).toLowerCase().includes(wanted.trim().toLowerCase())), [answer, wanted]);
-  const rows = useMemo(() => sorted(found, measures, by), [found, measures.join(), by]);
+  const rows = useMemo(() => sorted(answer, found, measures, by), [found, measures.join(), by]);
   const here = JSON.stringify(current);
   const head = (name, text, down) => html`<th aria-sort=${by.name !== name ? "none" : by.down ? "descending" : "ascending"}><button class="quiet" onClick=${() => setBy(by.name === name ? (by.down === down ? { name, down: !down } : { name: "", down: true }) : { name, down })}
     title="Sort; a third click: the widest intervals first">${text}<span aria-hidden="true">${by.name !== name ? "" : by.down ? " ▼" : " ▲"}</span></button></th>`;
@@ -204,7 +204,7 @@ function Groups({ answer, measures, choose, current, explained, grouped }) {
     <div class="scroll"><table><thead><tr>${head("group", "Group", false)}${measures.map((m) => head(m, m, true))}</tr></thead>
     <tbody>${rows.slice(0, most).map((r) => html`<tr key=${JSON.stringify(r.group)} class=${JSON.stringify(r.group) === here ? "current" : ""}><th scope="row">
       <button class="link" onClick=${() => choose({ group: JSON.stringify(r.group) })} title="Draw this group">${f.group(r.group)}</button></th>
-      ${measures.map((m) => html`<td>${f.values(r[m]).slice(0, 4).map((v) => html`<div>${v.name && html`<small>${v.name} </small>`}<${Interval} value=${v} /></div>`)}${f.list(r[m]) && html`<small>${f.list(r[m]).entries.length} ${f.list(r[m]).kind}</small>`}</td>`)}</tr>`)}
+      ${measures.map((m) => html`<td>${f.values(answer, m, r).slice(0, 4).map((v) => html`<div>${v.name && html`<small>${v.name} </small>`}<${Interval} value=${v} /></div>`)}${f.list(answer, m, r) && html`<small>${f.list(answer, m, r).entries.length} ${f.list(answer, m, r).kind}</small>`}</td>`)}</tr>`)}
     ${!answer.data.length && html`<tr><td colspan=${measures.length + 1} class="empty">${unsent(answer)}</td></tr>`}
     ${answer.data.length > 0 && !rows.length && html`<tr><td colspan=${measures.length + 1} class="empty">No group matches.</td></tr>`}</tbody>
     ${grouped && html`<tfoot><tr><th scope="row">All groups</th>${measures.map((m) => html`<td><${Total} answer=${answer} measure=${m} /></td>`)}</tr></tfoot>`}</table></div>
@@ -227,7 +227,7 @@ function Total({ answer, measure }) {
 
 /** Top items, buckets of a histogram and the like of the first groups: bars with whiskers, and the values as text. */
 function Lists({ answer, measures }) {
-  const shown = measures.flatMap((m) => answer.data.slice(0, 3).map((r) => [m, r.group, f.list(r[m])])).filter(([, , l]) => l && l.entries.length);
+  const shown = measures.flatMap((m) => answer.data.slice(0, 3).map((r) => [m, r.group, f.list(answer, m, r)])).filter(([, , l]) => l && l.entries.length);
   return shown.map(([m, g, { kind }]) => html`<section class="card" aria-label=${`${m}, ${kind}`}><h2>${m} <small>${kind} of ${f.group(g)}</small></h2><${Bars} answer=${answer} measure=${m} group=${g} /></section>`);
 }
 
