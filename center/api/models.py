@@ -573,7 +573,10 @@ class Answer(BaseModel):
         " whether it was `cut` at its maximum length, and the number of such sessions (`cuts`). `merged_into`: start of"
         " the session that this one was merged into; its window is empty and has no data."
     )
-    contract: dict[str, Any] = Field(description="What was requested, whether it is met, and the violations.")
+    contract: dict[str, Any] = Field(
+        description="What was requested, whether it is met, and the violations. `uncovered`: measures of which a value"
+        " has no bound, so that a contract that is met says nothing about their errors."
+    )
 
 
 class EffectiveRange(BaseModel):

@@ -266,6 +266,13 @@ class Column:
         return [each for part in self.parts for each in row_intervals(part, self.measure)]
 
     @property
+    def has_unknown_bound(self) -> bool:
+        """Whether a value that is known has no bound to one side."""
+        each = [interval.estimates for part in self.parts for interval in row_intervals(part, "")]
+        each += [part.estimates for part in self.parts if isinstance(part, ListPart) and part.estimates is not None]
+        return any((np.isfinite(e.value) & ~np.isfinite(e.lower + e.upper)).any() for e in each)
+
+    @property
     def confidence(self) -> float | None:
         """The lowest confidence of any of its intervals; None: it has none with a bound."""
         listed = (p.estimates for p in self.parts if isinstance(p, ListPart) and p.estimates is not None)

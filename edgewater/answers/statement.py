@@ -74,10 +74,12 @@ class Contract:
         requested: the budget or the accuracy as requested. Without both, ``{"exact": true}`` if all measures are
             exact, otherwise whether each measure is exact. Such a contract requests all records. A measure that is not
             exact has the error of its synopsis.
+        uncovered: measures of which a value has no bound. A contract that is met says nothing about their errors.
     """
 
     requested: Mapping[str, Any]
     violations: tuple[Violation, ...] = ()
+    uncovered: tuple[str, ...] = ()
 
     @property
     def met(self) -> bool:
@@ -91,7 +93,8 @@ class Contract:
     def to_json(self) -> dict[str, Any]:
         """Returns the member `contract` of an answer."""
         violations = [{"code": v.code, "message": v.message} for v in self.violations]
-        return {"requested": dict(self.requested), "met": self.met, "violations": violations}
+        uncovered = {"uncovered": list(self.uncovered)} if self.uncovered else {}
+        return {"requested": dict(self.requested), "met": self.met, "violations": violations, **uncovered}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +200,11 @@ def judged(facts: Facts, columns: Sequence[Column], spec: QuerySpec, of_windows:
         accuracy = _function_accuracy(spec, function)
     if of_windows is None:
         violations = [*violations_of_facts(facts, spec), *_of_values(facts, columns, spec)]
-        contract = Contract(requested(spec), tuple(violations))
+        asked = requested(spec)
     else:
-        more = (*_unreadable(facts), *_rounded(columns, spec))
-        contract = Contract(of_windows.requested, (*of_windows.violations, *more))
+        violations = [*of_windows.violations, *_unreadable(facts), *_rounded(columns, spec)]
+        asked = dict(of_windows.requested)
+    contract = Contract(asked, tuple(violations), tuple(c.measure for c in columns if c.has_unknown_bound))
     return Statement(facts, error_by_cause(facts, own), contract, accuracy, sampled)
 
 

@@ -45,6 +45,8 @@ class _Stored:
 
 
 _STORED = TypeAdapter(_Stored)
+_REASON = re.compile(r"([a-z][a-z-]*): (\d+)(?=[,)])")
+"""Release 0.3.0 stored the reasons of late and rejected records in the message only."""
 
 
 def facts_to_json(facts: Facts) -> str:
@@ -90,13 +92,8 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
         for loss in completeness.get("losses", ())
     ]  # fmt: skip
     deviations += late_deviations(completeness.get("guessed", {}))
-    for cause, name in ((Cause.AFTER_FINAL, "after_final"), (Cause.REJECTED, "rejected")):
-        # Only messages had the reasons.
-        each = re.findall(r"([\w-]+): (\d+)", codes.get(cause, "")) or [("", records.get(name, 0))]
-        for reason, n in ((reason, int(count)) for reason, count in each):
-            if n:
-                lacks = Amount(n, n) if cause is Cause.AFTER_FINAL else UNKNOWN
-                deviations.append(Deviation(cause, reason=reason, records=n, lacks=lacks))
+    told = (codes.get(cause, "") for cause in (Cause.AFTER_FINAL, Cause.REJECTED))
+    deviations += late_deviations({reason: int(n) for message in told for reason, n in _REASON.findall(message)})
     session = stored.get("session")
     return Facts(
         completeness["expected"],

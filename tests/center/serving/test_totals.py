@@ -148,6 +148,18 @@ def test_groups_that_a_staleness_budget_omits_are_in_the_total() -> None:
     assert answer["rest"]["n"] == 3_000 - len(answer["data"])
 
 
+def test_a_contract_that_is_met_names_the_measures_that_have_no_bounds() -> None:
+    measures = {"n": "count()", "a": "mean(f)", "hi": "max(f)"}
+    world = World(query(measures, budget={"staleness": "1s"}), 1)
+    world.reads(0, [{"key": f"k{n}", "f": float(n)} for n in range(3_000)], 10)
+    world.closes_late(0, 2_500)
+    answer = world.answer()
+    unknown = {name for row in answer["data"] for name in measures if None in (row[name]["lower"], row[name]["upper"])}
+    assert answer["contract"]["met"] and "a" in unknown and set(answer["contract"]["uncovered"]) == unknown
+    exact = made(query(measures), [(0, 10, "a", 1.0, 1)]).answer()["contract"]
+    assert exact["met"] and "uncovered" not in exact
+
+
 def test_late_records_in_several_frames_are_never_counted_twice() -> None:
     """The edge has withheld every group. Late records push the groups over the limit, one frame each. Between these
     frames, the rest that the edge had stated contains values that the center has by now."""
