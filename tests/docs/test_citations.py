@@ -20,7 +20,9 @@ _PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*[\w/]")
 _MODULE = re.compile(rf"``?((?:{'|'.join(PACKAGES)})(?:\.\w+)+)``?")
 _NOT_PATHS = ("bench/out", "deploy/edgewater-")
 """What a command makes, and names of Kubernetes objects."""
-_NOT_MODULES = re.compile(r".*\.(?:yaml|md|lock)|edgewater\.(?:commands|functions|sources|sinks|answers|center|sink|v1.*)")
+_NOT_MODULES = re.compile(
+    r".*\.(?:yaml|md|lock)|edgewater\.(?:commands|functions|sources|sinks|answers|center|sink|v1.*)"
+)
 """Names of files, entry-point groups, OpenAPI extensions, properties of tables and protobuf packages."""
 
 _COMMAND = re.compile(r"(?:^\s*(?:\$ )?|[`>])edgewater ([^`<|;&#\n]*)", re.M)
