@@ -34,6 +34,7 @@ from edgewater.answers.cells import (
     IntervalPart,
     Part,
     Texts,
+    equal_cells,
     joined,
     joined_rows,
     json_text,
@@ -114,8 +115,7 @@ class AnswerRows:
         old = np.flatnonzero(at >= 0)
         same = np.ones(len(old), bool)
         for mine, theirs in zip(self.values, before.values, strict=True):
-            cells, others = mine.texts(self.length).take(pa.array(old)), theirs.texts(before.length)
-            same &= pc.equal(cells, others.take(pa.array(at[old]))).to_numpy(zero_copy_only=False)
+            same &= equal_cells(mine, theirs, old, at[old], (self.length, before.length))
         changed = np.ones(self.length, bool)
         changed[old[same]] = False
         gone = np.setdiff1d(np.arange(before.length), at[old])

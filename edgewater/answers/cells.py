@@ -21,7 +21,7 @@ from edgewater.answers.own_error import OwnError
 from edgewater.model.float_bounds import SIDES
 from edgewater.model.key_texts import not_finite
 from edgewater.model.number_columns import DECIMAL, outwards
-from edgewater.synopses import Estimates, FloatArray, IntArray
+from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
 from edgewater.synopses.shapes import Label
 
 Cell = dict[str, Any]
@@ -286,6 +286,35 @@ class Column:
     def cells(self, rows: int) -> list[Cell]:
         """The measure's cell per row."""
         return [json.loads(text) for text in self.texts(rows).to_pylist()]
+
+
+def equal_cells(mine: Column, theirs: Column, at: IntArray, there: IntArray, rows: tuple[int, int]) -> BoolArray:
+    """Returns which cells of a measure are equal in two revisions of a window.
+
+    Args:
+        at, there: the rows of `mine` and of `theirs` to compare, int64, of one length.
+        rows: number of rows of `mine` and of `theirs`.
+    """
+    ours, others = mine.intervals, theirs.intervals
+    is_simple = not any(isinstance(part, NumberPart | ListPart) for part in (*mine.parts, *theirs.parts))
+    if is_simple and [(i.name, i.whole) for i in ours] == [(i.name, i.whole) for i in others]:
+        pairs = zip(ours, others, strict=True)
+        each = [_equal_estimates(a.estimates, b.estimates, at, there) for a, b in pairs]
+        return np.asarray(np.all(each, axis=0), bool)
+    texts = (mine.texts(rows[0]).take(pa.array(at)), theirs.texts(rows[1]).take(pa.array(there)))
+    return np.asarray(pc.equal(*texts), bool)
+
+
+def _equal_estimates(a: Estimates, b: Estimates, at: IntArray, there: IntArray) -> BoolArray:
+    equal: BoolArray = a.odd[at] == b.odd[there]
+    for left, right in ((a.value, b.value), (a.lower, b.lower), (a.upper, b.upper)):
+        left, right = left[at], right[there]
+        equal &= (left == right) | (np.isnan(left) & np.isnan(right))
+    if a.integers is None or b.integers is None or a.integers.type != b.integers.type:
+        return equal & (a.integers is b.integers)
+    exact = pc.equal(a.integers.take(pa.array(at)), b.integers.take(pa.array(there)))
+    equal &= np.asarray(pc.fill_null(exact, True), bool)  # the `value` of a null is NaN
+    return equal
 
 
 _FORMULA = "^'*[=+@\\-\t\r\n]"

@@ -165,6 +165,8 @@ def test_the_edges_of_0_3_0_keep_their_constants_and_losses() -> None:
 
 def test_late_records_of_0_3_0_are_deviations() -> None:
     assert of_0_3_0("late").late_counts == (3, 3, 9)
+    assert of_0_3_0("late").records_by(Cause.AFTER_FINAL) == {"after-final": 2, "too-late": 1}
+    assert of_0_3_0("late").records_by(Cause.REJECTED) == {"malformed": 3}
     assert of_0_3_0("late").records_by(Cause.GUESSED) == {"assumed-copy": 4, "assumed-reset": 5}
     assert of_0_3_0("late").may_count_twice
 
