@@ -157,7 +157,11 @@ class PostgresServer:
             "pool_mode = transaction\ndefault_pool_size = 1\n"
         )
         with running([*self._login, pgbouncer, str(ini)], stderr=subprocess.PIPE) as process:
-            assert process.stderr is not None and any(b"process up" in line for line in process.stderr)
+            assert process.stderr is not None
+            said = []
+            while not said or b"process up" not in said[-1]:
+                said.append(process.stderr.readline())
+                assert said[-1], b"".join(said)
             yield f"postgresql://{user}@127.0.0.1:{listen}/postgres"
 
     def _run(self, program: str, *arguments: str) -> None:
