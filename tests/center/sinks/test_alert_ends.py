@@ -560,3 +560,22 @@ def test_each_target_of_an_address_that_changes_twice_gets_its_ends(
     assert [[a["status"] for n in each.notices for a in n["alerts"]] for each in (one, two)] == [
         ["firing", "resolved"], ["firing", "resolved"],
     ]  # fmt: skip
+
+
+def test_a_sink_with_alerts_becomes_no_sink_of_another_kind_before_they_end(
+    desk: Desk, paged: Paged, tmp_path: Path
+) -> None:
+    desk.now = wall_ms()
+    query, parquet = desk.register(lateness="9999h"), {"kind": "parquet", "path": str(tmp_path / "files")}
+    desk.report(query, "jfk", T0, {"kind": 5})
+    store = SinkStore(desk.results.engine)
+    store.define("pager", definition(paged.target))
+    with sinks(desk):
+        until(lambda: paged.sent("kind"))
+    assert desk.ask("PUT", "/v1/sinks/pager", json=parquet).status_code == 409
+    assert desk.ask("DELETE", "/v1/sinks/pager").status_code == 204
+    assert desk.ask("PUT", "/v1/sinks/pager", json=parquet).status_code == 409
+    with sinks(desk):
+        until(lambda: store.ending() == [] and len(paged.sent("kind")) == 2)
+    assert [a["status"] for a in paged.sent("kind")] == ["firing", "resolved"]
+    assert desk.ask("PUT", "/v1/sinks/pager", json=parquet).status_code == 201
