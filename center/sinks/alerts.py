@@ -286,14 +286,16 @@ class AlertSink:
         removed = [ended(alert, rules[alert.rule], "the target was removed", now_ms) for alert in firing]
         self._leaves_at_ms = self._elapsed_ms() + LEAVES_MS
         for name, section in self._sections.items():
-            before = stored.get(name, {})
-            is_known = bool(before) and not before.get("leaves") and _is_same(before.get("document"), section.document)
+            found = self._stored_name(name, section, stored)
+            before = {} if found is None else stored[found]
+            stored = {n: state for n, state in stored.items() if n != found}
             self._documents[name] = None if has_secret(section.document, TargetSection) else section.document
-            self._outboxes[name] = self._outbox(name, section, before if is_known else {})
-            for notice in () if is_known else self._firing(name):
-                self._outboxes[name].add(notice)
-            self._notify(dropped if is_known else [], now_ms, {name: self._outboxes[name]})
-            stored = {n: state for n, state in stored.items() if n != name or not is_known}
+            box = self._outboxes[name] = self._outbox(name, section, before)
+            if found is not None and not before.get("leaves"):
+                self._notify([*dropped, *(removed if found != name else ())], now_ms, {found: box})
+            # A target that is back, or has another name, gets the ends first.
+            for notice in () if found == name and not before.get("leaves") else self._firing(name):
+                box.add(notice)
         for name, state in stored.items():
             ends = [] if state.get("leaves") else [t for t in [*dropped, *removed] if _goes_to(t.rule, name)]
             document = state.get("document")
@@ -306,8 +308,21 @@ class AlertSink:
                     self._give_up(name, exc.message)
                 continue
             self._notify(ends, now_ms, {name: box})
-            key = f"{name}, before" if name in self._sections else name
+            key = name
+            while key in self._boxes:
+                key = f"{key}, before"
             self._leaving[key], self._documents[key] = box, document
+
+    def _stored_name(self, name: str, section: TargetSection, stored: Mapping[str, Mapping[str, Any]]) -> str | None:
+        """Returns the name of the stored target that is the same system; None if there is none."""
+        state = stored.get(name)
+        if state and not state.get("leaves") and _is_same(state.get("document"), section.document):
+            return name
+        for other, state in stored.items():
+            is_free = state.get("leaves") or other not in self._sections
+            if is_free and state.get("document") is not None and _is_same(state["document"], section.document):
+                return other
+        return None
 
     def _outbox(self, name: str, section: TargetSection, state: Mapping[str, Any]) -> Outbox:
         return Outbox.restored(f"{self._context.name}.{name}", section.make(self._context.now_ms), state)

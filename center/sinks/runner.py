@@ -198,7 +198,7 @@ class SinkRunner:
             if self._epoch is None:
                 return STANDBY_S
             log.info("sink %s: this process runs it, epoch %d", name, self._epoch)
-            status = self._store.status(name)
+            status = self._store.report(name, self._epoch, now_ms + LEASE_MS)
             self._gap, self._stated, self._late_through = status.gap, dict(status.waiting), status.late
             self._report()
         elif abs(now_ms - self._renewed_ms) >= RENEW_MS:  # the wall clock may have stepped back
@@ -313,6 +313,7 @@ class SinkRunner:
                 self._sink.close()
         self._sink = self._new_sink()
         self._sink.open([])
+        self._follow()
 
     def _blame(self, refs: Sequence[QueryRef], exc: TargetFailed, records: Sequence[AnswerRecord] = ()) -> None:
         """Lets queries wait after a failure. If it was one query, the failure is its own. It is then tried again with
@@ -322,7 +323,7 @@ class SinkRunner:
         for ref in refs:
             query = self._queries[ref]
             query.waits, query.lacks = True, last.get(ref, 0) > query.has
-        if len(refs) > 1:
+        if len(refs) != 1:
             return
         reason, now_ms = self._reason(exc), self._now_ms()
         if not query.problem:

@@ -235,7 +235,8 @@ class SinkStore:
         with read_transaction(self._engine) as connection:
             is_read = sinks.c.definition.is_(None) | (sinks.c.definition != ENDING)
             found = list(connection.execute(select(own).where(is_read)).scalars())
-            next_ids = connection.execute(select(of_query).select_from(waiting)).scalars()
+            waits = waiting.c.name.in_(select(sinks.c.name).where(is_read))
+            next_ids = connection.execute(select(of_query).select_from(waiting).where(waits)).scalars()
             found += [value - 1 for value in next_ids if value is not None]
         return max(0, min(found)) if found else None
 

@@ -153,9 +153,17 @@ def _define(center: Services, name: str, body: bytes, content_type: str) -> Resp
         is_configured = False
     if is_configured:
         raise Conflict(f"sink {name} is in the center's file: change it there, or delete it here once it is gone there")
+    if definition.kind.name != "alerts" and _has_alerts(center, name):
+        raise Conflict(
+            f"sink {name} has alerts, which would never end: delete it, and let them end, or use another name"
+        )
     is_new = center.sinks.define(name, definition.document)
     state = SinkState.of(center.sinks.status(name), center)
     return JSONResponse(state.model_dump(mode="json"), 201 if is_new else 200, {"Location": f"/v1/sinks/{name}"})
+
+
+def _has_alerts(center: Services, name: str) -> bool:
+    return any(sink == name for sink, _ in saved_states(center.sinks))
 
 
 @router.delete(
@@ -167,9 +175,9 @@ def remove(name: str, center: Center) -> None:
     The process of the sinks ends the alerts of a sink of the kind `alerts` at its targets.
     """
     status = center.sinks.status(name)
-    has_alerts = any(sink == name for sink, _ in saved_states(center.sinks))
     # A process continues with a sink of its file.
-    center.sinks.remove(name, ends=has_alerts and (status.definition is not None or not status.is_run(center.now_ms())))
+    is_over = status.definition is not None or not status.is_run(center.now_ms())
+    center.sinks.remove(name, ends=is_over and _has_alerts(center, name))
     end_alarms(center.catalog, name)
 
 

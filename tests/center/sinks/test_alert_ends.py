@@ -17,10 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from center.sinks import SinkStore, alert_delivery, alerts, read_definition
+from center.sinks import SinkRunner, SinkStore, alert_delivery, alerts, read_definition
 from center.sinks.alert_delivery import Outbox
 from center.sinks.alert_targets import DeliveryFailed, TargetSection
 from center.sinks.process import SinkProcess
+from center.sinks.store import WaitingQuery
 from edgewater.model.streams import EdgeId
 from sim.demo.ports import free_port
 from tests.center.api.conftest import HOUR, T0, Desk
@@ -486,3 +487,95 @@ def test_a_deleted_sink_whose_target_is_away_is_removed_after_a_time_and_says_so
         until(lambda: store.memories() == {} and store.ending() == [])
     (alarm,) = desk.catalog.alarms.latest()
     assert alarm.kind == "alerts-left" and "sink pager" in alarm.message and "503" in alarm.message
+
+
+def test_a_deleted_sink_ends_without_a_fault_and_no_answer_waits_for_it(desk: Desk, receiver: Receiver) -> None:
+    query = desk.register(lateness="99h")
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}})
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: receiver.got)
+    epoch = pager.store.take("pager", "host:1", desk.now, 1)
+    assert epoch is not None
+    pager.store.report("pager", epoch, desk.now, waits={query.ref: WaitingQuery(0, "refused", 1)})
+    pager.store.remove("pager", ends=True)
+    assert pager.store.lowest_answer() is None
+    runner = SinkRunner(
+        alerts.ending("pager"), desk.catalog, desk.results, pager.store, owner="host:1", now_ms=lambda: desk.now,
+        is_stored=True,
+    )  # fmt: skip
+    desk.now += 60_000
+    runner.step()
+    assert runner.problem == ""
+    runner.stop()
+
+
+@pytest.mark.parametrize(("between", "after"), [("other", "hook"), ("other", "renamed"), (None, "renamed")])
+def test_a_target_that_comes_back_or_is_renamed_gets_the_ends_before_the_starts(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, between: str | None, after: str
+) -> None:
+    monkeypatch.setenv("HOOK", receiver.url)
+    query = desk.register(lateness="99h")
+    hook = {"webhook": {"url": {"env": "HOOK"}}}
+    with Receiver().serving() as other:
+        monkeypatch.setenv("OTHER", other.url)
+        pager = Pager(desk, {"hook": hook})
+        desk.report(query, "jfk", T0, {"UA": 5})
+        pager.run_until(lambda: receiver.got)
+        pager.runner.stop()
+        receiver.status = 503
+        if between is not None:
+            pager.document["targets"] = {"hook": {"webhook": {"url": {"env": "OTHER"}}}}
+            pager.runner = pager.new_runner()
+            pager.run_until(lambda: other.got and "503" in pager.problem)
+            pager.runner.stop()
+        pager.document["targets"] = {after: hook}
+        pager.runner = pager.new_runner()
+        receiver.status = 200
+        pager.run_until(lambda: len(receiver.got) == 3, 5)
+        pager.run_until(lambda: pager.targets == [after] and pager.problem == "")
+    assert [a["status"] for n in receiver.notices for a in n["alerts"]] == ["firing", "resolved", "firing"]
+    assert desk.get("/v1/alarms").json()["alarms"] == []
+    pager.runner.stop()
+
+
+def test_each_target_of_an_address_that_changes_twice_gets_its_ends(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = desk.register(lateness="99h")
+    with Receiver().serving() as one, Receiver().serving() as two, Receiver().serving() as three:
+        receivers = {"ONE": one, "TWO": two, "THREE": three}
+        for name, each in receivers.items():
+            monkeypatch.setenv(name, each.url)
+        pager = Pager(desk, {"hook": {"webhook": {"url": {"env": "ONE"}}}})
+        desk.report(query, "jfk", T0, {"UA": 5})
+        for name, each in receivers.items():
+            pager.runner.stop()
+            pager.document["targets"] = {"hook": {"webhook": {"url": {"env": name}}}}
+            pager.runner = pager.new_runner()
+            pager.run_until(lambda each=each: each.got)  # type: ignore[misc]
+            each.status = 503
+        one.status = two.status = 200
+        pager.run_until(lambda: len(one.got) == len(two.got) == 2, 5)
+        pager.runner.stop()
+    assert [[a["status"] for n in each.notices for a in n["alerts"]] for each in (one, two)] == [
+        ["firing", "resolved"], ["firing", "resolved"],
+    ]  # fmt: skip
+
+
+def test_a_sink_with_alerts_becomes_no_sink_of_another_kind_before_they_end(
+    desk: Desk, paged: Paged, tmp_path: Path
+) -> None:
+    desk.now = wall_ms()
+    query, parquet = desk.register(lateness="9999h"), {"kind": "parquet", "path": str(tmp_path / "files")}
+    desk.report(query, "jfk", T0, {"kind": 5})
+    store = SinkStore(desk.results.engine)
+    store.define("pager", definition(paged.target))
+    with sinks(desk):
+        until(lambda: paged.sent("kind"))
+    assert desk.ask("PUT", "/v1/sinks/pager", json=parquet).status_code == 409
+    assert desk.ask("DELETE", "/v1/sinks/pager").status_code == 204
+    assert desk.ask("PUT", "/v1/sinks/pager", json=parquet).status_code == 409
+    with sinks(desk):
+        until(lambda: store.ending() == [] and len(paged.sent("kind")) == 2)
+    assert [a["status"] for a in paged.sent("kind")] == ["firing", "resolved"]
+    assert desk.ask("PUT", "/v1/sinks/pager", json=parquet).status_code == 201

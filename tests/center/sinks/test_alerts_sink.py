@@ -461,3 +461,55 @@ def test_a_stored_definition_has_no_secret_at_any_depth(desk: Desk) -> None:
     desk.sink_secrets = ("HOOK", "/x")
     made = desk.ask("PUT", "/v1/sinks/pager", json=document)
     assert made.status_code == 201, made.text
+
+
+def test_while_one_query_waits_the_problems_of_all_rules_are_stated(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = AlertSink.write
+
+    def refuses(sink: AlertSink, answers: Any, positions: Any) -> None:
+        if any(answer.query.name == "broken" for answer in answers):
+            raise OSError("refused")
+        writes(sink, answers, positions)
+
+    monkeypatch.setattr(AlertSink, "write", refuses)
+    queries = {name: desk.register(name=name, lateness="99h") for name in ("broken", "flights")}
+    rules = [*RULES, {**RULES[0], "alert": "b", "query": "broken"}, {**RULES[0], "alert": "none", "query": "missing"}]
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}}, rules)
+    for hour, n in enumerate((5, 1)):
+        for query in queries.values():
+            desk.report(query, "jfk", T0 + hour * HOUR, {"UA": n})
+        pager.run_until(lambda hour=hour: len(receiver.got) > hour)  # type: ignore[misc]
+        pager.run(2, 1)
+        assert "broken@1" in pager.problem and "missing is not registered" in pager.problem
+    assert [(n["query"], a["status"]) for n in receiver.notices for a in n["alerts"]] == [
+        ("flights", "firing"), ("flights", "resolved"),
+    ]  # fmt: skip
+    assert [query["query"] for query in desk.get("/v1/sinks/pager").json()["queries"]] == ["broken"]
+    pager.runner.stop()
+
+
+def test_a_target_that_fails_while_a_query_is_deleted_goes_on(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = desk.register(lateness="99h")
+    desk.register(name="gone")
+    pager = Pager(
+        desk, {"hook": {"webhook": {"url": receiver.url}}}, [*RULES, {**RULES[0], "alert": "g", "query": "gone"}]
+    )
+    pager.run(4)
+    assert desk.ask("DELETE", "/v1/queries/gone").status_code == 204
+    opens, failures = AlertSink.open, [OSError("the connection was lost")]
+
+    def fails_once(sink: AlertSink, queries: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return opens(sink, queries)
+
+    monkeypatch.setattr(AlertSink, "open", fails_once)
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run(1)
+    assert not failures and "rule g" in pager.problem and "Error" not in pager.problem
+    pager.run_until(lambda: receiver.got)
+    pager.runner.stop()
