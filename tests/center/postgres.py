@@ -156,6 +156,7 @@ class PostgresServer:
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {listen}\nunix_socket_dir =\nauth_type = any\n"
             "pool_mode = transaction\ndefault_pool_size = 1\n"
         )
+        ini.chmod(0o644)  # the account of the server reads it, whatever umask a test has left
         with running([*self._login, pgbouncer, str(ini)], stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
             said = []
