@@ -70,10 +70,9 @@ class Losses:
         """Returns an event time. Windows that start at or after it lack no records of an edge that has closed them."""
         state = self.state
         ends = [MIN_TIME_MS, *(end for edge, (_, end) in state.gaps.items() if edge in state.expected)]
-        for edge in state.expected:
-            ends += [MAX_TIME_MS if loss.to_ms is None else loss.to_ms for loss in state.losses.get(edge, ())]
-            if edge in state.lost_states:
-                ends.append(state.lost_states[edge][1] + 1)
+        for losses in state.losses.values():  # an edge that is no longer expected may state a loss of its last records
+            ends += [MAX_TIME_MS if loss.to_ms is None else loss.to_ms for loss in losses]
+        ends += [until + 1 for edge, (_, until) in state.lost_states.items() if edge in state.expected]
         ends += [until + 1 for edge, until in state.left.items() if edge not in state.expected]
         return max(ends)
 

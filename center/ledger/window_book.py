@@ -365,21 +365,27 @@ class WindowBook(ABC):
             if emission is not None:
                 emissions.append(emission)
         self._seal_slices()
-        self._set_state(self._state.without_losses_before(self.sealed_before()))
         deadlines.update_refinement()
         self.has_backlog = deadlines.has_passed(now_ms, self._closed_ms, self._closed_ms - self._spec.lateness_ms)
         self._note_empty()
+        self._set_state(self._state.without_losses_before(self.sealed_before()))
         return emissions
 
     def _note_empty(self) -> None:
-        """Notes which windows without an answer are empty. Called when all closed windows have their answers, unless
-        there is a backlog.
+        """Notes which windows without an answer are empty.
+
+        Called after the answers of an event, and before losses are forgotten: a loss of more windows than may be opened
+        is known only by its statement. With a backlog, closed windows with records may have no answer yet.
         """
-        state = self._state
-        if self.has_backlog or not state.expected:
+        state, through = self._state, self._closed_ms
+        if not state.expected:
             return
-        through = self._closed_ms
-        begin = min(max(state.empty_from_ms, Losses(state).doubtful_before()), max(through, state.empty_from_ms))
+        if through < MAX_TIME_MS:  # a stream that has ended stays recognizable
+            through = min(through, self._own.slices(self._spec.window)[1])  # the next version answers later windows
+        if self.has_backlog:
+            through = min([through, *(start for start, w in self.windows.items() if not w.is_answered)])
+        known = max(self._closed_ms, state.final_through_ms, state.empty_from_ms)
+        begin = min(max(state.empty_from_ms, Losses(state).doubtful_before()), known)
         if (begin, through) != (state.empty_from_ms, state.empty_through_ms):
             self._set_state(replace(state, empty_from_ms=begin, empty_through_ms=through))
 

@@ -46,6 +46,7 @@ def test_an_early_answers_number_is_the_predicted_one_with_its_interval_and_caus
     assert row["n"]["estimate"] > 0 and row["n"]["lower"] is None, "of the others the stragglers are not known"
     assert answer["contract"] == {
         "requested": {"error": 0.05, "confidence": 0.95, "measure": "total"}, "met": True, "violations": [],
+        "uncovered": ["n"],
     }  # fmt: skip
     quality = answer["quality"]
     causes = quality["error"]

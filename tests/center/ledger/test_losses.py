@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from center.ledger import EdgesChanged, Emission
+from center.ledger import EdgesChanged, Emission, TimeAdvanced
 from center.ledger.losses import MAX_LOSS_TEXT
 from center.ledger.state import MAX_LOSSES
 from center.ledger.time_windows import MAX_LACKING, MAX_UNANSWERED
@@ -129,3 +129,18 @@ def test_what_a_frame_states_of_losses_costs_and_repeats_a_bounded_amount() -> N
     stated = answer.facts.by_cause(Cause.INPUT_LOST)
     assert len(stated) <= MAX_LOSSES and sum(loss.lacks.most or 0 for loss in stated) == len(many)
     assert {(len(loss.source), len(loss.reason)) for loss in stated} == {(MAX_LOSS_TEXT, MAX_LOSS_TEXT)}
+
+
+def test_windows_of_a_loss_that_is_no_longer_stated_are_not_known_to_be_empty() -> None:
+    """The loss concerns more windows than are opened, and is forgotten when they are final."""
+    center = Center("a")
+    center.says("a", MINUTE, close(0, 3))
+    end = (3 * MAX_LACKING) * MINUTE
+    states_loss(center, "a", MINUTE, lost(MINUTE, end), now_ms=end)
+    center.says("a", end + 2 * MINUTE, close(end, 1), now_ms=end + 2 * MINUTE)
+    book = center.ledger.book(REF)
+    while book.has_backlog:
+        assert book.state.empty_from_ms >= end
+        center.ledger.handle(TimeAdvanced(end + 2 * MINUTE))
+    state = book.state
+    assert not state.losses and state.empty_from_ms >= end and state.empty_through_ms == end + 2 * MINUTE
