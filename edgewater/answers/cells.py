@@ -270,7 +270,7 @@ class Column:
         """Whether a value that is known has no bound to one side."""
         each = [interval.estimates for part in self.parts for interval in row_intervals(part, "")]
         each += [part.estimates for part in self.parts if isinstance(part, ListPart) and part.estimates is not None]
-        return any((np.isfinite(e.value) & ~np.isfinite(e.lower + e.upper)).any() for e in each)
+        return any((np.isfinite(e.value) & ~(np.isfinite(e.lower) & np.isfinite(e.upper))).any() for e in each)
 
     @property
     def confidence(self) -> float | None:
