@@ -217,7 +217,7 @@ def _entry_texts(part: ListPart) -> Texts:
     columns = {name: key_texts(column) for name, column in part.keys.items()}
     if part.estimates is None:
         (values,) = columns.values()
-        return values
+        return joined(values)  # a null text would make the whole list null
     keys = [text for name, column in columns.items() for text in (f"{json_text(name)}:", column, ",")]
     return joined("{", *keys, interval_texts(part.estimates, part.whole), "}")
 

@@ -68,7 +68,7 @@ def facts_from_json(text: str) -> Facts:
         if "format" in stored:
             raise UnsupportedVersion(f"an answer has format {stored['format']}; this release reads {FORMAT}")
         return _format_1(stored)
-    except (ValidationError, KeyError, TypeError, ValueError) as exc:
+    except (ValidationError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
         raise StorageError(f"the facts of an answer cannot be read: {type(exc).__name__}") from exc
 
 

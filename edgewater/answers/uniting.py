@@ -80,7 +80,7 @@ def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswere
         deviations = (*deviations, Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=unanswered))
     predicted = any(part.predicted is not None for part in parts)
     return Facts(
-        expected=max(part.expected for part in parts),
+        expected=0 if any(part.expected == 0 for part in parts) else max(part.expected for part in parts),
         reported=min(part.reported for part in parts),
         ratio=(sum(part.ratio * weight for part, weight in zip(parts, weights, strict=True)) + empty) / windows,
         observed=sum(part.observed for part in parts),
@@ -129,9 +129,11 @@ def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]
 
 
 def _identity(each: Deviation) -> tuple[object, ...]:
-    """Returns what distinguishes the deviation from others of a union. Only losses have a time of their own."""
-    span = (each.from_ms, each.to_ms) if each.cause is Cause.INPUT_LOST else ()
-    return each.cause, each.edge, each.source, each.reason, span, tuple(sorted(each.only.items()))
+    """Returns what distinguishes the deviation from others of a union. Only losses have a time and a number of their
+    own.
+    """
+    own = (each.from_ms, each.to_ms, each.lacks) if each.cause is Cause.INPUT_LOST else ()
+    return each.cause, each.edge, each.source, each.reason, own, tuple(sorted(each.only.items()))
 
 
 def united_rests(spec: QuerySpec, windows: Sequence[Mapping[str, Rest | None]]) -> dict[str, Rest | None]:

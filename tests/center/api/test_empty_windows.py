@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from center.ledger import FrameSummary
+from center.ledger.time_windows import MAX_LACKING
+from edgewater.model.streams import EdgeId
+from edgewater.model.timestamps import rfc3339
+from edgewater.wire import InputLoss, SliceClose
 from tests.center.api.test_api_rollup import HOUR, T0, page
+from tests.center.api.test_api_versions import BORDER, put
 
 
 def hours(desk: Any, *numbers: int, edge: str = "jfk", query: Any = None) -> Any:
@@ -12,6 +19,18 @@ def hours(desk: Any, *numbers: int, edge: str = "jfk", query: Any = None) -> Any
     for number in numbers:
         desk.report(query, edge, T0 + number * HOUR, {"UA": 2})
     return query
+
+
+def says(desk: Any, query: Any, hour: int, position: int, edge: str = "jfk", **changes: Any) -> None:
+    """The edge has closed all slices before this hour."""
+    through = T0 + hour * HOUR
+    fact = FrameSummary(query.ref, position, EdgeId(edge), through, (), (), 500, desk.now, f"{edge}-1")
+    desk.results.apply(desk.ledger, [], [replace(fact, **changes)], {query.key: position}, desk.now)
+
+
+def empty(desk: Any, query: Any, hours: range) -> list[int]:
+    windows = [(T0 + n * HOUR, T0 + (n + 1) * HOUR) for n in hours]
+    return [(start - T0) // HOUR for start, _ in sorted(desk.results.empty_windows(query.ref, windows))]
 
 
 def test_a_window_that_all_edges_closed_without_a_record_takes_no_bounds_from_a_roll_up(desk: Any) -> None:
@@ -52,6 +71,60 @@ def test_a_window_with_an_answer_is_not_empty_whatever_its_phase(desk: Any) -> N
     query = hours(desk, 0, 1, 2)
     window = (T0 + HOUR, T0 + 2 * HOUR)
     assert desk.results.empty_windows(query.ref, [window]) == set()
+
+
+def test_windows_of_the_next_version_are_not_empty_windows_of_this_one(desk: Any) -> None:
+    desk.now = T0
+    desk.connect("jfk")
+    desk.register(lateness="0s")
+    spec = {**desk.catalog.queries.versions("flights")[0].spec.to_mapping(), "measures": {"n": "count()"}}
+    assert put(desk, spec, at=rfc3339(BORDER)).status_code == 201
+    first, second = desk.catalog.queries.versions("flights")
+    desk.ledger_knows(first)
+    desk.ledger_knows(second)
+    hours(desk, 0, 1, query=first)
+    hours(desk, 2, 3, query=second)
+    says(desk, first, 5, position=3)
+    assert empty(desk, first, range(8)) == []
+    (answer,) = page(desk, every="4h", start=rfc3339(T0), end=rfc3339(BORDER))["answers"]
+    assert answer["quality"]["completeness"]["unanswered"] == 2 and not answer["contract"]["met"]
+
+
+def test_a_window_whose_late_records_wait_for_an_answer_is_not_empty(desk: Any) -> None:
+    desk.connect("jfk")
+    query = hours(desk, 0, query=desk.register(lateness="800h"))
+    says(desk, query, 700, position=2)
+    assert empty(desk, query, range(700)) == list(range(1, 700))
+    late = tuple(SliceClose(T0 + n * HOUR, 3, 0) for n in range(100, 700))
+    says(desk, query, 700, position=3, closes=late, touched=tuple(each.slice_start_ms for each in late))
+    assert len(desk.results.windows(query.ref, None, None, 700)[0]) < 600, "one event gives not all answers"
+    assert empty(desk, query, range(700)) == list(range(1, 100))
+
+
+def test_windows_of_a_loss_are_not_empty_however_many_they_are_and_whenever_it_is_stated(desk: Any) -> None:
+    desk.connect("jfk")
+    query = hours(desk, 0, query=desk.register(lateness="0s"))
+    last = 2 * MAX_LACKING
+    loss = InputLoss("s", "file-truncated", T0 + 2 * HOUR, T0 + last * HOUR, 5)
+    for position in range(2, 30):  # one event gives not all answers
+        says(desk, query, last + 3, position, losses=(loss,) if position == 2 else ())
+    assert empty(desk, query, range(last + 3)) == [last, last + 1, last + 2]
+    says(desk, query, last + 3, 30, losses=(replace(loss, from_ms=None, to_ms=T0 + (last + 1) * HOUR),))
+    assert empty(desk, query, range(last + 3)) == [last + 1, last + 2], "it is stated when the windows are final"
+
+
+def test_a_loss_is_known_if_it_is_stated_while_an_edge_has_not_closed_the_windows(desk: Any) -> None:
+    desk.connect("jfk", "lga")
+    query = hours(desk, 0, query=desk.register(lateness="0s"))
+    desk.report(query, "lga", T0, {"UA": 1})
+    for edge, position in (("jfk", 3), ("lga", 4)):
+        says(desk, query, 6, position, edge)
+    assert empty(desk, query, range(6)) == [1, 2, 3, 4, 5]
+    desk.connect("ewr")
+    desk.ledger_knows(query)
+    says(desk, query, 6, 5, losses=(InputLoss("s", "file-truncated", T0, T0 + 4 * HOUR, 5),))
+    says(desk, query, 6, 6, "ewr")
+    assert empty(desk, query, range(6)) == [4, 5]
 
 
 def test_the_prometheus_face_repeats_no_value_over_an_empty_window(desk: Any) -> None:

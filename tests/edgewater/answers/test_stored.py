@@ -195,3 +195,9 @@ def test_sessions_and_predictions_of_0_3_0_are_read_as_they_were() -> None:
     assert accuracy is not None and accuracy.groups == GroupCounts(1, 1, 1) and accuracy.stands_for_missing
     assert accuracy.error == {"sampling": 1.5, "straggler": 4.0, "missing": 2.0}
     assert of_0_3_0("unknown-sample").predicted == Predicted("s") and of_0_3_0("accuracy-final").predicted is None
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"completeness":[],"records":[],"error":[]}'])
+def test_a_damaged_text_of_any_form_is_a_storage_error(text: str) -> None:
+    with pytest.raises(StorageError):
+        facts_from_json(text)

@@ -156,3 +156,13 @@ def test_a_union_has_deliveries_but_no_statements_of_edges_and_no_predicted_valu
     assert union.predicted == Predicted() and union.edges == NOT_LISTED
     assert union.deliveries == {"b": (Delivery.AT_MOST_ONCE,)}
     assert united([WHOLE], SPEC).predicted is None
+
+
+def test_two_losses_of_one_source_are_one_only_if_their_numbers_are_equal() -> None:
+    parts = [replace(WHOLE, deviations=(loss(0, 3), loss(0, 4))), replace(WHOLE, deviations=(loss(0, 3),))]
+    assert sorted(d.lacks.most or 0 for d in united(parts, SPEC).by_cause(Cause.INPUT_LOST)) == [3, 4]
+
+
+def test_a_union_with_a_window_of_no_edge_is_not_complete() -> None:
+    both = united([Facts(0, 0, 0.0, has_data=False), WHOLE], SPEC)
+    assert not both.is_complete and both.lacks_records and both.ratio == 0.5
