@@ -30,7 +30,7 @@ class ItemCell(IntervalCell):
 
 class MeasureCell(BaseModel):
     """A measure's value in a row. `shapes` of the answer states its members: they depend on the function and on
-    the questions. The members here are those of an interval itself.
+    the questions. An interval itself has the members below.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -50,7 +50,7 @@ class PartShape(BaseModel):
         " length, whose entries may be intervals with further members."
     )
     columns: list[str] = Field(
-        description="Its columns in Arrow, CSV and SELECT, without those of bounds (`_lower`, `_upper`)."
+        description="The member's columns in Arrow, CSV and SELECT, without the columns of bounds (`_lower`, `_upper`)."
     )
 
 

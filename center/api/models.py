@@ -574,8 +574,8 @@ class Answer(BaseModel):
         " the session that this one was merged into; its window is empty and has no data."
     )
     contract: dict[str, Any] = Field(
-        description="What was requested, whether it is met, and the violations. `uncovered`: measures of which a value"
-        " has no bound, so that a contract that is met says nothing about their errors."
+        description="What was requested, whether it is met, and the violations. `uncovered`: the measures that have a"
+        " value without a bound. A met contract says nothing about the errors of these measures."
     )
 
 

@@ -216,5 +216,5 @@ class Emission:
     prediction: Prediction | None = None
 
     def codes(self) -> list[str]:
-        """Returns the codes of what the answer violates whatever its values are."""
+        """Returns the codes of the violations that follow from the facts, without the values of the answer."""
         return [violation.code for violation in violations_of_facts(self.facts, self.spec)]

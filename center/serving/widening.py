@@ -115,10 +115,10 @@ class Widening:
 
     Attributes:
         keys: the rows' key columns.
-        withheld: the values that edges withhold of the rows.
+        withheld: the values that edges withhold from the rows.
         lacking: the records that the rows lack.
-        predicted: what stands for records which have not arrived; None: the values are those of the data.
-        out: the records that are out of the data, if the accuracy is about a synopsis.
+        predicted: the estimate for records that have not arrived; None: the values contain no estimate.
+        out: the records that the data does not contain, if the accuracy is about a synopsis.
         accuracy: takes note of the errors of the synopsis that the accuracy is about.
     """
 

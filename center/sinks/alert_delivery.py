@@ -104,7 +104,7 @@ class Outbox:
         return len(self.waiting) + len(self.ends)
 
     def add(self, notice: Notice) -> None:
-        """Adds a notice after all other notices. Leaves out ends of alerts of which the target has no start."""
+        """Adds a notice after all other notices. Leaves out the end of an alert if the target never got its start."""
         alerts = []
         being_told = {alert_key(a) for a in self._notice["alerts"]} if self._notice and self._attempt else set()
         for alert in notice["alerts"]:

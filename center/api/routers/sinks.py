@@ -79,7 +79,7 @@ class SinkState(BaseModel):
     answers: int = Field(description="Answers that it has written, repetitions included.")
     rows: int
     refused: int = Field(description="Samples or messages that the sink's system has refused and never accepts.")
-    refusal: str | None = Field(description="Query, window and reason of the last of them.")
+    refusal: str | None = Field(description="Query, window and reason of the last refusal.")
     gap: SinkGap | None = Field(description="Answers that were deleted before the sink had them.")
     owner: str | None = Field(description="The process that runs it, host:pid.")
 
