@@ -128,7 +128,7 @@ async def running(agent: Agent) -> AsyncIterator[asyncio.Task[None]]:
 
 async def until(condition: Callable[[], bool], what: str, task: asyncio.Task[None] | None = None) -> None:
     """Waits for a state of the real processes; the timeout is generous, the wait is not."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():
             if task is not None and task.done():
                 task.result()

@@ -35,7 +35,7 @@ from edgewater.wire import (
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import LEAST_WINDOW_LOG, SessionUnpacker
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 MILES = QueryRef("miles", 1)
 SPEC = QuerySpec.from_mapping(
     {

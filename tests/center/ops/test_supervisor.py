@@ -15,7 +15,7 @@ import pytest
 from center.ops.supervisor import Backoff, ComponentCommand, Supervisor, describe_exit, exclusive_lock
 from edgewater.model.errors import InvalidConfig, StorageError
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 SLEEPER = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.pause()"
 STUBBORN = """
 import pathlib, signal, sys
