@@ -12,10 +12,7 @@ from rich.text import Text
 from edgewater.client.center import Center
 from edgewater.runtime.terminal import show_again, table
 
-COLUMNS = (
-    "query", "slack, s", "frames", "late, s", "cost, ms", "latest edge", "late there, s", "queued there, s",
-    "absurd values", "state",
-)  # fmt: skip
+COLUMNS = ("query", "slack, s", "frames", "late, s", "cost, ms", "state")
 
 
 def top(center: Center, interval_s: float, once: bool, as_json: bool) -> None:
@@ -45,11 +42,6 @@ def _row(query: dict[str, Any]) -> tuple[str, ...]:
     def seconds(value_ms: float | None) -> str:
         return "" if value_ms is None else f"{value_ms / 1000:.1f}"
 
-    worst = max(query["edges"], key=lambda edge: (edge["late_ms"], edge["queued_ms"]), default=None)
-    there = ("", "", "") if worst is None else (worst["edge"], seconds(worst["late_ms"]), seconds(worst["queued_ms"]))
-    refused = sum(edge["refused"] for edge in query["edges"])
-    return (
-        query["query"], seconds(query["slack_ms"]), str(query["frames"]), seconds(query["late_ms"]),
-        "" if query["cost_ms"] is None else str(query["cost_ms"]), *there, str(refused) if refused else "",
-        query["set_aside"] or "",
-    )  # fmt: skip
+    cost_ms = "" if query["cost_ms"] is None else str(query["cost_ms"])
+    waiting = seconds(query["slack_ms"]), str(query["frames"]), seconds(query["late_ms"])
+    return query["query"], *waiting, cost_ms, query["set_aside"] or ""

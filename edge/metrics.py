@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +11,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from edge.durability import DurableCore
 from edge.source_status import SourceStatus
 from edge.sources.lookups import StreamLookups
-from edge.worker import QueryBacklog
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.wire import QueryRef
 
@@ -24,7 +23,7 @@ class EdgeCollector:
         sources: returns the status of each source.
         refused_frames: frames refused by the center, by reason.
         refused: pushed requests that were refused and connections that were closed, by reason.
-        loads: returns the backlog of each query.
+        costs: returns the seconds that each of these queries takes per record, if they are known.
         skipped: numbers of valid values that are no records, by (stream, reason).
     """
 
@@ -35,11 +34,11 @@ class EdgeCollector:
         sources: Callable[[], Sequence[SourceStatus]],
         refused_frames: Mapping[str, int],
         refused: Mapping[str, int],
-        loads: Callable[[], Mapping[QueryRef, QueryBacklog]],
+        costs: Callable[[Collection[QueryRef]], Mapping[QueryRef, float]],
         skipped: Mapping[tuple[str, str], int],
     ) -> None:
         self._durable, self._gauges, self._sources, self._skipped = durable, gauges, sources, skipped
-        self._refused_frames, self._refused, self._loads = refused_frames, refused, loads
+        self._refused_frames, self._refused, self._costs = refused_frames, refused, costs
 
     def collect(self) -> Iterable[Metric]:
         core = self._durable.core
@@ -66,7 +65,12 @@ class EdgeCollector:
         for ref, memory in core.held_memory().items():
             held.add_metric([ref.name], memory.nbytes)
         yield held
-        yield from self._load_metrics()
+        cost = GaugeMetricFamily(
+            "edgewater_edge_query_cost_seconds", "CPU time in which a query processes a record.", labels=["query"]
+        )
+        for ref, record_s in self._costs(core.queries.keys()).items():
+            cost.add_metric([ref.name], record_s)
+        yield cost
         for name, (text, value) in self._gauges().items():
             yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
 
@@ -170,33 +174,6 @@ class EdgeCollector:
             for each in status.delivery:
                 delivery.add_metric([*name, each], 1)
         yield delivery
-
-    def _load_metrics(self) -> Iterable[Metric]:
-        """Yields the metrics of queries that wait for CPU. An unknown figure has no sample."""
-        loads = self._loads()
-        gauges: dict[str, tuple[str, Callable[[QueryBacklog], float | None]]] = {
-            "query_queued_records": ("Records that a query has not processed yet.", lambda q: q.queued_records),
-            "query_cost_seconds": (
-                "Measured time in which a query processes a record.",
-                lambda q: None if q.cost_us is None else q.cost_us / 1e6,
-            ),
-            "query_slack_seconds": (
-                "How long a query with queued records can wait until its next answer is late; negative: it is.",
-                lambda q: None if q.slack_ms is None else q.slack_ms / 1000,
-            ),
-            "query_late_seconds": (
-                "Time since the first watermark came that ends a window and that a query has not processed.",
-                lambda q: q.late_ms / 1000,
-            ),
-        }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"edgewater_edge_{name}", text, labels=["query"])
-            for ref, load in loads.items():
-                if (found := value(load)) is not None:
-                    gauge.add_metric([ref.name], found)
-            yield gauge
-        overruns = {ref.name: load.overruns for ref, load in loads.items()}
-        yield _counter("query_overruns", "Turns of a query that took far longer than a cycle.", ["query"], overruns)
 
 
 class LookupCollector:

@@ -32,7 +32,6 @@ SPAN_UNITS_MS = (1, 1_000, 60_000, 3_600_000)
 """Lengths of time spans for rejected records. A block uses the smallest length with at most `MAX_SPANS` spans."""
 MAX_CHUNK_ROWS = 65_536
 BLOCK_BYTES = 1 << 22
-FULL_READ_BYTES = BLOCK_BYTES - (BLOCK_BYTES >> 3)
 SHORT_READ_BYTES = 1 << 16
 """A read shorter than this (the capacity of a pipe) has reached the end of input that is still being written. After a
 longer wait than `COALESCE_S`, the limit for a file grows in proportion to the wait.
@@ -300,11 +299,6 @@ class Chunk:
     def rejected_records(self) -> tuple[RejectedRecords, ...]:
         """The rejected and the guessed records by event time, in the form of the core's events."""
         return tuple(part for each in (*self.rejected, *self.guessed) for part in each.parts())
-
-    @property
-    def is_full_read(self) -> bool:
-        """Whether the chunk is as large as one read of its source, so that there is probably more to read."""
-        return self.nbytes >= FULL_READ_BYTES or self.batch.num_rows >= MAX_CHUNK_ROWS
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
         """Returns the first `rows` records and the rest as two chunks, each with its own positions.

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from edgewater.wire import QueryRef
 
 LOOK_S = 2.0
 """A source that waits for input had nothing to read until this time ago, in seconds: earlier input would have ended its
@@ -22,6 +24,9 @@ wait.
 """
 REFUSED_S = 2.0
 """A refused push counts as unread input for this long, in seconds, because its sender repeats it after one second."""
+
+RECENT_RECORDS = 1 << 20
+"""The cost of a query is the mean over about this many of its last records."""
 
 ActivityMarker = Callable[[str], AbstractContextManager[None]]
 """Takes the name of a source, and returns a context manager around one activity of the source."""
@@ -203,3 +208,36 @@ class BusyMeter:
             source.busy_s += now_s - source.since_s
         source.since_s = now_s
         source.depth += by
+
+
+class QueryCosts:
+    """Measures the CPU time that each query takes per record, as the core's `CostMeter`.
+
+    Args:
+        cpu_s: returns the CPU time of the event loop's thread in seconds, so that other processes change no cost.
+    """
+
+    def __init__(self, cpu_s: Callable[[], float]) -> None:
+        self._cpu_s, self._began_s = cpu_s, 0.0
+        self._sums: dict[QueryRef, tuple[float, float]] = {}
+
+    def begin(self) -> None:
+        """Starts a measurement (see `CostMeter.begin`)."""
+        self._began_s = self._cpu_s()
+
+    def end(self, query: QueryRef, records: int) -> None:
+        """Ends the measurement of one query (see `CostMeter.end`)."""
+        now_s = self._cpu_s()
+        count, spent_s = self._sums.get(query, (0.0, 0.0))
+        kept = 0.5 if count > RECENT_RECORDS else 1.0
+        self._sums[query] = kept * count + records, kept * spent_s + now_s - self._began_s
+        self._began_s = now_s
+
+    def record_s(self, queries: Collection[QueryRef]) -> dict[QueryRef, float]:
+        """Returns the mean CPU time per record, in seconds, of the running queries that have processed records.
+
+        Args:
+            queries: the running queries. The sums of other queries are removed.
+        """
+        self._sums = {ref: sums for ref, sums in self._sums.items() if ref in queries}
+        return {ref: spent_s / count for ref, (count, spent_s) in self._sums.items() if count}

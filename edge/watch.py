@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -142,21 +141,15 @@ def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
         "input_losses": by_name("input_losses_total"),
         "refused": by_name("refused_total"),
         "query_bytes": by_name("query_bytes"),
-        "query_load": {
-            query: {figure: found.get(f"query_{figure}", {}).get((query,)) for figure in LOAD}
-            for (query,) in sorted(found.get("query_queued_records", {}))
-        },
+        "query_cost_seconds": by_name("query_cost_seconds"),
         **{name: one(name) for name in GAUGES},
         "frames": one("frames_total"),
     }
 
 
-LOAD = ("slack_seconds", "queued_records", "cost_seconds", "late_seconds", "overruns_total")
-"""Figures of each query when CPU is short; null if unknown."""
 GAUGES = (
-    "queries", "limited_queries", "backlog_bytes", "pending_bytes", "queued_bytes", "journal_bytes",
-    "bandwidth_bytes_per_second", "rtt_seconds", "busy_share", "backfill_records", "refused_costs",
-    "clock_step_seconds",
+    "queries", "limited_queries", "backlog_bytes", "pending_bytes", "journal_bytes",
+    "bandwidth_bytes_per_second", "rtt_seconds", "busy_share", "backfill_records", "clock_step_seconds",
 )  # fmt: skip
 
 
@@ -221,7 +214,7 @@ def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
         for name, n in state[kind].items()
         if n
     ]
-    queries = [_query_row(state, name) for name in _by_slack(state)]
+    queries = [_query_row(state, name) for name in sorted(state["query_bytes"])]
     gauges = [(name, "?" if state[name] is None else f"{state[name]:g}") for name in (*GAUGES, "frames")]
     return Group(
         Text(plain(f"{ready}; {link}{'; retired' if state['retired'] else ''}")),
@@ -230,7 +223,7 @@ def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
         table(("kind", "reason", "records"), lost, "not counted, or counted on a guess")
         if lost
         else Text("every record is counted"),
-        table(QUERY_COLUMNS, queries, "queries, by slack") if queries else Text("no query"),
+        table(QUERY_COLUMNS, queries, "queries") if queries else Text("no query"),
         table(("", "value"), gauges),
     )
 
@@ -270,30 +263,12 @@ def _source_rows(
     ]  # fmt: skip
 
 
-QUERY_COLUMNS = ("query", "slack, s", "queued records", "µs a record", "late, s", "overruns", "bytes of open windows")
-
-
-def _by_slack(state: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the queries: first the queries with queued records by slack, then the others by name."""
-
-    def key(name: str) -> tuple[float, str]:
-        slack = state["query_load"].get(name, {}).get("slack_seconds")
-        return math.inf if slack is None else slack, name
-
-    return sorted(state["query_bytes"], key=key)
+QUERY_COLUMNS = ("query", "µs a record", "bytes of open windows")
 
 
 def _query_row(state: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    load = state["query_load"].get(name, {})
-
-    def shown(figure: str, scale: float = 1.0, digits: int = 0) -> str:
-        value = load.get(figure)
-        return "" if value is None else f"{scale * value:.{digits}f}"
-
-    return (
-        name, shown("slack_seconds", digits=1), shown("queued_records"), shown("cost_seconds", 1e6, 2),
-        shown("late_seconds", digits=1), shown("overruns_total"), f"{state['query_bytes'][name]:.0f}",
-    )  # fmt: skip
+    record_s = state["query_cost_seconds"].get(name)
+    return name, "" if record_s is None else f"{1e6 * record_s:.2f}", f"{state['query_bytes'][name]:.0f}"
 
 
 def _time(seconds: float | None) -> str:

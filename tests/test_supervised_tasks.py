@@ -176,7 +176,7 @@ async def fails(*_: Any) -> None:
 
 
 LOOPS = (
-    *("group-commit", "uplink", "tick", "sync", "checkpoint", "sources", "backfills", "worker", "inputs"),
+    *("group-commit", "uplink", "tick", "sync", "checkpoint", "sources", "backfills", "inputs"),
     "lookups-flights",
 )
 

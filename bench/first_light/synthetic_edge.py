@@ -119,9 +119,6 @@ class SyntheticEdge:
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         return
 
-    def on_cost(self, query: QueryRef, answer_ms: float) -> None:
-        return
-
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         self.refused[reason] += frames
 

@@ -2,8 +2,7 @@
 
 Parts: latency, throughput and slowdown by load; nodes; caps of memory; the length of a cycle; how often the ingestion
 interval is right; the scheduler's own CPU; the center's admission, simulated and in a real center; the cost of an
-edge's core per record; a real edge agent. Arrivals are simulated (`sim.scheduling.workload`), the scheduler is the
-production one.
+edge's core per record. Arrivals and the worker are simulated (`sim.scheduling`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from bench.scheduling.admission import admission_rows
 from bench.scheduling.cells import EPOCHS, PARTS, Cell, Row, Size, accuracy, cells, measure
 from bench.scheduling.center import center_rows
 from bench.scheduling.core_cost import core_rows
-from bench.scheduling.edge import edge_rows
 from bench.scheduling.goals import verdicts
 from bench.scheduling.plots import draw
 from bench.scheduling.tables import markdown
@@ -29,7 +27,7 @@ from sim.scheduling.workload import BENCHMARKS
 OUT = Path("bench/out")
 SMOKE = Size(3.0, 1, (60, 70), ("ysb",), (1, 2), ("klink", "fair"), (16,), (120,))
 
-SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "admission", "center", "core", "edge")
+SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "admission", "center", "core")
 
 
 @click.command()
@@ -67,8 +65,6 @@ def main(
         rows += center_rows(2, 1, (1.2,)) if smoke else center_rows()
     if "core" in parts:
         rows += core_rows((4_096,), 1, 8_192) if smoke else core_rows()
-    if "edge" in parts:
-        rows += edge_rows(0.5, (1.2,), ("klink",), 4, 0, 0.2, ("mixed",)) if smoke else edge_rows(runs=seeds)
     (OUT / "scheduling.json").write_text(json.dumps(rows) + "\n")
     figures = list(draw(rows, OUT))
     if as_json:

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.scheduling import POLICIES, IngestionHistory, normal_interval
+from bench.scheduling.normal_interval import normal_interval
+from edgewater.scheduling import IngestionHistory
 from sim.scheduling.engine import Experiment, run
+from sim.scheduling.policies import POLICIES
 from sim.scheduling.summary import summarise
 from sim.scheduling.workload import BENCHMARKS, COSTS, DELAYS, Load, draw_delays
 
 Row = dict[str, Any]
 
-PARTS = ("load", "nodes", "memory", "cycles", "accuracy", "overhead", "admission", "center", "core", "edge")
+PARTS = ("load", "nodes", "memory", "cycles", "accuracy", "overhead", "admission", "center", "core")
 PER_QUERY = 0.94 / 60
 """Share of a core that one query needs: 60 queries are 94 %."""
 QUERIES = (10, 40, 60, 70, 100)

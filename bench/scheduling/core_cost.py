@@ -2,8 +2,9 @@
 
 CPU time, without sources and frames.
 
-Queries of the workloads `equal` and `staggered` (`bench.scheduling.edge`) have conditions and key columns in common.
-Each query of `apart` has its own condition, so that nothing of a batch can be shared.
+The queries of `equal` differ only in their names. The queries of `staggered` are of three kinds, with windows that end
+one after the other. Both have conditions and key columns in common. Each query of `apart` has its own condition, so
+that nothing of a batch can be shared.
 
 The gain of a second core is the wall time of one thread with all queries, divided by the wall time of two threads with
 half of the queries each. Both are the best of the runs. Decoding is not part of it.
@@ -20,7 +21,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bench.scheduling.edge import QUERIES, specs
 from edge.core import Configured, EdgeCore, Ingested, StreamSpec
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN
@@ -31,7 +31,8 @@ Queries = tuple[tuple[QueryRef, QuerySpec], ...]
 
 WORKLOADS = ("equal", "staggered", "apart")
 BATCH_ROWS = (4_096, 16_384, 65_536)
-RECORDS = 262_144
+QUERIES, RECORDS = 60, 262_144
+WINDOW_MS = 4_000
 RUNS = 5
 COLUMNS = {"k": pa.string(), "country": pa.string(), "v": pa.int64()}
 _START_MS = 1_800_000_000_000
@@ -41,7 +42,7 @@ def core_rows(batch_rows: Sequence[int] = BATCH_ROWS, runs: int = RUNS, records:
     """Returns a row per workload and size of batches: µs of CPU per record, and the gain of a second core."""
     rows = []
     for workload in WORKLOADS:
-        queries = _apart() if workload == "apart" else specs(workload, QUERIES)
+        queries = _queries(workload)
         for size in batch_rows:
             spent_s = [_spent_s(queries, size, records) for _ in range(runs + 1)][1:]
             alone_s = min(_wall_s([queries], size, records) for _ in range(runs))
@@ -53,11 +54,22 @@ def core_rows(batch_rows: Sequence[int] = BATCH_ROWS, runs: int = RUNS, records:
     return rows
 
 
-def _apart() -> Queries:
-    given = specs("staggered", QUERIES)
-    return tuple(
-        (ref, QuerySpec.from_mapping({**spec.to_mapping(), "where": f"v > {i}"})) for i, (ref, spec) in enumerate(given)
-    )
+def _queries(workload: str) -> Queries:
+    kinds: list[dict[str, Any]] = [
+        {"group_by": ["k"], "measures": {"n": "count()", "s": "sum(v)"}},
+        {"where": "v > 50", "group_by": ["country"], "measures": {"n": "count()", "most": "max(v)"}},
+        {"group_by": ["country"], "measures": {"q": "quantiles(v)"}},
+    ]
+    result = []
+    for i in range(QUERIES):
+        kind = kinds[0 if workload == "equal" else i % len(kinds)]
+        if workload == "apart":
+            kind = {**kind, "where": f"v > {i}"}
+        offset_ms = 0 if workload == "equal" else WINDOW_MS * i // QUERIES
+        window = {"tumbling": f"{WINDOW_MS}ms", "offset": f"{offset_ms}ms"}
+        spec = QuerySpec.from_mapping({"name": f"q{i}", "from": "events", "window": window, **kind})
+        result.append((QueryRef(f"q{i}", 1), spec))
+    return tuple(result)
 
 
 def _spent_s(queries: Queries, size: int, records: int) -> float:

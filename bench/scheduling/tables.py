@@ -61,26 +61,6 @@ def _cycles(rows: Sequence[Row]) -> list[str]:
     return ["| cycle, ms | s, mean / p99 |", "|---|---|", *(f"| {r['cycle_ms']:g} | {_pair(r)} |" for r in rows)]
 
 
-def _seconds(ms: float | None) -> str:
-    return "none" if ms is None else f"{ms / 1e3:.3g}"
-
-
-def _edge(rows: Sequence[Row]) -> list[str]:
-    def case(row: Row) -> str:
-        return f"{row['workload']}, {row['load']:.0%}"
-
-    lines = []
-    for title, cell in (
-        ("s from the window's end, p50 / p99",
-         lambda r: f"{_seconds(r['latency_ms_p50'])} / {_seconds(r['latency_ms_p99'])}"),
-        ("s, mean", lambda r: _seconds(r["latency_ms_mean"])),
-        ("windows; part of the core; MiB queued at most",
-         lambda r: f"{r['windows']:.0f}; {r['core_share']:.0%}; {r['queued_peak_bytes'] / 2**20:.1f}"),
-    ):  # fmt: skip
-        lines += ["", f"**{title}**", "", *_crossed(rows, case, cell, "workload, load")]
-    return lines
-
-
 def _accuracy(rows: Sequence[Row]) -> list[str]:
     names = ("empirical", "normal, predictive", "normal, as printed")
     lines = [f"| delays | confidence | {' | '.join(names)} | mean width, ms |", "|" + "---|" * 6]
@@ -121,5 +101,4 @@ _TABLES = {
     "admission": _admission,
     "center": _admission,
     "core": _core,
-    "edge": _edge,
 }

@@ -1,4 +1,4 @@
-"""How long queries can wait, and what they cost, at the center and at the edges."""
+"""How long queries can wait at the center, and what they cost."""
 
 from __future__ import annotations
 
@@ -9,36 +9,10 @@ from typing import Self
 from pydantic import BaseModel, Field
 
 from center.catalog import SetAside
-from edgewater.model.edge_records import EdgeRecord, QueryDelayRecord
+from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.model.windows import window_ends
-
-
-class EdgeLoad(BaseModel):
-    """The load of a query at an edge that schedules its queries, by the edge's last report."""
-
-    edge: str
-    age_ms: int = Field(description="Since the report. An edge repeats only what has changed.")
-    mean_delay_ms: float = Field(
-        description="From a window's end until the edge's watermark passes it, mean; 0: unknown."
-    )
-    latest_delay_ms: float = Field(description="What 95 % of these delays do not exceed; 0: unknown.")
-    queued_ms: float = Field(description="Processing time of the records that it has queued.")
-    late_ms: float = Field(description="Since the first watermark came that the query has not processed; 0: none has.")
-    refused: int = Field(description="Values of the report that no edge can mean; they count as unknown.")
-
-    @classmethod
-    def of(cls, record: QueryDelayRecord, now_ms: int) -> Self:
-        return cls(
-            edge=record.edge,
-            age_ms=max(0, now_ms - record.reported_at_ms),
-            mean_delay_ms=record.mean_ms,
-            latest_delay_ms=record.latest_ms,
-            queued_ms=record.queued_ms,
-            late_ms=record.late_ms,
-            refused=record.refused,
-        )
 
 
 class QueryLoad(BaseModel):
@@ -57,7 +31,6 @@ class QueryLoad(BaseModel):
         " it had frames. Null: not measured yet."
     )
     set_aside: SetAside | None = Field(description="Its frames are kept, and not applied. Null: they are applied.")
-    edges: list[EdgeLoad]
 
     @classmethod
     def of(
@@ -68,11 +41,10 @@ class QueryLoad(BaseModel):
         oldest_at_ms: int | None,
         cost_ms: int | None,
         edges: Sequence[EdgeRecord],
-        delays: Sequence[QueryDelayRecord],
         set_aside: SetAside | None,
         now_ms: int,
     ) -> Self:
-        due_ms = _expected_ms(query, edges, delays, now_ms) if oldest_at_ms is None else float(oldest_at_ms)
+        due_ms = _expected_ms(query, edges, now_ms) if oldest_at_ms is None else float(oldest_at_ms)
         return cls(
             query=query.ref.name,
             version=query.ref.version,
@@ -81,7 +53,6 @@ class QueryLoad(BaseModel):
             late_ms=0 if oldest_at_ms is None else max(0, now_ms - oldest_at_ms),
             cost_ms=cost_ms,
             set_aside=set_aside,
-            edges=[EdgeLoad.of(record, now_ms) for record in delays],
         )
 
     def by_slack(self) -> tuple[float, str]:
@@ -92,15 +63,12 @@ class Load(BaseModel):
     queries: list[QueryLoad] = Field(description="The least slack first.")
 
 
-def _expected_ms(
-    query: RegisteredQuery, edges: Sequence[EdgeRecord], delays: Sequence[QueryDelayRecord], now_ms: int
-) -> float | None:
+def _expected_ms(query: RegisteredQuery, edges: Sequence[EdgeRecord], now_ms: int) -> float | None:
     """Returns the wall time at which the first edge is expected to close the next window; None if no edge will."""
     ends = window_ends(query.spec.window)
     if ends is None:
         return None
     step_ms, offset_ms = ends
-    mean_ms = {record.edge: record.mean_ms for record in delays}
     expected = []
     for edge in edges:
         stream = edge.stream(query.spec.stream)
@@ -108,5 +76,5 @@ def _expected_ms(
             continue
         at_ms = stream.clock.to_event_ms(now_ms)
         end_ms = offset_ms + ((at_ms - offset_ms) // step_ms + 1) * step_ms
-        expected.append(stream.clock.to_wall_ms(end_ms) + mean_ms.get(edge.edge, 0.0))
+        expected.append(stream.clock.to_wall_ms(end_ms))
     return min(expected, default=None)

@@ -113,5 +113,5 @@ def _delete_ended(connection: Connection) -> None:
     """Deletes the rows of deleted queries. New queries are rare, so each registration may do it."""
     ended = select(t.queries.c.name, t.queries.c.version).where(t.queries.c.deleted_at_ms.is_not(None))
     for name, version in connection.execute(ended).all():
-        for table in (t.budget_states, t.processing_delays, t.sampling_rates, t.query_delays):
+        for table in (t.budget_states, t.processing_delays, t.sampling_rates):
             connection.execute(delete(table).where(_is_query(table, QueryRef(name, version))))

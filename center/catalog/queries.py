@@ -26,7 +26,7 @@ from center.catalog.query_rows import (
 from center.catalog.streams import Streams
 from center.catalog.transactions import Transactions, count_rows, increment_version, read_counter
 from center.storage.database import upsert
-from edgewater.model.edge_records import EdgeRecord, QueryDelayRecord, QueryStatusRecord
+from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
 from edgewater.model.errors import Conflict, InvalidQuery, NotFound, PreconditionFailed
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
@@ -270,33 +270,6 @@ class Queries:
                 EdgeId(r.edge): QueryStatusRecord(ref, EdgeId(r.edge), r.accepted, r.code, r.message)
                 for r in connection.execute(rows)
             }
-
-    def record_delays(self, records: Iterable[QueryDelayRecord]) -> None:
-        """Replaces the last reports of edges about the delays of queries, in one transaction.
-
-        Reports about queries that are not live are ignored.
-        """
-        with self._transactions.locked() as connection:
-            live = live_refs(connection)
-            rows = []
-            for record in records:
-                if record.query in live:
-                    values = asdict(record)
-                    rows.append({**values.pop("query"), **values})
-            upsert(connection, t.query_delays, rows)
-
-    def delays(self) -> dict[QueryRef, list[QueryDelayRecord]]:
-        """The last reports about the delays of live queries, by query, in the order of the edges."""
-        q, d = t.queries.c, t.query_delays.c
-        live = (q.name == d.name) & (q.version == d.version) & q.deleted_at_ms.is_(None)
-        rows = select(t.query_delays).join(t.queries, live).order_by(d.edge)
-        delays: dict[QueryRef, list[QueryDelayRecord]] = {}
-        with self._transactions.read() as connection:
-            for row in connection.execute(rows):
-                values = dict(row._mapping)
-                ref = QueryRef(values.pop("name"), values.pop("version"))
-                delays.setdefault(ref, []).append(QueryDelayRecord(ref, **values))
-        return delays
 
 
 def _rows_of(connection: Connection, name: str) -> Sequence[Row[tuple[object, ...]]]:

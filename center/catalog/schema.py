@@ -200,21 +200,6 @@ processing_delays = Table(
 )
 """Per query, the processing delay at the center."""
 
-query_delays = Table(
-    "query_delays",
-    metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
-    Column("edge", Identifier(128), primary_key=True),
-    Column("mean_ms", Float, nullable=False),
-    Column("latest_ms", Float, nullable=False),
-    Column("queued_ms", Float, nullable=False),
-    Column("late_ms", Float, nullable=False),
-    Column("refused", BigInteger, nullable=False),
-    Column("reported_at_ms", BigInteger, nullable=False),
-)
-"""The delays of queries at the edges that schedule them, from the last report of each edge."""
-
 sampling_rates = Table(
     "sampling_rates",
     metadata,

@@ -31,7 +31,6 @@ from center.ingest.validation import (
     read_budget_report,
     read_heartbeat,
     read_inputs,
-    read_query_delays,
     read_utilization,
 )
 from center.storage.frame_log import StoredFrame
@@ -41,7 +40,6 @@ from edgewater.model.measure import NAME
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.runtime.token_bucket import TokenBucket
-from edgewater.scheduling.costs import MAX_COST_MS
 from edgewater.wire import MAX_BODY_BYTES, MAX_FRAMES, Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import SessionUnpacker
@@ -192,7 +190,6 @@ class GatewaySession:
         self._sampling = EdgeSamplingController()
         self._refused: dict[tuple[QueryRef, str], int] = {}
         self._messages = limits.FixedWindow(now_ms)
-        self._costs: dict[QueryRef, int] = {}
         self._rejected: dict[tuple[str, str, str], int] = {}
         self._null_columns: set[tuple[str, str, str]] = set()
 
@@ -454,8 +451,6 @@ class GatewaySession:
             self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
         if message.inputs:
             self._status.inputs(self.edge, read_inputs(message))
-        if message.HasField("scheduling"):
-            self._on_scheduling(message.scheduling, now_ms)
         echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms, heartbeat_ms=every_ms)
         self.outgoing.put(pb.ToEdge(time_echo=echo))
 
@@ -473,19 +468,6 @@ class GatewaySession:
             message = f"edge {self.edge}: columns that had values are null in most records; renamed? {places}"
             self._status.alarm("column-null", message, self.edge, beat.seen_at_ms)
         self._rejected, self._null_columns = rejected, gone
-
-    def _on_scheduling(self, message: pb.Scheduling, now_ms: int) -> None:
-        """Handles a `Scheduling` message: the edge schedules its queries, so it needs their processing delays here."""
-        for record in read_query_delays(self.edge, message, now_ms):
-            if record.query in self._queries:
-                self._status.delay(record)
-        measured = self._budget_sync.snapshot.processing_delay_ms
-        for ref in self._queries & measured.keys():
-            if self._costs.get(ref) != measured[ref]:
-                self._costs[ref] = measured[ref]
-                answer_ms = min(float(measured[ref]), MAX_COST_MS)
-                cost = pb.Cost(query=ref.name, query_version=ref.version, answer_ms=answer_ms)
-                self.outgoing.put(pb.ToEdge(cost=cost), ref.name, str(ref.version))
 
     def _bounded(self, beat: HeartbeatRecord) -> HeartbeatRecord:
         """Returns the heartbeat with limited times. A time that an edge with a right clock cannot state raises an

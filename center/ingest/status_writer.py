@@ -22,7 +22,6 @@ from edgewater.model.edge_records import (
     UNREACHABLE_AFTER_MS,
     HeartbeatRecord,
     InputRecord,
-    QueryDelayRecord,
     QueryStatusRecord,
 )
 from edgewater.model.errors import StorageError
@@ -49,7 +48,6 @@ MAX_HEARTBEATS = 1_000
 class _Pending:
     heartbeats: dict[EdgeId, HeartbeatRecord] = field(default_factory=dict)
     statuses: dict[tuple[EdgeId, QueryRef], QueryStatusRecord] = field(default_factory=dict)
-    delays: dict[tuple[EdgeId, QueryRef], QueryDelayRecord] = field(default_factory=dict)
     inputs: dict[EdgeId, tuple[InputRecord, ...]] = field(default_factory=dict)
     ends: dict[EdgeId, tuple[str, int]] = field(default_factory=dict)
     alarms: dict[tuple[EdgeId, str, str], tuple[str | None, int]] = field(default_factory=dict)
@@ -98,10 +96,6 @@ class StatusWriter:
         self._pending.statuses[record.edge, record.query] = record
         self._changed.set()
 
-    def delay(self, record: QueryDelayRecord) -> None:
-        self._pending.delays[record.edge, record.query] = record
-        self._changed.set()
-
     def inputs(self, edge: EdgeId, records: tuple[InputRecord, ...]) -> None:
         self._pending.inputs[edge] = records
         self._changed.set()
@@ -148,17 +142,16 @@ class StatusWriter:
         taken = _Pending(
             _take(pending.heartbeats, most),
             _take(pending.statuses, MAX_STATUSES),
-            _take(pending.delays, MAX_STATUSES),
             _take(pending.inputs, MAX_INPUTS),
             pending.ends,
             pending.alarms,
         )
-        self._pending = _Pending(pending.heartbeats, pending.statuses, pending.delays, pending.inputs)
+        self._pending = _Pending(pending.heartbeats, pending.statuses, pending.inputs)
         now_ms = self._now_ms()
         silent = frozenset(e for e, (at_ms, silence_ms) in self._heard.items() if now_ms - at_ms > silence_ms)
         changed = {e: (e not in silent, self._heard[e][0]) for e in silent ^ self._silent if e in self._heard}
         longest_ms = max((silence_ms for _, silence_ms in self._heard.values()), default=UNREACHABLE_AFTER_MS)
-        if self._heard or pending.heartbeats or pending.statuses or pending.delays or pending.inputs:
+        if self._heard or pending.heartbeats or pending.statuses or pending.inputs:
             self._changed.set()
         try:
             await asyncio.to_thread(self._write, taken, changed, longest_ms, now_ms)
@@ -169,7 +162,6 @@ class StatusWriter:
             self._pending = _Pending(
                 taken.heartbeats | newer.heartbeats,
                 taken.statuses | newer.statuses,
-                taken.delays | newer.delays,
                 taken.inputs | newer.inputs,
                 taken.ends | newer.ends,
                 taken.alarms | newer.alarms,
@@ -192,9 +184,6 @@ class StatusWriter:
         if taken.statuses:
             self._catalog.queries.record_statuses(taken.statuses.values())
             taken.statuses.clear()
-        if taken.delays:
-            self._catalog.queries.record_delays(taken.delays.values())
-            taken.delays.clear()
         if taken.inputs:
             self._catalog.edges.record_inputs(taken.inputs, now_ms)
             taken.inputs.clear()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from center.budgets import BudgetReport
 from center.edge_access import EdgeAccess
-from edgewater.model.edge_records import HeartbeatRecord, InputRecord, QueryDelayRecord, StateDigest, StreamRecord
+from edgewater.model.edge_records import HeartbeatRecord, InputRecord, StateDigest, StreamRecord
 from edgewater.model.errors import ProtocolError
 from edgewater.model.measure import NAME
 from edgewater.model.query import MAX_MEASURES
@@ -30,7 +30,6 @@ from edgewater.model.streams import (
     type_name,
     weaker_than_exactly_once,
 )
-from edgewater.scheduling.ingestion import MAX_DELAY_MS
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
@@ -237,25 +236,6 @@ def read_inputs(message: pb.Heartbeat) -> tuple[InputRecord, ...]:
             found[each.stream, source] = InputRecord(each.stream, source, fingerprints)
             left -= len(fingerprints)
     return tuple(found.values())
-
-
-def read_query_delays(edge: EdgeId, message: pb.Scheduling, now_ms: int) -> Iterator[QueryDelayRecord]:
-    """Yields the delays of queries at an edge. A value that no edge can mean counts as unknown."""
-    for each in message.queries:
-        if not NAME.fullmatch(each.query) or each.query_version >= MAX_SEQ:
-            raise ProtocolError(f"edge {edge}: delays of {each.query!r:.100}, which is not a query's name")
-        values = (each.mean_ms, each.latest_ms, each.queued_ms, each.late_ms)
-        mean_ms, latest_ms, queued_ms, late_ms = (v if 0 <= v <= MAX_DELAY_MS else 0.0 for v in values)
-        yield QueryDelayRecord(
-            query=QueryRef(each.query, each.query_version),
-            edge=edge,
-            mean_ms=mean_ms,
-            latest_ms=latest_ms,
-            queued_ms=queued_ms,
-            late_ms=late_ms,
-            refused=sum(not 0 <= v <= MAX_DELAY_MS for v in values),
-            reported_at_ms=now_ms,
-        )
 
 
 def read_utilization(message: pb.Heartbeat) -> float:

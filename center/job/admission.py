@@ -142,8 +142,8 @@ def _take_in_turn(queues: Mapping[str, deque[PendingFrame]], limits: BatchLimits
 class _Windows:
     """A query's window ends, derived from its admitted frames."""
 
-    def __init__(self, step_ms: int, offset_ms: int, delays_ms: Mapping[str, float]) -> None:
-        self._step_ms, self._offset_ms, self._delays_ms = step_ms, offset_ms, delays_ms
+    def __init__(self, step_ms: int, offset_ms: int) -> None:
+        self._step_ms, self._offset_ms = step_ms, offset_ms
         self._swept: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._history = IngestionHistory()
@@ -159,10 +159,6 @@ class _Windows:
 
     def expected_ms(self, now_ms: int) -> float:
         """Returns the wall time at which the first edge is expected to close its window."""
-        if not len(self._history):  # until the first delays are measured here, the edges' reported delays
-            return min(
-                (max(end + self._delays_ms.get(edge, 0.0), now_ms) for edge, end in self._ends.items()), default=now_ms
-            )
         return min(
             (end_ms + self._history.expected_delay_ms(now_ms - end_ms) for end_ms in set(self._ends.values())),
             default=now_ms,
@@ -204,8 +200,6 @@ class LeastSlack:
     Args:
         step_ms: by query key, the distance of a query's window ends and their offset; None if it is not known.
         seconds: a monotonic clock.
-        delays_ms: for a query key, the mean delay by edge of the watermarks that sweep its windows. Some edges do not
-            report it.
         plans_ahead: whether a batch is admitted while the previous batch is read, instead of after it.
     """
 
@@ -213,13 +207,11 @@ class LeastSlack:
         self,
         step_ms: Callable[[str], tuple[int, int] | None],
         seconds: Callable[[], float],
-        delays_ms: Callable[[str], Mapping[str, float]] = lambda _: {},
         *,
         plans_ahead: bool = False,
     ) -> None:
         self._step_ms = step_ms
         self._seconds = seconds
-        self._delays_ms = delays_ms
         self._plans_ahead = plans_ahead
         self._in_turn = RoundRobin()
         self._windows: dict[str, _Windows] = {}
@@ -306,7 +298,7 @@ class LeastSlack:
             step = self._step_ms(key)
             if step is None:
                 return
-            self._windows[key] = _Windows(*step, self._delays_ms(key))
+            self._windows[key] = _Windows(*step)
         self._windows[key].advance(admitted)
 
     def _measure(self, start: Mapping[str, int]) -> None:

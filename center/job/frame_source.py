@@ -169,11 +169,8 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
     def __init__(self, options: SourceOptions, admission: AdmissionPolicy | None = None) -> None:
         self._options = options
-        self._admission = admission or LeastSlack(
-            self._step_ms, time.monotonic, self._delays_ms, plans_ahead=options.plans_ahead
-        )
+        self._admission = admission or LeastSlack(self._step_ms, time.monotonic, plans_ahead=options.plans_ahead)
         self._steps: dict[str, tuple[int, int] | None] = {}
-        self._delays: dict[str, dict[str, float]] = {}
         self._coalescer = BatchCoalescer()
         self._read: dict[str, list[FrameEntry]] = {}
         self._target: Offset | None = None
@@ -335,14 +332,8 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             self._steps = {
                 query_key(q.ref): window_ends(q.spec.window) for q in self._catalog.queries.all(deleted=True)
             }
-            delays = self._catalog.queries.delays()
-            self._delays = {query_key(ref): {r.edge: r.mean_ms for r in each} for ref, each in delays.items()}
             self._steps.setdefault(key, None)  # the package of its function is not installed here
         return self._steps[key]
-
-    def _delays_ms(self, key: str) -> dict[str, float]:
-        """Returns the delays that edges have reported. Read with the queries, when the center is first short of CPU."""
-        return self._delays.get(key, {})
 
     def partitions(self, start: Offset, end: Offset) -> list[FramePartition]:
         if end.get(WARM_UP, 0) > start.get(WARM_UP, 0):

@@ -28,8 +28,7 @@ from edge.sources import GrpcReceivers, PushEndpoint, Unavailable, package_recei
 from edge.sources.lookups import StreamLookups
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Uplink, UplinkOutbox
-from edge.utilization import BusyMeter
-from edge.worker import Worker
+from edge.utilization import BusyMeter, QueryCosts
 from edgewater.model.errors import InvalidConfig, OutdatedState, Retired, StorageError
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.runtime.allocator import release_free_memory
@@ -75,9 +74,9 @@ class Agent:
     outbox: UplinkOutbox
     uplink: Uplink
     meter: BusyMeter
+    costs: QueryCosts
     backfills: BackfillRunner
     tap: StreamTap
-    worker: Worker
     states: SourceStates
     reading: SourceReading
     now_ms: Callable[[], int]
@@ -170,7 +169,6 @@ class Agent:
             "checkpoint": self._checkpoint(),
             "sources": reading.read_all(),
             "backfills": self.backfills.run(),
-            "worker": self.worker.run(),
             "inputs": reading.fingerprint_inputs(),
             **{f"lookups-{stream}": lookups.run() for stream, lookups in self.lookups.items()},
         }
@@ -236,8 +234,6 @@ class Agent:
             return Unavailable("; ".join(reasons), retry_after_s=1)
         if self.reading.is_over_memory_limit():
             return Unavailable("the edge has reached limits.max_pending_bytes", retry_after_s=1)
-        if not self.worker.pace.has_room.is_set():
-            return Unavailable("the queries of the edge have not processed earlier records yet", retry_after_s=1)
         return None
 
     async def accept(self, chunk: Chunk, stream: str) -> int | None:
@@ -268,9 +264,8 @@ class Agent:
         if chunk.batch.num_rows or chunk.rejected_records or chunk.series is not None:
             with self.meter.busy(chunk.source):
                 event = Ingested(stream, chunk.source, chunk.batch, arrival_ms, rejected=chunk.rejected_records)
-                queued = self.worker.ingest_payload(event, push=chunk.push, series=chunk.series)
-            if not queued:
-                self.outbox.changed.set()
+                self.durable.ingest_payload(event, push=chunk.push, series=chunk.series)
+            self.outbox.changed.set()
             await self.commit.durable()
         return None
 
@@ -284,7 +279,7 @@ class Agent:
         self.states.count(chunk.source, left_out)
         if guessed:
             rejected = left_out.rejected_records
-            self.worker.ingest_payload(Ingested(stream, chunk.source, left_out.batch, arrival_ms, rejected=rejected))
+            self.durable.ingest_payload(Ingested(stream, chunk.source, left_out.batch, arrival_ms, rejected=rejected))
             self.outbox.changed.set()
 
     def health(self) -> AgentHealth:
@@ -293,7 +288,7 @@ class Agent:
             self.durable,
             self.outbox,
             self.uplink,
-            self.worker,
+            self.costs,
             self.meter,
             self.states,
             self.reading,

@@ -1,8 +1,8 @@
 """`open_agent`: recovers the state of an edge, and connects the parts of its agent, each after the parts that it needs.
 
 Sources are built three times: for the recovery, which reads ranges again; for backfills, which read at other positions
-of the same files; and for the agent. The agent's sources are built last, because the worker decides how long their
-records wait.
+of the same files; and for the agent. The agent's sources are built last, because the recovered queries decide how long
+their records wait (`ReadPace`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from edge.config import EdgeConfig, StreamConfig, TlsConfig
 from edge.core import EdgeCore, InputLost, SliceMemoryLimits, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
 from edge.process import now_ms
+from edge.read_pace import ReadPace
 from edge.records import CoalesceTime, Position, Source, shortest_wait
 from edge.source_kinds import KeptSource
 from edge.source_status import SourceStates
@@ -32,8 +33,7 @@ from edge.sources import build_sources, replay_clock
 from edge.sources.lookups import StreamLookups, joined, open_lookups
 from edge.tap import StreamTap
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox, Workload
-from edge.utilization import BusyMeter, no_marker
-from edge.worker import OFF, QUEUE_SHARE, Worker
+from edge.utilization import BusyMeter, QueryCosts, no_marker
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import Delivery, StreamClock, weaker_than_exactly_once
 from edgewater.synopses import source_of
@@ -119,11 +119,7 @@ class _Load:
     """How busy the agent is."""
 
     meter: BusyMeter
-    worker: Worker
     sources: Sequence[Source]
-
-    def busy_share(self) -> float:
-        return max(self.meter.take_busy_share(), self.worker.take_short_share())
 
     def unread(self) -> tuple[str, ...]:
         streams = {source.name: source.stream for source in self.sources}
@@ -147,14 +143,13 @@ def open_agent(config: EdgeConfig) -> Agent:
     commit = JournalGroupCommit(durable)
     outbox = UplinkOutbox(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth)
     meter = BusyMeter(time.monotonic)
-    worker = _worker(config, durable, outbox, meter.busy_for_s)
-    built = inputs.built(meter, worker.wait_s)
+    pace, costs = ReadPace(durable.core), QueryCosts(time.thread_time)
+    durable.core.cost_meter = costs
+    built = inputs.built(meter, pace.wait_s)
     opened = _opened_before(inputs, built, durable.core)
     sources = [*map(inputs.joined, built), *opened]
     _begin(durable, sources, config)
-    load = _Load(meter, worker, sources)
-    delays = worker.delays if config.limits.scheduling != OFF else None
-    outbox.workload = Workload(load.busy_share, load.unread, delays)
+    outbox.workload = Workload(meter.take_busy_share, _Load(meter, sources).unread)
     quota = _daily_quota(config, directory)
     uplink = _uplink(config, outbox, quota)
     backfills = BackfillRunner(
@@ -173,7 +168,7 @@ def open_agent(config: EdgeConfig) -> Agent:
         durable,
         commit,
         outbox=outbox,
-        worker=worker,
+        pace=pace,
         backfills=backfills,
         meter=meter,
         states=states,
@@ -190,9 +185,9 @@ def open_agent(config: EdgeConfig) -> Agent:
         outbox,
         uplink,
         meter,
+        costs,
         backfills,
         tap,
-        worker,
         states,
         reading,
         now_ms,
@@ -248,19 +243,6 @@ def _begin(durable: DurableCore, sources: Sequence[Source], config: EdgeConfig) 
                 log.warning("source %s cannot be read again: records may be lost since the last stop", source.name)
                 durable.handle(InputLost(source.stream, source.name, LossReason.RESTART, now_ms()))
     durable.handle(sources_opened(sources, durable.core, config.limits))
-
-
-def _worker(config: EdgeConfig, durable: DurableCore, outbox: UplinkOutbox, busy_s: Callable[[str], float]) -> Worker:
-    return Worker(
-        durable,
-        changed=outbox.changed.set,
-        busy_s=busy_s,
-        policy=config.limits.scheduling,
-        limit_bytes=config.limits.max_pending_bytes // QUEUE_SHARE,
-        now_ms=now_ms,
-        clock=time.thread_time,
-        answer_delay_ms=outbox.answer_delay_ms,
-    )
 
 
 def _uplink(config: EdgeConfig, outbox: UplinkOutbox, quota: DailyQuota | None) -> Uplink:

@@ -17,8 +17,7 @@ from edge.process import now_ms as wall_clock
 from edge.source_status import SourceStates, SourceStatus
 from edge.sources.lookups import StreamLookups
 from edge.uplink import Uplink, UplinkOutbox
-from edge.utilization import BusyMeter
-from edge.worker import Worker
+from edge.utilization import BusyMeter, QueryCosts
 from edgewater.runtime.health import health_routes
 
 
@@ -38,7 +37,7 @@ class AgentHealth:
     durable: DurableCore
     outbox: UplinkOutbox
     uplink: Uplink
-    worker: Worker
+    costs: QueryCosts
     meter: BusyMeter
     states: SourceStates
     reading: SourceReading
@@ -66,7 +65,7 @@ class AgentHealth:
             self.source_statuses,
             self.outbox.refused_frames,
             self.refused,
-            self.worker.loads,
+            self.costs.record_s,
             self.skipped,
         )
 
@@ -92,10 +91,6 @@ class AgentHealth:
             "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", self.outbox.bandwidth_bytes_s),
             "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
-            "refused_costs": (
-                "Costs of queries from the center that cannot be right. The edge keeps the previous cost.",
-                self.outbox.refused_costs,
-            ),
         }
 
     def _core_gauges(self) -> dict[str, tuple[str, float]]:
@@ -103,7 +98,6 @@ class AgentHealth:
         return {
             "backlog_bytes": ("Bytes of frames the center has not acknowledged.", core.unacked_bytes),
             "pending_bytes": ("Memory held for groups and frames.", core.pending_bytes),
-            "queued_bytes": ("Memory of batches that not all queries have processed.", core.queued_bytes),
             "journal_bytes": ("Size of the current journal.", self.durable.journal_bytes),
             "queries": ("Number of queries.", len(core.queries)),
             "limited_queries": (

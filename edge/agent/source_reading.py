@@ -11,12 +11,12 @@ from edge.backfill_runner import BackfillRunner
 from edge.config import LimitsConfig
 from edge.core import EdgeCore, Ingested, InputLost, SliceMemoryLimits, SourceEnded, SourcesOpened, TickEvent
 from edge.durability import DurableCore, JournalGroupCommit
+from edge.read_pace import ReadPace
 from edge.records import Chunk, Position, Source
 from edge.source_status import SourceStates
 from edge.tap import StreamTap
 from edge.uplink import Input, UplinkOutbox
 from edge.utilization import BusyMeter
-from edge.worker import Worker
 from edgewater.model.errors import InvalidInput
 from edgewater.model.streams import Delivery
 
@@ -65,7 +65,7 @@ class SourceReading:
         commit: JournalGroupCommit,
         *,
         outbox: UplinkOutbox,
-        worker: Worker,
+        pace: ReadPace,
         backfills: BackfillRunner,
         meter: BusyMeter,
         states: SourceStates,
@@ -76,7 +76,7 @@ class SourceReading:
         monotonic: Callable[[], float],
     ) -> None:
         self.sources = sources
-        self._durable, self._commit, self._outbox, self._worker = durable, commit, outbox, worker
+        self._durable, self._commit, self._outbox, self._pace = durable, commit, outbox, pace
         self._backfills, self._meter, self._states, self._tap = backfills, meter, states, tap
         self._retired, self._limits, self._now_ms, self._monotonic = retired, limits, now_ms, monotonic
         self.failing: dict[str, tuple[str, float]] = {}
@@ -169,7 +169,6 @@ class SourceReading:
                     with self._meter.backpressured(source.name):
                         await asyncio.sleep(self.retry_s)
         self._durable.handle(SourceEnded(source.stream, source.name))
-        self._worker.advance(source.stream)
         self._outbox.changed.set()
         log.info("source %s of stream %s has ended", source.name, source.stream)
 
@@ -179,25 +178,23 @@ class SourceReading:
             self._tap.offer(source.stream, chunk)
             self._states.count(source.name, chunk)
             self._open(source, chunk.opens)
-            if not self._ingest(source, chunk):
-                self._outbox.changed.set()
+            self._ingest(source, chunk)
+            self._outbox.changed.set()
             await self._wait_for_capacity(source)
         self._end_failure(source.name)
 
-    def _ingest(self, source: Source, chunk: Chunk) -> bool:
-        """Ingests a chunk; returns whether it was queued."""
+    def _ingest(self, source: Source, chunk: Chunk) -> None:
         rejected = chunk.rejected_records
         event = Ingested(source.stream, source.name, chunk.batch, self._now_ms(), rejected=rejected)
         is_open = self._durable.core.streams[source.stream].is_open(source.name)
         for reason in chunk.losses if is_open else ():  # a source that has ended can lose no records
             # The loss is stored before the position after it. So a crash in between states the loss twice, not never.
             self._durable.handle(InputLost(source.stream, source.name, reason, event.arrival_ms))
-        queued = False
         if source.replayable and chunk.end is not None and not chunk.keep:
-            queued = self._worker.ingest_range(event, chunk.start, chunk.end, is_full_read=chunk.is_full_read)
+            self._durable.ingest_range(event, chunk.start, chunk.end)
         elif chunk.batch.num_rows or rejected or chunk.keep:
             end = chunk.end if chunk.keep else None
-            queued = self._worker.ingest_payload(event, end=end)
+            self._durable.ingest_payload(event, end=end)
             if end is not None:
                 self._uncommitted[source.name] = end
                 self._unsynced.set()
@@ -205,7 +202,7 @@ class SourceReading:
             self._unsynced.set()
         if chunk.input_gone:
             self.input_gone.set()
-        return queued
+        self._pace.count(source.stream, chunk.batch.num_rows)
 
     async def _wait_for_capacity(self, source: Source) -> None:
         """Applies backpressure: returns when the journal and the memory limit allow the source to continue."""
@@ -217,7 +214,6 @@ class SourceReading:
                 unsynced_bytes = MAX_UNSYNCED_BYTES if repeatable else MAX_UNSYNCED_UNREPEATABLE_BYTES
                 if self._durable.unsynced_bytes > unsynced_bytes or self._commit.failure is not None:
                     await self._commit.durable()
-                await self._worker.pace.may_read.wait()
                 while self.is_over_memory_limit():
                     await asyncio.sleep(BACKPRESSURE_POLL_S)
             await asyncio.sleep(0)
@@ -243,8 +239,6 @@ class SourceReading:
             if deadline is not None and deadline <= now:
                 before = {n: s.watermark_ms for n, s in streams.items()}
                 self._durable.handle(TickEvent(now, self._unread_sources(), self._empty_ms(now)))
-                for stream in before:
-                    self._worker.advance(stream)
                 if before != {n: s.watermark_ms for n, s in streams.items()}:
                     self._outbox.changed.set()
             wait_s = max(TICK_MIN_S, ((deadline or now) - now) / 1000)

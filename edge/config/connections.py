@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from edge.config.section import HttpTlsConfig, Model, TlsConfig
 from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import Address, Duration, ProxyUrl, RemoteAddress, Size, read_secret, refusal
+
+log = logging.getLogger(__name__)
 
 MIN_BANDWIDTH = 1 << 10
 """The smallest accepted `bandwidth`, in bytes per second. Heartbeats alone take up to 150 bytes per second while an
@@ -97,16 +99,17 @@ class LimitsConfig(Model):
     """The CPU time that decoding one pushed body may take."""
     checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
     """Interval between checkpoints."""
-    scheduling: Literal["klink", "fair", "fcfs", "off"] = "off"
-    """Which query runs next while the edge is short of CPU. `klink` runs the query with the least slack, `fair` runs
-    each query in turn, and `fcfs` runs the query with the oldest batch. With `off` there are no queues, and all queries
-    process each batch at once.
-    """
 
-    @field_validator("scheduling", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _off(cls, value: object) -> object:
-        return "off" if value is False else value  # YAML reads `off` without quotes as false
+    def _without_scheduling(cls, value: object) -> object:
+        """Removes a key of 0.3.0, so that an upgrade needs no other file."""
+        if not isinstance(value, dict) or "scheduling" not in value:
+            return value
+        log.warning(
+            "limits.scheduling has no effect any more: all queries process each batch at once; remove it from the file"
+        )
+        return {key: each for key, each in value.items() if key != "scheduling"}
 
     @model_validator(mode="after")
     def _leaves_room(self) -> LimitsConfig:

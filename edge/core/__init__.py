@@ -5,9 +5,8 @@
 the measured link are in the events.
 """
 
-from edge.core.batch_queue import batch_from_bytes, batch_to_bytes
 from edge.core.budget_schedule import ShareSchedule
-from edge.core.core import EdgeCore
+from edge.core.core import QUEUED, EdgeCore
 from edge.core.drift import DriftRates
 from edge.core.events import (
     Acked,
@@ -28,7 +27,6 @@ from edge.core.events import (
     PullReplayed,
     QueryAccepted,
     QueryRefused,
-    Ran,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
@@ -41,6 +39,7 @@ from edge.core.streams import StreamSpec, StreamState
 
 __all__ = [
     "MAX_FRAME_BYTES",
+    "QUEUED",
     "Acked",
     "BackfillEnded",
     "BackfillIngested",
@@ -63,7 +62,6 @@ __all__ = [
     "QueryAccepted",
     "QueryPipeline",
     "QueryRefused",
-    "Ran",
     "SamplingSet",
     "ShareSchedule",
     "SliceMemoryLimits",
@@ -72,7 +70,5 @@ __all__ = [
     "StreamSpec",
     "StreamState",
     "TickEvent",
-    "batch_from_bytes",
-    "batch_to_bytes",
     "next_limit",
 ]

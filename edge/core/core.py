@@ -9,7 +9,7 @@ production.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import singledispatchmethod
 from typing import Any, Protocol
 
@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from edge.core.arrival_reports import SamplingSettings
 from edge.core.backfill import FIRST_RECORD_NUMBER
-from edge.core.batch_queue import QueuedBatch, queues_from_state, queues_to_state, shared_bytes
 from edge.core.events import (
     Acked,
     BackfillEnded,
@@ -38,7 +37,6 @@ from edge.core.events import (
     PullReplayed,
     QueryAccepted,
     QueryRefused,
-    Ran,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
@@ -48,7 +46,7 @@ from edge.core.memory import HeldMemory
 from edge.core.pull_planner import PullPlanner, has_closed
 from edge.core.query_pipeline import QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
-from edge.core.shared_batch import BatchRecords, QueuedRecords, Sharing
+from edge.core.shared_batch import BatchRecords, Sharing
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import QuerySpec
@@ -59,8 +57,11 @@ from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, QueryRef, encode_body
 from edgewater.wire import uplink_pb2 as pb
 
-MOST_SHARED = 4
-"""The results that queries share of queued batches take at most this many times the memory of the queues."""
+QUEUED = (
+    "the state has batches that queries have not processed, because limits.scheduling was on; run Edgewater 0.3.0 with "
+    "limits.scheduling: off until edgewater_edge_queued_bytes is 0, and stop it before the upgrade"
+)
+"""The error for a state of an earlier release whose queries had queues."""
 _KIND = "edge-core"
 
 
@@ -88,7 +89,6 @@ class EdgeCore:
         pulls: when and how pulls are made.
         refused: the queries that do not match this edge's streams.
         configured: whether the core has received a set of queries.
-        configurations: how many sets of queries this object has received.
         next_seq: the number of the next frame.
         unacked: frames that the center has not acknowledged, ascending.
         cost_meter: measures how long each query processes records. The core's decisions do not depend on it.
@@ -107,11 +107,9 @@ class EdgeCore:
         self.pulls = PullPlanner(self.streams, self.queries)
         self.refused: dict[QueryRef, QueryRefused] = {}
         self.configured = False
-        self.configurations = 0
         self.next_seq = 1
         self.unacked: deque[Frame] = deque()
         self.cost_meter: CostMeter | None = None
-        self._queued_records = QueuedRecords()
         self._batch_number = 0
         self._max_state_bytes: int | None = None
         self._columns: dict[str, dict[str, str]] = {}
@@ -129,7 +127,6 @@ class EdgeCore:
     @_handle.register
     def _(self, event: Configured) -> list[Effect]:
         self.configured = True
-        self.configurations += 1
         specs = dict(event.queries)
         removed = {ref: pipeline for ref, pipeline in self.queries.items() if ref not in specs}
         for ref in [r for r in (*self.queries, *self.refused) if r not in specs]:
@@ -231,45 +228,14 @@ class EdgeCore:
         queries = self.queries_of(event.stream)
         if event.rejected:
             _count_rejected(event, stream, queries)
-        queued = _queued(event, stream, queries)
         sharing = Sharing.among((pipeline.intake.reading for pipeline in queries), event.batch)
         records = BatchRecords.numbered(event.batch, stream.records, sharing)
         if self.cost_meter is not None:
             self.cost_meter.begin()
         for pipeline in queries:
-            if (event.queued or pipeline.queue) and event.batch.num_rows:
-                pipeline.queue.append(queued)
-            else:
-                effects += self._ingest(pipeline, records, event.arrival_ms, stream.watermark_ms)
+            effects += self._ingest(pipeline, records, event.arrival_ms, stream.watermark_ms)
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
-
-    @_handle.register
-    def _(self, event: Ran) -> list[Effect]:
-        effects = list[Effect]()
-        if self.cost_meter is not None:
-            self.cost_meter.begin()
-        for ref in event.queries:
-            if (pipeline := self.queries.get(ref)) is not None:
-                effects += self._run(pipeline, event.through)
-        if not any(each.queue for each in self.queries.values()):
-            self._queued_records.clear()
-        return effects
-
-    def _run(self, pipeline: QueryPipeline, through: int) -> list[Effect]:
-        name, effects = pipeline.spec.stream, list[Effect]()
-        joins = pipeline.decides_alike if pipeline.monitor is None else None
-        for parts in pipeline.queue.take(through, joins):
-            self._batch_number += 1
-            records = self._queued_records.get(name, parts)
-            if records is None:
-                records = self._share_queued(name, parts)
-            effects += self._ingest(pipeline, records, parts[0].arrival_ms, parts[0].watermark_ms)
-        return effects
-
-    def _share_queued(self, stream: str, parts: Sequence[QueuedBatch]) -> BatchRecords:
-        queries = [(each.queue, each.intake.reading) for each in self.queries_of(stream)]
-        return self._queued_records.of(stream, parts, queries, MOST_SHARED * shared_bytes(q for q, _ in queries))
 
     def _ingest(
         self, pipeline: QueryPipeline, records: BatchRecords, arrival_ms: int, watermark_ms: int
@@ -435,32 +401,12 @@ class EdgeCore:
 
     @property
     def pending_bytes(self) -> int:
-        """Memory of queries, their queues and unacknowledged frames, limited by backpressure on the sources."""
-        return sum(p.nbytes for p in self.queries.values()) + self.queued_bytes + self.unacked_bytes
-
-    @property
-    def queued_bytes(self) -> int:
-        """Memory of the unprocessed batches and of the results that queries share of them. A batch counts once, even if
-        several queries wait for it.
-        """
-        if not any(p.queue for p in self.queries.values()):
-            return 0
-        batches = sum(shared_bytes(p.queue for p in self.queries_of(name)) for name in self.streams)
-        return batches + self._queued_records.nbytes
-
-    def watermark_ms(self, stream: str) -> int:
-        """Returns the event time before which no query of the stream expects more records."""
-        return min(
-            (p.queue.first.watermark_ms for p in self.queries_of(stream) if p.queue),
-            default=self.streams[stream].watermark_ms,
-        )
+        """Memory of queries and unacknowledged frames, limited by backpressure on the sources."""
+        return sum(p.nbytes for p in self.queries.values()) + self.unacked_bytes
 
     @property
     def unacked_bytes(self) -> int:
         return sum(len(f.body) for f in self.unacked)
-
-    def stream_ended(self, name: str) -> bool:
-        return self.streams[name].watermark_ms >= MAX_TIME_MS
 
     def to_state(self) -> bytes:
         """Serialises the whole state. Equal states give equal bytes."""
@@ -477,12 +423,6 @@ class EdgeCore:
         }
         arrays = {str(f.seq): f.to_wire().SerializeToString(deterministic=True) for f in self.unacked}
         queries = {str(n): pipeline.to_state() for n, pipeline in enumerate(self.queries.values())}
-        if any(p.queue for p in self.queries.values()):
-            queues = numbers["queues"] = dict[str, Any]()
-            for name in self.streams:
-                of_stream = {str(n): p.queue for n, p in enumerate(self.queries.values()) if p.spec.stream == name}
-                queues[name], batches = queues_to_state(of_stream)
-                arrays |= {f"{name}/{first}": batch for first, batch in batches.items()}
         return State(numbers, arrays, queries).pack(_KIND)
 
     def restore(self, data: bytes) -> None:
@@ -493,10 +433,13 @@ class EdgeCore:
 
         Raises:
             CorruptSynopsis, UnsupportedVersion: the bytes are damaged, or of a newer release.
-            StorageError: a query needs a column that the configuration no longer has.
+            StorageError: a query needs a column that the configuration no longer has, or the state has batches that
+                queries have not processed (`QUEUED`).
         """
         state = State.unpack(data, _KIND)
         numbers = state.numbers
+        if "queues" in numbers:
+            raise StorageError(QUEUED)
         self.configured, self.next_seq = numbers["configured"], numbers["next_seq"]
         self.source = numbers["source"]  # records keep their identities, even if the edge is renamed
         self._batch_number, self._now_ms = numbers["batch_number"], numbers["now_ms"]
@@ -508,17 +451,9 @@ class EdgeCore:
             self.refused[ref] = QueryRefused(ref, code, message)
         frames = [frame for name, frame in state.arrays.items() if name.isdecimal()]
         self.unacked.extend(Frame.from_wire(pb.Frame.FromString(frame)) for frame in frames)
-        queues = {
-            number: queue
-            for stream, queued in numbers.get("queues", {}).items()
-            for number, queue in queues_from_state(
-                queued, {name.removeprefix(f"{stream}/"): data for name, data in state.arrays.items()}
-            ).items()
-        }
-        for number, query in state.components.items():
+        for query in state.components.values():
             pipeline = QueryPipeline.from_state(query, self.streams, self.source, self._encode)
             if pipeline is not None:
-                pipeline.queue = queues.get(number, pipeline.queue)
                 self.queries[pipeline.ref] = pipeline
         self._set_max_state_bytes(numbers["max_state_bytes"])
         self._read_as(numbers["columns"])
@@ -541,9 +476,3 @@ def _count_rejected(event: Ingested, stream: StreamState, queries: Iterable[Quer
     for rejected in stream.reject(event.source, event.rejected, event.arrival_ms):
         for pipeline in queries:
             pipeline.store.losses.reject(rejected, event.arrival_ms)
-
-
-def _queued(event: Ingested, stream: StreamState, queries: Iterable[QueryPipeline]) -> QueuedBatch:
-    last = max((p.queue.batches[-1].end_bytes for p in queries if p.queue), default=0)
-    end = last + int(event.batch.nbytes)
-    return QueuedBatch(event.batch, stream.records, stream.watermark_ms, event.arrival_ms, last, end)

@@ -56,8 +56,6 @@ class Ingested:
     """A batch has been decoded: the stream's columns and `event_time_ms` (int64, no nulls).
 
     Attributes:
-        queued: the stream's queries process the batch when they run (`Ran`). If false, queries with an empty queue
-            process it at once.
         rejected: the records of the same input that the source rejected, or counted or left out on a guess.
     """
 
@@ -65,21 +63,7 @@ class Ingested:
     source: str
     batch: pa.RecordBatch
     arrival_ms: int
-    queued: bool = False
     rejected: tuple[RejectedRecords, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """Queries of a stream process the records of their queues whose number is below `through`, one query after the
-    other.
-
-    The shell decides by measured times which queries run and how far. The event records the decision, so that a replay
-    needs no scheduler.
-    """
-
-    queries: tuple[QueryRef, ...]
-    through: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +228,6 @@ Event = (
     Configured
     | SourcesOpened
     | Ingested
-    | Ran
     | BackfillIngested
     | BackfillEnded
     | SourceEnded

@@ -32,9 +32,6 @@ DRAIN_SAFETY = 2.0
 EMPTY_PULL_WAIT_FRACTION = 0.02
 """After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
 EMPTY_PULL_WAIT_MIN_MS = 20
-QUEUED_PULL_WAIT_MS = 250
-"""The least wait while queries have queued records. A pull looks for early sends in all open slices, and with 60
-queries this takes as long as thousands of records."""
 REPORT_DROPS_MS = 1_000
 """Wall time until records that came too late are reported, if no other frame has reported them before."""
 
@@ -125,8 +122,6 @@ class PullPlanner:
             if monitor is None or clock is None:
                 continue
             offset = monitor.sampling.clock_offset_ms
-            if pipeline.queue and not monitor.due(pipeline.arrivals_before_ms - offset):
-                continue  # the report is due when the query has run
             due_ms = monitor.next_due_ms(clock.to_event_ms(now_ms) - offset) + offset
             wall_ms = max(clock.to_wall_ms(due_ms), now_ms)
             dues.append(wall_ms + (clock.to_event_ms(wall_ms) < due_ms))  # a fast clock's rounding
@@ -146,11 +141,11 @@ class PullPlanner:
 
     def defer(self, event: PullEvent) -> None:
         """Delays the next pull, after one that sent nothing."""
-        least_ms = QUEUED_PULL_WAIT_MS if any(p.queue for p in self._queries.values()) else EMPTY_PULL_WAIT_MIN_MS
         for stream, (after_ms, _) in event.drain_windows.items():
             ends = [p.spec.window.next_slice(after_ms) for p in self._queries_of(stream)]
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
-            self._not_before_ms[stream] = after_ms + max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), least_ms)
+            wait_ms = max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), EMPTY_PULL_WAIT_MIN_MS)
+            self._not_before_ms[stream] = after_ms + wait_ms
 
     def drain_windows(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
         """Returns `PullEvent.drain_windows` for a pull at `now_ms`.
@@ -190,9 +185,8 @@ class PullPlanner:
             pipeline.watermark_ms,
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
             link.estimate(pipeline),
-            stream in event.unread or bool(pipeline.queue),
+            stream in event.unread,
             _drops_are_due(pipeline, event),
-            pipeline.arrivals_before_ms,
         )
 
     def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:

@@ -1,7 +1,6 @@
 """`QueryPipeline`: one query at one edge. It connects the parts through which records pass.
 
-Records enter the slices through an `Intake`, slices are in a `SliceStore`, and a `Shipper` builds frames from them. The
-pipeline has the records that are not processed yet: batches in its queue, and a backfill.
+Records enter the slices through an `Intake`, slices are in a `SliceStore`, and a `Shipper` builds frames from them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from edge.core.arrival_reports import ArrivalMonitor
 from edge.core.backfill import Backfill
-from edge.core.batch_queue import BatchQueue
 from edge.core.intake import Intake
 from edge.core.shared_batch import BatchRecords
 from edge.core.shipper import Encode, Shipper
@@ -19,7 +17,7 @@ from edge.core.streams import StreamState, constant_type
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import BoundQuery, QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Constant
+from edgewater.model.streams import MIN_TIME_MS, Constant
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import InputLoss, LossReason, QueryRef
@@ -39,7 +37,6 @@ class QueryPipeline:
         intake: takes records into the slices.
         shipper: builds frames from the slices.
         backfill: while records from before the registration are read again.
-        queue: the batches that the query has not processed.
     """
 
     def __init__(
@@ -50,7 +47,6 @@ class QueryPipeline:
         self.intake = Intake(ref, store, monitor)
         self.shipper = Shipper(store, monitor, encode)
         self.backfill: Backfill | None = None
-        self.queue = BatchQueue()
 
     @classmethod
     def begin(
@@ -103,18 +99,12 @@ class QueryPipeline:
 
     @property
     def watermark_ms(self) -> int:
-        """The stream's watermark, or less while the queue or the backfill may have records before it."""
-        return self.bounded_ms(self.queue.first.watermark_ms if self.queue else self.stream.watermark_ms)
+        """The stream's watermark, or less while the backfill may have records before it."""
+        return self.bounded_ms(self.stream.watermark_ms)
 
     def bounded_ms(self, watermark_ms: int) -> int:
         """Returns the watermark, or less while the backfill may have records before it."""
         return watermark_ms if self.backfill is None else min(watermark_ms, self.backfill.watermark_ms)
-
-    @property
-    def arrivals_before_ms(self) -> int:
-        """The event time at which the first queued batch arrived; the maximum time if the queue is empty."""
-        clock = self.stream.spec.clock
-        return clock.to_event_ms(self.queue.first.arrival_ms) if self.queue and clock is not None else MAX_TIME_MS
 
     def ingest(self, records: BatchRecords, watermark_ms: int, batch_number: int, arrival_ms: int) -> dict[str, int]:
         """Updates the slices with a batch; returns how many records were not counted, by reason.
@@ -131,13 +121,6 @@ class QueryPipeline:
         )
         self.store.losses.drops.begin(arrival_ms)
         return dropped
-
-    def decides_alike(self, watermark_ms: int, other_ms: int) -> bool:
-        """Returns whether the same records are late, and too late, at two watermarks of the stream."""
-        slice_start, lateness_ms = self.spec.window.slice_start, self.spec.lateness_ms
-        return slice_start(watermark_ms) == slice_start(other_ms) and (
-            slice_start(watermark_ms - lateness_ms) == slice_start(other_ms - lateness_ms)
-        )
 
     def _begin_backfill(self, since_ms: int) -> None:
         delivered = {source: counts.since(since_ms) for source, counts in self.stream.delivered.items()}

@@ -7,9 +7,8 @@ CPU of many queries (`docs/decisions/0012-scheduling.md`). The results of a quer
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -17,7 +16,6 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from edge.core.batch_queue import BatchQueue, QueuedBatch, joined
 from edgewater.model.query import BoundQuery
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.syntax import called_names, column_names, parse_sql
@@ -188,44 +186,3 @@ class BatchRecords:
             if self._sharing.keeps((self._condition, reading.keys), keys.nbytes):
                 self._keys[reading.keys] = keys
         return keys
-
-
-class QueuedRecords:
-    """The records of queued batches: queries process them one after the other and share what they compute."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, int, int], tuple[BatchRecords, Sharing, int]] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the cached results, without the batches as they were queued."""
-        return sum(copied + sharing.kept_bytes for _, sharing, copied in self._held.values())
-
-    def get(self, stream: str, parts: Sequence[QueuedBatch]) -> BatchRecords | None:
-        """Returns the records of these parts if they are cached."""
-        held = self._held.get((stream, parts[0].first, parts[-1].end))
-        return None if held is None else held[0]
-
-    def of(
-        self, stream: str, parts: Sequence[QueuedBatch], queries: Sequence[tuple[BatchQueue, Reading]], most_bytes: int
-    ) -> BatchRecords:
-        """Returns the records of adjacent parts of a stream as one batch. Called when `get` returned None.
-
-        Args:
-            queries: the queues of the stream's queries, and their readings.
-            most_bytes: a result that exceeds this limit is not cached. Nothing is evicted for it: queries process the
-                same batches in turn, so an old batch is the one that a query needs next.
-        """
-        key = stream, parts[0].first, parts[-1].end
-        needed = min((queue.next for queue, _ in queries if queue), default=math.inf)
-        self._held = {key: held for key, held in self._held.items() if key[0] != stream or key[2] > needed}
-        batch = joined(parts)
-        if self.nbytes >= most_bytes or needed >= key[2]:
-            return BatchRecords.numbered(batch, key[1])
-        sharing = Sharing.among((reading for _, reading in queries), batch)
-        records = BatchRecords.numbered(batch, parts[0].first, sharing)
-        self._held[key] = records, sharing, int(batch.nbytes) if len(parts) > 1 else 0
-        return records
-
-    def clear(self) -> None:
-        self._held.clear()

@@ -41,7 +41,7 @@ from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Sl
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
 from edgewater.model.query import StalenessBudget
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SessionWindow
 from edgewater.synopses import GroupedAggregate, IntArray
 from edgewater.synopses.encoding.state import State
@@ -68,7 +68,6 @@ class PullConditions:
         link: the measured link, for staleness budgets.
         unread: whether the stream may have unread input.
         report_drops: a frame is built even if it states nothing but dropped records.
-        arrivals_before_ms: event time by the stream's clock; records that arrived later have not been processed.
     """
 
     capacity_bytes: int
@@ -77,7 +76,6 @@ class PullConditions:
     link: LinkEstimate = UNKNOWN_LINK
     unread: bool = False
     report_drops: bool = False
-    arrivals_before_ms: int = MAX_TIME_MS
 
     @property
     def now_ms(self) -> int:
@@ -335,7 +333,7 @@ class Shipper:
     ) -> tuple[Arrivals | None, list[Partial]]:
         """Takes, for a query with early answers, the due arrival report and the pending values of ended slices, except
         what an error budget permits to withhold."""
-        now_ms, monitor = min(at.now_ms, at.arrivals_before_ms), self._monitor
+        now_ms, monitor = at.now_ms, self._monitor
         if monitor is None or now_ms == MIN_TIME_MS:
             return None, []
         now_ms -= monitor.sampling.clock_offset_ms

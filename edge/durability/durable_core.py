@@ -8,7 +8,7 @@ the state.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from edge.core import (
@@ -20,7 +20,6 @@ from edge.core import (
     Ingested,
     MemoryLimited,
     PullEvent,
-    Ran,
     SliceMemoryLimits,
     next_limit,
 )
@@ -41,10 +40,6 @@ from edge.records import Position, PushId
 from edge.series import SeriesUpdate
 from edgewater.model.errors import StorageError
 from edgewater.runtime.state_release import RELEASE
-from edgewater.wire import QueryRef
-
-RUNS_PER_LIMIT = 16
-"""After this number of runs of single queries, the memory of all queries is checked."""
 
 
 class DurableCore:
@@ -82,9 +77,6 @@ class DurableCore:
         identity = load_identity(directory, lambda: {"incarnation": incarnation})
         self.incarnation = str(identity["incarnation"])
         self.state = EdgeState(make_core(), now_ms)
-        self._runs = 0
-        self._sizes: dict[QueryRef, int] = {}
-        self._suspends = False
         self._memory = memory
         recovery = Recovery(
             directory,
@@ -187,44 +179,21 @@ class DurableCore:
         self.state.note_payload(event, push, end, series)
         return self._apply_batch(event)
 
-    def run(self, event: Ran) -> list[Effect]:
-        """Journals and applies that queries process records of their queues."""
-        self._segment.append(encode_event(event))
-        effects = self.state.apply(event)
-        self._limit_memory(event.queries)
-        return effects
-
     def _apply_batch(self, event: Ingested | BackfillIngested) -> list[Effect]:
         effects = self.state.apply(event)
-        if not (isinstance(event, Ingested) and event.queued):  # a queued batch has not grown any query
-            self._limit_memory()
+        self._limit_memory()
         return effects
 
-    def _limit_memory(self, ran: Sequence[QueryRef] | None = None) -> None:
-        """Journals and applies the actions that the memory bounds of open slices require.
-
-        Args:
-            ran: the queries that may have grown since the last call; None for all queries.
-        """
+    def _limit_memory(self) -> None:
+        """Journals and applies the actions that the memory bounds of open slices require."""
         core, limits = self.core, self._memory
         if limits is None:
             return
-        if ran is None or not all(ref in self._sizes and ref in core.queries for ref in ran):
-            self._sizes = {ref: pipeline.nbytes for ref, pipeline in core.queries.items()}
-            self._suspends = any(pipeline.store.full.suspended for pipeline in core.queries.values())
-        else:
-            self._sizes |= {ref: core.queries[ref].nbytes for ref in ran}
-        if not self._suspends and sum(self._sizes.values()) <= limits.query_bytes:
+        suspends = any(pipeline.store.full.suspended for pipeline in core.queries.values())
+        if not suspends and sum(pipeline.nbytes for pipeline in core.queries.values()) <= limits.query_bytes:
             return
-        if ran is not None:
-            # Examining all queries takes as long as processing thousands of records in one query.
-            self._runs += len(ran)
-            if self._runs < RUNS_PER_LIMIT and all(self._sizes.get(ref, 0) <= limits.query_bytes for ref in ran):
-                return
-            self._runs = 0
         while (limit := next_limit(core.held_memory(), limits)) is not None:
             self.handle(MemoryLimited(*limit))
-            self._suspends = True
 
     def sync(self) -> None:
         """Makes all earlier events durable. Raises StorageError. It may be called again after a failure."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.lib.introspect import opt_func_info
 
 from edge.core import (
+    QUEUED,
     Acked,
     BackfillEnded,
     BackfillIngested,
@@ -32,17 +33,15 @@ from edge.core import (
     MemoryLimited,
     PullEvent,
     PullReplayed,
-    Ran,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
     TickEvent,
-    batch_from_bytes,
-    batch_to_bytes,
 )
 from edge.durability.journal import Record
 from edge.records import Position, PushId, RejectedRecords
 from edge.series import SeriesUpdate
+from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.window_range import WindowRange
@@ -50,7 +49,7 @@ from edgewater.runtime.state_release import RELEASE
 from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
-# Kinds of journal records. Numbers are never reused.
+# Kinds of journal records. Numbers are never reused. `RAN` is only in journals of earlier releases.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
 BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, RUN = range(12, 17)
 KIND_NAMES = {
@@ -121,8 +120,6 @@ def encode_event(event: Event) -> Record:
             return _json(SAMPLING, {"query": [ref.name, ref.version], **sampling})
         case InputLost():
             return _json(LOST, asdict(event))
-        case Ran(queries, through):
-            return _json(RAN, {"queries": [[r.name, r.version] for r in queries], "through": through})
         case MemoryLimited(ref, action):
             return _json(MEMORY_LIMITED, {"query": [ref.name, ref.version], "action": action})
         case PullEvent() | PullReplayed():
@@ -162,7 +159,6 @@ def decode_event(record: Record) -> Event:
             fields["clock_offset_ms"],
             SamplingReason.from_number(fields["reason"]),
         ),
-        RAN: lambda: Ran(tuple(QueryRef(*ref) for ref in fields["queries"]), fields["through"]),
         MEMORY_LIMITED: lambda: MemoryLimited(QueryRef(*fields["query"]), MemoryAction(fields["action"])),
     }
     return readers[record.kind]()
@@ -172,16 +168,23 @@ def range_record(event: Ingested, start: Position | None, end: Position) -> Reco
     head = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
     # They are needed to state a loss if the range can no longer be read.
     content = {"rows": event.batch.num_rows, "times": _time_range(event.batch)}
-    return _json(RANGE, {**head, **content, "start": start, "end": end, **_queued(event), **_rejected(event)})
-
-
-def _queued(event: Ingested) -> dict[str, bool]:
-    return {"queued": True} if event.queued else {}
+    return _json(RANGE, {**head, **content, "start": start, "end": end, **_rejected(event)})
 
 
 def _rejected(event: Ingested | BackfillIngested) -> dict[str, list[Any]]:
     """Returns the rejected records as JSON. They are part of the batch's record, so that both count together."""
     return {"rejected": [astuple(each) for each in event.rejected]} if event.rejected else {}
+
+
+def read_ingested(head: Mapping[str, Any], batch: pa.RecordBatch) -> Ingested:
+    """Returns the event of a batch from the head of its record.
+
+    Raises:
+        StorageError: an earlier release has queued the batch (`QUEUED`).
+    """
+    if head.get("queued"):
+        raise StorageError(QUEUED)
+    return Ingested(head["stream"], head["source"], batch, head["arrival_ms"], read_rejected(head))
 
 
 def read_rejected(head: Mapping[str, Any]) -> tuple[RejectedRecords, ...]:
@@ -195,7 +198,7 @@ def backfill_record(event: BackfillIngested, start: Position | None, end: Positi
     line = _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
     if not keep:
         return line
-    return Record(BACKFILL, b"\n".join((line.payload, batch_to_bytes(event.batch, "zstd"))))
+    return Record(BACKFILL, b"\n".join((line.payload, _batch_to_bytes(event.batch))))
 
 
 def payload_record(event: Ingested, push: PushId | None, end: Position | None, series: SeriesUpdate | None) -> Record:
@@ -205,8 +208,21 @@ def payload_record(event: Ingested, push: PushId | None, end: Position | None, s
     position = {} if end is None else {"end": end}
     totals = b"" if series is None else series.to_bytes()
     length = {"series": len(totals)} if totals else {}
-    head = json.dumps({**fields, **_queued(event), **_rejected(event), **identity, **position, **length}).encode()
-    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + totals + batch_to_bytes(event.batch, "zstd"))
+    head = json.dumps({**fields, **_rejected(event), **identity, **position, **length}).encode()
+    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + totals + _batch_to_bytes(event.batch))
+
+
+def _batch_to_bytes(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def batch_from_bytes(data: bytes) -> pa.RecordBatch:
+    """Reads the records of a batch with their schema, which the journal stores as an Arrow IPC stream."""
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_next_batch()
 
 
 def read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | None, SeriesUpdate | None]:
@@ -214,9 +230,7 @@ def read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | No
     head = json.loads(payload[4 : 4 + length])
     begin = 4 + length + head.get("series", 0)
     series = SeriesUpdate.from_bytes(payload[4 + length : begin]) if "series" in head else None
-    batch = batch_from_bytes(payload[begin:])
-    queued = head.get("queued", False)
-    event = Ingested(head["stream"], head["source"], batch, head["arrival_ms"], queued, read_rejected(head))
+    event = read_ingested(head, batch_from_bytes(payload[begin:]))
     return event, PushId.from_hex(head["push"]) if "push" in head else None, head.get("end"), series
 
 

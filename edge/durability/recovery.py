@@ -24,10 +24,8 @@ from edge.core import (
     BackfillIngested,
     Event,
     FrameDiverged,
-    Ingested,
     InputLost,
     PullReplayed,
-    batch_from_bytes,
 )
 from edge.durability import journal
 from edge.durability.edge_state import CHECKPOINT, EdgeState
@@ -37,8 +35,10 @@ from edge.durability.event_records import (
     PULL,
     RANGE,
     RUN,
+    batch_from_bytes,
     decode_event,
     platform_id,
+    read_ingested,
     read_payload,
     read_pull,
     read_rejected,
@@ -223,13 +223,13 @@ class Recovery:
         stream, source, arrival_ms = head["stream"], head["source"], head["arrival_ms"]
         self._state.positions[source] = head["end"]
         rows, (first_ms, last_ms) = head["rows"], head["times"]
-        batch, queued = self._reread_or_none(self._reread, head), head.get("queued", False)
+        batch = self._reread_or_none(self._reread, head)
         if batch is None and rows != 0:
             to_ms = None if last_ms is None else last_ms + 1
             reason = LossReason.FILE_GONE
             return InputLost(stream, source, reason, arrival_ms, first_ms, to_ms, rows, was_ingested=True)
         batch = self._no_records(stream) if batch is None else batch
-        return Ingested(stream, source, batch, arrival_ms, queued, read_rejected(head))
+        return read_ingested(head, batch)
 
     def _reread_backfill_range(self, head: dict[str, Any], data: bytes) -> BackfillIngested | None:
         """Returns the event of a range of a backfill; None if the query is gone.

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 
@@ -25,11 +25,10 @@ from edge.core import (
     StreamState,
 )
 from edge.durability import DurableCore, JournalGroupCommit
-from edge.uplink.ports import BudgetUpdate, Input, QueryDelay, QueryStatusReport, Workload
+from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, Workload
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.model.window_range import ALL_WINDOWS, NO_BORDERS, WindowRange
-from edgewater.scheduling.costs import MAX_COST_MS
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
@@ -44,18 +43,14 @@ ASSUMED_BANDWIDTH_BYTES_S, LEAST_BANDWIDTH_BYTES_S = 1e6, 1e3
 carry. Early sends that omit nothing are planned with the bandwidth that frames have shown. Before the first frame they
 are planned with the lower figure."""
 EMPTY_PULL_PAUSE_S = 0.05
-DELAYS_EVERY_MS = 10_000
-"""Interval of the reports about delays of queries. Heartbeats between two reports have none."""
 MAX_REJECTED, MAX_NULL_COLUMNS, MAX_SOURCE = 128, 64, 256
 """Maximum statements in a heartbeat: numbers of rejected records, and columns without values; and characters of their
 names."""
 CALM_SHARE, LAG_S = 0.6, 0.5
 """An edge keeps up below this busy share, if its unacknowledged bytes are fewer than the link carries in this time.
 Otherwise the center needs heartbeats soon, to decide on sampling rates."""
-MAX_DELAYS = 200
-"""Maximum queries in one heartbeat, 10 kB. Further queries follow in the next heartbeats."""
-MIN_CHANGE_MS, MIN_RELATIVE_CHANGE = 20.0, 0.2
-"""Smaller changes are not reported."""
+MIN_RELATIVE_CHANGE = 0.2
+"""Smaller changes of drift rates are not reported."""
 REPORT_EVERY_MS, REPORT_UNCHANGED_EVERY_MS = 10_000, 30_000
 """Intervals of the reports of shares, while drift rates change and otherwise. They tell the center how the rates
 change. The center gives shares only to edges that have reported within a minute."""
@@ -69,29 +64,26 @@ _DELIVERIES = {
 
 @dataclass(frozen=True, slots=True)
 class PathDelay:
-    """The measured delay from sending a frame to its values being in an answer.
+    """The measured delay from sending a frame to its arrival: half a round trip and the time to transmit queued bytes.
 
     The answer of a window with staleness budget S is due at the center S after the window's end. The edge's own
-    deadline is earlier by this delay: half a round trip, the time to transmit queued bytes, and the center's
-    processing delay.
+    deadline is earlier by this delay and by the center's processing delay.
 
     Attributes:
         rtt_ms: round trip of the link, without the center's disk.
         queued_bytes: bytes in flight, which are delivered before a frame that is sent now.
         bandwidth_bytes_s: capacity of the link; 0: unknown.
-        processing_delay_ms: from a frame's arrival at the center until its values are in an answer; 0: unknown.
     """
 
     rtt_ms: float = 0.0
     queued_bytes: int = 0
     bandwidth_bytes_s: float = 0.0
-    processing_delay_ms: int = 0
 
     @property
     def ms(self) -> int:
         """The delay in ms, rounded up."""
         queue_ms = 1000.0 * self.queued_bytes / self.bandwidth_bytes_s if self.bandwidth_bytes_s > 0 else 0.0
-        return int(-(-(self.rtt_ms / 2 + queue_ms) // 1)) + self.processing_delay_ms
+        return int(-(-(self.rtt_ms / 2 + queue_ms) // 1))
 
 
 class UplinkOutbox:
@@ -103,7 +95,6 @@ class UplinkOutbox:
     Attributes:
         bandwidth_bytes_s: capacity of the link: measured, or assumed until the link was full for the first time.
         workload: how busy the edge is; set it before the session begins.
-        refused_costs: number of costs from the center that cannot be right. The previous cost stays.
         refused_frames: frames that the center has refused since the start, in whole or in part, by reason.
         inputs: the files that the sources read and that have a fingerprint; None until they are known.
         changed: set whenever the core has changed, which wakes a waiting `take`.
@@ -128,12 +119,8 @@ class UplinkOutbox:
         self.workload = Workload()
         self.inputs: tuple[Input, ...] | None = None
         self._sent_inputs: tuple[Input, ...] | None = None
-        self._sent_delays: dict[QueryRef, QueryDelay] = {}
-        self._delays_at_ms = -math.inf
-        self._was_behind = self._is_pressed = False
+        self._is_pressed = False
         self._sent_news: tuple[object, ...] = ()
-        self._costs_ms: dict[QueryRef, float] = {}
-        self.refused_costs = 0
         self.refused_frames: dict[str, int] = {}
         self.rtt_ms = 0.0
         self.in_flight_bytes, self._packed_fraction = 0, 1.0
@@ -193,11 +180,6 @@ class UplinkOutbox:
         queries = self._durable.core.queries
         return {r: ms for r, ms in self._processing_delay_ms.items() if ms and r in queries and _is_timed(queries[r])}
 
-    def answer_delay_ms(self, query: QueryRef) -> int:
-        """Returns the delay from a frame that is sent now to answers of a query, in ms; 0 for unmeasured parts."""
-        processing_ms = math.ceil(self._costs_ms.get(query, self._processing_delay_ms.get(query, 0)))
-        return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, processing_ms).ms
-
     async def _wait_for_change(self, timeout_s: float | None) -> None:
         self.changed.clear()
         with suppress(TimeoutError):
@@ -206,11 +188,7 @@ class UplinkOutbox:
 
     def on_welcome(self, acked_through: int | None) -> None:
         self._recovered, self._durable.state.is_damaged = None, False
-        # Another center may have taken over. A center of an older release reports no costs.
-        self._costs_ms.clear()
-        self._sent_delays.clear()
-        self._sent_inputs = None
-        self._delays_at_ms = -math.inf
+        self._sent_inputs = None  # another center may have taken over
         if acked_through is not None:
             self.on_ack(acked_through)
 
@@ -253,20 +231,6 @@ class UplinkOutbox:
         if query in self._durable.core.queries:
             self._durable.handle(SamplingSet(query, min(max(rate, 0.0), 1.0), clock_offset_ms, reason))
             self.changed.set()
-
-    def on_cost(self, query: QueryRef, answer_ms: float) -> None:
-        if not 0 <= answer_ms <= MAX_COST_MS:
-            self.refused_costs += 1
-            if self.refused_costs == 1:
-                log.error(
-                    "the center states %r ms as the cost of query %s@%d; expected 0 to %.0f",
-                    answer_ms,
-                    query.name,
-                    query.version,
-                    MAX_COST_MS,
-                )
-        elif query in self._durable.core.queries:
-            self._costs_ms[query] = answer_ms
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         now = self._now_ms()
@@ -370,7 +334,7 @@ class UplinkOutbox:
 
     def _news(self) -> tuple[object, ...]:
         streams = self._durable.core.streams
-        ended = tuple(name for name in streams if self._durable.core.watermark_ms(name) >= MAX_TIME_MS)
+        ended = tuple(name for name in streams if streams[name].watermark_ms >= MAX_TIME_MS)
         rejected = tuple((name, *place) for name, state in streams.items() for place in _places(state))
         columns = tuple((name, *column) for name, state in streams.items() for column in state.null_columns())
         return ended, rejected, columns, self.inputs
@@ -382,8 +346,8 @@ class UplinkOutbox:
             streams=[
                 pb.StreamProgress(
                     stream=name,
-                    watermark_ms=(watermark_ms := core.watermark_ms(name)),
-                    ended=watermark_ms >= MAX_TIME_MS,
+                    watermark_ms=state.watermark_ms,
+                    ended=state.watermark_ms >= MAX_TIME_MS,
                     records=state.records,
                 )
                 for name, state in core.streams.items()
@@ -394,12 +358,11 @@ class UplinkOutbox:
             drops=self._durable.state.drops,
             sent_at_ms=self._now_ms(),
             busy_share=_rounded(self.workload.busy_share()),
-            scheduling=self._scheduling(),
             inputs=self._changed_inputs(),
             durable_records=self._durable.durable_records,
         )
         _add_rejected(core.streams, beat.streams)
-        self._is_pressed = beat.HasField("scheduling") or beat.busy_share > CALM_SHARE or self._lags_in_accuracy()
+        self._is_pressed = beat.busy_share > CALM_SHARE or self._lags_in_accuracy()
         return beat
 
     def _lags_in_accuracy(self) -> bool:
@@ -418,42 +381,6 @@ class UplinkOutbox:
         self._sent_inputs = self.inputs
         inputs = [pb.Input(stream=i.stream, source=i.source, fingerprints=i.fingerprints) for i in self.inputs]
         return inputs or [pb.Input()]
-
-    def _scheduling(self) -> pb.Scheduling | None:
-        """Returns the delays of queries that differ from the last report, while any query has a queue, and once after
-        that.
-
-        Returns None if this edge does not schedule its queries, or keeps up. Then their order does not matter, and
-        neither edge nor center spends time on it.
-        """
-        if self.workload.delays is None:
-            return None
-        now_ms = self._now_ms()
-        if 0 <= now_ms - self._delays_at_ms < DELAYS_EVERY_MS:
-            return pb.Scheduling() if self._was_behind else None
-        delays = self.workload.delays()
-        is_behind = any(delay.queued_ms > 0 or delay.late_ms > 0 for delay in delays.values())
-        if not is_behind and not self._was_behind:
-            return None
-        self._was_behind = True
-        changed = {ref: delay for ref, delay in delays.items() if _differs(self._sent_delays.get(ref), delay)}
-        sent = dict(islice(changed.items(), MAX_DELAYS))
-        if len(sent) == len(changed):
-            self._delays_at_ms, self._was_behind = now_ms, is_behind
-        self._sent_delays = {ref: d for ref, d in self._sent_delays.items() if ref in delays} | sent
-        return pb.Scheduling(
-            queries=[
-                pb.QueryDelay(
-                    query=ref.name,
-                    query_version=ref.version,
-                    mean_ms=d.mean_ms,
-                    latest_ms=d.latest_ms,
-                    queued_ms=d.queued_ms,
-                    late_ms=d.late_ms,
-                )
-                for ref, d in sent.items()
-            ]
-        )
 
 
 def _add_rejected(streams: Mapping[str, StreamState], progress: Iterable[pb.StreamProgress]) -> None:
@@ -498,11 +425,4 @@ def _has_changed(sent: pb.BudgetReport | None, report: pb.BudgetReport) -> bool:
     before = {"": sent.update_bytes, **sent.drift_per_s}
     return measured.keys() != before.keys() or any(
         abs(value - before[name]) > MIN_RELATIVE_CHANGE * before[name] for name, value in measured.items()
-    )
-
-
-def _differs(sent: QueryDelay | None, now: QueryDelay) -> bool:
-    return sent is None or any(
-        abs(new - old) > max(MIN_CHANGE_MS, MIN_RELATIVE_CHANGE * old)
-        for old, new in zip(astuple(sent), astuple(now), strict=True)
     )

@@ -41,36 +41,16 @@ class BudgetUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryDelay:
-    """The delays of a query at this edge, as the center receives them.
-
-    Attributes:
-        mean_ms: mean delay of the watermark that sweeps a window, from the window's end; 0: unknown.
-        latest_ms: the 95th percentile of these delays; 0: unknown.
-        queued_ms: estimated processing time of its queue.
-        late_ms: time since the ingestion of the first watermark that it has not processed; 0: there is none.
-    """
-
-    mean_ms: float
-    latest_ms: float
-    queued_ms: float
-    late_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class Workload:
     """How busy the edge is.
 
     Attributes:
-        busy_share: returns the busy share since the last call: `BusyMeter.take_busy_share`, or more if queries are late
-            (`Worker.take_short_share`).
+        busy_share: returns the busy share since the last call (`BusyMeter.take_busy_share`).
         unread: returns the streams that may have unread input.
-        delays: returns the delays by query; None: this edge does not schedule its queries.
     """
 
     busy_share: Callable[[], float] = lambda: 0.0
     unread: Callable[[], tuple[str, ...]] = tuple
-    delays: Callable[[], Mapping[QueryRef, QueryDelay]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +123,6 @@ class UplinkEndpoint(Protocol):
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         """Applies the sampling rate of a query with an accuracy."""
-
-    def on_cost(self, query: QueryRef, answer_ms: float) -> None:
-        """Stores the time that the center adds to the delay of a query's answers.
-
-        The value is the center's: it may be absurd.
-        """
 
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         """Called when the center has refused `frames` more frames of a query, in whole or in part."""

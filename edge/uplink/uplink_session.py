@@ -399,9 +399,6 @@ class UplinkSession:
                     SamplingReason.from_number(sampling.reason),
                 )
                 self._endpoint.on_sampling(ref, sampling.rate, sampling.clock_offset_ms, reason)
-            elif kind == "cost":
-                cost = message.cost
-                self._endpoint.on_cost(QueryRef(cost.query, cost.query_version), cost.answer_ms)
             elif kind == "refused":
                 self._on_refused(message.refused)
             elif kind == "credit":

@@ -159,29 +159,6 @@ class QueryStatusRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryDelayRecord:
-    """The delay of a query at an edge that schedules it, as the edge reports it.
-
-    Attributes:
-        mean_ms: mean time from a window's end to the watermark that sweeps the window; 0 if unknown.
-        latest_ms: the time that 95 % of the watermarks do not exceed; 0 if unknown.
-        queued_ms: estimated processing time of the queued records.
-        late_ms: time since the arrival of the first watermark that the query has not processed; 0 if there is none.
-        refused: number of values outside the range that an edge can report. They count as 0.
-        reported_at_ms: wall time at the center.
-    """
-
-    query: QueryRef
-    edge: EdgeId
-    mean_ms: float
-    latest_ms: float
-    queued_ms: float
-    late_ms: float
-    refused: int
-    reported_at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class InputRecord:
     """The files of one source of an edge.
 

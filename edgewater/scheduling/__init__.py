@@ -1,32 +1,15 @@
-"""Scheduling: many queries on too little CPU. Pure: no clock, no threads.
+"""When the next watermark that ends a window is expected (`IngestionHistory`). Pure: no clock, no threads.
 
-`Scheduler` orders the queries of one worker by a `Policy`: Klink's least slack (chapter 3 of the thesis "Klink and
-Aion", as corrected) or one of the baselines that it is measured against. Slack needs an estimate of the next sweeping
-watermark's ingestion (`IngestionHistory`) and measured costs (`CostEstimate`): see `docs/explanation/scheduling.md`.
+The center's admission and the simulator of schedulers (`sim.scheduling`) order queries by it: see
+`docs/explanation/scheduling.md`.
 """
 
-from edgewater.scheduling.costs import CostEstimate, Operator
-from edgewater.scheduling.ingestion import DelayInterval, IngestionHistory, normal_interval
-from edgewater.scheduling.memory import QueueLimits
-from edgewater.scheduling.policies import PATIENCE, POLICIES, LeastSlack, Policy, make_policy
-from edgewater.scheduling.queries import Item, QueryProfile, ScheduledQuery
-from edgewater.scheduling.scheduler import Scheduler, Turn
+from edgewater.scheduling.ingestion import DelayInterval, IngestionHistory
 
-__all__ = [
-    "PATIENCE",
-    "POLICIES",
-    "CostEstimate",
-    "DelayInterval",
-    "IngestionHistory",
-    "Item",
-    "LeastSlack",
-    "Operator",
-    "Policy",
-    "QueryProfile",
-    "QueueLimits",
-    "ScheduledQuery",
-    "Scheduler",
-    "Turn",
-    "make_policy",
-    "normal_interval",
-]
+__all__ = ["PATIENCE", "DelayInterval", "IngestionHistory"]
+
+PATIENCE = 2.0
+"""Factor of the work that remains until an answer. Queries that are due run in the order of their watermarks' arrival
+plus this product. With 0 this is earliest deadline first. A large factor is shortest remaining first, which halves the
+mean past overload and starves the tail.
+"""

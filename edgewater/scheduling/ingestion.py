@@ -2,8 +2,8 @@
 
 A *sweeping watermark* is the first watermark at or after a window's end: it lets the window fire and ends the epoch.
 Its *delay* is its ingestion time minus the window's end. The Klink thesis (Eq. 3.2 to 3.10) assumes a normal
-distribution; `normal_interval` is that form. Its Eq. 3.6 is the variance of a mean of past means. It shrinks with their
-number, so that a "95 %" interval has 5 to 15 % of the delays.
+distribution. Its Eq. 3.6 is the variance of a mean of past means. It shrinks with their number, so that a "95 %"
+interval has 5 to 15 % of the delays.
 
 So `IngestionHistory` uses the shortest interval that contained the required share of recent delays, whatever their
 distribution. It corrects this share by its past hits (adaptive conformal inference, Gibbs and Candès 2021), which also
@@ -15,10 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +23,6 @@ from numpy.typing import NDArray
 from edgewater.model.errors import InvalidConfig
 
 FloatArray = NDArray[np.float64]
-Variance = Literal["predictive", "printed"]
 
 MAX_DELAY_MS = 86_400_000.0
 """Longer delays count as a day: a clock that jumped must not change a mean by years."""
@@ -54,33 +50,6 @@ class DelayInterval:
 
     def contains(self, delay_ms: float) -> bool:
         return self.earliest_ms <= delay_ms <= self.latest_ms
-
-
-def normal_interval(
-    means_ms: Sequence[float], squares: Sequence[float], confidence: float, variance: Variance = "predictive"
-) -> DelayInterval:
-    """Returns the thesis' interval of the next delay: normal, from the moments of past epochs.
-
-    Args:
-        means_ms: mean delay μ of each epoch (Eq. 3.3).
-        squares: mean squared delay χ of each epoch (Eq. 3.4).
-        variance: "printed" is Eq. 3.6, the variance of a mean of past means. "predictive" is mean(χ) - mean(μ)², the
-            variance of the next delay.
-
-    Raises:
-        InvalidConfig: no epoch, or a confidence outside (0, 1).
-    """
-    if not 0 < confidence < 1:
-        raise InvalidConfig("confidence", confidence, "a share between 0 and 1, both excluded")
-    if not means_ms or len(means_ms) != len(squares):
-        raise InvalidConfig("means_ms", len(means_ms), f"a mean for each of {len(squares)} epochs, and at least one")
-    mean, square, count = math.fsum(means_ms) / len(means_ms), math.fsum(squares) / len(squares), len(means_ms)
-    spread = square - mean**2
-    if variance == "printed":
-        # The products μ_i μ_j of independent epochs cancel against the squared mean.
-        spread = max(0.0, square - math.fsum(m * m for m in means_ms) / count) / count
-    half_ms = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(max(0.0, spread))
-    return DelayInterval(mean - half_ms, mean + half_ms)
 
 
 class IngestionHistory:
@@ -129,11 +98,6 @@ class IngestionHistory:
 
     def __len__(self) -> int:
         return len(self._recent)
-
-    @property
-    def delays_ms(self) -> Sequence[float]:
-        """The remembered delays, oldest first."""
-        return tuple(self._recent)
 
     def observe(self, delay_ms: float) -> bool | None:
         """Adds the delay of an ingestion. Returns whether the interval contained it; None: there was no interval.

@@ -112,7 +112,6 @@ class ToEdge(_message.Message):
     TIME_ECHO_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
-    COST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -131,8 +130,6 @@ class ToEdge(_message.Message):
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
-    @_builtins.property
-    def cost(self) -> Global___Cost: ...
     def __init__(
         self,
         *,
@@ -145,13 +142,12 @@ class ToEdge(_message.Message):
         time_echo: Global___TimeEcho | None = ...,
         sampling: Global___Sampling | None = ...,
         refused: Global___Refused | None = ...,
-        cost: Global___Cost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "cost", b"cost", "credit", b"credit", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "cost", b"cost", "credit", b"credit", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "ack", "credit", "queries", "budget", "throttle", "time_echo", "sampling", "refused", "cost"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "ack", "credit", "queries", "budget", "throttle", "time_echo", "sampling", "refused"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -955,7 +951,6 @@ class Heartbeat(_message.Message):
     DROPS_FIELD_NUMBER: _builtins.int
     SENT_AT_MS_FIELD_NUMBER: _builtins.int
     BUSY_SHARE_FIELD_NUMBER: _builtins.int
-    SCHEDULING_FIELD_NUMBER: _builtins.int
     DURABLE_RECORDS_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     backlog_bytes: _builtins.int
@@ -971,12 +966,6 @@ class Heartbeat(_message.Message):
     @_builtins.property
     def drops(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Dropped records by reason, since the incarnation began."""
-
-    @_builtins.property
-    def scheduling(self) -> Global___Scheduling:
-        """Present while the edge schedules its queries (limits.scheduling) and any has a queue, and once more when none has.
-        The center sends Cost to such edges only.
-        """
 
     @_builtins.property
     def durable_records(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -998,13 +987,12 @@ class Heartbeat(_message.Message):
         drops: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         sent_at_ms: _builtins.int = ...,
         busy_share: _builtins.float = ...,
-        scheduling: Global___Scheduling | None = ...,
         durable_records: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["scheduling", b"scheduling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "busy_share", b"busy_share", "drops", b"drops", "durable_records", b"durable_records", "inputs", b"inputs", "rtt_ms", b"rtt_ms", "scheduling", b"scheduling", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "busy_share", b"busy_share", "drops", b"drops", "durable_records", b"durable_records", "inputs", b"inputs", "rtt_ms", b"rtt_ms", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1040,67 +1028,6 @@ class Input(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Input: _TypeAlias = Input  # noqa: Y015
-
-@_typing.final
-class Scheduling(_message.Message):
-    """How the queries of an edge stand, as far as it has changed since the last heartbeats of the session."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    QUERIES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueryDelay]: ...
-    def __init__(
-        self,
-        *,
-        queries: _abc.Iterable[Global___QueryDelay] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Scheduling: _TypeAlias = Scheduling  # noqa: Y015
-
-@_typing.final
-class QueryDelay(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    QUERY_FIELD_NUMBER: _builtins.int
-    QUERY_VERSION_FIELD_NUMBER: _builtins.int
-    MEAN_MS_FIELD_NUMBER: _builtins.int
-    LATEST_MS_FIELD_NUMBER: _builtins.int
-    QUEUED_MS_FIELD_NUMBER: _builtins.int
-    LATE_MS_FIELD_NUMBER: _builtins.int
-    query: _builtins.str
-    query_version: _builtins.int
-    mean_ms: _builtins.float
-    """From the end of a window until the edge's watermark passes it, over past windows: the mean, and what 95 % of
-    them did not exceed. 0: not known yet.
-    """
-    latest_ms: _builtins.float
-    queued_ms: _builtins.float
-    """Estimated processing time of the records that the query has queued."""
-    late_ms: _builtins.float
-    """Time since the edge received the first watermark that the query has not processed; 0: there is none."""
-    def __init__(
-        self,
-        *,
-        query: _builtins.str = ...,
-        query_version: _builtins.int = ...,
-        mean_ms: _builtins.float = ...,
-        latest_ms: _builtins.float = ...,
-        queued_ms: _builtins.float = ...,
-        late_ms: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["late_ms", b"late_ms", "latest_ms", b"latest_ms", "mean_ms", b"mean_ms", "query", b"query", "query_version", b"query_version", "queued_ms", b"queued_ms"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___QueryDelay: _TypeAlias = QueryDelay  # noqa: Y015
 
 @_typing.final
 class StreamProgress(_message.Message):
@@ -1583,36 +1510,6 @@ class Budget(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Budget: _TypeAlias = Budget  # noqa: Y015
-
-@_typing.final
-class Cost(_message.Message):
-    """What the center adds to the way of a query's answer; replaces the earlier value. Goes to the edges that answer the
-    query and schedule their queries.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    QUERY_FIELD_NUMBER: _builtins.int
-    QUERY_VERSION_FIELD_NUMBER: _builtins.int
-    ANSWER_MS_FIELD_NUMBER: _builtins.int
-    query: _builtins.str
-    query_version: _builtins.int
-    answer_ms: _builtins.float
-    """Measured wall time from a frame's arrival until answers include its values, in most cases; at most 60,000."""
-    def __init__(
-        self,
-        *,
-        query: _builtins.str = ...,
-        query_version: _builtins.int = ...,
-        answer_ms: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_ms", b"answer_ms", "query", b"query", "query_version", b"query_version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Cost: _TypeAlias = Cost  # noqa: Y015
 
 @_typing.final
 class Throttle(_message.Message):

@@ -1,4 +1,4 @@
-"""`edgewater simulate scheduling`: policies on the production scheduler, under a virtual clock."""
+"""`edgewater simulate scheduling`: policies of a worker with several queries, under a virtual clock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import click
 
 from edgewater.model.errors import InvalidConfig
 from edgewater.model.quantities import duration_ms, format_duration
-from edgewater.scheduling import POLICIES
-from edgewater.scheduling.scheduler import DEFAULT_CYCLE_MS
 from sim.parameters import Duration, Fraction, Size
 from sim.scheduling.engine import RECORD_BYTES, Experiment, run
+from sim.scheduling.policies import POLICIES
+from sim.scheduling.scheduler import DEFAULT_CYCLE_MS
 from sim.scheduling.summary import summarise, table
 from sim.scheduling.workload import BATCH_MS, BENCHMARKS, COSTS, DELAYS, MAX_BATCH, Load
 
@@ -79,8 +79,8 @@ def scheduling(policy: str, as_json: bool, plot: Path | None, **flags: Any) -> N
     """Compare policies that decide which query runs next on too little CPU.
 
     Queries share one core per node. Their records arrive in batches, and each window is emitted when its watermark,
-    delayed by the network, has been processed behind all records before it. The scheduler is the production one, on a
-    virtual clock; klink is what Edgewater uses, the others are published baselines. A run is deterministic.
+    delayed by the network, has been processed behind all records before it. klink is Klink as corrected, the others are
+    published baselines. Agents have no such scheduler. A run is deterministic.
 
     \b
     Policies:

@@ -1,4 +1,4 @@
-"""Runs the production scheduler on simulated workers under a virtual clock.
+"""Runs the scheduler on simulated workers under a virtual clock.
 
 Whole queries are placed on nodes, in turn. Each node has one core and one scheduler, and an equal part of the memory.
 True costs are the costs of the profiles; the scheduler has only its measurements.
@@ -11,16 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgewater.scheduling import (
-    CostEstimate,
-    Item,
-    QueryProfile,
-    QueueLimits,
-    Scheduler,
-    Turn,
-    make_policy,
-)
-from edgewater.scheduling.scheduler import DEFAULT_CYCLE_MS, DEFAULT_FLOOR_MS
+from sim.scheduling.costs import CostEstimate
+from sim.scheduling.memory import QueueLimits
+from sim.scheduling.policies import make_policy
+from sim.scheduling.queries import Item, QueryProfile
+from sim.scheduling.scheduler import DEFAULT_CYCLE_MS, DEFAULT_FLOOR_MS, Scheduler, Turn
 from sim.scheduling.workload import Arrival, Load, arrivals, profiles
 
 RECORD_BYTES = 100.0

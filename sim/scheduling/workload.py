@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgewater.scheduling import Operator, QueryProfile
 from edgewater.synopses import FloatArray
+from sim.scheduling.costs import Operator
+from sim.scheduling.queries import QueryProfile
 
 BENCHMARKS = ("ysb", "lrb", "nyt")
 DELAYS = ("uniform", "zipf", "exponential", "drifting")

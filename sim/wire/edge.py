@@ -10,11 +10,11 @@ from typing import Any
 
 from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec, TickEvent
 from edge.durability import DurableCore, JournalGroupCommit
+from edge.read_pace import ReadPace
 from edge.records import Chunk
 from edge.sources.pacing import paced
 from edge.uplink import LinkLimits, UplinkOutbox, Workload
 from edge.uplink.uplink_session import Pacing, PendingTake, UplinkSession
-from edge.worker import OFF, Worker
 from edgewater.model.streams import StreamClock
 from edgewater.synopses import source_of
 from sim.budgets.trace import Trace
@@ -25,7 +25,6 @@ TICK_S = 0.2
 LIVE_IDLE_MS = 10_000
 """The default of an edge's configuration."""
 FOREVER_S = 86_400.0
-MEMORY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +75,7 @@ class WireEdge:
         self._commit = JournalGroupCommit(self._durable)
         self._outbox = UplinkOutbox(name, {}, self._durable, self._commit, now_ms, limits.bandwidth_bytes_s)
         self._outbox.workload = Workload(self._busy_share)
-        self._worker = Worker(
-            self._durable,
-            changed=self._outbox.changed.set,
-            busy_s=lambda _: 0.0,
-            policy=OFF,
-            limit_bytes=MEMORY_BYTES,
-            now_ms=now_ms,
-            clock=lambda: self._cpu_s,
-        )
+        self._pace = ReadPace(self._durable.core)
         self._pending_take = PendingTake(self._outbox)
         self._session = UplinkSession(
             call,
@@ -117,17 +108,17 @@ class WireEdge:
 
     async def _read(self) -> None:
         await self._outbox.configured.wait()
-        wait = lambda: round(1000 * self._worker.wait_s(self._stream, SOURCE))  # noqa: E731
+        wait = lambda: round(1000 * self._pace.wait_s(self._stream, SOURCE))  # noqa: E731
         async for chunk in paced(self._chunks(), self._clock, now_ms=self._now_ms, interval_ms=wait):
             took_s = self._times.batch_s + self._times.record_s * chunk.batch.num_rows
             self._cpu_s += took_s
             await asyncio.sleep(took_s)
             event = Ingested(self._stream, SOURCE, chunk.batch, self._now_ms())
             assert chunk.end is not None
-            self._worker.ingest_range(event, chunk.start, chunk.end)
+            self._durable.ingest_range(event, chunk.start, chunk.end)
+            self._pace.count(self._stream, chunk.batch.num_rows)
             self._outbox.changed.set()
         self._durable.handle(SourceEnded(self._stream, SOURCE))
-        self._worker.advance(self._stream)
         self._outbox.changed.set()
         await asyncio.Event().wait()
 
@@ -144,6 +135,5 @@ class WireEdge:
             due_ms = self._durable.core.next_deadline()
             if due_ms is not None and due_ms <= now_ms:
                 self._durable.handle(TickEvent(now_ms))
-                self._worker.advance(self._stream)
                 self._outbox.changed.set()
             await asyncio.sleep(TICK_S)

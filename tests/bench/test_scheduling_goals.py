@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.scheduling.goals import verdicts
+from bench.scheduling.normal_interval import normal_interval
 
 
 def row(part: str, policy: str, mean: float, p99: float, **more: Any) -> dict[str, Any]:
@@ -33,3 +35,15 @@ def row(part: str, policy: str, mean: float, p99: float, **more: Any) -> dict[st
 def test_each_goal_is_judged(rows: list[dict[str, Any]], kept: bool) -> None:
     (line,) = verdicts(rows)
     assert line.startswith("kept: " if kept else "MISSED: ")
+
+
+def test_the_printed_variance_misses_what_the_predictive_one_has() -> None:
+    rng = np.random.default_rng(3)
+    epochs = rng.uniform(0, 1000, (100, 50))
+    means, squares = epochs.mean(axis=1).tolist(), (epochs**2).mean(axis=1).tolist()
+    printed = normal_interval(means, squares, 0.95, "printed")
+    predictive = normal_interval(means, squares, 0.95)
+    drawn = rng.uniform(0, 1000, 4_000)
+
+    assert np.mean([printed.contains(d) for d in drawn]) < 0.2
+    assert np.mean([predictive.contains(d) for d in drawn]) >= 0.95

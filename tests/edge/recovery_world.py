@@ -18,7 +18,6 @@ from edge.core import (
     FrameBuilt,
     Ingested,
     PullEvent,
-    Ran,
     SliceMemoryLimits,
     SourceEnded,
     SourcesOpened,
@@ -54,7 +53,6 @@ BUDGETED = QuerySpec.from_mapping(
     }
 )
 QUERIES = ((QueryRef("exact", 1), EXACT), (QueryRef("budgeted", 1), BUDGETED))
-BOTH = len(QUERIES)
 SHARE = 2000.0
 
 
@@ -150,18 +148,11 @@ class World:
             self.edge.handle(Configured(self.queries))
             self.edge.handle(BudgetSet(QUERIES[1][0], {"miles": SHARE}))
 
-    def ingest(self, rows: int, *, queued: bool = False) -> None:
+    def ingest(self, rows: int) -> None:
         start, end = self.row, min(self.row + rows, self.data.num_rows)
         if end > start:
-            event = Ingested("flights", "file", self.data.slice(start, end - start), (1 << 40) + end, queued)
+            event = Ingested("flights", "file", self.data.slice(start, end - start), (1 << 40) + end)
             self.edge.ingest_range(event, {"row": start}, {"row": end})
-
-    def run(self, number: int, rows: int) -> None:
-        """A query, or each with `BOTH`, processes its queue until the first has processed that many records."""
-        refs = tuple(ref for i, (ref, _) in enumerate(self.queries) if number in (i, BOTH))
-        queues = [queue for ref in refs if (queue := self.edge.core.queries[ref].queue)]
-        if queues:
-            self.edge.run(Ran(refs, min(queue.next for queue in queues) + rows))
 
     def pull(self, capacity: int = 400, max_frames: int = 64) -> None:
         self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}, max_frames=max_frames))
@@ -185,8 +176,6 @@ class World:
             self.pull()
             self.ship()
         self.end()
-        for number in range(len(self.queries)):
-            self.run(number, self.data.num_rows)
         while any(isinstance(e, FrameBuilt) for e in self.edge.handle(PullEvent(4000, max_frames=64))):
             self.ship()
         self.ship()

@@ -77,10 +77,8 @@ def test_top_and_tap_show_what_an_agent_reads_rejects_and_answers(
     assert (source["source"], source["state"], source["records"]) == ("flights:http", "ready", 9)
     assert "exactly-once" in found["text"].output
     assert state["query_bytes"]["miles"] > 0
-    load = state["query_load"]["miles"]
-    assert load.pop("cost_seconds") > 0
-    assert load == {"slack_seconds": None, "queued_records": 0, "late_seconds": 0, "overruns_total": 0}
-    assert "queries, by slack" in found["text"].output
+    assert state["query_cost_seconds"]["miles"] > 0
+    assert "µs a record" in found["text"].output
     assert "flights/malformed" in found["text"].output
     assert "no record of flights has been read within 0.05 s" in found["none"].stderr
     assert (found["stream"].exit_code, "no stream 'trips'; streams: flights" in found["stream"].stderr) == (1, True)
@@ -120,20 +118,3 @@ def test_an_agent_that_is_not_there_or_is_none_is_an_error(tmp_path: Path) -> No
     assert "is not accepted; expected the agent's configuration file" in command("top", "nowhere.yaml").stderr
     assert "cannot reach the agent" in command("top", "http://127.0.0.1:1").stderr
     assert "cannot reach the agent" in command("tap", "http://127.0.0.1:1", "flights").stderr
-
-
-def test_top_lists_the_queries_with_the_least_slack_first() -> None:
-    from edge.watch import LOAD, _by_slack, _query_row
-
-    unknown = dict.fromkeys(LOAD)
-    state = {
-        "query_bytes": {"idle": 10.0, "late": 30.0, "waits": 20.0},
-        "query_load": {
-            "idle": unknown,
-            "late": unknown | {"slack_seconds": -2.5, "queued_records": 700.0, "cost_seconds": 1.25e-5},
-            "waits": unknown | {"slack_seconds": 4.0, "queued_records": 9.0},
-        },
-    }
-    assert _by_slack(state) == ["late", "waits", "idle"]
-    assert _query_row(state, "late") == ("late", "-2.5", "700", "12.50", "", "", "30")
-    assert _query_row(state, "idle") == ("idle", "", "", "", "", "", "10")

@@ -89,7 +89,6 @@ class Agent:
         self._reported: BudgetUpdate | None = BudgetUpdate(MILES, {}, -1)
         self.link = (0.0, 0.0)
         self.refuse = self.news = False
-        self.costs: list[tuple[QueryRef, float]] = []
         self.refused: list[tuple[QueryRef, str, int]] = []
         self._made = asyncio.Event()
         self._received = asyncio.Event()
@@ -150,9 +149,6 @@ class Agent:
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         self.sampling = (query, rate, clock_offset_ms)
-
-    def on_cost(self, query: QueryRef, answer_ms: float) -> None:
-        self.costs.append((query, answer_ms))
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         if not self.queries or not (all_queries or self.budget != self._reported):

@@ -79,7 +79,6 @@ def replies() -> list[pb.ToEdge]:
     return [
         pb.ToEdge(queries=pb.Queries(version=3, queries=specs)),
         pb.ToEdge(sampling=pb.Sampling(**of, rate=0.5, clock_offset_ms=-2.5, reason=SamplingReason.LINK)),
-        pb.ToEdge(cost=pb.Cost(**of, answer_ms=125.0)),
         pb.ToEdge(refused=pb.Refused(**of, reason="not-expected", seq=3, message="of another edge", frames=2)),
         pb.ToEdge(budget=pb.Budget(**of, shares={"miles": 1500.0}, version=2, from_ms=T0, center_ms=40)),
     ]

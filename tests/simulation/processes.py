@@ -182,8 +182,6 @@ class EdgeProgram:
         self.agent = edge.agent.open_agent(parse_config({**config, "limits": {"checkpoint": "3s"}}))
         if plan.memory is not None:  # far below what a configuration may say
             self.agent.durable._memory = SliceMemoryLimits(*plan.memory)
-        if plan.piece_s is not None:
-            self._run_short_of_cpu(plan.piece_s)
         for loop in self.agent.loops().values():
             process.spawn(self._until_outdated(loop), plan.name)
 
@@ -195,21 +193,6 @@ class EdgeProgram:
             await self.agent.commit.checkpoint()
             edge.agent.begin_anew(self.agent)
             self.process.kill("begins anew")
-
-    def _run_short_of_cpu(self, piece_s: float) -> None:
-        """Makes the worker queue each batch, and run queries together, or a few records of one, with pauses between."""
-        worker, rng = self.agent.worker, self.process.rng
-        worker._defers = lambda event, is_full_read: True  # type: ignore[method-assign]
-        worker._pause = lambda _: asyncio.sleep(rng.expovariate(1 / piece_s))
-        worker._is_on = True
-
-        class Pieces(dict[QueryRef, float]):
-            def get(self, *_: Any) -> float:
-                return rng.choice((1, 3, 20))
-
-        worker._piece_rows = Pieces()
-        together = worker._together
-        worker._together = lambda first: together(first) if rng.random() < 0.5 else []  # type: ignore[method-assign]
 
     async def push(self, row: int) -> None:
         """Pushes a record; no reply if the process is killed meanwhile."""

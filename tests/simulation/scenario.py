@@ -69,7 +69,6 @@ class EdgePlan:
         restores_s: its state directory is copied at the first time and replaced by the copy at the second; None: never.
         retired_s: the operator retires it; None: never.
         memory: bytes that open slices may hold, of one query and of all; None: as configured by default.
-        piece_s: it is short of CPU: this is the mean time until its worker runs the next piece; None: it keeps up.
         constant: the value of k in all its records, which its configuration states; None: it states none.
         drift: a column, and the index of the first record whose value in it is null, as if its source had renamed the
             column; None: no column drifts.
@@ -88,7 +87,6 @@ class EdgePlan:
     restores_s: tuple[float, float] | None = None
     retired_s: float | None = None
     memory: tuple[int, int] | None = None
-    piece_s: float | None = None
     constant: str | None = None
     drift: tuple[str, int] | None = None
     is_hostile: bool = False
@@ -188,10 +186,6 @@ class _Draw:
             if edge.dies_s is None and edge.loses_state_s is None and restored.random() < 0.1:
                 copied_s = edge.joins_s + restored.uniform(0.5, active_s)
                 edge.restores_s = copied_s, copied_s + restored.choice((0.2, 1.0, 4.0))
-        short = random.Random(f"short of CPU {seed}")
-        for edge in edges:
-            if short.random() < 0.3:
-                edge.piece_s = short.choice((0.02, 0.1, 0.4))
         drift = random.Random(f"drift {seed}")
         for edge in edges:
             if drift.random() < 0.2:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -441,29 +440,3 @@ async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_p
             assert a.log.read(entry.segment, entry.offset, entry.length) == stored_frame(frame(entry.seq))
         kinds = [c.gateway.metrics.frames.labels("new")._value.get() for c in (a, b)]
         assert sum(kinds) == 30
-
-
-@on_a_loop
-async def test_absurd_delays_of_an_edge_are_bounded_and_counted_and_its_costs_are(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
-        await edge.until("queries", lambda told: told.queries)
-        await asyncio.to_thread(c.catalog.budgets.record_processing_delays, {MILES: 10**12}, 5)
-        delays = [
-            pb.QueryDelay(query="miles", query_version=1, mean_ms=math.nan, latest_ms=-1, queued_ms=1e308, late_ms=5),
-            pb.QueryDelay(query="others", query_version=1, mean_ms=7),
-        ]
-        beat = pb.Heartbeat(sent_at_ms=1, scheduling=pb.Scheduling(queries=delays))
-        await edge.call.write(pb.FromEdge(heartbeat=beat))
-        await eventually(c.catalog.queries.delays)
-        ((ref, (found,)),) = c.catalog.queries.delays().items()
-        assert (ref, found.mean_ms, found.latest_ms, found.queued_ms, found.late_ms) == (MILES, 0, 0, 0, 5)
-        assert found.refused == 3
-        await eventually(lambda: c.gateway._budget_sync.snapshot.processing_delay_ms)
-        await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=2, scheduling=pb.Scheduling())))
-        cost = (await edge.until("cost")).cost
-        assert (cost.query, cost.answer_ms) == ("miles", 60_000)
-        bad = pb.Heartbeat(scheduling=pb.Scheduling(queries=[pb.QueryDelay(query="Not A Name")]))
-        await edge.call.write(pb.FromEdge(heartbeat=bad))
-        assert "Not A Name" in (await edge.refusal())[2]

@@ -274,19 +274,3 @@ def test_queries_without_known_windows_are_admitted_in_the_order_of_arrival() ->
     log.add("unknown@1", 50)
     log.add("known@1", 40)
     assert [*log.batch(tight), *log.batch(tight)] == ["known@1", "unknown@1"]
-
-
-def test_until_delays_have_been_seen_those_that_edges_report_count() -> None:
-    def second_batch(delays_ms: dict[str, dict[str, float]]) -> set[str]:
-        log = Log()
-        log.admission = LeastSlack(lambda _: (SECOND, 0), lambda: 0.0, lambda key: delays_ms.get(key, {}))
-        for key in ("a-slow@1", "b-quick@1"):
-            log.add(key, 1_000)
-            log.add(key, 1_010, 2 * MB)
-            log.add(key, 1_020, 2 * MB)
-        limits = BatchLimits(bytes=3 * MB)
-        assert set(log.batch(limits)) == {"a-slow@1", "b-quick@1"}, "what closes windows; the next ones are expected"
-        return set(log.batch(limits))
-
-    assert second_batch({}) == {"a-slow@1"}
-    assert second_batch({"a-slow@1": {"a": 900.0}, "b-quick@1": {"a": 20.0}}) == {"b-quick@1"}

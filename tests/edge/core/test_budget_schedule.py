@@ -171,10 +171,7 @@ def test_rates_follow_the_load_slowly_and_need_a_whole_window() -> None:
     assert meter.per_s == {"s": pytest.approx(100.0 * math.exp(-1))}, "the end of time is no time"
 
 
-def test_the_path_delay_is_half_a_round_trip_the_queue_and_the_processing_delay() -> None:
+def test_the_path_delay_is_half_a_round_trip_and_the_queue() -> None:
     assert PathDelay().ms == 0
-    assert (
-        PathDelay(rtt_ms=101.0, queued_bytes=50_000, bandwidth_bytes_s=100_000.0, processing_delay_ms=300).ms
-        == 51 + 500 + 300
-    )
+    assert PathDelay(rtt_ms=101.0, queued_bytes=50_000, bandwidth_bytes_s=100_000.0).ms == 51 + 500
     assert PathDelay(rtt_ms=10.0, queued_bytes=50_000).ms == 5, "an unknown bandwidth leaves the queue out"

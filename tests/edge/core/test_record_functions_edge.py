@@ -270,7 +270,7 @@ def test_failures_are_counted_logged_once_a_reason_and_survive_a_restart(
     again = durable(tmp_path)
     assert again.state.function_failures == {"score": 4}
     registry = CollectorRegistry()
-    registry.register(EdgeCollector(again, dict, list, {}, {}, dict, {}))
+    registry.register(EdgeCollector(again, dict, list, {}, {}, lambda _: {}, {}))
     exposed = generate_latest(registry).decode()
     assert 'edgewater_edge_function_failures_total{function="score"} 4.0' in exposed
     assert "edgewater_edge_watermark_seconds{stream=" in exposed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from edge.core import Configured, EdgeCore, FrameBuilt, FunctionFailed, Ingested, PullEvent, StreamSpec
-from edge.core.batch_queue import BatchQueue, QueuedBatch
-from edge.core.shared_batch import MOST_KEPT, BatchRecords, QueuedRecords, Reading, Sharing
+from edge.core.shared_batch import MOST_KEPT, BatchRecords, Reading, Sharing
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import EncodedKeys, GroupedAggregate
@@ -136,28 +135,3 @@ def test_keys_that_were_encoded_once_are_looked_up_in_any_table() -> None:
     keys = EncodedKeys.of(columns, 4)
     assert keys.inverse.tolist() == [0, 1, 2, 0] and keys.counts.tolist() == [2, 1, 1]
     assert keys.distinct[0].to_pylist() == ["b", None, "a"]
-
-
-def test_queued_batches_share_until_all_queries_have_processed_them_within_a_bound() -> None:
-    _, query = spec(0, where="x > 0", group_by=["k"])
-    bound, reading = query.bind(COLUMNS), Reading.of(query.bind(COLUMNS), 0)
-    parts = [QueuedBatch(batch(100, number), 100 * number, 0, 0) for number in range(3)]
-    early, late = BatchQueue(deque(parts)), BatchQueue(deque(parts))
-    queries, held = [(early, reading), (late, reading)], QueuedRecords()
-    most_bytes = 2 * parts[0].batch.nbytes
-
-    def process(queue: BatchQueue, part: list[QueuedBatch]) -> BatchRecords:
-        records = held.get("s", part)
-        if records is None:
-            records = held.of("s", part, queries, most_bytes)
-        assert records.matching(bound, reading).keys(bound, reading).inverse is not None
-        return records
-
-    (first,) = [process(early, part) for part in early.take(100)]
-    assert held.nbytes > 0
-    assert [process(late, part) for part in late.take(100)] == [first]
-    joined_part = [process(early, part) for part in early.take(300, lambda *_: True)]
-    assert len(joined_part) == 1 and len(joined_part[0]) == 200, "two batches as one"
-    assert held.nbytes > most_bytes, "so what follows is not kept"
-    assert [len(process(late, part)) for part in late.take(300)] == [100, 100]
-    assert held.nbytes == 0, "both have processed all"

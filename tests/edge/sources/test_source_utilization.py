@@ -23,8 +23,9 @@ from edge.sources import StdinSource, Unavailable, push_endpoint
 from edge.sources.files.reader import FileReader
 from edge.sources.files.source import FileSource, text_opener
 from edge.sources.pacing import paced
-from edge.utilization import BusyMeter
+from edge.utilization import RECENT_RECORDS, BusyMeter, QueryCosts
 from edgewater.model.streams import TIME_COLUMN, StreamClock
+from edgewater.wire import QueryRef
 
 WALL_MS = 1_700_000_000_000
 
@@ -341,3 +342,25 @@ def test_a_source_was_last_empty_when_its_last_wait_began_or_before_a_push_that_
             assert wall.meter.empty_for_s("s") == 0
         wall.meter.on_refused("s")
         assert wall.meter.empty_for_s("s") == float("inf"), "its client comes again"
+
+
+def test_the_cost_of_a_query_is_the_mean_over_its_recent_records() -> None:
+    now_s = [0.0]
+    costs, slow, quick = QueryCosts(lambda: now_s[0]), QueryRef("slow", 1), QueryRef("quick", 1)
+
+    def process(records: int, **spent_s: float) -> None:
+        costs.begin()
+        for ref in (slow, quick):
+            now_s[0] += spent_s[ref.name]
+            costs.end(ref, records)
+
+    process(0, slow=0.0, quick=0.0)
+    assert costs.record_s([slow, quick]) == {}
+    process(100, slow=3.0, quick=1.0)
+    now_s[0] += 60.0  # other work
+    process(100, slow=5.0, quick=1.0)
+    assert costs.record_s([slow, quick]) == pytest.approx({slow: 0.04, quick: 0.01})
+    for _ in range(20):
+        process(RECENT_RECORDS, slow=RECENT_RECORDS, quick=0.0)
+    assert costs.record_s([slow]) == pytest.approx({slow: 1.0}), "earlier records hardly count"
+    assert costs.record_s([slow, quick]).keys() == {slow}, "it was deleted meanwhile"

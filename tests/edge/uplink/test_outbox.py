@@ -19,8 +19,7 @@ from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import RejectedRecords
 from edge.uplink import Input, UplinkOutbox
-from edge.uplink.outbox import DELAYS_EVERY_MS, MAX_DELAYS
-from edge.uplink.ports import QueryDelay, Workload
+from edge.uplink.ports import Workload
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN, EdgeId
@@ -157,7 +156,6 @@ async def test_the_deadline_of_a_query_has_its_own_processing_delay_besides_the_
         await until(lambda: jfk.outbox.processing_ms == {REF: 340})
         jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000, 1.0)
         assert jfk.outbox.path_delay_ms == 40 + 500
-        assert jfk.outbox.answer_delay_ms(REF) == 40 + 500 + 340
 
 
 def test_a_heartbeat_is_due_at_once_only_with_news(tmp_path: Path) -> None:
@@ -202,67 +200,3 @@ def test_a_heartbeat_is_due_at_once_only_with_news(tmp_path: Path) -> None:
 def _no_records() -> pa.RecordBatch:
     schema = pa.schema({**COLUMNS, TIME_COLUMN: pa.int64()})
     return pa.record_batch({name: [] for name in schema.names}, schema)
-
-
-@on_a_loop
-async def test_an_edge_that_schedules_reports_delays_and_learns_what_answers_cost_at_the_center(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk, edge(tmp_path, port, "lga") as lga:
-        catalog.queries.register(spec(error={"s": 100}), 1)
-        await until(lambda: REF in jfk.durable.core.queries and REF in lga.durable.core.queries)
-        catalog.budgets.record_processing_delays({REF: 340}, 5)
-        jfk.outbox.workload = Workload(delays=lambda: {REF: QueryDelay(120.0, 900.0, 40.0, 0.0)})
-        await until(lambda: jfk.outbox.answer_delay_ms(REF) >= 340 and catalog.queries.delays())
-        (report,) = catalog.queries.delays()[REF]
-        assert (report.edge, report.mean_ms, report.latest_ms, report.queued_ms) == ("jfk", 120.0, 900.0, 40.0)
-        # The other edge does not schedule: it is told nothing, and its deadlines are as before.
-        await until(lambda: len(catalog.edges.all()) == 2 and catalog.edges.get(EdgeId("lga")).watermarks is not None)
-        assert lga.outbox.answer_delay_ms(REF) < 340 > jfk.outbox.path_delay_ms
-
-
-@pytest.mark.parametrize("absurd", [float("nan"), -1.0, 1e308, float("inf"), 3.2e10, 60_000.1])
-def test_an_absurd_cost_is_counted_and_the_last_one_stays(tmp_path: Path, absurd: float) -> None:
-    durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
-    outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: 1_000)
-    outbox.on_queries(1, [(REF, spec(error={"s": 100}))])
-    outbox.on_cost(REF, 250.4)
-    outbox.on_cost(QueryRef("other", 1), 7.0)
-    outbox.on_cost(REF, absurd)
-    assert (outbox.answer_delay_ms(REF), outbox.refused_costs) == (251, 1)
-    outbox.on_welcome(None)
-    assert outbox.answer_delay_ms(REF) == 0, "another center states its own"
-    durable.close()
-
-
-def test_delays_are_reported_every_ten_seconds_as_far_as_they_changed_and_in_bounded_heartbeats(tmp_path: Path) -> None:
-    durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
-    now = [0]
-    outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: now[0])
-    assert not outbox.heartbeat().HasField("scheduling")
-    delays = {QueryRef(f"q{number}", 1): QueryDelay(100.0, 0.0, 0.0, 0.0) for number in range(MAX_DELAYS + 1)}
-    outbox.workload = Workload(delays=lambda: delays)
-
-    def reported() -> list[str] | None:
-        beat = outbox.heartbeat()
-        return [each.query for each in beat.scheduling.queries] if beat.HasField("scheduling") else None
-
-    assert reported() is None, "an edge that keeps up reports nothing, and is not sent the center's costs"
-    delays[QueryRef("q3", 1)] = QueryDelay(100.0, 0.0, 9.0, 0.0)
-    assert [len(reported() or ()) for _ in range(3)] == [MAX_DELAYS, 1, 0]
-    delays[QueryRef("q3", 1)] = QueryDelay(115.0, 0.0, 9.0, 0.0)
-    delays[QueryRef("q4", 1)] = QueryDelay(130.0, 0.0, 0.0, 0.0)
-    assert reported() == []
-    now[0] += DELAYS_EVERY_MS
-    assert reported() == ["q4"]
-    outbox.on_welcome(None)
-    assert len(reported() or ()) == MAX_DELAYS, "a new session knows nothing"
-    delays[QueryRef("q3", 1)] = QueryDelay(115.0, 0.0, 0.0, 0.0)
-    assert reported() == [f"q{MAX_DELAYS}"]
-    delays[QueryRef("q5", 1)] = QueryDelay(100.0, 0.0, 0.0, 500.0)
-    now[0] += DELAYS_EVERY_MS
-    assert reported() == ["q5"]
-    delays[QueryRef("q5", 1)] = QueryDelay(100.0, 0.0, 0.0, 0.0)
-    now[0] += DELAYS_EVERY_MS
-    assert reported() == ["q5"], "the center learns that the edge keeps up again"
-    now[0] += DELAYS_EVERY_MS
-    assert reported() is None
-    durable.close()

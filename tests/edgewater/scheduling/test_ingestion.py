@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.model.errors import InvalidConfig
-from edgewater.scheduling import IngestionHistory, normal_interval
+from edgewater.scheduling import IngestionHistory
 from sim.scheduling.workload import DELAYS, draw_delays
 
 
@@ -27,18 +27,6 @@ def test_the_interval_has_the_next_delay_as_often_as_it_says(delays: str, confid
 
     assert history.predicted > 2_900
     assert history.hits / history.predicted == pytest.approx(confidence, abs=0.01)
-
-
-def test_the_printed_variance_misses_what_the_predictive_one_has() -> None:
-    rng = np.random.default_rng(3)
-    epochs = rng.uniform(0, 1000, (100, 50))
-    means, squares = epochs.mean(axis=1).tolist(), (epochs**2).mean(axis=1).tolist()
-    printed = normal_interval(means, squares, 0.95, "printed")
-    predictive = normal_interval(means, squares, 0.95)
-    drawn = rng.uniform(0, 1000, 4_000)
-
-    assert np.mean([printed.contains(d) for d in drawn]) < 0.2
-    assert np.mean([predictive.contains(d) for d in drawn]) >= 0.95
 
 
 def test_the_expected_delay_leaves_out_what_has_passed() -> None:
@@ -77,5 +65,3 @@ def test_any_history_expects_nothing_in_the_past(delays: list[float], elapsed_ms
 def test_a_confidence_is_a_share(confidence: float) -> None:
     with pytest.raises(InvalidConfig, match="confidence"):
         IngestionHistory(confidence)
-    with pytest.raises(InvalidConfig, match="confidence"):
-        normal_interval([1.0], [1.0], confidence)

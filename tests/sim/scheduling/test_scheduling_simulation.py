@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgewater.__main__ import main
-from edgewater.scheduling import POLICIES
 from sim.scheduling.engine import Experiment, Outcome, run
+from sim.scheduling.policies import POLICIES
 from sim.scheduling.workload import BENCHMARKS, Load, profiles
 
 

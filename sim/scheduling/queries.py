@@ -7,15 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgewater.model.errors import InvalidConfig
-from edgewater.scheduling.costs import CostEstimate, Operator
-from edgewater.scheduling.ingestion import DEFAULT_EPOCHS, IngestionHistory
-
-MAX_TIME_MS = 1e14
-"""3,000 years. A later watermark, such as infinity at the end of a stream, counts as this time."""
-MAX_COUNTED_FIRINGS = 1_000
-"""The windows that one watermark sweeps count up to this number. Further windows have no records, and add nothing to
-the cost of the queue."""
+from edgewater.scheduling import IngestionHistory
+from sim.scheduling.costs import CostEstimate, Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +16,12 @@ class QueryProfile:
     """A query as the scheduler sees it.
 
     Attributes:
-        name: unique among the scheduler's queries.
         operators: its pipeline, beginning at the source.
         period_ms: distance of the window ends: the length of tumbling windows, the step of sliding windows.
         offset_ms: the ends are at `offset_ms` plus multiples of the period.
         inputs: number of inputs, such as a join's streams or the edges of a window. A window fires when the watermarks
             of all inputs have passed its end.
         firing_ms: assumed cost of emitting a window.
-        confidence, epochs: of the ingestion estimate (`IngestionHistory`).
     """
 
     name: str
@@ -39,16 +30,6 @@ class QueryProfile:
     offset_ms: float = 0.0
     inputs: int = 1
     firing_ms: float = 0.0
-    confidence: float = 0.95
-    epochs: int = DEFAULT_EPOCHS
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.period_ms <= MAX_TIME_MS:
-            raise InvalidConfig("period_ms", self.period_ms, "a time from 1 ms on")
-        if not abs(self.offset_ms) <= MAX_TIME_MS:
-            raise InvalidConfig("offset_ms", self.offset_ms, f"a time up to {MAX_TIME_MS:.0f} ms")
-        if self.inputs < 1:
-            raise InvalidConfig("inputs", self.inputs, "at least one input")
 
     def next_end_ms(self, now_ms: float) -> float:
         """Returns the first window end after `now_ms`."""
@@ -65,7 +46,6 @@ class Item:
         stage: number of operators that have processed it.
         end_ms: the last window end that the watermark sweeps; None for a batch.
         firings: number of windows that it sweeps.
-        payload: the worker's own data.
     """
 
     records: float
@@ -73,7 +53,6 @@ class Item:
     stage: int = 0
     end_ms: float | None = None
     firings: int = 0
-    payload: object = None
     cost_ms: float = 0.0
 
 
@@ -99,7 +78,6 @@ class ScheduledQuery:
         turn: number of its last turn.
         served_ms: when it last ran, or when an item was queued after it had been idle.
         debt_ms: time beyond its cycles for which other queries come first.
-        overruns: number of turns that took more than two cycles.
         swept: number of sweeping watermarks that it has processed.
     """
 
@@ -116,13 +94,12 @@ class ScheduledQuery:
     turn: int = 0
     served_ms: float = 0.0
     debt_ms: float = 0.0
-    overruns: int = 0
     swept: int = 0
 
     @classmethod
     def of(cls, profile: QueryProfile, index: int, now_ms: float) -> ScheduledQuery:
         end_ms = profile.next_end_ms(now_ms)
-        inputs = [Input(end_ms, IngestionHistory(profile.confidence, profile.epochs)) for _ in range(profile.inputs)]
+        inputs = [Input(end_ms, IngestionHistory()) for _ in range(profile.inputs)]
         costs = CostEstimate(profile.operators, profile.firing_ms)
         return cls(profile, index, costs, inputs, end_ms, by_stage=[0.0] * len(profile.operators), served_ms=now_ms)
 
@@ -154,17 +131,17 @@ class ScheduledQuery:
         If a sweeping watermark is in the queue, the time since its ingestion is subtracted.
         """
         due_ms = self.sweeps[0][1] if self.sweeps else self.expected_ingestion_ms(now_ms)
-        return due_ms - now_ms - self.queued_ms - self.costs.downstream_ms
+        return due_ms - now_ms - self.queued_ms
 
     def advance(self, number: int, watermark_ms: float, now_ms: float) -> int:
         """Advances an input's watermark. Returns the number of windows that all inputs have swept by it."""
         this = self.inputs[number]
-        if not min(watermark_ms, MAX_TIME_MS) >= this.end_ms:
+        if watermark_ms < this.end_ms:
             return 0
         period = self.profile.period_ms
         # Only the first end is observed. If one watermark sweeps several windows, the later ends are late by design.
         this.history.observe(now_ms - this.end_ms)
-        this.end_ms += (math.floor((min(watermark_ms, MAX_TIME_MS) - this.end_ms) / period) + 1) * period
+        this.end_ms += (math.floor((watermark_ms - this.end_ms) / period) + 1) * period
         end_ms = min(each.end_ms for each in self.inputs)
         firings = round((end_ms - self.end_ms) / period)
         self.end_ms = end_ms

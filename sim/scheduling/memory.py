@@ -3,7 +3,7 @@
 Sources whose batches do not fit have to wait. Memory that becomes free is given to the query with the least slack first
 (`Scheduler.by_room`). So memory does not fill with records whose answers are not due. The thesis instead runs the
 queries that shrink the queues most. That delays answers that are due and has no benefit: a core does the same work
-whatever the queues contain. It is here for comparison (`reduction_first`), and for queues that share their batches.
+whatever the queues contain. It is here for comparison (`reduction_first`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edgewater.model.errors import InvalidConfig
-from edgewater.scheduling.queries import ScheduledQuery
+from sim.scheduling.queries import ScheduledQuery
 
 NEARLY_BEST = 0.99
 """Queries count as equal if their reduction is at least this share of the largest. The least slack then decides."""
@@ -30,9 +29,6 @@ class QueueLimits:
         release: management ends at this share.
         longest_ms: management ends after this time at the latest, and pauses for as long. Meanwhile the policy decides.
         reduction_first: from the threshold on the queries with the largest reduction run, as in the thesis.
-        shared: queries queue the same batches, which take memory until the last query has processed them. The worker
-            then sets `MemoryManager.used` and stops sources itself. From the threshold on, the query that is furthest
-            behind runs.
     """
 
     cap_bytes: float
@@ -41,15 +37,6 @@ class QueueLimits:
     release: float = 0.7
     longest_ms: float = 500.0
     reduction_first: bool = False
-    shared: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.cap_bytes >= self.record_bytes > 0:
-            raise InvalidConfig("cap_bytes", self.cap_bytes, f"at least one record of {self.record_bytes:g} bytes")
-        if not 0 <= self.release < self.threshold <= 1:
-            raise InvalidConfig("threshold", self.threshold, f"a share above {self.release:g}, at most 1")
-        if not self.longest_ms > 0:
-            raise InvalidConfig("longest_ms", self.longest_ms, "a time above 0")
 
 
 class MemoryManager:
@@ -65,20 +52,17 @@ class MemoryManager:
         self.limits = limits
         self.used = self.peak = 0.0
         self.activations = 0
-        self.shared = limits is not None and limits.shared
         self._most = limits.cap_bytes / limits.record_bytes if limits else math.inf
         self.manages = manages
-        runs_first = limits is not None and manages and (limits.shared or limits.reduction_first)
+        runs_first = limits is not None and manages and limits.reduction_first
         self._threshold = limits.threshold * self._most if limits and runs_first else math.inf
         self._until_ms: float | None = None
         self._rests_until_ms = -math.inf
 
     def has_room(self, records: float) -> bool:
-        return self.shared or self.used + records <= self._most
+        return self.used + records <= self._most
 
     def add(self, records: float) -> None:
-        if self.shared:
-            return
         self.used = used = self.used + records
         if used > self.peak:
             self.peak = used
@@ -110,10 +94,6 @@ class MemoryManager:
 
         None if no query has records that processing would remove.
         """
-        if self.shared:
-            behind = [q for q in queries if q.records]
-            first = min(behind, key=lambda q: (q.queue[0].ingested_ms, q.slack_ms(now_ms)), default=None)
-            return None if first is None else (first, len(first.profile.operators))
         reductions = [(q, *q.costs.reduction(q.by_stage, cycle_ms)) for q in queries if q.records]
         reductions = [each for each in reductions if each[1] > 0]
         if not reductions:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgewater.model.errors import InvalidConfig
-
-MAX_COST_MS = 60_000.0
-"""Maximum cost per record, per firing, and per report of another tier. A larger cost is an error of the report."""
 WEIGHT = 0.1
 """Weight of a new measurement in the moving average."""
 MAX_FACTOR = 8.0
@@ -33,74 +28,39 @@ class Operator:
     selectivity: float = 1.0
     stores: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.cost_ms <= MAX_COST_MS:
-            raise InvalidConfig("cost_ms", self.cost_ms, f"a time per record from 0 to {MAX_COST_MS:.0f} ms")
-        if not (self.selectivity >= 0 and math.isfinite(self.selectivity)):
-            raise InvalidConfig("selectivity", self.selectivity, "records out per record in, 0 or more")
-
 
 class CostEstimate:
     """Cost and selectivity per operator of one query, and of one firing of its windows.
 
-    Measurements that are not finite or negative are refused and counted; outliers are bounded by `MAX_FACTOR`.
+    Outliers are bounded by `MAX_FACTOR`.
 
     Attributes:
         remaining_ms: per stage, the cost of one record from there to the end; one more entry than operators, the last
             is 0.
         kept: per stage, how many records reach it for one record that enters the pipeline.
         firing_ms: cost of emitting a window.
-        downstream_ms: the cost of the way to the answer after this pipeline, as other tiers report it.
-        refused: number of refused measurements and reports.
     """
 
-    __slots__ = ("_costs", "_selectivities", "_stores", "downstream_ms", "firing_ms", "kept", "refused", "remaining_ms")
+    __slots__ = ("_costs", "_selectivities", "_stores", "firing_ms", "kept", "remaining_ms")
 
     def __init__(self, operators: Sequence[Operator], firing_ms: float = 0.0) -> None:
-        if not operators:
-            raise InvalidConfig("operators", 0, "at least one operator")
-        if not 0 <= firing_ms <= MAX_COST_MS:
-            raise InvalidConfig("firing_ms", firing_ms, f"a time per window from 0 to {MAX_COST_MS:.0f} ms")
         self._costs = [o.cost_ms for o in operators]
         self._selectivities = [o.selectivity for o in operators]
         self._stores = [o.stores for o in operators]
         self.firing_ms = firing_ms
-        self.downstream_ms = 0.0
-        self.refused = 0
         self._derive()
 
     def observe(self, stage: int, records_in: float, records_out: float, spent_ms: float) -> None:
         """Adds a measurement of the operator at `stage`."""
-        if not (records_in > 0 and math.isfinite(records_in)):
+        if records_in <= 0:
             return
         cost, selectivity = spent_ms / records_in, records_out / records_in
-        if not (0 <= cost <= MAX_COST_MS and 0 <= selectivity < math.inf):
-            self.refused += 1
-            return
         self._costs[stage] = _moved(self._costs[stage], cost, _LEAST_MS)
         self._selectivities[stage] = _moved(self._selectivities[stage], selectivity, 1e-3)
         self._derive()
 
-    def assume(self, stage: int, cost_ms: float) -> None:
-        """Sets the assumed cost of the operator at `stage`. It is used until the first `observe`."""
-        if not 0 <= cost_ms <= MAX_COST_MS:
-            self.refused += 1
-            return
-        self._costs[stage] = cost_ms
-        self._derive()
-
     def observe_firing(self, spent_ms: float) -> None:
-        if not 0 <= spent_ms <= MAX_COST_MS:
-            self.refused += 1
-            return
         self.firing_ms = _moved(self.firing_ms, spent_ms, _LEAST_MS)
-
-    def report_downstream(self, cost_ms: float) -> None:
-        """Stores the cost that another tier reports. An absurd cost is refused, and the previous one stays."""
-        if not 0 <= cost_ms <= MAX_COST_MS:
-            self.refused += 1
-            return
-        self.downstream_ms = cost_ms
 
     def reduction(self, by_stage: Sequence[float], budget_ms: float) -> tuple[float, int]:
         """Returns by how many records the queues shrink at most if this query runs, and how many operators to run for

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgewater.model.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
-from edgewater.scheduling.memory import MemoryManager, QueueLimits
-from edgewater.scheduling.policies import LeastSlack, Policy
-from edgewater.scheduling.queries import MAX_COUNTED_FIRINGS, Item, QueryProfile, ScheduledQuery
+from sim.scheduling.memory import MemoryManager, QueueLimits
+from sim.scheduling.policies import LeastSlack, Policy
+from sim.scheduling.queries import Item, QueryProfile, ScheduledQuery
 
 DEFAULT_CYCLE_MS = 120.0
 DEFAULT_FLOOR_MS = 30_000.0
 FLOOR_CYCLES = 4
 """At most one of this many cycles is for a query that has waited too long, so that the policy keeps its effect."""
 OVERRUN_CYCLES = 2
-"""A turn is an overrun if it takes more than this many cycles. An item cannot be interrupted, so one cycle more is no
-fault."""
+"""A turn that takes more than this many cycles makes a debt. An item cannot be interrupted, so one cycle more does not.
+"""
 _INDEBTED = 1e15
 """Added to the key of a query with a debt: it runs if no other query can."""
 
@@ -66,9 +65,6 @@ class Scheduler:
             holds.
         floor_ms: a query that has waited this long comes next, whatever the policy, in one of `FLOOR_CYCLES` cycles;
             None: never, as in the published baselines.
-
-    Attributes:
-        clock_jumps: how often the time went back.
     """
 
     def __init__(
@@ -80,85 +76,33 @@ class Scheduler:
         manage_memory: bool = True,
         floor_ms: float | None = DEFAULT_FLOOR_MS,
     ) -> None:
-        if not 0 < cycle_ms < math.inf:
-            raise InvalidConfig("cycle_ms", cycle_ms, "a time above 0")
-        if floor_ms is not None and not floor_ms > 0:
-            raise InvalidConfig("floor_ms", floor_ms, "a time above 0")
         self._policy = policy
         self._cycle_ms = cycle_ms
         self._floor_ms = floor_ms
         self.memory = MemoryManager(memory, manages=manage_memory)
-        self._states: dict[str, ScheduledQuery] = {}
-        self._slots: list[ScheduledQuery | None] = []
+        self._states: list[ScheduledQuery] = []
         self._keys = np.empty(0)
         self._now_ms = self._renewed_ms = self._floor_at_ms = -math.inf
         self._turns = 0
-        self._indebted: dict[str, ScheduledQuery] = {}
+        self._indebted: dict[int, ScheduledQuery] = {}
         self._current: tuple[ScheduledQuery, int] | None = None
-        self.clock_jumps = 0
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    @property
-    def queries(self) -> tuple[ScheduledQuery, ...]:
-        return tuple(self._states.values())
-
-    def query(self, name: str) -> ScheduledQuery:
-        """Returns a query. Raises NotFound."""
-        if (state := self._states.get(name)) is None:
-            raise NotFound(f"no query {name!r} is scheduled")
-        return state
 
     def add(self, profile: QueryProfile, now_ms: float) -> ScheduledQuery:
-        """Registers a query. Raises Conflict if its name is taken."""
-        if profile.name in self._states:
-            raise Conflict(f"query {profile.name!r} is scheduled already")
-        now_ms = self._at(now_ms)
-        index = next((i for i, state in enumerate(self._slots) if state is None), len(self._slots))
-        state = ScheduledQuery.of(profile, index, now_ms)
-        if index == len(self._slots):
-            self._slots.append(state)
-            self._keys = np.append(self._keys, np.inf)
-        else:
-            self._slots[index] = state
-        self._states[profile.name] = state
+        """Registers a query."""
+        state = ScheduledQuery.of(profile, len(self._states), self._at(now_ms))
+        self._states.append(state)
+        self._keys = np.append(self._keys, np.inf)
         return state
 
-    def remove(self, name: str) -> list[Item]:
-        """Unregisters a query, and returns its queue. If it has a turn, the turn may still be reported.
-
-        Raises:
-            NotFound: there is no such query.
-        """
-        state = self.query(name)
-        del self._states[name]
-        self._slots[state.index] = None
-        self._keys[state.index] = np.inf
-        self._indebted.pop(name, None)
-        if self._current is not None and self._current[0] is state:
-            self._current = None
-        dropped = list(state.queue)
-        self.memory.add(-state.records)
-        state.queue.clear()
-        state.sweeps.clear()
-        state.records = state.queued_ms = 0.0
-        return dropped
-
-    def offer(self, query: ScheduledQuery, records: float, now_ms: float, payload: object = None) -> bool:
+    def offer(self, query: ScheduledQuery, records: float, now_ms: float) -> bool:
         """Queues a batch of records. Returns false if it would exceed the cap; its source has to keep it for now.
 
         A batch that alone is larger than the cap is always refused: sources divide batches.
-
-        Raises:
-            InvalidRecord: `records` is not a number of records.
         """
-        if not 0 <= records < math.inf:
-            raise InvalidRecord("records", records, "a number of records, 0 or more")
-        if not self.memory.has_room(records) or self._slots[query.index] is not query:
+        if not self.memory.has_room(records):
             return False
         self.memory.add(records)
-        item = Item(records, self._at(now_ms), payload=payload, cost_ms=records * query.costs.remaining_ms[0])
+        item = Item(records, self._at(now_ms), cost_ms=records * query.costs.remaining_ms[0])
         query.records += records
         query.by_stage[0] += records
         self._append(query, item)
@@ -196,8 +140,6 @@ class Scheduler:
         Args:
             arrived_ms: when it arrived at a source that had to wait; the answer is due since then.
         """
-        if self._slots[query.index] is not query:
-            return False
         now_ms = self._at(now_ms)
         arrived_ms = min(arrived_ms, now_ms)
         if not (firings := query.advance(number, watermark_ms, arrived_ms)):
@@ -206,8 +148,7 @@ class Scheduler:
             return False
         end_ms = query.end_ms - query.profile.period_ms
         query.sweeps.append((end_ms, arrived_ms))
-        cost_ms = min(firings, MAX_COUNTED_FIRINGS) * query.costs.firing_ms
-        self._append(query, Item(0.0, now_ms, end_ms=end_ms, firings=firings, cost_ms=cost_ms))
+        self._append(query, Item(0.0, now_ms, end_ms=end_ms, firings=firings, cost_ms=firings * query.costs.firing_ms))
         return True
 
     def next(self, now_ms: float) -> Turn | None:
@@ -217,14 +158,14 @@ class Scheduler:
         if whole_cycle:
             self._renewed_ms = now_ms
             if self._policy.timed:
-                for state in self._states.values():
+                for state in self._states:
                     if state.queue and not state.sweeps:
                         self._renew(state)
         # Before memory management, which raises the tail latency for throughput; the floor bounds the tail.
         if whole_cycle and (starved := self._starved()) is not None:
             return self._begin(starved, len(starved.profile.operators))
-        if self.memory.is_active(self._states.values(), now_ms):
-            chosen = self.memory.choose(self._states.values(), self._cycle_ms, now_ms)
+        if self.memory.is_active(self._states, now_ms):
+            chosen = self.memory.choose(self._states, self._cycle_ms, now_ms)
             if chosen is not None:
                 return self._begin(*chosen)
         if self._current is not None:
@@ -237,24 +178,16 @@ class Scheduler:
         index = int(self._keys.argmin())
         if self._keys[index] == np.inf:
             return None
-        first = self._slots[index]
-        assert first is not None, "the key of a free slot is infinite"
+        first = self._states[index]
         if self._policy.sticky:
             self._current = (first, first.swept)
         return self._begin(first, len(first.profile.operators))
-
-    def waiting(self) -> list[ScheduledQuery]:
-        """Returns the queries with a queue, in the order of the policy: the first would run next."""
-        order = np.argsort(self._keys, kind="stable").tolist()
-        return [state for index in order if (state := self._slots[index]) is not None and state.queue]
 
     def complete(self, query: ScheduledQuery, item: Item, through: int | None = None) -> None:
         """Records that the worker has processed an item of its turn, through all operators or as many as the turn has.
 
         An item that has left the pipeline leaves the queue. Otherwise it stays with fewer records.
         """
-        if self._slots[query.index] is not query:
-            return
         if through is None or through >= len(query.profile.operators):
             taken = query.queue.popleft()
             assert taken is item, "items are processed in the order of the queue"
@@ -278,32 +211,16 @@ class Scheduler:
         query.queued_ms += cost_ms - item.cost_ms
         item.records, item.stage, item.cost_ms = records, through, cost_ms
 
-    def shrink(self, query: ScheduledQuery, item: Item, records: float) -> None:
-        """Records that the worker has processed this many records of a queue's head, through all operators.
-
-        Others stay.
-        """
-        share = item.cost_ms * records / item.records
-        item.records -= records
-        item.cost_ms -= share
-        query.records -= records
-        query.by_stage[item.stage] -= records
-        query.queued_ms -= share
-        self.memory.add(-records)
-
     def ran(self, turn: Turn, spent_ms: float, now_ms: float) -> None:
-        """Records the end of a turn. A query that was removed meanwhile is skipped."""
+        """Records the end of a turn."""
         now_ms = self._at(now_ms)
         query = turn.query
         if self._indebted:
             self._pay(query, spent_ms)
-        if self._slots[query.index] is not query:
-            return
         query.served_ms = now_ms
         if spent_ms > OVERRUN_CYCLES * self._cycle_ms:
-            query.overruns += 1
             query.debt_ms += spent_ms - self._cycle_ms
-            self._indebted[query.profile.name] = query
+            self._indebted[query.index] = query
         self._renew(query)
 
     def _begin(self, query: ScheduledQuery, through: int) -> Turn:
@@ -332,16 +249,16 @@ class Scheduler:
 
         So no query is set back forever.
         """
-        for name, debtor in list(self._indebted.items()):
+        for index, debtor in list(self._indebted.items()):
             debtor.debt_ms = max(0.0, debtor.debt_ms - spent_ms)
             if not debtor.debt_ms:
-                del self._indebted[name]
+                del self._indebted[index]
                 self._renew(debtor)
 
     def _starved(self) -> ScheduledQuery | None:
         if self._floor_ms is None or self._now_ms - self._floor_at_ms < FLOOR_CYCLES * self._cycle_ms:
             return None
-        waiting = [state for state in self._states.values() if state.queue]
+        waiting = [state for state in self._states if state.queue]
         oldest = min(waiting, key=lambda state: state.served_ms, default=None)
         if oldest is None or self._now_ms - oldest.served_ms < self._floor_ms:
             return None
@@ -349,14 +266,6 @@ class Scheduler:
         return oldest
 
     def _at(self, now_ms: float) -> float:
-        if self._now_ms <= now_ms < math.inf:
-            self._now_ms = now_ms
-        elif now_ms < self._now_ms:
-            # All times that are relative to the clock begin anew. Otherwise cycles and the floor would stop.
-            self.clock_jumps += 1
-            self._renewed_ms = self._floor_at_ms = -math.inf
-            for state in self._states.values():
-                state.served_ms = min(state.served_ms, now_ms)
-            if math.isfinite(now_ms):
-                self._now_ms = now_ms
-        return self._now_ms
+        assert now_ms >= self._now_ms, "the simulator's clock does not go back"
+        self._now_ms = now_ms
+        return now_ms

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import Conflict, InvalidConfig, InvalidRecord, NotFound
-from edgewater.scheduling import (
-    POLICIES,
-    LeastSlack,
-    Operator,
-    QueryProfile,
-    QueueLimits,
-    ScheduledQuery,
-    Scheduler,
-    Turn,
-    make_policy,
-)
+from sim.scheduling.costs import Operator
+from sim.scheduling.memory import QueueLimits
+from sim.scheduling.policies import POLICIES, LeastSlack, make_policy
+from sim.scheduling.queries import Item, QueryProfile, ScheduledQuery
+from sim.scheduling.scheduler import Scheduler, Turn
 
 COST_MS = 0.01
 
@@ -100,15 +94,6 @@ def test_a_join_is_due_when_the_first_of_the_missing_watermarks_is_expected() ->
     assert join.expected_ingestion_ms(20_100) == pytest.approx(20_600), "the one that is missing"
 
 
-def test_downstream_costs_count_against_the_slack() -> None:
-    scheduler = klink()
-    near, far = scheduler.add(profile("near"), 0), scheduler.add(profile("far"), 0)
-    far.costs.report_downstream(300)
-    for each in (near, far):
-        scheduler.offer(each, 10, 1)
-    assert order(scheduler, 2) == ["far", "near"]
-
-
 FIRST: dict[str, str] = {
     "klink": "soon", "fair": "first", "fcfs": "oldest", "hr": "productive", "streambox": "soon",
     "edgewise": "long", "edf": "soon", "srpt": "short",
@@ -145,27 +130,22 @@ def test_streambox_keeps_a_query_until_its_watermark_is_processed() -> None:
     assert order(scheduler, 3)[:5] == ["other"] * 4 + ["one"], "three batches and the watermark"
 
 
-def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidConfig, match="klink, fair"):
-        make_policy("best")
-
-
 @given(
     st.sampled_from(POLICIES),
     st.lists(
-        st.tuples(st.integers(0, 5), st.integers(0, 300), st.booleans(), st.floats(-50, 400)), min_size=1, max_size=60
+        st.tuples(st.integers(0, 5), st.integers(0, 300), st.booleans(), st.floats(0, 400)), min_size=1, max_size=60
     ),
     st.booleans(),
 )
 def test_everything_that_is_queued_is_processed_once_and_in_order(
     policy: str, events: list[tuple[int, int, bool, float]], capped: bool
 ) -> None:
-    """Whatever the clock does: no item is lost, overtaken or processed twice, and memory stays under its cap."""
+    """No item is lost, overtaken or processed twice, and memory stays under its cap."""
     memory = QueueLimits(40_000, 100) if capped else None
     scheduler = Scheduler(make_policy(policy), memory=memory, cycle_ms=5)
     states = [scheduler.add(profile(f"q{i}", 100 * (i + 1)), 0) for i in range(6)]
-    queued: dict[str, list[int]] = {state.profile.name: [] for state in states}
-    done: dict[str, list[int]] = {state.profile.name: [] for state in states}
+    queued: dict[str, list[Item]] = {state.profile.name: [] for state in states}
+    done: dict[str, list[Item]] = {state.profile.name: [] for state in states}
     now_ms = 0.0
 
     def run(turns: int) -> None:
@@ -175,8 +155,7 @@ def test_everything_that_is_queued_is_processed_once_and_in_order(
             spent_ms = 0.0
             for item in turn.items():
                 if item.end_ms is None:
-                    assert isinstance(item.payload, int)
-                    done[turn.query.profile.name].append(item.payload)
+                    done[turn.query.profile.name].append(item)
                 spent_ms += item.records * COST_MS
                 scheduler.complete(turn.query, item, turn.through)
                 if spent_ms >= turn.limit_ms:
@@ -189,12 +168,14 @@ def test_everything_that_is_queued_is_processed_once_and_in_order(
         state = states[which]
         if is_watermark:
             scheduler.watermark(state, now_ms, now_ms)
-        elif scheduler.offer(state, records, now_ms, number):
-            queued[state.profile.name].append(number)
+        elif scheduler.offer(state, records, now_ms):
+            queued[state.profile.name].append(state.queue[-1])
         assert scheduler.memory.used * 100 <= 40_000 or not capped
         run(number % 3)
     run(10_000)
-    assert done == queued
+    assert {name: [*map(id, items)] for name, items in done.items()} == {
+        name: [*map(id, items)] for name, items in queued.items()
+    }
     assert scheduler.next(now_ms) is None
     assert scheduler.memory.used == pytest.approx(0, abs=1e-6)
     assert all(state.records == state.queued_ms == 0 and not state.sweeps for state in states)
@@ -208,9 +189,9 @@ def busy(scheduler: Scheduler, state: ScheduledQuery, cost_ms: float) -> Callabl
     return offer
 
 
-def shares(scheduler: Scheduler, offers: list[Callable[[float], None]], seconds: float) -> dict[str, float]:
+def shares(scheduler: Scheduler, offers: list[Callable[[float], None]], seconds: float) -> Counter[str]:
     """Time per query over a run in which every query always has something queued."""
-    now_ms, spent = 0.0, dict.fromkeys((q.profile.name for q in scheduler.queries), 0.0)
+    now_ms, spent = 0.0, Counter[str]()
     while now_ms < seconds * 1e3:
         for offer in offers:
             offer(now_ms)
@@ -227,7 +208,6 @@ def test_a_query_that_always_overruns_its_cycle_leaves_the_others_half_of_the_ti
     hog, calm = scheduler.add(profile("hog", 10), 0), scheduler.add(profile("calm", 100_000), 0)
     spent = shares(scheduler, [busy(scheduler, hog, 2_000), busy(scheduler, calm, 50)], 100)
     assert spent["calm"] > 0.45 * sum(spent.values())
-    assert hog.overruns > 10 and calm.overruns == 0
 
 
 def test_no_query_waits_for_ever() -> None:
@@ -247,21 +227,6 @@ def test_without_a_floor_the_policy_starves() -> None:
     urgent, patient = scheduler.add(profile("urgent", 10), 0), scheduler.add(profile("patient", 1e9), 0)
     spent = shares(scheduler, [busy(scheduler, urgent, 50), busy(scheduler, patient, 50)], 10)
     assert spent["patient"] == 0
-
-
-@pytest.mark.parametrize("jump_ms", [-3_600_000.0, 3_600_000.0])
-def test_after_a_jump_of_the_clock_everybody_is_served(jump_ms: float) -> None:
-    scheduler = klink(floor_ms=1_000)
-    states = [scheduler.add(profile(f"q{i}"), 10_000_000) for i in range(4)]
-    for state in states:
-        scheduler.offer(state, 10, 10_000_000)
-    now_ms = 10_000_000 + jump_ms
-    for state in states:
-        scheduler.offer(state, 10, now_ms)
-        scheduler.watermark(state, now_ms + 10_000_000_000, now_ms)
-    assert set(order(scheduler, now_ms)) == {f"q{i}" for i in range(4)}
-    assert scheduler.clock_jumps == (jump_ms < 0)
-    assert scheduler.next(float("nan")) is None
 
 
 def test_a_queue_at_its_cap_refuses_records_and_takes_watermarks() -> None:
@@ -318,80 +283,6 @@ def test_a_managed_turn_runs_a_filter_and_leaves_the_join_for_later() -> None:
     assert scheduler.memory.used == 0
 
 
-def test_a_query_that_is_deleted_while_it_is_queued_never_runs() -> None:
-    scheduler = klink(memory=QueueLimits(100_000, 100))
-    gone, stays = scheduler.add(profile("gone", 10), 0), scheduler.add(profile("stays"), 0)
-    for state in (gone, stays):
-        scheduler.offer(state, 10, 1)
-    assert len(scheduler.remove("gone")) == 1
-    assert scheduler.memory.used == 10
-    assert order(scheduler, 2) == ["stays"]
-    assert not scheduler.offer(gone, 10, 3) and not scheduler.watermark(gone, 5_000, 5_000)
-    with pytest.raises(NotFound, match="gone"):
-        scheduler.remove("gone")
-    again = scheduler.add(profile("gone"), 4)
-    assert scheduler.offer(again, 1, 4) and order(scheduler, 5) == ["gone"]
-
-
-def test_a_query_that_is_deleted_during_its_turn_changes_no_other() -> None:
-    scheduler = klink(cycle_ms=1)
-    gone = scheduler.add(profile("gone"), 0)
-    scheduler.offer(gone, 1_000, 1)
-    turn = scheduler.next(1)
-    assert turn is not None
-    item = next(turn.items())
-    scheduler.remove("gone")
-    new = scheduler.add(profile("new"), 2)
-    scheduler.complete(gone, item)
-    scheduler.ran(turn, 500, 501)
-    assert new.debt_ms == new.records == 0 and scheduler.next(502) is None
-
-
-@pytest.mark.parametrize("records", [-1.0, float("nan"), float("inf")])
-def test_a_batch_has_a_number_of_records(records: float) -> None:
-    scheduler = klink()
-    state = scheduler.add(profile("q"), 0)
-    with pytest.raises(InvalidRecord, match="records"):
-        scheduler.offer(state, records, 1)
-    assert scheduler.memory.used == 0 and scheduler.next(2) is None
-
-
-def test_the_watermark_at_the_end_of_a_stream_sweeps_what_is_left() -> None:
-    scheduler = klink()
-    state, other = (scheduler.add(profile(name), 0) for name in ("q", "other"))
-    scheduler.offer(state, 10, 1)
-    assert not scheduler.watermark(state, float("nan"), 2)
-    assert scheduler.watermark(state, float("inf"), 3)
-    assert not scheduler.watermark(state, float("inf"), 4), "nothing is left"
-    scheduler.offer(other, 10, 5)
-    assert order(scheduler, 6) == ["q", "other"]
-
-
-def test_a_name_is_taken_once() -> None:
-    scheduler = klink()
-    scheduler.add(profile("q"), 0)
-    with pytest.raises(Conflict, match="'q'"):
-        scheduler.add(profile("q"), 0)
-
-
-@pytest.mark.parametrize(
-    ("make", "field"),
-    [
-        (lambda: klink(cycle_ms=0), "cycle_ms"),
-        (lambda: klink(floor_ms=-1), "floor_ms"),
-        (lambda: profile("q", 0), "period_ms"),
-        (lambda: profile("q", float("inf")), "period_ms"),
-        (lambda: profile("q", offset_ms=float("nan")), "offset_ms"),
-        (lambda: profile("q", inputs=0), "inputs"),
-        (lambda: QueueLimits(10, 100), "cap_bytes"),
-        (lambda: QueueLimits(1_000, 100, threshold=0.5, release=0.6), "threshold"),
-    ],
-)
-def test_nonsense_is_refused_by_its_name(make: Callable[[], object], field: str) -> None:
-    with pytest.raises(InvalidConfig, match=field):
-        make()
-
-
 def test_an_answer_is_due_since_its_watermark_came_even_if_its_source_was_held_back() -> None:
     scheduler = klink()
     held, fresh = scheduler.add(profile("held"), 0), scheduler.add(profile("fresh"), 0)
@@ -400,4 +291,3 @@ def test_an_answer_is_due_since_its_watermark_came_even_if_its_source_was_held_b
     scheduler.watermark(fresh, 1_000, 5_000)
     scheduler.watermark(held, 1_000, 6_000, arrived_ms=1_100)
     assert order(scheduler, 6_001) == ["held", "fresh"]
-    assert held.inputs[0].history.delays_ms == (100,), "waiting for room is no delay of the source"

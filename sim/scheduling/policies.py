@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edgewater.model.errors import InvalidConfig
-from edgewater.scheduling.queries import ScheduledQuery
+from edgewater.scheduling import PATIENCE
+from sim.scheduling.queries import ScheduledQuery
 
 _DUE_FIRST = 1e13
 """Larger than any time in ms, and small enough for a resolution of 2 µs."""
-
-
-PATIENCE = 2.0
-"""Factor of the work that remains until an answer. This product delays an answer that is due; see `LeastSlack`."""
 
 
 class Policy(Protocol):
@@ -41,21 +37,17 @@ class LeastSlack:
     The thesis' Algorithm 3 runs only queries with a slack of at most 0. It treats a query whose sweeping watermark is
     queued like any other. Here the least slack runs whatever its sign. A query whose watermark is queued is due, and
     comes before queries that still expect their watermark. Due queries run in the order of their window ends plus
-    `patience` times the work that remains until the answer. With 0 this is earliest deadline first. A large factor is
-    shortest remaining first, which halves the mean past overload and starves the tail.
+    `PATIENCE` times the work that remains until the answer.
     """
 
     name = "klink"
     timed, sticky = True, False
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self._patience = patience
-
     def key(self, query: ScheduledQuery, now_ms: float) -> float:
         if query.sweeps:
             return self._due_key(query, query.sweeps[0][1])
         # The common - now of all slacks does not change the order.
-        return query.expected_ingestion_ms(now_ms) - query.queued_ms - query.costs.downstream_ms
+        return query.expected_ingestion_ms(now_ms) - query.queued_ms
 
     def room_key(self, query: ScheduledQuery, now_ms: float) -> float:
         """Orders queries whose sources wait for room. Their watermarks wait too.
@@ -68,7 +60,7 @@ class LeastSlack:
         return self.key(query, now_ms)
 
     def _due_key(self, query: ScheduledQuery, since_ms: float) -> float:
-        return since_ms + self._patience * query.queued_ms - _DUE_FIRST
+        return since_ms + PATIENCE * query.queued_ms - _DUE_FIRST
 
 
 class Fair:
@@ -143,8 +135,5 @@ POLICIES = tuple(policy.name for policy in _POLICIES)
 
 
 def make_policy(name: str) -> Policy:
-    """Returns the policy of that name. Raises InvalidConfig."""
-    for policy in _POLICIES:
-        if policy.name == name:
-            return policy()
-    raise InvalidConfig("policy", name, f"one of {', '.join(POLICIES)}")
+    """Returns the policy of that name, one of `POLICIES`."""
+    return next(policy for policy in _POLICIES if policy.name == name)()
