@@ -9,7 +9,8 @@ from center.catalog import Catalog
 from center.results import AnswerReader
 from center.sinks.alert_rules import AlertBook, AlertRule, Transition
 from center.sinks.runner import read_query, sink_answer
-from edgewater.answers.work import Overspent, WorkEnded
+from edgewater.answers.work import WorkEnded
+from edgewater.model.errors import Overspent
 
 PAGE = 100
 MAX_ANSWERS = 1_000

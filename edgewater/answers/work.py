@@ -12,21 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgewater.model.errors import EdgewaterError
+from edgewater.model.errors import ClientGone, Overspent
 
 TURN_S = 0.02
-
-
-class Overspent(EdgewaterError):
-    """A request needs more work than one request may need."""
-
-    code = "too-much-work"
-
-
-class ClientGone(EdgewaterError):
-    """The client of a request has left, so nobody reads the reply."""
-
-    code = "unavailable"
 
 
 class WorkEnded(BaseException):

@@ -184,7 +184,7 @@ def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Sam
 
     Raises:
         PromqlError: the expression is not supported, or cannot be evaluated.
-        TooMany: it needs too many windows or series.
+        Overspent: it needs too many windows or series.
     """
     import promql_parser as ast
 

@@ -39,7 +39,7 @@ from edgewater.answers.cells import (
     plain_key,
 )
 from edgewater.answers.work import spend
-from edgewater.model.errors import EdgewaterError
+from edgewater.model.errors import Overspent
 from edgewater.model.float_bounds import Side, side_of, to_float
 from edgewater.model.key_texts import key_text, label_names
 from edgewater.model.registered_query import RegisteredQuery
@@ -65,12 +65,6 @@ RESERVED = frozenset({"__name__", *get_args(Label)})
 DESCRIBING = ("completeness", "staleness_seconds", "contract_met", "phase", "exactly_once")
 
 log = logging.getLogger(__name__)
-
-
-class TooMany(EdgewaterError):
-    """A request needs more work than the center does for one request."""
-
-    code = "too-many"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +124,7 @@ class SeriesReader:
         """Returns the selected series on an axis; `ABSENT` for a step without a sample.
 
         Raises:
-            TooMany: more windows or series than a request may have.
+            Overspent: more windows or series than a request may have.
         """
         found: Samples = {}
         times = axis.times
@@ -151,7 +145,7 @@ class SeriesReader:
             each = list(dict.fromkeys(labels for _, _, series in windows for labels in series))
             selected = {labels for labels, is_one in zip(each, wanted.selects(each), strict=True) if is_one}
             if len(selected) > MAX_SERIES:
-                raise TooMany(f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels")
+                raise Overspent(f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels")
             for first, end, series in windows:
                 spend()
                 for labels, value in series.items():
@@ -227,7 +221,7 @@ class SeriesReader:
             count += len(page)
             if count > MAX_POINTS:
                 most = f"{MAX_POINTS} windows"
-                raise TooMany(f"query {query.ref.name}: more than {most} in the range; choose a shorter one")
+                raise Overspent(f"query {query.ref.name}: more than {most} in the range; choose a shorter one")
             yield page
             if cursor is None:
                 return

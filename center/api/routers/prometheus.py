@@ -17,10 +17,10 @@ from starlette.responses import PlainTextResponse, Response
 from center.api.access import IN_TURN, OPEN, READS, caller
 from center.api.bodies import read_body
 from center.api.prometheus.evaluate import Matchers, PromqlError, evaluate, instant_json, parse, range_json, selectors
-from center.api.prometheus.series import MAX_POINTS, Axis, Labels, SeriesReader, TooMany
+from center.api.prometheus.series import MAX_POINTS, Axis, Labels, SeriesReader
 from center.api.services import Center, Services
 from edgewater.answers.cells import json_text, to_json
-from edgewater.answers.work import Overspent
+from edgewater.model.errors import Overspent
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import EARLIEST_MS, LATEST_MS, parse_time
 
@@ -72,7 +72,7 @@ def _range(center: Services, reader: SeriesReader, params: Params) -> Any:
         raise InvalidParameter("end", _one(params, "end"), "a time that is not before start")
     step = _seconds(_one(params, "step"))
     if (end - start) // step + 1 > MAX_POINTS:
-        raise TooMany(f"exceeded maximum resolution of {MAX_POINTS} points per timeseries; choose a longer step")
+        raise Overspent(f"exceeded maximum resolution of {MAX_POINTS} points per timeseries; choose a longer step")
     axis = Axis(start, end, step)
     return range_json(evaluate(parse(_one(params, "query")), reader, axis), axis)
 
@@ -198,7 +198,7 @@ async def _answer(request: Request, center: Services, make: Any) -> Response:
         return await center.costly.run(request, run)
     except PromqlError as exc:
         return _error(exc.kind, exc.message, 400 if exc.kind == "bad_data" else 422)
-    except (Overspent, TooMany) as exc:
+    except Overspent as exc:
         return _error("execution", exc.message, 422)
 
 

@@ -34,9 +34,9 @@ MAX_WINDOWS = 600_000
 """Maximum number of windows that one request merges: a year of minutes."""
 MAX_BYTES = 4 << 30
 """Maximum bytes of the synopses that one request reads."""
-LIMITS = WorkLimits(cpu_s=60, cells=100_000_000, nbytes=2 * MAX_BYTES, less="fewer windows: a shorter range")
+LIMITS = WorkLimits(cpu_s=120, cells=100_000_000, nbytes=2 * MAX_BYTES, less="fewer windows: a shorter range")
 """A year of minutes takes more CPU than other requests may take. A page ends before it reaches `nbytes`."""
-CHUNK = 200
+CHUNK = 1_000
 CHUNK_BYTES = 16 << 20
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])

@@ -26,8 +26,8 @@ from center.sinks import read_definition
 from center.sinks.alert_check import CheckReport, check_rules
 from center.sinks.alerts import AlertsConfig
 from edgewater.answers import work
-from edgewater.answers.work import ClientGone, Overspent, Work, WorkLimits, spend
-from edgewater.model.errors import InvalidQuery
+from edgewater.answers.work import Work, WorkLimits, spend
+from edgewater.model.errors import ClientGone, InvalidQuery, Overspent
 from tests.center.api.conftest import HOUR, SPEC, T0, Desk
 
 RULE = {"alert": "a", "query": "flights", "certainly": "n > 3"}
