@@ -99,6 +99,8 @@ ROUTERS = tuple(
 )
 COSTLY_AT_ONCE = 4
 """The largest number of costly requests in work at the same time. Other requests have other threads."""
+REGISTRATIONS_AT_ONCE = 4
+"""Registrations have threads of their own, so that no number of reads keeps them waiting."""
 REFRESH_S = 1.0
 """Interval at which changed credentials are read."""
 
@@ -185,6 +187,7 @@ def _services(
         SynopsisCache(config.cache_bytes),
         SamplesCache(),
         CapacityLimiter(1),
+        CapacityLimiter(REGISTRATIONS_AT_ONCE),
         Lane(COSTLY_AT_ONCE),
         Authenticator(config, now_ms),
         Rates(limits, metrics.on_refused),

@@ -2,7 +2,7 @@
 
 The event loop only passes the body's chunks on; a worker splits and parses them. Lines are answered in their order, a
 few at a time, and the next chunk is received meanwhile. If a client does not read its answers, the evaluation waits. If
-it disconnects, the evaluation ends.
+it disconnects, the evaluation ends. Each question has a budget of work of its own.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from center.api.lanes import Lane
 from center.api.problems import INTERNAL_ERROR, problem_of
 from center.serving import Evaluator, StoredWindows, WindowQuestion, parse_json
 from edgewater.answers.cells import to_json
+from edgewater.answers.work import WorkEnded, renew
 from edgewater.model.errors import EdgewaterError, InvalidRequest
 from edgewater.model.timestamps import parse_time
 
@@ -116,6 +117,7 @@ class LineEvaluator:
 
     def _answered(self, text: bytes | OversizedLine) -> Iterator[bytes]:
         named: object = None
+        renew()
         try:
             if isinstance(text, OversizedLine):
                 raise InvalidRequest("", "a longer line", f"lines of at most {MAX_LINE_BYTES} bytes")
@@ -124,6 +126,8 @@ class LineEvaluator:
             yield from map(_line, self.evaluator.answer(WindowQuestion.from_mapping(given, parse_time)))
         except EdgewaterError as exc:
             yield _line({"id": named, "error": problem_of(exc, self.path)})
+        except WorkEnded as end:
+            yield _line({"id": named, "error": problem_of(end.error, self.path)})
         except Exception:
             # Status 200 is already sent, so an internal error fails only this line.
             log.exception("%s: %r", self.path, text)
@@ -140,7 +144,7 @@ class DuplexResponse(Response):
         answers: called with each chunk of the body, and whether it is the last chunk.
         require_allowed: called before each chunk is answered; raises EdgewaterError to end the stream.
         idle_s: time without a chunk after which the stream ends.
-        limiter: limits the threads that answer lines.
+        lane: its threads answer lines, each with the budget of a request.
     """
 
     media_type = NDJSON
@@ -150,13 +154,13 @@ class DuplexResponse(Response):
         answers: Callable[[bytes, bool], Iterator[bytes]],
         require_allowed: Callable[[], Awaitable[None]],
         idle_s: float,
-        limiter: CapacityLimiter | None = None,
+        lane: Lane,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._answers = answers
         self._require_allowed = require_allowed
         self._idle_s = idle_s
-        self._limiter = limiter
+        self._lane = lane
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
@@ -177,6 +181,7 @@ class DuplexResponse(Response):
                 await receiving
 
     async def _bodies(self, parts: asyncio.Queue[Part | None], disconnected: asyncio.Event) -> AsyncIterator[bytes]:
+        work = self._lane.work(disconnected.is_set)
         while (part := await parts.get()) is not None:
             try:
                 await self._require_allowed()
@@ -184,8 +189,13 @@ class DuplexResponse(Response):
                 yield _line({"id": None, "error": problem_of(exc, "")})
                 return
             answers = self._answers(*part)
+
+            def further(answers: Iterator[bytes] = answers) -> bytes | None:
+                with work.running():
+                    return next(answers, None)
+
             while not disconnected.is_set():
-                body = await run_sync(next, answers, None, limiter=self._limiter)
+                body = await run_sync(further, limiter=self._lane.limiter)
                 if body is None:
                     break
                 if body:

@@ -57,6 +57,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "conflict": ProblemType(409, "Conflict with existing content"),
     "precondition-failed": ProblemType(412, "Precondition failed"),
     "storage": ProblemType(503, "Storage unavailable"),
+    "too-much-work": ProblemType(422, "Too much work for one request"),
+    "client-gone": ProblemType(503, "Client gone"),
     "internal": ProblemType(500, "Internal error"),
 }
 """By code of `edgewater/model/errors.py`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ GRACE_S = 5
 DRAIN_S = 2.0
 """How long active clients may take to leave before idle connections are closed."""
 RELOAD_S = 10.0
+SWITCH_S = 0.0005
+"""A thread that computes gives the interpreter to another thread after this time. A short request changes threads
+several times, and each time waits for a costly one."""
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ class ApiServer(GuardedServer):
         self._reload_s = reload_s
 
     async def main_loop(self) -> None:
+        sys.setswitchinterval(SWITCH_S)
         if self._api.tls is None:
             await super().main_loop()
             return

@@ -34,6 +34,7 @@ class Services:
     Attributes:
         now_ms: wall clock.
         parsing: limits the reading of registrations and definitions to one at a time.
+        registering: the threads of registrations.
         costly: the threads of requests that may cost much.
         draw_seed: draws the seed of a new query, a number from 0 to 2^64 - 1.
         sink_secrets: the setting `sink.secrets`.
@@ -51,6 +52,7 @@ class Services:
     synopses: SynopsisCache
     samples: SamplesCache
     parsing: CapacityLimiter
+    registering: CapacityLimiter
     costly: Lane
     authenticator: Authenticator
     rates: Rates

@@ -21,13 +21,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from center.api.lanes import Lane
 from center.api.problems import HttpProblem
+from edgewater.answers.work import require_client, waiting
 from edgewater.model.errors import InvalidQuery, StorageError, installation
 
 TIMEOUT_S = 3.0
 START_S = 30.0
 """Time after which a child that is not ready is killed."""
+LOOK_S = 0.1
+"""Interval at which it is checked whether the client of a statement is still there."""
 MAX_CHILDREN = 2
 """Statements that run at the same time; others wait."""
 MAX_BYTES = 128 << 20
@@ -49,7 +51,7 @@ class SqlGuard:
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        self.lane = Lane(MAX_CHILDREN)
+        self._running = threading.Semaphore(MAX_CHILDREN)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._spares: list[subprocess.Popen[bytes]] = []
@@ -88,11 +90,20 @@ class SqlGuard:
 
     def _exchange(self, request: bytes) -> tuple[dict[str, str], bytes]:
         """Sends a request to a child, and returns the head and the tables of its reply."""
+        with waiting():
+            while not self._running.acquire(timeout=LOOK_S):
+                require_client()
+            try:
+                return self._exchanged(request)
+            finally:
+                self._running.release()
+
+    def _exchanged(self, request: bytes) -> tuple[dict[str, str], bytes]:
         child = self._take()
         try:
             _await_ready(child)
-            reply, _ = child.communicate(request, self._timeout_s)
-        except subprocess.TimeoutExpired:
+            reply = self._communicate(child, request)
+        except TimeoutError:
             return {"error": "time"}, b""
         finally:
             _end(child)
@@ -100,6 +111,18 @@ class SqlGuard:
         if child.returncode != 0 or not line:
             return {"error": "memory"}, b""  # an allocation failed where DuckDB cannot report it
         return json.loads(line), body
+
+    def _communicate(self, child: subprocess.Popen[bytes], request: bytes) -> bytes:
+        """Returns the reply of a child, unless the client goes meanwhile. Raises TimeoutError."""
+        left_s: float = self._timeout_s
+        given: bytes | None = request
+        while left_s > 0:
+            require_client()
+            try:
+                return child.communicate(given, min(LOOK_S, left_s))[0]
+            except subprocess.TimeoutExpired:
+                left_s, given = left_s - LOOK_S, None
+        raise TimeoutError
 
     def _take(self) -> subprocess.Popen[bytes]:
         """Returns a child, and starts the next spare child."""

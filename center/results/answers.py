@@ -17,6 +17,7 @@ from edgewater.answers import Facts, Phase
 from edgewater.answers.statement import Contract
 from edgewater.answers.stored import facts_from_json
 from edgewater.answers.uniting import with_late
+from edgewater.answers.work import spend
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MAX_TIME_MS
@@ -387,6 +388,7 @@ def _in_range(rows: Select[Any], start_ms: int | None, end_ms: int | None) -> Se
 
 
 def _record(row: Row[Any]) -> AnswerRecord:
+    spend(nbytes=len(row.synopsis or b""))
     return AnswerRecord(
         answer_id=row.answer_id,
         query=query_from_key(row.query),

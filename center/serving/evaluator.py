@@ -29,6 +29,7 @@ from edgewater.answers.cells import Column, ListPart, intervals, plain_key, stat
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import completeness
 from edgewater.answers.uniting import union_of_windows, united, united_rests
+from edgewater.answers.work import spend
 from edgewater.model.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.model.key_texts import NOT_FINITE
 from edgewater.model.measure import Measure
@@ -54,6 +55,9 @@ from edgewater.synopses.named_questions import (
     top_items_question,
 )
 from edgewater.synopses.shapes import shows_integers
+
+MERGED_AT_ONCE = 50
+"""Windows whose data are merged between two looks at the budget of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,7 @@ class Evaluator:
             # Cached per window and group: finding a group scans all keys.
             named = repr(sorted(group.items()))
             return self.synopses.get((key, named), lambda: _only(stack, aggregate, group, found)), None
+        spend(cells=len(aggregate))
         codes = sorted_groups(aggregate, np.arange(len(aggregate))) if group is None else _chosen(aggregate, group)
         rows = zip(*(c.to_pylist() for c in aggregate.rows(codes)), strict=True)
         groups = [dict(zip(aggregate.key_names, row, strict=True)) for row in rows]
@@ -248,10 +253,17 @@ class Evaluator:
     def _aggregate(self, found: Sequence[WindowAnswer], key: tuple[Any, ...]) -> GroupedAggregate | None:
         if len(found) == 1:
             return self.windows.aggregate(found[0])
-        parts = [a for a in map(self.windows.aggregate, found) if a is not None]
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        return self.synopses.get((key, "windows"), lambda: parts[0].merge_many(parts[1:]))
+        return self.synopses.get((key, "windows"), lambda: self._merged(found))
+
+    def _merged(self, found: Sequence[WindowAnswer]) -> GroupedAggregate | None:
+        """Returns the union of the data of windows. Few windows are in memory at the same time."""
+        merged: GroupedAggregate | None = None
+        for at in range(0, len(found), MERGED_AT_ONCE):
+            spend()
+            parts = [a for a in map(self.windows.aggregate, found[at : at + MERGED_AT_ONCE]) if a is not None]
+            parts = parts if merged is None else [merged, *parts]
+            merged = parts[0].merge_many(parts[1:]) if len(parts) > 1 else next(iter(parts), None)
+        return merged
 
     def _other(
         self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]

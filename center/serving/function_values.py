@@ -18,6 +18,7 @@ from cachetools import LRUCache
 
 from center.early import FunctionEstimate, estimate_function
 from edgewater.answers.cells import FunctionErrors, IntervalPart, ItemsPart, NumberPart, Part
+from edgewater.answers.work import spend
 from edgewater.model.accuracy import AccuracyTarget
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
@@ -115,6 +116,7 @@ def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: floa
         cached = _CACHE.get(key)
     if cached is not None:
         return cached
+    spend()
     # A generator per group: a group's interval does not depend on the other rendered groups.
     rng = np.random.default_rng(SEED)
     made = estimate_function(function, dict(measure.parameters), rows, rate, rng, confidence=confidence)

@@ -46,6 +46,7 @@ from edgewater.answers.cells import (
 )
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import Statement, judged
+from edgewater.answers.work import spend
 from edgewater.model.key_texts import NOT_FINITE, NULL, text_of_key
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
@@ -377,6 +378,7 @@ def _selected_data(
     assert aggregate is not None
     if codes is None:
         selected = _select_groups(aggregate, questions)
+        spend(cells=len(selected))
         codes = sorted_groups(aggregate, selected) if is_sorted else selected
     groups = dict(zip(aggregate.key_names, aggregate.rows(codes), strict=True))
     stacks = dict(aggregate.measures)

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from center.results import AnswerRecord
 from center.serving.render import statement_of
-from edgewater.answers.statement import Contract, requested, united_contract, violations_of_facts
+from edgewater.answers.statement import Violation, united_contract, violations_of_facts
 from edgewater.answers.uniting import united
 from edgewater.model import time_functions
 from edgewater.model.errors import InvalidRequest
@@ -182,9 +182,7 @@ class _Union:
         """Adds answers to further windows."""
         for record in records:
             self.starts.add(record.window_start_ms)
-            first = {
-                violation.code: violation.message for violation in reversed(_contract(record, self._spec).violations)
-            }
+            first = {violation.code: violation.message for violation in reversed(_violations(record, self._spec))}
             for code, message in first.items():
                 known = self._violated.get(code, (0, message))
                 self._violated[code] = known[0] + 1, known[1]
@@ -220,8 +218,8 @@ class _Union:
         )
 
 
-def _contract(record: AnswerRecord, spec: QuerySpec) -> Contract:
-    """Returns the contract of one window. Its values are evaluated only if they may decide it."""
+def _violations(record: AnswerRecord, spec: QuerySpec) -> Sequence[Violation]:
+    """Returns what one window violates. Its values are evaluated only if they may decide it."""
     if spec.accuracy is not None or (spec.error_budget is not None and record.facts.withheld):
-        return statement_of(record, spec).contract
-    return Contract(requested(spec), tuple(violations_of_facts(record.facts, spec)))
+        return statement_of(record, spec).contract.violations
+    return violations_of_facts(record.facts, spec)

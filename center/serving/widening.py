@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, with_prediction
 from center.serving.withheld import GroupsWithheld
 from edgewater.answers import NONE, RULES, Constants, Facts, Predicted
+from edgewater.answers.work import spend
 from edgewater.model.measure import Measure
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray, Question, Stack
 
@@ -146,6 +147,7 @@ class Widening:
             rows: int64, the row of each estimate; None: there is one estimate per row.
             own: whether the estimates are values of the measure, to which its budget and its predictions apply.
         """
+        spend(cells=len(estimates))
         if self.predicted is not None:
             predicted = self.predicted if own else Predicted()
             return self._predicted(measure, stack, estimates, question, rows, predicted)

@@ -9,6 +9,8 @@ from center.catalog import Catalog
 from center.results import AnswerReader
 from center.sinks.alert_rules import AlertBook, AlertRule, Transition
 from center.sinks.runner import read_query, sink_answer
+from edgewater.answers.work import WorkEnded
+from edgewater.model.errors import Overspent
 
 PAGE = 100
 MAX_ANSWERS = 1_000
@@ -53,21 +55,18 @@ def check_rules(
     *,
     start_ms: int | None,
     now_ms: Callable[[], int],
-    timeout_ms: int,
-    alive: Callable[[], None] = lambda: None,
 ) -> CheckReport:
-    """Evaluates rules on stored answers, as if each answer had just been given.
+    """Evaluates rules on stored answers, as if each answer had just been given. If the work of the request ends, the
+    last answers are not evaluated.
 
     Args:
         start_ms: the evaluation begins with the first answer to a window that starts at this time or later. If None, it
             begins with the first stored answer.
-        timeout_ms: ms after which no further answer is evaluated.
-        alive: raises an error if nobody waits for the report. Called before each answer.
 
     Raises:
         StorageError: a store cannot be read.
     """
-    names, until_ms = {rule.query for rule in rules}, now_ms() + timeout_ms
+    names = {rule.query for rule in rules}
     queries = {q.ref: read_query(q, catalog) for q in catalog.queries.all() if q.ref.name in names}
     book, reports = AlertBook(rules), {rule.name: RuleReport(rule) for rule in rules}
     report = CheckReport(list(reports.values()))
@@ -80,26 +79,24 @@ def check_rules(
             if len(of_rule.transitions) < MAX_TRANSITIONS:
                 of_rule.transitions.append(transition)
 
-    is_late = False
     last = 0 if start_ms is None else (results.first_answer_from(start_ms) or results.last_answer_id() + 1) - 1
-    while not is_late:
-        records = results.changes_after(last, PAGE).records
-        if not records or report.answers >= MAX_ANSWERS:
-            break
-        last = records[-1].answer_id
-        for record in records:
-            alive()
-            if is_late := now_ms() >= until_ms:
-                break
-            if record.query not in queries:
-                continue
-            query = queries[record.query] = queries[record.query].typed(catalog)
-            note(book.tick(record.answered_at_ms))
-            answer = sink_answer(record, query)
-            note(book.answer(answer, query.registered.spec.measures, record.answered_at_ms))
-            note(book.tick(record.answered_at_ms))
-            report.answers += 1
-    report.is_whole = not records and not is_late
+    try:
+        while (records := results.changes_after(last, PAGE).records) and report.answers < MAX_ANSWERS:
+            last = records[-1].answer_id
+            for record in records:
+                if record.query not in queries:
+                    continue
+                query = queries[record.query] = queries[record.query].typed(catalog)
+                note(book.tick(record.answered_at_ms))
+                answer = sink_answer(record, query)
+                note(book.answer(answer, query.registered.spec.measures, record.answered_at_ms))
+                note(book.tick(record.answered_at_ms))
+                report.answers += 1
+        report.is_whole = not records
+    except WorkEnded as end:
+        if not isinstance(end.error, Overspent):
+            raise
+        report.is_whole = False
     if report.is_whole:
         note(book.tick(now_ms()))
     for name, problem in book.problems.items():

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edgewater.answers.own_error import OwnError
+from edgewater.answers.work import spend
 from edgewater.model.float_bounds import SIDES
 from edgewater.model.key_texts import not_finite
 from edgewater.model.number_columns import DECIMAL, outwards
@@ -457,6 +458,7 @@ def to_json(value: object) -> bytes:
 def joined_rows(texts: Texts) -> Iterator[bytes]:
     """Yields the texts of many rows with commas between, in parts that fit into one text of Arrow."""
     for at in range(0, len(texts), _ROWS):
+        spend()
         part = texts.slice(at, _ROWS)
         (text,) = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(part)], pa.int32()), part), ",")
         yield text.as_buffer().to_pybytes()

@@ -19,6 +19,8 @@
     ├── NotFound                a query, edge, window or revision that does not exist
     ├── Conflict                it exists already, or exists with other content
     │   └── PreconditionFailed  another version than the one that a client has read
+    ├── Overspent               a request needs more work than one request may need
+    ├── ClientGone              the client of a request has left
     └── StorageError            a failure of disk, log, journal or database
         └── IncompatibleState   a state that another release wrote in another format
 
@@ -167,6 +169,18 @@ class PreconditionFailed(Conflict):
     """Another client has changed the object that a client wants to change."""
 
     code = "precondition-failed"
+
+
+class Overspent(EdgewaterError):
+    """A request needs more work than one request may need."""
+
+    code = "too-much-work"
+
+
+class ClientGone(EdgewaterError):
+    """The client of a request has left, so nobody reads the reply."""
+
+    code = "client-gone"
 
 
 class StorageError(EdgewaterError):

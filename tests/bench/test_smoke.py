@@ -33,6 +33,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], tuple[pytest.MarkDecorator, ...]]] = {
     "console": (("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"), E2E + NIGHTLY),
     "console_demo": (("commit_to_drawn_ms_p95", '"problems": []'), NIGHTLY),
     "workloads": (("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"), NIGHTLY),
+    "costly": (("left_s", "loaded", "roll-up"), ()),
     "evaluate": (("questions/s", "distinct, all groups merged"), ()),
     "frame_work": (("partials", "closes, sliding", "at most 40960 units"), NIGHTLY),
     "first_light": (

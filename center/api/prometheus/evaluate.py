@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -29,6 +29,8 @@ from center.api.prometheus.series import (
     is_absent,
     selection,
 )
+from edgewater.answers.cells import json_text
+from edgewater.answers.work import spend
 from edgewater.model.errors import EdgewaterError
 from edgewater.model.float_bounds import LARGEST_EXACT, Side, side_of
 from edgewater.model.registered_query import RegisteredQuery
@@ -182,12 +184,13 @@ def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Sam
 
     Raises:
         PromqlError: the expression is not supported, or cannot be evaluated.
-        TooMany: it needs too many windows, series or values.
+        Overspent: it needs too many windows or series.
     """
     import promql_parser as ast
 
     if depth > MAX_DEPTH:
         raise PromqlError(_TOO_DEEP)
+    spend()
     match tree:
         case ast.NumberLiteral():
             return np.full(len(axis.times), float(tree.val))
@@ -297,6 +300,7 @@ def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
     lacking = _lacking(selector, tree.modifier, samples, reader, axis) if operator != "count" else {}
     result: Samples = {}
     for group, series in groups.items():
+        spend()
         sides = {side_of(name_of(labels)) for labels, _ in series}
         side = sides.pop() if len(sides) == 1 else 0
         rows = np.stack([values for _, values in series])
@@ -378,6 +382,7 @@ def _mapped(samples: Samples, apply: Callable[[Any], Any]) -> Samples:
     """Applies an operation to each series and drops the name."""
     result: Samples = {}
     for labels, values in samples.items():
+        spend()
         _put(result, _without_name(labels), _marked(apply(values), is_absent(values)))
     return result
 
@@ -411,6 +416,7 @@ def _matched(left: Samples, right: Samples, modifier: Any, apply: Callable[[Any,
     for name, side in (("left", left), ("right", right)):
         by_group: dict[Labels, Scalar] = {}
         for labels, values in side.items():
+            spend()
             group = key(labels)
             if group in by_group and not (is_absent(values) | is_absent(by_group[group])).all():
                 raise PromqlError(
@@ -449,29 +455,43 @@ def _without_name(labels: Labels) -> Labels:
     return tuple((n, v) for n, v in labels if n != "__name__")
 
 
-def instant_json(value: Samples | Scalar, axis: Axis) -> dict[str, Any]:
-    """Returns the `data` of an instant query."""
+def instant_json(value: Samples | Scalar, axis: Axis) -> Iterator[bytes]:
+    """Yields the `data` of an instant query in parts."""
     at = axis.start_ms / 1000
     if isinstance(value, np.ndarray):
-        return {"resultType": "scalar", "result": [at, number(float(value[0]))]}
-    result = [
+        yield _encoded({"resultType": "scalar", "result": [at, number(float(value[0]))]})
+        return
+    result = (
         {"metric": dict(labels), "value": [at, number(float(values[0]))]}
         for labels, values in sorted(value.items())
         if not is_absent(values)[0]
-    ]
-    return {"resultType": "vector", "result": result}
+    )
+    yield from _result("vector", result)
 
 
-def range_json(value: Samples | Scalar, axis: Axis) -> dict[str, Any]:
-    """Returns the `data` of a range query."""
+def range_json(value: Samples | Scalar, axis: Axis) -> Iterator[bytes]:
+    """Yields the `data` of a range query in parts."""
     times = axis.times
     samples: Samples = {(): value} if isinstance(value, np.ndarray) else value
-    result = [
+    result = (
         {"metric": dict(labels), "values": list(_points(times, values))}
         for labels, values in sorted(samples.items())
         if not is_absent(values).all()
-    ]
-    return {"resultType": "matrix", "result": result}
+    )
+    yield from _result("matrix", result)
+
+
+def _result(kind: str, series: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Yields a list of series in parts: other threads wait while a text is written."""
+    yield b'{"resultType":"%b","result":[' % kind.encode()
+    for number, each in enumerate(series):
+        spend()
+        yield (b"," if number else b"") + _encoded(each)
+    yield b"]}"
+
+
+def _encoded(value: object) -> bytes:
+    return json_text(value).encode(errors="replace")
 
 
 def _points(times: npt.NDArray[np.int64], values: Scalar) -> Iterator[list[Any]]:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, assert_never, get_args
 
@@ -38,7 +38,8 @@ from edgewater.answers.cells import (
     interval_columns,
     plain_key,
 )
-from edgewater.model.errors import EdgewaterError
+from edgewater.answers.work import spend
+from edgewater.model.errors import Overspent
 from edgewater.model.float_bounds import Side, side_of, to_float
 from edgewater.model.key_texts import key_text, label_names
 from edgewater.model.registered_query import RegisteredQuery
@@ -58,22 +59,12 @@ MAX_POINTS = 11_000
 """Maximum number of steps of a request, and of windows that it reads of a query."""
 MAX_SERIES = 1_000
 """Maximum number of series of one query in a request."""
-MAX_CELLS = 300_000
-"""Maximum number of values, each with its bounds, that a request evaluates: about three seconds."""
-MAX_BYTES = 256 << 20
-"""Maximum bytes of synopses that a request reads of a query."""
 MIN_LOOKBACK_MS = 300_000
 PAGE = 25
 RESERVED = frozenset({"__name__", *get_args(Label)})
 DESCRIBING = ("completeness", "staleness_seconds", "contract_met", "phase", "exactly_once")
 
 log = logging.getLogger(__name__)
-
-
-class TooMany(EdgewaterError):
-    """A request needs more work than the center does for one request."""
-
-    code = "too-many"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +83,6 @@ class Axis:
         return Axis(self.start_ms - by_ms, self.end_ms - by_ms, self.step_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerSamples:
-    """The samples of one answer.
-
-    Attributes:
-        evaluated: number of values that were evaluated for them.
-    """
-
-    samples: dict[Labels, float]
-    evaluated: int
-
-
 class SamplesCache:
     """Samples of answers, for the repeated requests of dashboards. Thread-safe.
 
@@ -111,16 +90,16 @@ class SamplesCache:
     """
 
     def __init__(self) -> None:
-        self._kept: LRUCache[Hashable, AnswerSamples] = LRUCache(
-            CACHE_BYTES, getsizeof=lambda made: 1024 + SAMPLE_BYTES * len(made.samples)
+        self._kept: LRUCache[Hashable, dict[Labels, float]] = LRUCache(
+            CACHE_BYTES, getsizeof=lambda made: 1024 + SAMPLE_BYTES * len(made)
         )
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable) -> AnswerSamples | None:
+    def get(self, key: Hashable) -> dict[Labels, float] | None:
         with self._lock:
             return self._kept.get(key)
 
-    def keep(self, key: Hashable, made: AnswerSamples) -> None:
+    def keep(self, key: Hashable, made: dict[Labels, float]) -> None:
         with self._lock, contextlib.suppress(ValueError):  # larger than the whole cache
             self._kept[key] = made
 
@@ -131,7 +110,6 @@ class SeriesReader:
 
     Attributes:
         cache: shared by requests.
-        alive: raises an error if the client has gone. Called before each window.
         queries: those that the caller may read, by name and version. The series of a version continue in the next
             version.
         warnings: which answers could not be evaluated, and why.
@@ -140,15 +118,13 @@ class SeriesReader:
     results: ResultStore
     queries: tuple[RegisteredQuery, ...]
     cache: SamplesCache
-    alive: Callable[[], None] = lambda: None
     warnings: list[str] = field(default_factory=list)
-    _evaluated: int = field(default=0, init=False)
 
     def samples(self, wanted: Wanted, axis: Axis) -> Samples:
         """Returns the selected series on an axis; `ABSENT` for a step without a sample.
 
         Raises:
-            TooMany: more windows, bytes, series or samples than a request may have.
+            Overspent: more windows or series than a request may have.
         """
         found: Samples = {}
         times = axis.times
@@ -159,22 +135,23 @@ class SeriesReader:
             ends_ms = _next_version_ms(query, self.queries[number + 1 : number + 2])
             windows: list[tuple[int, int, dict[Labels, float]]] = []
             for record, until_ms in self._newest_by_time(query, axis):
-                self.alive()
                 first = int(np.searchsorted(times, record.window_end_ms, "left"))
                 until_ms = min(until_ms, ends_ms)
                 end = int(np.searchsorted(times, min(until_ms, record.window_end_ms + lookback_ms(query) + 1), "left"))
                 if first >= end:
                     continue
                 windows.append((first, end, self.series(query, record, selection)))
+                spend(cells=len(windows[-1][2]))
             each = list(dict.fromkeys(labels for _, _, series in windows for labels in series))
             selected = {labels for labels, is_one in zip(each, wanted.selects(each), strict=True) if is_one}
             if len(selected) > MAX_SERIES:
-                raise TooMany(f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels")
+                raise Overspent(f"query {query.ref.name}: more than {MAX_SERIES} series; select groups by their labels")
             for first, end, series in windows:
-                self.alive()
+                spend()
                 for labels, value in series.items():
                     if labels in selected:
                         if labels not in found:
+                            spend(cells=len(times))
                             found[labels] = np.full(len(times), ABSENT)
                         found[labels][first:end] = value
         return found
@@ -236,16 +213,15 @@ class SeriesReader:
     def _pages(self, query: RegisteredQuery, axis: Axis) -> Iterator[list[AnswerRecord]]:
         longest_ms = query.spec.window.longest_ms
         first, last = axis.start_ms - lookback_ms(query), axis.end_ms
-        count = size = 0
-        cursor = None
+        count, cursor = 0, None
         while True:
             begin_ms = max(first - longest_ms, query.windows.from_ms)
             chunk, cursor = self.results.windows(query.ref, begin_ms, min(last, query.windows.until_ms), PAGE, cursor)
             page = [record for record in chunk if first <= record.window_end_ms <= last]
-            count, size = count + len(page), size + sum(len(record.synopsis or b"") for record in page)
-            if count > MAX_POINTS or size > MAX_BYTES:
-                limit = f"{MAX_POINTS} windows" if count > MAX_POINTS else f"{MAX_BYTES >> 20} MiB of windows"
-                raise TooMany(f"query {query.ref.name}: more than {limit} in the range; choose a shorter one")
+            count += len(page)
+            if count > MAX_POINTS:
+                most = f"{MAX_POINTS} windows"
+                raise Overspent(f"query {query.ref.name}: more than {most} in the range; choose a shorter one")
             yield page
             if cursor is None:
                 return
@@ -258,29 +234,16 @@ class SeriesReader:
             made = self.cache.get(key)
             if made is None:
                 self.cache.keep(key, made := self._made(query, record, selection))
-            else:
-                self._count(made.evaluated)
-            return made.samples
-        except TooMany:
-            raise
+            return made
         except Exception as exc:
             where = f"query {query.key}, window at {record.window_start_ms}, revision {record.revision}"
             log.exception("%s: its data cannot be evaluated", where)
             self.warnings.append(f"{where}: its data cannot be evaluated ({type(exc).__name__}); see the center's log")
             return {}
 
-    def _count(self, evaluated: int) -> None:
-        self._evaluated += evaluated
-        if self._evaluated > MAX_CELLS:
-            raise TooMany(
-                f"more than {MAX_CELLS} values; choose a shorter range, one measure, or groups by their labels"
-            )
-
-    def _made(self, query: RegisteredQuery, record: AnswerRecord, selection: SeriesSelection) -> AnswerSamples:
+    def _made(self, query: RegisteredQuery, record: AnswerRecord, selection: SeriesSelection) -> dict[Labels, float]:
         merged = merged_data(record)
         rows = answer_rows(record, query.spec, selection.questions, merged=merged)
-        evaluated = rows.length * len(rows.values)
-        self._count(evaluated)
         name, found = query.ref.name, dict[Labels, float]()
         if selection.describes:
             stated = statement_of(record, query.spec, rows, selection.questions, merged)
@@ -296,14 +259,14 @@ class SeriesReader:
             for suffix, number in zip(describing(query), described, strict=True):
                 _add(found, f"{name}:{suffix}", {}, number)
         if not selection.measures:
-            return AnswerSamples(found, evaluated)
+            return found
         names = label_names(list(rows.groups), RESERVED)
         keys = zip(*(column.to_pylist() for column in rows.groups.values()), strict=True) if names else ()
         groups = [dict(zip(names, map(key_text, key), strict=True)) for key in keys] if names else [{}] * rows.length
         for values in rows.values:
             for at, part in enumerate(values.parts):
                 _add_part(found, f"{name}:{values.measure}", groups, part, at == 0)
-        return AnswerSamples(found, evaluated)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +376,7 @@ def _add_intervals(
     found: dict[Labels, float], name: str, labels: Sequence[Mapping[str, str]], estimates: Estimates
 ) -> None:
     for column, numbers in interval_columns(name, estimates).items():
+        spend()
         for each, number in zip(labels, numbers.to_pylist(), strict=True):
             _add(found, column, each, number, side_of(column[len(name) :]))
 

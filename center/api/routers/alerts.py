@@ -10,7 +10,6 @@ from pydantic import BaseModel, Field
 
 from center.api.access import IN_TURN, READS, Caller, require
 from center.api.bodies import read_document, read_typed_body
-from center.api.lanes import Alive
 from center.api.openapi import problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
@@ -21,7 +20,6 @@ from center.sinks.alerts import AlertsConfig, stated
 from edgewater.model.errors import InvalidConfig, InvalidRequest
 
 router = APIRouter(prefix="/v1/alerts", tags=["sinks"])
-CHECK_MS = 10_000
 _EXAMPLE = {
     "kind": "alerts",
     "targets": {"oncall": {"alertmanager": {"url": "http://127.0.0.1:9093"}}},
@@ -156,9 +154,7 @@ async def check(request: Request, params: Annotated[FromParams, Query()], center
     return await center.costly.run(request, check)
 
 
-def _check(
-    request: Request, center: Services, body: bytes, content_type: str, start_ms: int | None, alive: Alive
-) -> RuleCheck:
+def _check(request: Request, center: Services, body: bytes, content_type: str, start_ms: int | None) -> RuleCheck:
     document = read_document(body, content_type, "a sink of the kind alerts")
     try:
         options = read_definition("check", document, reads_secrets=False, field="").options
@@ -175,8 +171,6 @@ def _check(
         center.results,
         start_ms=start_ms,
         now_ms=center.now_ms,
-        timeout_ms=CHECK_MS,
-        alive=alive,
     )
     return RuleCheck(
         rules=[CheckedRule.of(rule) for rule in report.rules], answers=report.answers, is_whole=report.is_whole

@@ -80,6 +80,6 @@ async def evaluate(name: str, request: Request, center: Center, caller: Caller) 
     windows = StoredWindows(center.results, query, center.synopses, partial(_readable, center, caller))
     evaluator = LineEvaluator(windows, Evaluator(windows, center.synopses), request.url.path)
     answers = DuplexResponse(
-        evaluator.answers, partial(require_still, request), center.limits.idle_ms / 1000, center.costly.limiter
+        evaluator.answers, partial(require_still, request), center.limits.idle_ms / 1000, center.costly
     )
     return InSlot(answers, center.evaluate_slots, caller)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.access import IN_TURN, READS_QUERY
@@ -54,11 +55,17 @@ class MatrixParams(BaseModel):
     responses=problems(404, 422),
     summary="Why a value is what it is",
 )
-def explain(name: str, start: Time, params: Annotated[ExplainParams, Query()], center: Center) -> Explanation:
+async def explain(
+    name: str, start: Time, params: Annotated[ExplainParams, Query()], request: Request, center: Center
+) -> Explanation:
     """Returns the error by cause, the statements of each edge, and the value's revisions.
 
     Default: the first measure, and of several groups the group with the widest interval.
     """
+    return await center.costly.run(request, partial(_explained, name, start, params, center))
+
+
+def _explained(name: str, start: Time, params: ExplainParams, center: Services) -> Explanation:
     query = version_with(versions_of(center, name, None), start)
     measure = _measure(params, query.spec)
     questions = params.questions(query.spec)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -16,10 +16,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from center.api.access import IN_TURN, OPEN, READS, caller
 from center.api.bodies import read_body
-from center.api.lanes import Alive
 from center.api.prometheus.evaluate import Matchers, PromqlError, evaluate, instant_json, parse, range_json, selectors
-from center.api.prometheus.series import MAX_POINTS, Axis, Labels, SeriesReader, TooMany
+from center.api.prometheus.series import MAX_POINTS, Axis, Labels, SeriesReader
 from center.api.services import Center, Services
+from edgewater.answers.cells import json_text, to_json
+from edgewater.model.errors import Overspent
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import EARLIEST_MS, LATEST_MS, parse_time
 
@@ -71,7 +72,7 @@ def _range(center: Services, reader: SeriesReader, params: Params) -> Any:
         raise InvalidParameter("end", _one(params, "end"), "a time that is not before start")
     step = _seconds(_one(params, "step"))
     if (end - start) // step + 1 > MAX_POINTS:
-        raise TooMany(f"exceeded maximum resolution of {MAX_POINTS} points per timeseries; choose a longer step")
+        raise Overspent(f"exceeded maximum resolution of {MAX_POINTS} points per timeseries; choose a longer step")
     axis = Axis(start, end, step)
     return range_json(evaluate(parse(_one(params, "query")), reader, axis), axis)
 
@@ -131,23 +132,23 @@ def _metadata(center: Services, reader: SeriesReader, params: Params) -> Any:
 
 @router.get(f"{API}/rules", dependencies=[READS])
 async def rules() -> Response:
-    return _success({"groups": []})
+    return _success([b'{"groups":[]}'])
 
 
 @router.get(f"{API}/alerts", dependencies=[READS])
 async def alerts() -> Response:
-    return _success({"alerts": []})
+    return _success([b'{"alerts":[]}'])
 
 
 @router.api_route(f"{API}/query_exemplars", methods=["GET", "POST"], dependencies=[READS])
 async def exemplars() -> Response:
-    return _success([])
+    return _success([b"[]"])
 
 
 @router.get(f"{API}/status/buildinfo", dependencies=[READS])
 async def buildinfo() -> Response:
     empty = dict.fromkeys(("revision", "branch", "buildUser", "buildDate", "goVersion"), "")
-    return _success({"version": PROMETHEUS_VERSION, **empty})
+    return _success([to_json({"version": PROMETHEUS_VERSION, **empty})])
 
 
 def _found(reader: SeriesReader, params: Params) -> list[Labels]:
@@ -184,28 +185,28 @@ async def _answer(request: Request, center: Services, make: Any) -> Response:
         params.setdefault(name, []).append(value)
     principal = caller(request)
 
-    def run(alive: Alive) -> Response:
+    def run() -> Response:
         live: tuple[RegisteredQuery, ...] = tuple(
             q for q in center.catalog.queries.all() if principal.may("reader", q.ref.name)
         )
-        reader = SeriesReader(center.results, live, center.samples, alive)
-        return _success(make(center, reader, params), reader.warnings)
+        reader = SeriesReader(center.results, live, center.samples)
+        data = make(center, reader, params)
+        parts = data if isinstance(data, Iterator) else [json_text(data).encode(errors="replace")]
+        return _success(parts, reader.warnings)
 
     try:
         return await center.costly.run(request, run)
     except PromqlError as exc:
         return _error(exc.kind, exc.message, 400 if exc.kind == "bad_data" else 422)
-    except TooMany as exc:
+    except Overspent as exc:
         return _error("execution", exc.message, 422)
 
 
-def _success(data: Any, warnings: Sequence[str] = ()) -> Response:
-    body = {"status": "success", "data": data, **({"warnings": list(dict.fromkeys(warnings))} if warnings else {})}
-    return Response(
-        json.dumps(body, ensure_ascii=False, allow_nan=False).encode(errors="replace"),
-        200,
-        media_type="application/json",
-    )
+def _success(data: Iterable[bytes], warnings: Sequence[str] = ()) -> Response:
+    """Returns a reply with the parts of `data`, JSON."""
+    parts = [b'{"status":"success","data":', *data]
+    parts.append(b',"warnings":%b}' % to_json(list(dict.fromkeys(warnings))) if warnings else b"}")
+    return Response(b"".join(parts), 200, media_type="application/json")
 
 
 def _error(kind: str, message: str, status: int) -> Response:

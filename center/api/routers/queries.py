@@ -205,9 +205,9 @@ async def register_query(
     require(request, "editor", spec.name)
     require_inputs(request, spec)
     if dry_run:
-        outcome = await run_sync(_dry_run, center, spec, lasts_ms, change)
+        outcome = await run_sync(_dry_run, center, spec, lasts_ms, change, limiter=center.registering)
         return JSONResponse(outcome.model_dump(mode="json"))
-    return await run_sync(_register, center, spec, lasts_ms, change, caller(request))
+    return await run_sync(_register, center, spec, lasts_ms, change, caller(request), limiter=center.registering)
 
 
 def _answered_ms(center: Services, name: str) -> int:

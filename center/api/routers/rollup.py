@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from center.api.access import IN_TURN, READS_QUERY
 from center.api.answer_cache import Page, entity_tag
-from center.api.lanes import Alive
 from center.api.models import AnswerPage
 from center.api.negotiation import matches
 from center.api.openapi import answers as answer_responses
@@ -24,6 +23,7 @@ from center.api.versions import clipped, only_version, versions_of
 from center.results import AnswerRecord
 from center.serving import EVERY_ACCEPTED, Intervals, roll_up
 from edgewater.answers import Phase
+from edgewater.answers.work import WorkLimits
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import rfc3339
@@ -34,7 +34,9 @@ MAX_WINDOWS = 600_000
 """Maximum number of windows that one request merges: a year of minutes."""
 MAX_BYTES = 4 << 30
 """Maximum bytes of the synopses that one request reads."""
-CHUNK = 200
+LIMITS = WorkLimits(cpu_s=120, cells=100_000_000, nbytes=2 * MAX_BYTES, less="fewer windows: a shorter range")
+"""A year of minutes takes more CPU than other requests may take. A page ends before it reaches `nbytes`."""
+CHUNK = 1_000
 CHUNK_BYTES = 16 << 20
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
@@ -70,10 +72,10 @@ async def rollup(name: str, params: Annotated[RollupParams, Query()], request: R
     unanswered window a sum has no bounds. A window that all edges have closed without a record is not unanswered. The
     contract is met if each window has met its contract. Intervals without an answer are not listed.
     """
-    return await center.costly.run(request, partial(_rolled_up, name, params, request, center))
+    return await center.costly.run(request, partial(_rolled_up, name, params, request, center), LIMITS)
 
 
-def _rolled_up(name: str, params: RollupParams, request: Request, center: Services, alive: Alive) -> Response:
+def _rolled_up(name: str, params: RollupParams, request: Request, center: Services) -> Response:
     versions = versions_of(center, name, None)
     query, _, _ = only_version(versions, params.start if params.cursor is None else params.cursor, params.end)
     questions = params.questions(query.spec)
@@ -84,7 +86,7 @@ def _rolled_up(name: str, params: RollupParams, request: Request, center: Servic
     start = None if start is None else intervals.at(start).start_ms
     end = None if params.end is None else intervals.at(params.end - 1).end_ms
     start, end = clipped(query, start, end)
-    records = _bounded(center, query, params.min_phase, start, end, alive)
+    records = _bounded(center, query, params.min_phase, start, end)
     empty = partial(center.results.empty_windows, query.ref)
     answers, cursor = _page(roll_up(records, query.spec, intervals, empty), intervals, params)
     form = params.form(request.headers.get("accept"))
@@ -135,14 +137,13 @@ def _page(
 
 
 def _bounded(
-    center: Services, query: RegisteredQuery, min_phase: Phase, start: int | None, end: int | None, alive: Alive
+    center: Services, query: RegisteredQuery, min_phase: Phase, start: int | None, end: int | None
 ) -> Iterator[AnswerRecord]:
     """Yields the newest answers of a range. Raises _PageFull."""
     cursor, windows, nbytes = None, 0, 0
     while True:
         chunk, cursor = center.results.windows(query.ref, start, end, CHUNK, cursor, min_phase, CHUNK_BYTES)
         for record in chunk:
-            alive()
             windows, nbytes = windows + 1, nbytes + len(record.synopsis or b"")
             if windows > MAX_WINDOWS or nbytes > MAX_BYTES:
                 raise _PageFull(record.window_start_ms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
@@ -18,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 from center.api.access import READS, begin_edit, caller, require
 from center.api.bodies import read_document, read_typed_body
 from center.api.explain_models import DryRun
-from center.api.lanes import Alive
 from center.api.models import Column, Edge, RegisteredAnswer, StreamColumns, StreamList
 from center.api.negotiation import ARROW, CSV, FORMATS, JSON, SQL, negotiate
 from center.api.openapi import problems
@@ -26,7 +24,7 @@ from center.api.problems import HttpProblem
 from center.api.routers.functions import functions
 from center.api.routers.queries import read_spec, register_query
 from center.api.services import Center, Services
-from center.api.sql_select import CheckedSelect, check_select
+from center.api.sql_select import check_select
 from center.api.sql_tables import MAX_ROWS, columns_of, query_table, rows_table, to_rows
 from center.api.time_params import Time
 from center.api_access import Principal
@@ -34,6 +32,7 @@ from center.catalog import Change
 from center.serving import csv_table
 from center.serving.answer_tables import empty_table, with_version
 from edgewater.answers.cells import to_json
+from edgewater.answers.work import spend
 from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
 from edgewater.model.sql import (
     CreateQuery,
@@ -51,9 +50,8 @@ from edgewater.model.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/sql", tags=["sql"])
 MAX_RENDERED_BYTES = 64 << 20
-RENDER_S = 3.0
-RENDERED_AT_ONCE = 50_000
-"""The number of values that are rendered between two checks of the limits."""
+RENDERED_AT_ONCE = 10_000
+"""The number of values that are rendered between two checks of the limits. Other threads wait meanwhile."""
 
 
 class SqlTable(BaseModel):
@@ -137,10 +135,10 @@ async def run_statement(params: Annotated[SqlParams, Query()], request: Request,
     form = negotiate(request.headers.get("accept")) if params.format is None else FORMATS[params.format]
     async with center.turns.taken(caller(request)):
         if isinstance(statement, SelectRows):
-            table = await _select(request, center, statement.text, params)
-        else:
-            table = await run_sync(_listing(request, center, statement))
-        return Response(await center.costly.run(request, partial(_rendered, table, form)), media_type=form)
+            make = partial(_selected, request, center, statement.text, params, form)
+            return Response(await center.costly.run(request, make), media_type=form)
+        listing = _listing(request, center, statement)
+        return Response(await run_sync(lambda: _rendered(listing(), form)), media_type=form)
 
 
 def _read_statement(body: bytes, content_type: str) -> Statement:
@@ -181,15 +179,11 @@ async def _drop(request: Request, center: Services, statement: DropQuery) -> Res
     return JSONResponse(Dropped(dropped=dropped).model_dump())
 
 
-async def _select(request: Request, center: Services, text: str, params: SqlParams) -> pa.Table:
+def _selected(request: Request, center: Services, text: str, params: SqlParams, form: str) -> bytes:
     """Returns the rows of a SELECT over the answers of queries that the caller may read."""
-    checked = await center.costly.run(request, lambda _: check_select(text))
+    checked = check_select(text)
     for name in checked.tables:
         require(request, "reader", name)
-    return await center.sql.lane.run(request, partial(_selected, center, checked, params))
-
-
-def _selected(center: Services, checked: CheckedSelect, params: SqlParams, alive: Alive) -> pa.Table:
     tables: dict[str, pa.Table] = {}
     rows_left = MAX_ROWS
     for name in checked.tables:
@@ -199,11 +193,9 @@ def _selected(center: Services, checked: CheckedSelect, params: SqlParams, alive
             start, end = None, None  # the query has a column of its own with this name
         start = max((ms for ms in (start, params.start) if ms is not None), default=None)
         end = min((ms for ms in (end, params.end) if ms is not None), default=None)
-        alive()
         tables[name] = query_table(center, versions, start, end, rows_left)
         rows_left -= tables[name].num_rows
-    alive()
-    return center.sql.run(checked.text, tables)
+    return _rendered(center.sql.run(checked.text, tables), form)
 
 
 def _listing(request: Request, center: Services, statement: Statement) -> Callable[[], pa.Table]:
@@ -366,25 +358,21 @@ _LISTS: dict[Listed, Callable[[Services, Principal], pa.Table]] = {
 }
 
 
-def _rendered(table: pa.Table, form: str, alive: Alive) -> bytes:
-    """Returns a table in a media type.
-
-    Raises:
-        InvalidQuery: the text takes too much memory or time.
-    """
+def _rendered(table: pa.Table, form: str) -> bytes:
+    """Returns a table in a media type. Raises InvalidQuery: the text is too long."""
     sink = BytesIO()
     if form == ARROW:
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         return sink.getvalue()
-    rows, ends_s = max(1, RENDERED_AT_ONCE // max(1, table.num_columns)), time.monotonic() + RENDER_S
+    rows = max(1, RENDERED_AT_ONCE // max(1, table.num_columns))
     if form == JSON:
         columns = [{"name": name, "type": kind} for name, kind in columns_of(table)]
         sink.write(b'{"columns":%b,"rows":[' % to_json(columns))
     for first in range(0, max(1, table.num_rows), rows):
-        alive()
-        if sink.tell() > MAX_RENDERED_BYTES or time.monotonic() > ends_s:
-            limits = f"{MAX_RENDERED_BYTES >> 20} MiB of text, written in {RENDER_S:g} s"
+        spend()
+        if sink.tell() > MAX_RENDERED_BYTES:
+            limits = f"{MAX_RENDERED_BYTES >> 20} MiB of text"
             raise InvalidQuery("sql", form, f"fewer rows or columns, or application/vnd.apache.arrow.stream: {limits}")
         part = table.slice(first, rows)
         if form == CSV:

@@ -6,6 +6,8 @@ import asyncio
 import importlib
 import json
 import threading
+import time
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -13,14 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from center.api.lanes import Alive, Lane
+from center.api.lanes import Lane
 from center.api.negotiation import ARROW, CSV, JSON
-from center.api.problems import HttpProblem
 from center.api.prometheus.evaluate import Matchers
-from center.api.routers import alerts, sql
+from center.api.prometheus.series import ALL, SamplesCache, SeriesReader
+from center.api.routers import alerts, rollup, sql
 from center.api.sql_guard import SqlGuard
+from center.serving.answer_tables import stated_answer
+from center.sinks import read_definition
 from center.sinks.alert_check import CheckReport, check_rules
-from edgewater.model.errors import InvalidQuery
+from center.sinks.alerts import AlertsConfig
+from edgewater.answers import work
+from edgewater.answers.work import Work, WorkLimits, spend
+from edgewater.model.errors import ClientGone, InvalidQuery, Overspent
 from tests.center.api.conftest import HOUR, SPEC, T0, Desk
 
 RULE = {"alert": "a", "query": "flights", "certainly": "n > 3"}
@@ -47,15 +54,15 @@ def test_work_ends_when_its_client_has_gone(waits: bool) -> None:
     client, lane = Client(), Lane(1)
     ended = threading.Event()
 
-    def work(alive: Alive) -> None:
+    def work() -> None:
         client.gone.set()
         while True:
-            alive()
+            spend()
 
     async def run() -> None:
         if waits:
-            holding = asyncio.create_task(lane.run(Client(), lambda _: ended.wait(30)))  # type: ignore[arg-type]
-            waiting = asyncio.create_task(lane.run(client, lambda _: pytest.fail("nobody waits")))  # type: ignore[arg-type]
+            holding = asyncio.create_task(lane.run(Client(), lambda: ended.wait(30)))  # type: ignore[arg-type]
+            waiting = asyncio.create_task(lane.run(client, lambda: pytest.fail("nobody waits")))  # type: ignore[arg-type]
             client.gone.set()
             await asyncio.sleep(0)
             while not lane.limiter.statistics().tasks_waiting:
@@ -63,10 +70,10 @@ def test_work_ends_when_its_client_has_gone(waits: bool) -> None:
             await asyncio.sleep(0.3)  # the look at the client
             ended.set()
             await holding
-            with pytest.raises(HttpProblem):
+            with pytest.raises(ClientGone):
                 await waiting
         else:
-            with pytest.raises(HttpProblem):
+            with pytest.raises(ClientGone):
                 await lane.run(client, work)  # type: ignore[arg-type]
 
     asyncio.run(run())
@@ -96,20 +103,120 @@ def test_a_registration_waits_for_no_check_of_alerts(desk: Desk, monkeypatch: py
     asyncio.run(both())
 
 
-def test_a_check_of_alerts_ends_with_its_client_and_its_time(desk: Desk) -> None:
+GONE = Lane(1).work(lambda: True)
+
+
+def limited(**limits: Any) -> Work:
+    return Lane(1).work(lambda: False, WorkLimits(**limits))
+
+
+def test_a_check_of_alerts_ends_with_its_client_and_its_budget(desk: Desk) -> None:
     desk.connect("jfk")
     query = desk.register(lateness="99h")
     for hour in range(4):
-        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": hour})
-    times = iter(range(0, 10_000, 10))
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": hour + 1})
+    options = read_definition("check", CHECK, reads_secrets=False, field="").options
+    assert isinstance(options, AlertsConfig)
+    rules = [section.rule() for section in options.rules]
 
-    def leave() -> None:
-        raise HttpProblem("unavailable", "gone")
+    def checked() -> CheckReport:
+        return check_rules(rules, desk.catalog, desk.results, start_ms=None, now_ms=lambda: 1)
 
-    with pytest.raises(HttpProblem):
-        check_rules([], desk.catalog, desk.results, start_ms=None, now_ms=lambda: 1, timeout_ms=1, alive=leave)
-    late = check_rules([], desk.catalog, desk.results, start_ms=None, now_ms=lambda: next(times), timeout_ms=15)
-    assert not late.is_whole and late.answers == 0
+    with pytest.raises(ClientGone), GONE.running():
+        checked()
+    whole = checked()
+    with limited(cells=10).running():
+        some = checked()
+    assert whole.is_whole and whole.answers == 4
+    assert not some.is_whole and 0 < some.answers < 4
+
+
+def test_costly_requests_work_in_turns_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "TURN_S", 0.0)
+    lane, order = Lane(2), list[int]()
+
+    def steps(number: int) -> None:
+        with lane.work(lambda: False).running():
+            while set(order[:-6]) != {0, 1}:
+                order.append(number)
+                spend()
+
+    threads = [threading.Thread(target=steps, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    both = order[max(order.index(0), order.index(1)) :]
+    assert all(one != other for one, other in pairwise(both))
+
+
+REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "roll-up": ("GET", "/v1/queries/flights/rollup?every=day", {}),
+    "explain": ("GET", f"/v1/queries/flights/windows/{T0}/explain", {}),
+    "select": ("POST", "/v1/sql", {"json": {"sql": "SELECT * FROM flights"}}),
+    "promql": ("GET", "/prometheus/api/v1/query", {"params": {"query": "flights:n", "time": T0 / 1000 + 3600}}),
+}
+
+
+@pytest.mark.parametrize("limits", [{"cells": 5}, {"nbytes": 9}, {"cpu_s": 0.0}], ids=lambda v: next(iter(v)))
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_of_more_work_than_its_budget_is_422_and_says_what_is_less(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, name: str, limits: dict[str, Any]
+) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="99h")
+    desk.report(query, "jfk", T0, {f"C{n}": 1 for n in range(10)})
+    method, path, request = REQUESTS[name]
+    app, most = desk.app(), WorkLimits(**limits)
+    assert desk.ask(method, path, app=app, **request).status_code == 200
+    monkeypatch.setattr(app.state.services.costly, "limits", most)
+    monkeypatch.setattr(rollup, "LIMITS", most)
+    app.state.services.samples._kept.clear()
+    refused = desk.ask(method, path, app=app, **request)
+    assert refused.status_code == 422, refused.text
+    body = refused.json()
+    assert most.less in body.get("detail", body.get("error"))
+    assert body.get("type", "").endswith("/too-much-work") or body.get("errorType") == "execution"
+    app.state.services.sql.close()
+
+
+def test_each_question_of_a_stream_has_a_budget_of_its_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="99h")
+    desk.report(query, "jfk", T0, {f"C{n}": 1 for n in range(10)})
+    app = desk.app()
+    monkeypatch.setattr(app.state.services.costly, "limits", WorkLimits(cells=15))
+    one = {"latest": 1, "measure": "n", "group": {"carrier": "C1"}}
+    lines = "\n".join(map(json.dumps, [one, {"latest": 1, "measure": "n"}, one, one]))
+    kind = {"content-type": "application/x-ndjson"}
+    answers = desk.ask("POST", "/v1/queries/flights/evaluate", app=app, content=lines, headers=kind).text.splitlines()
+    problems = [json.loads(line).get("error", {}).get("type", "").rpartition("/")[2] for line in answers]
+    assert problems == ["", "too-much-work", "", ""]
+
+
+def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
+    """Code that shows an answer as unreadable after an error must not show it so when the budget is spent."""
+    desk.connect("jfk")
+    query = desk.register(lateness="99h")
+    desk.report(query, "jfk", T0, {f"C{n}": 1 for n in range(10)})
+    (record,) = desk.results.at(query.ref, T0)
+    with pytest.raises(Overspent), limited(cells=15).running():
+        stated_answer(record, query)
+    assert stated_answer(record, query)[1].stated.contract.met
+    with pytest.raises(Overspent), limited(cells=15).running():
+        SeriesReader(desk.results, (query,), SamplesCache()).series(query, record, ALL)
+
+
+def test_a_statement_ends_with_its_client() -> None:
+    guard, begin = SqlGuard(timeout_s=60), time.monotonic()
+    looks = iter([False] * 2)
+    try:
+        leaves = Lane(1).work(lambda: next(looks, True))
+        with pytest.raises(ClientGone), leaves.running():
+            guard.run("SELECT count(*) FROM q a, q b, q c", {"q": pa.table({"a": range(100_000)})})
+        assert time.monotonic() - begin < 30
+    finally:
+        guard.close()
 
 
 def test_a_pattern_is_compiled_once_for_all_series_and_windows(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,28 +273,24 @@ def test_the_text_of_a_result_is_limited_in_size_and_time_and_ends_with_its_clie
 ) -> None:
     table = pa.table({"a": ["\x01" * 50] * 1_000, "b": range(1_000)})
     monkeypatch.setattr(sql, "RENDERED_AT_ONCE", 100)
-    whole = sql._rendered(table, form, lambda: None)
-    for name, value in (("MAX_RENDERED_BYTES", 1_000), ("RENDER_S", -1.0)):
-        with monkeypatch.context() as patch:
-            patch.setattr(sql, name, value)
-            with pytest.raises(InvalidQuery):
-                sql._rendered(table, form, lambda: None)
-
-    def leave() -> None:
-        raise HttpProblem("unavailable", "gone")
-
-    with pytest.raises(HttpProblem):
-        sql._rendered(table, form, leave)
+    whole = sql._rendered(table, form)
+    with monkeypatch.context() as patch:
+        patch.setattr(sql, "MAX_RENDERED_BYTES", 1_000)
+        with pytest.raises(InvalidQuery):
+            sql._rendered(table, form)
+    for ending, error in ((limited(cpu_s=0.0), Overspent), (GONE, ClientGone)):
+        with pytest.raises(error), ending.running():
+            sql._rendered(table, form)
     monkeypatch.setattr(sql, "RENDERED_AT_ONCE", 1 << 30)
-    assert sql._rendered(table, form, lambda: None) == whole, "in parts as at once"
+    assert sql._rendered(table, form) == whole, "in parts as at once"
     for length in (0, 1):
-        sql._rendered(table.slice(0, length), form, lambda: None)
+        sql._rendered(table.slice(0, length), form)
 
 
 def test_a_result_without_rows_is_whole_in_each_form() -> None:
     table = pa.table({"a": pa.array([], pa.string())})
-    assert json.loads(sql._rendered(table, JSON, lambda: None)) == {
+    assert json.loads(sql._rendered(table, JSON)) == {
         "columns": [{"name": "a", "type": "string"}], "rows": [],
     }  # fmt: skip
-    assert sql._rendered(table, CSV, lambda: None).splitlines() == [b'"a"']
-    assert pa.ipc.open_stream(sql._rendered(table, ARROW, lambda: None)).read_all().num_rows == 0
+    assert sql._rendered(table, CSV).splitlines() == [b'"a"']
+    assert pa.ipc.open_stream(sql._rendered(table, ARROW)).read_all().num_rows == 0

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from center.api.prometheus import series
+from edgewater.answers.work import WorkLimits
 from sim.demo.ports import free_address
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.api.test_api_sessions import ship, two_sessions
@@ -286,11 +287,13 @@ def test_limits_are_422_and_say_what_to_do(filled, monkeypatch):
     assert "unique on one side" in refused("query", query="flights:n / on() trips:n", time=S0 + 3600)
     assert "same labelset" in refused("query", query='{__name__=~"flights:n.*"} * 2', time=S0 + 3600)
     range_ = {"query": "flights:n", "start": S0, "end": S0 + 9 * 3600, "step": 900}
-    for limit, most, said in (("MAX_SERIES", 2, "select groups"), ("MAX_CELLS", 5, "shorter range"),
-                              ("MAX_BYTES", 9, "choose a shorter one")):  # fmt: skip
+    with monkeypatch.context() as patched:
+        patched.setattr("center.api.prometheus.series.MAX_SERIES", 2)
+        assert "select groups" in refused("query_range", **range_)
+    for limits in (WorkLimits(cells=5), WorkLimits(nbytes=9), WorkLimits(cpu_s=0)):
         with monkeypatch.context() as patched:
-            patched.setattr(f"center.api.prometheus.series.{limit}", most)
-            assert said in refused("query_range", **range_)
+            patched.setattr(app.state.services.costly, "limits", limits)
+            assert limits.less in refused("query_range", **range_)
     monkeypatch.setattr("center.api.prometheus.series.PAGE", 2)
     monkeypatch.setattr("center.api.prometheus.series.MAX_POINTS", 6)
     assert filled.get(f"{API}/query_range", app=app, params=range_).status_code == 200
