@@ -1,8 +1,7 @@
 """`AnswerRenderer`: answers as bytes, rendered once per selection of questions.
 
-The data of (query, window, revision) never change. So rendered bytes stay valid until records come after the final
-answer, which then states their number. An LRU cache bounded by bytes stores them. Lists and live streams are joined
-from the same pieces.
+An answer never changes, so rendered bytes stay valid. An LRU cache bounded by bytes stores them. Lists and live streams
+are joined from the same pieces.
 """
 
 from __future__ import annotations
@@ -81,16 +80,7 @@ class AnswerRenderer:
         base: AnswerRecord | None = None,
     ) -> bytes:
         """Returns one answer as JSON without line breaks; `summary` and `base` as in `center.serving.render`."""
-        based_on = None if base is None else base.revision
-        key = (
-            record.query,
-            record.window_start_ms,
-            record.revision,
-            record.facts.late_counts,
-            questions,
-            summary,
-            based_on,
-        )
+        key = record.answer_id, questions, summary, None if base is None else base.answer_id
         with self._lock:
             held = self._cache.get(key)
         self._on_lookup(held is not None)
@@ -171,7 +161,7 @@ def entity_tag(
     identity = (
         RELEASE,
         query.ref,
-        [(r.answer_id, r.window_start_ms, r.revision, r.facts.late_counts) for r in records],
+        [r.answer_id for r in records],
         questions,
         page,
         form,

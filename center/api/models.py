@@ -549,6 +549,11 @@ class Answer(BaseModel):
     window: WindowRange
     phase: Literal["early", "complete", "final"]
     revision: int = Field(ge=1)
+    data_of: int | None = Field(
+        default=None,
+        description="Of a correction: the revision of the final answer whose data it has. Records came late, so its"
+        " quality and its bounds differ.",
+    )
     given_at: Rfc3339 = Field(description="Wall time at which the center gave it.")
     data: list[AnswerRow] = Field(description="A row per group.")
     total: dict[str, IntervalCell] = Field(

@@ -219,13 +219,15 @@ class LedgerWriter:
             self._metrics.report_delay.observe(max(0, summary.received_at_ms - reported_at_ms) / 1000)
 
     def advance(self) -> list[Emission]:
-        """Applies changes in the catalog and emits the answers that are due."""
+        """Applies changes in the catalog and emits the answers that are due; if none is due, corrects final answers."""
         with self._working():
             now_ms = self._now_ms()
             emissions = self._apply_catalog_events(now_ms)
             due_ms = self._ledger.next_deadline()
             if due_ms is not None and due_ms <= now_ms:
                 emissions = [*emissions, *self._tick([], now_ms)]
+            elif (correct_ms := self._store.next_correction()) is not None and correct_ms <= now_ms:
+                self._metrics.answers.labels("correction").inc(self._store.correct(now_ms))
             self._report_refused()
             self._raise_alarms()
             self._end_queries(now_ms)
@@ -385,8 +387,8 @@ class LedgerWriter:
     def wait(self, max_s: float = CATALOG_POLL_S) -> None:
         """Waits until the next deadline, at most `max_s`; returns early if `apply` may have changed the deadline."""
         with self._lock:
-            due_ms = self._ledger.next_deadline()
-            pause_s = max_s if due_ms is None else min(max_s, max(YIELD_S, (due_ms - self._now_ms()) / 1000))
+            due = [ms for ms in (self._ledger.next_deadline(), self._store.next_correction()) if ms is not None]
+            pause_s = min([max_s, *(max(YIELD_S, (due_ms - self._now_ms()) / 1000) for due_ms in due)])
         self._changed.wait(pause_s)
         self._changed.clear()
 

@@ -125,6 +125,28 @@ class ReportedSlices:
         uncertain = sum(records for place, records in self.late.items() if place.reason in UNCERTAIN)
         return sum(self.late.values()) - uncertain, uncertain
 
+    def final_spans(self, final_through_ms: int) -> list[tuple[int, int]]:
+        """Returns ranges of the starts of windows. The final windows in them may lack records of `late`.
+
+        Args:
+            final_through_ms: event time up to which windows are final.
+
+        Returns:
+            Disjoint ranges [from, to), ascending.
+        """
+        longest_ms, spans = self._spec.window.longest_ms, list[tuple[int, int]]()
+        for start, end in sorted(
+            (place.slice_start_ms, min(place.slice_end_ms, place.through_ms)) for place in self.late
+        ):
+            begin, end = start - longest_ms, min(end, final_through_ms)
+            if start >= end:
+                continue  # no final window overlaps the slice, or the slice is not known
+            if spans and begin <= spans[-1][1]:
+                spans[-1] = spans[-1][0], max(spans[-1][1], end)
+            else:
+                spans.append((begin, end))
+        return spans
+
     def add_dropped(self, frames: Iterable[FrameSummary]) -> None:
         """Counts late and rejected records, and records that edges counted or left out on a guess."""
         for frame in frames:

@@ -9,7 +9,7 @@ the ledger are immutable, so a comparison with the stored values shows the chang
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class QueryChanges:
         open_from_ms: event time. Before the transaction, slices that start at or after it belonged to windows that were
             not final.
         empty_ms: `QueryState.empty_from_ms` and `empty_through_ms`, which readers of answers need.
+        final_spans: see `ReportedSlices.final_spans`.
     """
 
     ref: QueryRef
@@ -58,6 +59,7 @@ class QueryChanges:
     late: Mapping[LateSlice, int] = field(default_factory=dict)
     open_from_ms: int = MIN_TIME_MS
     empty_ms: tuple[int, int] = (MIN_TIME_MS, MIN_TIME_MS)
+    final_spans: Sequence[tuple[int, int]] = ()
 
 
 class StoredEdges:

@@ -230,6 +230,7 @@ class WindowBook(ABC):
             dict(self.slices.late),
             self._open_from_ms,
             (self._state.empty_from_ms, self._state.empty_through_ms),
+            self.slices.final_spans(self._state.final_through_ms),
         )
 
     def snapshot(self) -> bytes:

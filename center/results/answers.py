@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Select, case, func, null, select
+from sqlalchemy import Engine, Row, Select, case, func, null, select
 
 from center.results import schema as t
-from center.results.writes import late_by_window, read_counter
+from center.results.late_records import late_by_window, late_from_json
+from center.results.writes import TRIMMED, read_counter
 from center.storage.database import read_transaction
 from edgewater.answers import Facts, Phase
 from edgewater.answers.statement import Contract
@@ -23,22 +23,19 @@ from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import QueryRef
 
-TRIMMED = "trimmed"
-"""The counter of the greatest id of an answer that was deleted because of its age."""
 MAX_NEWEST = 10_000
 """If more answers than this are new, `AnswerReader.newest_answers` does not name their queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """A stored answer.
-
-    It never changes, except `facts`, which include late records that are known when it is read.
+    """A stored answer. It never changes.
 
     Attributes:
         answer_id: increases with each answer of any query, in the order in which answers become visible.
-        facts: for a final answer, with the records that have come since (`with_late`).
         synopsis: the window's merged `GroupedAggregate` as bytes; None: no edge had data.
+        data_of: the revision whose data the answer has; 0: the answer has its own data. Otherwise it is a correction,
+            and its facts differ by late records.
         of_windows: of a union of several windows, what their contracts state together.
     """
 
@@ -52,6 +49,7 @@ class AnswerRecord:
     staleness_ms: int
     facts: Facts
     synopsis: bytes | None = field(repr=False)
+    data_of: int = 0
     of_windows: Contract | None = None
 
 
@@ -155,8 +153,7 @@ class AnswerReader:
         """
         newest = _in_range(_newest_revisions(ref), start_ms, end_ms)
         last = newest.order_by(t.answers.c.window_start_ms.desc()).limit(limit + 1)
-        columns = [null().label("synopsis") if c.name == "synopsis" else c for c in t.answers.c]
-        found = self._newest(ref, last, columns)
+        found = self._newest(ref, last, with_data=False)
         return found[-limit:], len(found) > limit
 
     def at(self, ref: QueryRef, time_ms: int, min_phase: Phase = Phase.EARLY) -> list[AnswerRecord]:
@@ -171,7 +168,7 @@ class AnswerReader:
 
     def answer(self, ref: QueryRef, window_start_ms: int, revision: int) -> AnswerRecord:
         """Returns a revision of a window. Raises NotFound."""
-        rows = select(t.answers).where(
+        rows = _rows().where(
             t.answers.c.query == query_key(ref),
             t.answers.c.window_start_ms == window_start_ms,
             t.answers.c.revision == revision,
@@ -191,7 +188,7 @@ class AnswerReader:
 
     def answers_after(self, answer_id: int, limit: int, query: QueryRef | None = None) -> list[AnswerRecord]:
         """Returns answers with a greater id, ascending; of one query or of all."""
-        rows = select(t.answers).where(t.answers.c.answer_id > answer_id)
+        rows = _rows().where(t.answers.c.answer_id > answer_id)
         if query is not None:
             rows = rows.where(t.answers.c.query == query_key(query))
         return self._answers(rows.order_by(t.answers.c.answer_id).limit(limit))
@@ -215,13 +212,13 @@ class AnswerReader:
         with read_transaction(self._engine) as connection:
             counts = {row[0]: row[1] for row in connection.execute(each)}
             if max_bytes is not None and counts:
-                sizes = select(a.answer_id, func.coalesce(func.length(a.synopsis), 0))
+                sizes = _rows(a.answer_id, func.coalesce(func.length(_SYNOPSIS), 0))
                 sizes = sizes.where(a.answer_id.in_(list(counts))).order_by(a.answer_id)
                 ids, lengths = zip(*connection.execute(sizes), strict=True)
                 last = next((i for i, size in zip(ids, accumulate(lengths), strict=True) if size >= max_bytes), ids[-1])
                 counts = {i: count for i, count in counts.items() if i <= last}
-            rows = select(t.answers).where(a.answer_id.in_(list(counts))).order_by(a.answer_id)
-            records = _with_late_records(connection, [_record(row) for row in connection.execute(rows)])
+            rows = _rows().where(a.answer_id.in_(list(counts))).order_by(a.answer_id)
+            records = [_record(row) for row in connection.execute(rows)]
         return AnswerChanges(records, {i: count - 1 for i, count in counts.items()}, sum(counts.values()))
 
     def last_answer_id(self) -> int:
@@ -260,11 +257,6 @@ class AnswerReader:
             number, of_past, first_ms = connection.execute(select(*counts).where(further)).one()
         return number, of_past, first_ms
 
-    def newest(self) -> tuple[int, int]:
-        """Returns `last_answer_id`, and a number that increases whenever records come for final windows."""
-        with read_transaction(self._engine) as connection:
-            return read_counter(connection, "answer"), read_counter(connection, "late")
-
     def answered_at_after(self, answer_id: int) -> int | None:
         """Returns the wall time, ms, of the first answer with a greater id; None: there is none."""
         a = t.answers.c
@@ -283,27 +275,6 @@ class AnswerReader:
         """Returns the greatest id of an answer that was deleted because of its age; 0: none was deleted."""
         with read_transaction(self._engine) as connection:
             return read_counter(connection, TRIMMED)
-
-    def with_late_records(self, ref: QueryRef, limit: int) -> Iterator[list[AnswerRecord]]:
-        """Yields the newest final answers to windows for which records came, or were rejected, after they were final.
-
-        Args:
-            limit: windows that are read at a time.
-        """
-        late = t.late_slices.c
-        extent = select(func.min(late.slice_start_ms), func.max(late.slice_end_ms)).where(late.query == query_key(ref))
-        longest = select(func.max(t.answers.c.window_end_ms - t.answers.c.window_start_ms))
-        with read_transaction(self._engine) as connection:
-            first, end = connection.execute(extent).one()
-            longest_ms = connection.execute(longest.where(t.answers.c.query == query_key(ref))).scalar_one()
-        if first is None or longest_ms is None:
-            return
-        cursor: str | None = None
-        while True:
-            page, cursor = self.windows(ref, first - longest_ms, end, limit, cursor, Phase.FINAL)
-            yield [record for record in page if any(record.facts.late_counts)]
-            if cursor is None:
-                return
 
     def empty_windows(self, ref: QueryRef, windows: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
         """Returns which of these windows have no answer and are empty.
@@ -349,7 +320,7 @@ class AnswerReader:
         with read_transaction(self._engine) as connection:
             return {(query_from_key(r.query), r.edge, r.reason): r.records for r in connection.execute(rows)}
 
-    def _newest(self, ref: QueryRef, newest: Any, columns: Sequence[Any] = (t.answers,)) -> list[AnswerRecord]:
+    def _newest(self, ref: QueryRef, newest: Any, *, with_data: bool = True) -> list[AnswerRecord]:
         """Returns the answers whose (window_start_ms, revision) `newest` selects."""
         chosen = newest.subquery()
         here = (
@@ -357,12 +328,27 @@ class AnswerReader:
             & (t.answers.c.window_start_ms == chosen.c.window_start_ms)
             & (t.answers.c.revision == chosen.c.revision)
         )
-        rows = select(*columns).select_from(t.answers).join(chosen, here)
+        rows = (_rows() if with_data else _rows(*_HEAD, null().label("synopsis"))).join(chosen, here)
         return self._answers(rows.order_by(t.answers.c.window_start_ms))
 
     def _answers(self, rows: Any) -> list[AnswerRecord]:
         with read_transaction(self._engine) as connection:
-            return _with_late_records(connection, [_record(row) for row in connection.execute(rows)])
+            return [_record(row) for row in connection.execute(rows)]
+
+
+_data = t.answers.alias("data")
+_SYNOPSIS = func.coalesce(_data.c.synopsis, t.answers.c.synopsis)
+_HEAD = [
+    *(c for c in t.answers.c if c.name not in ("quality", "synopsis")),
+    func.coalesce(_data.c.quality, t.answers.c.quality).label("quality"),
+    func.coalesce(_data.c.revision, 0).label("data_revision"),
+]
+
+
+def _rows(*columns: Any) -> Select[Any]:
+    """Selects answers; corrections with the facts and the data of the answers that they name."""
+    chosen = columns or (*_HEAD, _SYNOPSIS.label("synopsis"))
+    return select(*chosen).select_from(t.answers).outerjoin(_data, _data.c.answer_id == t.answers.c.data_of)
 
 
 def _newest_revisions(ref: QueryRef, min_phase: Phase = Phase.EARLY) -> Select[Any]:
@@ -398,27 +384,10 @@ def _record(row: Row[Any]) -> AnswerRecord:
         phase=Phase(row.phase),
         answered_at_ms=row.answered_at_ms,
         staleness_ms=row.staleness_ms,
-        facts=facts_from_json(row.quality),
+        facts=with_late(facts_from_json(row.quality), late_from_json(row.late)),
         synopsis=row.synopsis,
+        data_of=row.data_revision,
     )
-
-
-def _with_late_records(connection: Connection, records: list[AnswerRecord]) -> list[AnswerRecord]:
-    """Returns the records; final answers state the records that have come since.
-
-    No revision can contain their numbers.
-    """
-    windows: defaultdict[QueryRef, list[tuple[int, int]]] = defaultdict(list)
-    for r in records:
-        if r.phase is Phase.FINAL:
-            windows[r.query].append((r.window_start_ms, r.window_end_ms))
-    late = {ref: late_by_window(connection, query_key(ref), each) for ref, each in windows.items()}
-    return [
-        replace(r, facts=with_late(r.facts, counts))
-        if r.phase is Phase.FINAL and (counts := late[r.query].get(r.window_start_ms))
-        else r
-        for r in records
-    ]
 
 
 def read_cursor(cursor: str) -> int:

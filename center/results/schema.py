@@ -20,10 +20,9 @@ counters = Table(
     Column("name", Identifier(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""``answer``: last answer id, incremented in the order in which answers become visible. ``late``: incremented when
-records have come for final windows. ``drivers``: partitions of the queries. Per partition (`QueryPartition.name`):
-``step``, incremented by each transaction of its driver, which the row's lock serializes; ``starts``, the number of
-starts of drivers since frames were last applied."""
+"""``answer``: last answer id, incremented in the order in which answers become visible. ``drivers``: partitions of the
+queries. Per partition (`QueryPartition.name`): ``step``, incremented by each transaction of its driver, which the row's
+lock serializes; ``starts``, the number of starts of drivers since frames were last applied."""
 
 leases = Table(
     "leases",
@@ -94,9 +93,13 @@ answers = Table(
     Column("staleness_ms", BigInteger, nullable=False),
     Column("quality", FreeText, nullable=False),
     Column("synopsis", LargeBinary),
+    Column("late", FreeText, nullable=False, server_default=""),
+    Column("data_of", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("query", "window_start_ms", "revision", name="answer_identity"),
 )
-"""Rows are written once; the constraint guarantees that (query, window, revision) never changes."""
+"""Rows are written once; the constraint guarantees that (query, window, revision) never changes. ``late``: JSON with
+the numbers of late records by reason, which `with_late` adds to the facts; empty: none. A row with ``data_of``, an
+answer id, is a *correction*: it has the facts and the data of that answer, and other numbers of late records."""
 Index("answers_of_query", answers.c.query, answers.c.answer_id)
 Index("answers_by_phase", answers.c.phase, answers.c.answered_at_ms)
 """For trimming."""
@@ -113,6 +116,17 @@ late_slices = Table(
 )
 """Records that came after their windows were final, or that sources rejected. A window over the slice, or over the
 range of slices, lacks the records if it ends by ``through_ms``."""
+
+corrections = Table(
+    "corrections",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("from_ms", BigInteger, primary_key=True),
+    Column("to_ms", BigInteger, primary_key=True),
+    Column("due_ms", BigInteger, nullable=False),
+)
+"""Windows that start in [from, to). The newest answers of those that are final may not state all late records. From the
+wall time ``due_ms`` on, the job examines them."""
 
 late_records = Table(
     "late_records",

@@ -16,12 +16,14 @@ from typing import Any
 from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from center.ledger import (
+    AT_ONCE_MS,
     Emission,
     FramesMerged,
     FrameSummary,
     Ledger,
     LedgerEvent,
     LedgerTransaction,
+    QueryChanges,
     QueryTooLarge,
     SlicesRefused,
     TimeAdvanced,
@@ -30,16 +32,17 @@ from center.ledger import (
 )
 from center.results import lease as leases
 from center.results import schema as t
-from center.results.answers import TRIMMED, AnswerReader
+from center.results.answers import AnswerReader
+from center.results.corrections import await_all_corrections, lock_corrected, next_correction, write_corrections
 from center.results.lease import Lease, LeaseLost
 from center.results.writes import (
     MAX_ANSWER_BYTES,
+    TRIMMED,
     Delta,
     DeltasRefused,
     RefusedDelta,
     add_deltas,
     add_shipped,
-    count_late,
     drop_answers,
     drop_deltas,
     misshapen,
@@ -122,13 +125,17 @@ class ResultStore(AnswerReader):
         self._term = _Term()
         # The term and the step of the ledger in memory. None: load the ledger before its next use.
         self._loaded: tuple[_Term, int] | None = None
+        self._correct_at_ms: int | None = None
         self._refused: list[RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
             require_store_format(connection, "results", FORMAT, is_new=not counters)
-            for name, value in (("answer", 0), ("late", 0), (DRIVERS, 1), (REVISIONS, 0), (TRIMMED, 0)):
+            for name, value in (("answer", 0), (DRIVERS, 1), (REVISIONS, 0), (TRIMMED, 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
+            if "late" in counters:
+                await_all_corrections(connection)
+                connection.execute(delete(t.counters).where(t.counters.c.name == "late"))
             if counters.get(DRIVERS, 1) == 1:
                 _add_partition(connection, ALL_QUERIES)
 
@@ -211,6 +218,7 @@ class ResultStore(AnswerReader):
         """Replaces the ledger's state by the last committed state of this partition's queries."""
         term, queries, entries = self._term, t.ledger_queries.c, t.ledger_entries.c
         with read_transaction(self._engine) as connection:
+            correct_at_ms = next_correction(connection, term.partition)
             step, revisions_after = read_counter(connection, term.partition.name(STEP)), restored_at_ms(connection)
             keys = [key for key in connection.scalars(select(queries.query)) if key in term.partition]
             states = _rows_of(connection, select(queries.query, queries.state), queries.query, keys)
@@ -222,7 +230,7 @@ class ResultStore(AnswerReader):
             {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states},
             revisions_after,
         )
-        self._loaded = term, step
+        self._loaded, self._correct_at_ms = (term, step), correct_at_ms
 
     def apply(
         self,
@@ -279,10 +287,10 @@ class ResultStore(AnswerReader):
             changes = transaction.changes()
             write_ledger(connection, changes)
             write_answers(connection, ledger, emissions, spent, self._max_answer_bytes)
-            count_late(connection, changes)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
             set_consumed(connection, {key: position for key, position in through.items() if key in new})
         self._loaded = loaded
+        self._note_late(changes)
         self._refused += refused
         return emissions
 
@@ -314,9 +322,36 @@ class ResultStore(AnswerReader):
                     _require_own(loaded[0].partition, [query_key(change.ref) for change in changes])
                     write_ledger(connection, changes)
                     write_answers(connection, ledger, emissions, (), self._max_answer_bytes)
-                    count_late(connection, changes)
                 self._loaded = loaded
+                self._note_late(changes)
         return emissions
+
+    def next_correction(self) -> int | None:
+        """Returns the wall time, ms, of the next `correct` that is needed; None: no final answer lacks late records."""
+        return self._correct_at_ms
+
+    def correct(self, now_ms: int) -> int:
+        """Writes the next corrections: final answers again that do not state all late records of their windows.
+
+        A call examines at most `MAX_CORRECTED` windows, so that answers are hardly delayed.
+
+        Returns:
+            The number of corrections.
+
+        Raises:
+            LeaseLost: another job has taken the lease.
+        """
+        term = self._term
+        with write_transaction(self._engine) as connection:
+            leases.hold(connection, term.partition, term.epoch, now_ms + term.lease_ms)
+            written = write_corrections(connection, term.partition, now_ms, restored_at_ms(connection))
+            due_ms = next_correction(connection, term.partition)
+        self._correct_at_ms = due_ms
+        return written
+
+    def _note_late(self, changes: Iterable[QueryChanges]) -> None:
+        if any(change.final_spans for change in changes):
+            self._correct_at_ms = AT_ONCE_MS
 
     def _refuse(
         self,
@@ -345,9 +380,7 @@ class ResultStore(AnswerReader):
                         place = [d for d in kept if d.to_row().place == delta.place]
                         kept = _without([RefusedDelta(d.to_row(), "") for d in place], kept, frames)
                     ledger.handle(SlicesRefused(query_from_key(delta.query), (delta.slice_start_ms,)))
-                changes = transaction.changes()
-                write_ledger(connection, changes)
-                count_late(connection, changes)
+                write_ledger(connection, transaction.changes())
             self._loaded = loaded
         self._refused += refused
         return kept
@@ -383,7 +416,7 @@ class ResultStore(AnswerReader):
         The consumed positions stay, so that a frame that is read again is not applied.
         """
         with write_transaction(self._engine) as connection:
-            for table in (t.answers, t.shipped, t.late_slices, t.late_records):
+            for table in (t.answers, t.shipped, t.late_slices, t.late_records, t.corrections):
                 connection.execute(delete(table).where(table.c.query == query_key(ref)))
 
     def trim(self, before_ms: int, through: int | None = None) -> int:
@@ -397,6 +430,7 @@ class ResultStore(AnswerReader):
             through: id of the newest answer that may be a dropped window's final one; None: any answer.
         """
         with write_transaction(self._engine) as connection:
+            lock_corrected(connection)
             dropped, newest = drop_answers(connection, before_ms, through)
             if newest > read_counter(connection, TRIMMED):
                 connection.execute(update(t.counters).where(t.counters.c.name == TRIMMED).values(value=newest))
@@ -452,8 +486,8 @@ class ResultStore(AnswerReader):
     def begin_after_restore(self, lineage: Lineage, now_ms: int) -> None:
         """Continues with a store that may be older than answers that readers have.
 
-        New answers get revisions and ids above `now_ms`, and so does the counter of late records. These are above all
-        earlier ones, as no window gets an answer each millisecond.
+        New answers get revisions and ids above `now_ms`. These are above all earlier ones, as no window gets an answer
+        each millisecond.
         """
         with write_transaction(self._engine) as connection:
             write_lineage(connection, t.counters, lineage)
@@ -485,7 +519,7 @@ class ResultStore(AnswerReader):
 
 
 def _raise_numbers(connection: Connection, now_ms: int) -> None:
-    for name in (REVISIONS, "answer", "late"):
+    for name in (REVISIONS, "answer"):
         value = max(now_ms, read_counter(connection, name) + 1)
         connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
 

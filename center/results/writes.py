@@ -16,7 +16,6 @@ from sqlalchemy import (
     BigInteger,
     Connection,
     Integer,
-    Row,
     Select,
     and_,
     bindparam,
@@ -33,17 +32,16 @@ from sqlalchemy import (
 from center.ledger import (
     Emission,
     FrameSummary,
-    LateSlice,
     Ledger,
     QueryChanges,
     QueryFailed,
     QueryTooLarge,
 )
 from center.results import schema as t
-from center.storage.database import MAX_ADDED, MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
+from center.results.late_records import add_late_records, late_by_window, late_to_json
+from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
 from edgewater.answers import Phase
 from edgewater.answers.stored import facts_to_json
-from edgewater.answers.uniting import with_late
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
@@ -51,6 +49,8 @@ from edgewater.synopses.encoding import codec
 from edgewater.wire import QueryRef
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
+TRIMMED = "trimmed"
+"""The counter of the greatest id of an answer that was deleted because of its age."""
 MAX_SIDE_BY_SIDE = 8
 """Maximum deltas of one (query, slice) that are stored before they are merged into one."""
 MAX_TRIMMED_WINDOWS = 200
@@ -63,8 +63,6 @@ size indicates."""
 PROBED = 64
 """If there are many times as many slices, this many are merged alone first. The time of all slices is estimated from
 them."""
-MAX_RANGES = 32
-"""Maximum ranges of slices with the same start by which rejected records are counted, over all reasons."""
 READ_BYTES = 16 << 20
 """Bytes of stored deltas that are read at a time, for many windows."""
 _CHUNK = 200
@@ -167,12 +165,12 @@ def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> Non
     for change in changes:
         key = query_key(change.ref)
         if change.state is None:
-            for table in (t.ledger_entries, t.deltas, t.shapes):
+            for table in (t.ledger_entries, t.deltas, t.shapes, t.corrections):
                 connection.execute(delete(table).where(table.c.query == key))
             continue
         entries.update({(key, kind, start): state for kind, start, state in change.entries})
         if change.late:
-            add_late_records(connection, key, change.late, change.open_from_ms)
+            add_late_records(connection, change)
     kept = [
         {"query": q, "kind": kind, "start_ms": s, "state": state} for (q, kind, s), state in entries.items() if state
     ]
@@ -182,114 +180,6 @@ def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> Non
         c = t.ledger_entries.c
         this = (c.query == bindparam("q")) & (c.kind == bindparam("k")) & (c.start_ms == bindparam("s"))
         connection.execute(delete(t.ledger_entries).where(this), gone)
-
-
-def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, int], open_from_ms: int) -> None:
-    """Adds records that came after their windows were final: per edge, and per slice.
-
-    Slices are counted if their windows have an answer in the store or may still get one.
-
-    Args:
-        open_from_ms: slices that start at this event time or later may belong to windows that get an answer. At their
-            edges these windows were final earlier than at the center, which waits for all edges.
-    """
-    totals: dict[tuple[str, str], int] = {}
-    slices: dict[int, dict[tuple[int, int, str], int]] = {}
-    first = connection.execute(select(func.min(t.answers.c.window_start_ms)).where(t.answers.c.query == key)).scalar()
-    for place, records in late.items():
-        totals[place.edge, place.reason] = totals.get((place.edge, place.reason), 0) + records
-        if place.slice_end_ms > min(open_from_ms, MIN_TIME_MS if first is None else first):
-            counts = slices.setdefault(place.slice_start_ms, {})
-            kind = (place.slice_end_ms, place.through_ms, place.reason)
-            counts[kind] = min(counts.get(kind, 0) + records, MAX_ADDED)
-    rows = [
-        {"query": key, "edge": edge, "reason": reason, "records": min(n, MAX_ADDED)}
-        for (edge, reason), n in totals.items()
-    ]
-    upsert(connection, t.late_records, rows, added=["records"])
-    starts = list(slices)
-    for at in range(0, len(starts), _CHUNK):
-        _add_late_slices(connection, key, {start: slices[start] for start in starts[at : at + _CHUNK]})
-
-
-def count_late(connection: Connection, changes: Iterable[QueryChanges]) -> None:
-    """Increments the counter of late records, if any were added.
-
-    Called at the end of a transaction, after `write_answers`. The drivers of other partitions wait for both counters'
-    rows until it ends, and lock them in the same order.
-    """
-    if any(change.late for change in changes):
-        counter = t.counters.c.name == "late"
-        connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + 1))
-
-
-def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, dict[tuple[int, int, str], int]]) -> None:
-    c = t.late_slices.c
-    held = (c.query == key) & c.slice_start_ms.in_(slices)
-    for row in connection.execute(select(t.late_slices).where(held)).all():
-        counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, row.reason)
-        counts[at] = min(counts.get(at, 0) + row.records, MAX_ADDED)
-    connection.execute(delete(t.late_slices).where(held))
-    rows = [
-        {
-            "query": key,
-            "slice_start_ms": start,
-            "slice_end_ms": end,
-            "through_ms": through,
-            "reason": reason,
-            "records": n,
-        }
-        for start, counts in slices.items()
-        for (end, through, reason), n in _few_ranges(counts).items()
-    ]
-    connection.execute(insert(t.late_slices), rows)
-
-
-def _few_ranges(counts: Mapping[tuple[int, int, str], int]) -> Mapping[tuple[int, int, str], int]:
-    """Returns the counts of ranges that start with one slice.
-
-    If there are too many ranges, the ranges of one reason are united to the longest range.
-    """
-    if len(counts) <= MAX_RANGES:
-        return counts
-    longest: dict[tuple[int, str], int] = {}
-    for end, through, reason in counts:
-        longest[through, reason] = max(end, longest.get((through, reason), end))
-    united: dict[tuple[int, int, str], int] = {}
-    for (_, through, reason), n in counts.items():
-        key = longest[through, reason], through, reason
-        united[key] = min(united.get(key, 0) + n, MAX_ADDED)
-    return united
-
-
-def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int, int]]) -> dict[int, dict[str, int]]:
-    """Returns, by window start and reason, the number of records that came after the window was final, or were
-    rejected.
-
-    Windows without such records are absent.
-
-    Args:
-        windows: start and end of each window.
-    """
-    windows, c = list(windows), t.late_slices.c
-    span = (c.slice_end_ms > min(w[0] for w in windows)) & (c.slice_start_ms < max(w[1] for w in windows))
-    # Rows by the next power of two above their length. Of each class, only rows that start shortly before a window
-    # overlap it.
-    classes: dict[int, list[Row[Any]]] = {}
-    for row in connection.execute(select(t.late_slices).where(c.query == key, span).order_by(c.slice_start_ms)):
-        classes.setdefault((row.slice_end_ms - row.slice_start_ms).bit_length(), []).append(row)
-    found: dict[int, dict[str, int]] = {}
-    for start, end in windows if classes else ():
-        for bits, rows in classes.items():
-            first = bisect_left(rows, start - (1 << bits), key=lambda row: row.slice_start_ms)
-            for at in range(first, len(rows)):
-                row = rows[at]
-                if row.slice_start_ms >= end:
-                    break
-                if row.slice_end_ms > start and end <= row.through_ms:
-                    counts = found.setdefault(start, {})
-                    counts[row.reason] = counts.get(row.reason, 0) + row.records
-    return found
 
 
 def read_counter(connection: Connection, name: str) -> int:
@@ -323,10 +213,17 @@ def write_answers(
         gone = (t.deltas.c.query == bindparam("of")) & (t.deltas.c.slice_start_ms < bindparam("before"))
         ended = [{"of": key, "before": before_ms} for key, before_ms in sealed.items()]
         connection.execute(delete(t.deltas).where(gone), ended)
-    # Last: the drivers of other partitions wait for this row until the transaction ends.
+    insert_answers(connection, rows)
+
+
+def insert_answers(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Inserts answers with the next ids.
+
+    Called last in a transaction: the drivers of other partitions wait for the counter's row until the transaction ends.
+    """
     counter = t.counters.c.name == "answer"
-    connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + len(emissions)))
-    first = read_counter(connection, "answer") - len(emissions) + 1
+    connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + len(rows)))
+    first = read_counter(connection, "answer") - len(rows) + 1
     connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
 
 
@@ -353,7 +250,7 @@ def split_spent(
 def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dict[str, Any]:
     """Returns the columns of an answer except its id. Raises QueryFailed for facts that cannot be written."""
     try:
-        text = facts_to_json(with_late(e.facts, late))
+        text = facts_to_json(e.facts)
     except ValueError as exc:
         raise QueryFailed(e.query) from exc
     return {
@@ -366,19 +263,17 @@ def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dic
         "staleness_ms": e.facts.staleness_ms,
         "quality": text,
         "synopsis": synopsis,
+        "late": late_to_json(late),
     }
 
 
 def _late_now(
     connection: Connection, ledger: Ledger, emissions: Iterable[Emission]
 ) -> dict[tuple[QueryRef, int], dict[str, int]]:
-    """Returns, by query and window start, the late records that answers which are not final state.
-
-    Final answers are not revised, so readers add the late records to them (`ResultStore`).
-    """
+    """Returns, by query and window start, the late records that are known."""
     windows: dict[QueryRef, list[tuple[int, int]]] = {}
     for e in emissions:
-        if e.phase is not Phase.FINAL and e.window_end_ms > e.window_start_ms and ledger.states_late(e.query):
+        if e.window_end_ms > e.window_start_ms and ledger.states_late(e.query):
             windows.setdefault(e.query, []).append((e.window_start_ms, e.window_end_ms))
     return {
         (ref, start): counts
@@ -539,6 +434,10 @@ def drop_answers(connection: Connection, before_ms: int, through: int | None = N
         last[key] = max(start, last.get(key, start))
     dropped = newest = 0
     for key, start in last.items():
+        if through is not None:  # sinks lack these corrections
+            lacking = (a.query == key) & (a.answer_id > through) & (a.data_of > 0)
+            first = connection.execute(select(func.min(a.window_start_ms)).where(lacking)).scalar_one()
+            start = start if first is None else min(start, first - 1)
         ids = select(func.max(a.answer_id)).where(a.query == key, a.window_start_ms <= start)
         newest = max(newest, int(connection.execute(ids).scalar_one() or 0))
         dropped += connection.execute(delete(t.answers).where(a.query == key, a.window_start_ms <= start)).rowcount

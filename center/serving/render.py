@@ -193,6 +193,7 @@ class Answer:
             "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
             "phase": record.phase.value,
             "revision": record.revision,
+            **({"data_of": record.data_of} if record.data_of else {}),
             "given_at": rfc3339(record.answered_at_ms),
             **more,
             **self.totals,

@@ -1,6 +1,6 @@
 """`StoredWindows`: `AnsweredWindows` over the result store.
 
-Lookups are cached until any query has a newer answer or late record, which `refresh` checks with one small read.
+Lookups are cached until any query has a newer answer, which `refresh` checks with one small read.
 Synopses are read and decoded once, and cached in a `SynopsisCache`.
 """
 
@@ -45,15 +45,15 @@ class StoredWindows:
             _CACHED_WINDOWS, lambda found: len(found) + 1
         )
         self._other_queries: dict[str, StoredWindows] = {}
-        self._newest = (-1, 0)
+        self._newest = -1
 
     @property
     def spec(self) -> QuerySpec:
         return self._query.spec
 
     def refresh(self) -> None:
-        """Drops cached lookups if the store has newer answers or late records."""
-        newest = self._results.newest()
+        """Drops cached lookups if the store has newer answers."""
+        newest = self._results.last_answer_id()
         if newest != self._newest:
             self._lookups.clear()
             self._other_queries.clear()
@@ -102,7 +102,7 @@ class StoredWindows:
     def _take(self, record: AnswerRecord) -> WindowAnswer:
         """Returns the record without its synopsis, which goes into the cache."""
         window = WindowAnswer(
-            (record.query.name, record.query.version, record.window_start_ms, record.revision),
+            (record.query.name, record.query.version, record.window_start_ms, record.data_of or record.revision),
             record.window_start_ms,
             record.window_end_ms,
             record.phase,

@@ -12,7 +12,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,6 @@ from center.serving.answer_tables import empty_table, has_types, stated_answer, 
 from center.sinks.base import Sink, SinkAnswer, SinkQuery
 from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import SinkStatus, SinkStore, WaitingQuery
-from edgewater.answers import Phase
 from edgewater.model.errors import EdgewaterError, StorageError, plain
 from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import EdgeId
@@ -44,13 +43,10 @@ MAX_ANSWERS = 500
 """The most answers in a page."""
 PAGE_BYTES = 16 << 20
 """A page ends when its answers have this number of bytes of merged data."""
-LATE_ANSWERS = 50
-"""The most final answers with late records that are read at once."""
 ALARM_FAILURES = 2
 """Number of consecutive failures that raises an alarm. One lost connection raises no alarm."""
 PARTIAL_MS = 60_000
 """The time in ms for which a part of a sink, such as one target of alerts, may fail before an alarm is raised."""
-MAX_REMEMBERED = 100_000
 MAX_STATED = 5
 """The most failing queries that the problem of a sink names. `SinkStatus.waiting` has all of them."""
 MAX_REVISIONS = 20
@@ -145,7 +141,6 @@ class SinkRunner:
         self._status: SinkStatus | None = None
         self._sink: Sink | None = None
         self._through: int | None = None
-        self._late_through = -1
         self._queries: dict[QueryRef, _Progress] = {}
         self._opened: set[QueryRef] = set()
         self._seen: set[QueryRef] = set()
@@ -158,8 +153,6 @@ class SinkRunner:
         self._failures = 0
         self._refused = 0
         self._written: Counter[str] = Counter()
-        # Per window, `late_counts` of the final answer that the sink has.
-        self._late: dict[tuple[QueryRef, int], tuple[int, ...]] = {}
 
     @property
     def problem(self) -> str:
@@ -199,7 +192,7 @@ class SinkRunner:
                 return STANDBY_S
             log.info("sink %s: this process runs it, epoch %d", name, self._epoch)
             status = self._store.report(name, self._epoch, now_ms + LEASE_MS)
-            self._gap, self._stated, self._late_through = status.gap, dict(status.waiting), status.late
+            self._gap, self._stated = status.gap, dict(status.waiting)
             self._report()
         elif abs(now_ms - self._renewed_ms) >= RENEW_MS:  # the wall clock may have stepped back
             self._report()
@@ -249,7 +242,6 @@ class SinkRunner:
             self._follow()
             if self._status.replay_after is not None:
                 self._replayed = self._status.replay_after
-                self._late.clear()
             self._report()
 
     def _new_sink(self) -> Sink:
@@ -364,8 +356,6 @@ class SinkRunner:
             query.has = read[-1].answer_id if read else max(query.has, self._through)
             query.limit, query.failures, query.pause_ms = min(MAX_ANSWERS, 2 * query.limit), 0, 0
             query.waits = query.lacks = query.has < self._through
-            if query.problem:
-                self._late_through = -1  # it may lack late records
             query.problem, query.since_ms = "", 0
         self._report()
         return True
@@ -374,16 +364,13 @@ class SinkRunner:
         """Writes a page of the queries that do not wait. Returns whether there was one, and whether none is left."""
         if self._through is None:  # no query was ever opened
             return False, False
-        newest, late = self._results.newest()
-        if self._through < newest:
-            if self._is_batch_open(newest):
-                return False, False
-            self._write_new(newest)
-            return True, False
-        if self._late_through != late:
-            self._write_late(late)
-            return True, False
-        return False, True
+        newest = self._results.last_answer_id()
+        if self._through >= newest:
+            return False, True
+        if self._is_batch_open(newest):
+            return False, False
+        self._write_new(newest)
+        return True, False
 
     def _is_batch_open(self, newest: int) -> bool:
         """Returns whether the new answers wait for further answers of the same batch."""
@@ -423,27 +410,6 @@ class SinkRunner:
         self._through = changes.records[-1].answer_id if changes.records else newest
         self._report()
 
-    def _write_late(self, late: int) -> None:
-        """Writes a final answer again if the numbers of its late records have changed."""
-        for ref in [ref for ref, query in self._queries.items() if not query.waits]:
-            records: list[AnswerRecord] = []
-            try:
-                for records in self._final_with_late(ref):
-                    self._write(records, {})
-            except TargetFailed as exc:
-                self._reopen()
-                self._blame([ref], exc, records)
-        self._late_through = late
-        self._report()
-
-    def _final_with_late(self, ref: QueryRef) -> Iterator[list[AnswerRecord]]:
-        for page in self._results.with_late_records(ref, LATE_ANSWERS):
-            changed = [
-                r for r in page if self._wants(r) and self._late.get((ref, r.window_start_ms)) != r.facts.late_counts
-            ]
-            if changed:
-                yield changed
-
     def _wants(self, record: AnswerRecord) -> bool:
         return record.query in self._queries and record.phase.rank >= self.definition.min_phase.rank
 
@@ -457,15 +423,6 @@ class SinkRunner:
             answers=len(answers), rows=sum(a.rows.num_rows for a in answers), refused=refused - self._refused
         )
         self._refused = refused
-        if len(self._late) > MAX_REMEMBERED:
-            self._late.clear()
-        self._late.update(
-            {
-                (r.query, r.window_start_ms): r.facts.late_counts
-                for r in records
-                if r.phase is Phase.FINAL and any(r.facts.late_counts)
-            }
-        )
 
     def _answer(self, record: AnswerRecord) -> SinkAnswer:
         query = self._queries[record.query].query
@@ -474,7 +431,8 @@ class SinkRunner:
 
     def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: ReadQuery) -> list[dict[str, Any]]:
         """Returns the groups of earlier revisions that the newest revision lacks."""
-        earlier = [r for r in self._results.revisions(record.query, record.window_start_ms) if r < record.revision]
+        last = record.data_of or record.revision - 1
+        earlier = [r for r in self._results.revisions(record.query, record.window_start_ms) if r <= last]
         now, gone = set(_groups(answer)), dict[tuple[Any, ...], None]()
         for revision in earlier[-MAX_REVISIONS:]:
             before = sink_answer(self._results.answer(record.query, record.window_start_ms, revision), query)
@@ -498,7 +456,6 @@ class SinkRunner:
             self._epoch,
             now_ms + LEASE_MS,
             answer_id=self._through if is_open else None,
-            late=self._late_through if is_open and self._late_through >= 0 else None,
             lowest=min([self._through, *lacking]) if is_open and self._through is not None else -1,
             waits=changes | dict.fromkeys(self._stated.keys() - waiting.keys()),
             replayed=self._replayed,

@@ -32,6 +32,7 @@ from center.sinks.base import SinkContext
 from center.storage.database import (
     FreeText,
     Identifier,
+    drop_column,
     read_transaction,
     schema_transaction,
     upsert,
@@ -50,7 +51,6 @@ sinks = Table(
     Column("paused", Boolean, nullable=False),
     Column("replay_after", BigInteger),
     Column("answer_id", BigInteger, nullable=False),
-    Column("late", BigInteger, nullable=False),
     Column("answers", BigInteger, nullable=False),
     Column("rows", BigInteger, nullable=False),
     Column("problem", FreeText, nullable=False),
@@ -88,7 +88,6 @@ memories = Table(
     metadata,
     Column("name", Identifier(63), primary_key=True),
     Column("answer_id", BigInteger, nullable=False),
-    Column("late", BigInteger, nullable=False),
     Column("state", FreeText, nullable=False),
     Column("positions", FreeText, nullable=False, server_default=""),
     Column("target", FreeText, nullable=False, server_default=""),
@@ -102,7 +101,7 @@ CENTER = "center"
 ENDING = "{}"
 """The definition of a deleted sink of the kind `alerts` until its alerts have ended. Readers do not see such a sink."""
 _NEW = {
-    "paused": False, "answer_id": -1, "late": 0, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
+    "paused": False, "answer_id": -1, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
     "trimmed": 0, "gap_from": 0, "gap_through": 0, "owner": "", "epoch": 0, "until_ms": 0,
     "refused": 0, "refusal": "", "is_earlier": 0,
 }  # fmt: skip
@@ -131,7 +130,6 @@ class SinkStatus:
         definition: the definition, if the API has defined the sink; None if the sink is in ``center.yaml``.
         answer_id: the sink has all answers up to this id, except answers to the queries `waiting`; -1 if the sink was
             never open.
-        late: number of changes of final answers that the sink has (`AnswerReader.newest`).
         waiting: the queries for which the sink lacks answers up to `answer_id`.
         replay_after: id of an answer. The sink will begin again after this answer; None if no replay is requested.
         answers, rows: numbers of answers and rows that the sink has written since it was defined.
@@ -149,7 +147,6 @@ class SinkStatus:
     definition: Mapping[str, Any] | None
     paused: bool
     answer_id: int
-    late: int
     waiting: Mapping[QueryRef, WaitingQuery]
     replay_after: int | None
     answers: int
@@ -196,6 +193,8 @@ class SinkStore:
         """
         if not self._is_prepared:
             with schema_transaction(self._database, metadata) as connection:
+                for table in (sinks, memories):
+                    drop_column(connection, table, "late")  # of release 0.3
                 was_open = case((sinks.c.answer_id > 0, 1), else_=0)
                 connection.execute(update(sinks).where(sinks.c.is_earlier < 0).values(is_earlier=was_open))
             self._is_prepared = True
@@ -338,7 +337,6 @@ class SinkStore:
         until_ms: int,
         *,
         answer_id: int | None = None,
-        late: int | None = None,
         lowest: int = -1,
         waits: Mapping[QueryRef, WaitingQuery | None] | None = None,
         replayed: int | None = None,
@@ -353,7 +351,7 @@ class SinkStore:
         """Renews the lease, stores the sink's progress since the last report, and returns the sink's state.
 
         Args:
-            answer_id, late: as in `SinkStatus`; None if they have not changed.
+            answer_id: as in `SinkStatus`; None if it has not changed.
             lowest: id of the last answer up to which the sink has all answers of all queries.
             waits: changes of `SinkStatus.waiting`; None for a query for which no answer is lacking any more.
             replayed: the `replay_after` after which the sink has begun again; None if it has not begun again.
@@ -377,8 +375,6 @@ class SinkStore:
             }
             if answer_id is not None:
                 values["answer_id"] = answer_id
-            if late is not None:
-                values["late"] = late
             if refusal:
                 values["refusal"] = refusal[:MAX_PROBLEM]
             if replayed is not None and replayed == row.replay_after:
@@ -463,7 +459,7 @@ class _Memory:
         self._positions |= {query_key(ref): answer_id for ref, answer_id in positions.items()}
         with write_transaction(self._engine) as connection:
             _require_epoch(connection, self._name, self._epoch)
-            row = {"name": self._name, "answer_id": 0, "late": 0, "state": state, "target": self._target}
+            row = {"name": self._name, "answer_id": 0, "state": state, "target": self._target}
             upsert(connection, memories, [{**row, "positions": json.dumps(self._positions)}])
 
 
@@ -525,7 +521,6 @@ def _status(row: Row[Any], queries: Mapping[QueryRef, WaitingQuery]) -> SinkStat
         None if row.definition is None else json.loads(row.definition),
         row.paused,
         row.answer_id,
-        row.late,
         queries,
         row.replay_after,
         row.answers,

@@ -384,6 +384,12 @@ def _add_columns(connection: Connection, tables: MetaData) -> None:
                 connection.execute(text(f'ALTER TABLE "{table.name}" ADD COLUMN {definition}'))
 
 
+def drop_column(connection: Connection, table: Table, name: str) -> None:
+    """Drops a column that a table of an earlier release has. Called in the store's `schema_transaction`."""
+    if any(column["name"] == name for column in inspect(connection).get_columns(table.name)):
+        connection.execute(text(f'ALTER TABLE "{table.name}" DROP COLUMN "{name}"'))
+
+
 @contextmanager
 def _as_storage_error(engine: Engine) -> Iterator[None]:
     # SQLAlchemy does not wrap the driver's errors everywhere.

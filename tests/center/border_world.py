@@ -198,6 +198,7 @@ class Site:
         batch = to_micro_batch(merge_rows(rows), facts)
         if batch.through:
             self.center.writer.apply(batch.deltas, batch.summaries, batch.through)
+            self.center.writer.advance()
         if frames:
             self.durable.handle(Acked(frames[-1].seq))
         return len(frames)

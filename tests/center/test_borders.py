@@ -142,6 +142,7 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
     before = center.answer()
     assert (before["phase"], before["contract"]["met"], before["data"][0]["n"]["upper"]) == ("final", True, 1)
     etag = center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"]
+    live = center.results.last_answer_id()
 
     late = center.edge("b")
     late.accept(*[T0 + 2_000] * 7, *[T0 + MINUTE + 5] * 3, T0 + 2 * MINUTE)
@@ -149,7 +150,7 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
     center.open_job()
     for start, records in ((T0, 7), (T0 + MINUTE, 3)):
         answer = center.answer(start)
-        assert (answer["phase"], answer["revision"]) == ("final", 1)
+        assert (answer["phase"], answer["revision"], answer["data_of"]) == ("final", 2, 1)
         assert answer["quality"]["records"] == {
             "observed": 1, "expected": 1 + records, "sampled": 1, "late": 0, "after_final": records, "rejected": 0,
         }  # fmt: skip
@@ -161,8 +162,10 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
         cell = answer["data"][0]["n"]
         assert (cell["estimate"], cell["lower"], cell["upper"]) == (1, 1, 1 + records)
     assert center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"] != etag
-    revision = center.fetch(f"/v1/queries/q/windows/{T0}?revision=1")
-    assert revision.json() == center.answer() and "no-cache" in revision.headers["cache-control"]
+    assert [record.revision for record in center.results.answers_after(live, 9)] == [2, 2]
+    for number, stated in ((1, before), (2, center.answer())):
+        revision = center.fetch(f"/v1/queries/q/windows/{T0}?revision={number}")
+        assert revision.json() == stated and "immutable" in revision.headers["cache-control"]
     page = center.get("/v1/queries/q")
     assert page["after_final"] == 10
     assert {e["edge"]: e["after_final"] for e in page["edges"]} == {"a": {}, "b": {"after-final": 10}}
@@ -208,6 +211,8 @@ def test_too_late_records_are_counted_once_through_kill_and_replay(center: Borde
     again = center.edge("a")
     center.now_ms += 1_000
     assert again.ship() == 1
+    center.now_ms += MINUTE
+    center.writer.advance()
     assert center.answer()["quality"]["records"]["after_final"] == 2
 
 
@@ -386,7 +391,7 @@ def test_a_final_window_counts_the_records_of_it_that_are_rejected_later(center:
     center.now_ms += 1_000
     edge.ship()
     answer = center.answer()
-    assert (answer["phase"], answer["revision"], answer["quality"]["records"]["rejected"]) == ("final", 1, 2)
+    assert (answer["phase"], answer["revision"], answer["quality"]["records"]["rejected"]) == ("final", 2, 2)
     assert center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"] != etag
 
 

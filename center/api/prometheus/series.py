@@ -228,8 +228,7 @@ class SeriesReader:
 
     def series(self, query: RegisteredQuery, record: AnswerRecord, selection: SeriesSelection) -> dict[Labels, float]:
         """Returns the samples of an answer. If its data cannot be evaluated, they are omitted with a warning."""
-        late = record.facts.late_counts
-        key = record.query, record.window_start_ms, record.revision, late, selection
+        key = record.answer_id, selection
         try:
             made = self.cache.get(key)
             if made is None:

@@ -182,16 +182,14 @@ def window(
 ) -> Response:
     """The answer to the window that starts at `start`.
 
-    A revision never changes, so it may be cached. The quality of a final revision states later records, so clients
-    validate it each time.
+    A revision never changes, so it may be cached.
     """
     query = version_with(versions_of(center, name, params.version), start)
     questions = params.questions(query.spec)
     revision = params.revision or _revisions(center, query, start)[-1]
     record = center.results.answer(query.ref, start, revision)
     cache = CHANGING
-    if params.revision is not None and record.phase is not Phase.FINAL:
-        # A final answer states the records that have come since.
+    if params.revision is not None:
         cache = IMMUTABLE if params.version is not None else IMMUTABLE_SHORT
     if record.phase.rank < params.min_phase.rank:
         raise NotFound(f"query {name}: the answer at {rfc3339(start)} is {record.phase.value}, not {params.min_phase}")

@@ -93,7 +93,8 @@ def _rolled_up(name: str, params: RollupParams, request: Request, center: Servic
     if params.require is not None:
         require_complete(answers)
     page = Page(shown(params.start), shown(params.end), params.limit, cursor)
-    etag = entity_tag(query, answers, questions, page, f"{form} {params.every} {params.zone}")
+    parts = [answer.facts.ratio for answer in answers]  # which also depend on windows without an answer
+    etag = entity_tag(query, answers, questions, page, f"{form} {params.every} {params.zone} {parts}")
     headers = {"ETag": etag, "Cache-Control": CHANGING, "Vary": "Accept"}
     if cursor is not None:
         headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'

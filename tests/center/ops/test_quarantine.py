@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from center.catalog import SetAside, quarantine
 from center.ledger.window_book import WindowBook
-from center.results.writes import late_by_window
+from center.results.late_records import late_by_window
 from center.storage.frame_log import FrameLog
 from edgewater.__main__ import main
 from edgewater.answers import Cause

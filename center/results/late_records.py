@@ -1,0 +1,141 @@
+"""Late records: the numbers of records that came when their windows were final, that sources rejected, or that edges
+guessed about; per edge, and per slice.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, func, insert, select
+
+from center.ledger import AT_ONCE_MS, QueryChanges
+from center.results import schema as t
+from center.storage.database import MAX_ADDED, upsert
+from edgewater.model.registered_query import query_key
+from edgewater.model.streams import MIN_TIME_MS
+
+MAX_RANGES = 32
+"""Maximum ranges of slices with the same start by which rejected records are counted, over all reasons."""
+_CHUNK = 200
+"""Starts of slices in one statement: fewer than the bound parameters that any database accepts."""
+
+
+def add_late_records(connection: Connection, changes: QueryChanges) -> None:
+    """Adds the late records of a transaction. The final windows that may lack them wait for a correction.
+
+    Slices are counted if their windows have an answer in the store or may still get one. At their edges such windows
+    were final earlier than at the center, which waits for all edges.
+    """
+    key, late, open_from_ms = query_key(changes.ref), changes.late, changes.open_from_ms
+    totals: dict[tuple[str, str], int] = {}
+    slices: dict[int, dict[tuple[int, int, str], int]] = {}
+    first = connection.execute(select(func.min(t.answers.c.window_start_ms)).where(t.answers.c.query == key)).scalar()
+    for place, records in late.items():
+        totals[place.edge, place.reason] = totals.get((place.edge, place.reason), 0) + records
+        if place.slice_end_ms > min(open_from_ms, MIN_TIME_MS if first is None else first):
+            counts = slices.setdefault(place.slice_start_ms, {})
+            kind = (place.slice_end_ms, place.through_ms, place.reason)
+            counts[kind] = min(counts.get(kind, 0) + records, MAX_ADDED)
+    rows = [
+        {"query": key, "edge": edge, "reason": reason, "records": min(n, MAX_ADDED)}
+        for (edge, reason), n in totals.items()
+    ]
+    upsert(connection, t.late_records, rows, added=["records"])
+    starts, spans = list(slices), list(changes.final_spans)
+    for at in range(0, len(starts), _CHUNK):
+        spans += _add_late_slices(connection, key, {start: slices[start] for start in starts[at : at + _CHUNK]})
+    await_corrections(connection, key, spans)
+
+
+def await_corrections(
+    connection: Connection, key: str, spans: Iterable[tuple[int, int]], due_ms: int = AT_ONCE_MS
+) -> None:
+    """Lets the windows that start in these ranges wait for a correction."""
+    rows = [{"query": key, "from_ms": begin, "to_ms": end, "due_ms": due_ms} for begin, end in spans]
+    upsert(connection, t.corrections, rows)
+
+
+def _add_late_slices(
+    connection: Connection, key: str, slices: Mapping[int, dict[tuple[int, int, str], int]]
+) -> list[tuple[int, int]]:
+    """Returns the ranges of slices that count records of shorter ranges from now on."""
+    c = t.late_slices.c
+    held = (c.query == key) & c.slice_start_ms.in_(slices)
+    for row in connection.execute(select(t.late_slices).where(held)).all():
+        counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, row.reason)
+        counts[at] = min(counts.get(at, 0) + row.records, MAX_ADDED)
+    connection.execute(delete(t.late_slices).where(held))
+    rows = [
+        {
+            "query": key,
+            "slice_start_ms": start,
+            "slice_end_ms": end,
+            "through_ms": through,
+            "reason": reason,
+            "records": n,
+        }
+        for start, counts in slices.items()
+        for (end, through, reason), n in _few_ranges(counts).items()
+    ]
+    connection.execute(insert(t.late_slices), rows)
+    crowded = {start: counts for start, counts in slices.items() if len(counts) > MAX_RANGES}
+    return [(start, max(end for end, *_ in counts)) for start, counts in crowded.items()]
+
+
+def _few_ranges(counts: Mapping[tuple[int, int, str], int]) -> Mapping[tuple[int, int, str], int]:
+    """Returns the counts of ranges that start with one slice.
+
+    If there are too many ranges, the ranges of one reason are united to the longest range.
+    """
+    if len(counts) <= MAX_RANGES:
+        return counts
+    longest: dict[tuple[int, str], int] = {}
+    for end, through, reason in counts:
+        longest[through, reason] = max(end, longest.get((through, reason), end))
+    united: dict[tuple[int, int, str], int] = {}
+    for (_, through, reason), n in counts.items():
+        key = longest[through, reason], through, reason
+        united[key] = min(united.get(key, 0) + n, MAX_ADDED)
+    return united
+
+
+def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int, int]]) -> dict[int, dict[str, int]]:
+    """Returns, by window start and reason, the number of records that came after the window was final, or were
+    rejected.
+
+    Windows without such records are absent.
+
+    Args:
+        windows: start and end of each window.
+    """
+    windows, c = list(windows), t.late_slices.c
+    span = (c.slice_end_ms > min(w[0] for w in windows)) & (c.slice_start_ms < max(w[1] for w in windows))
+    # Rows by the next power of two above their length. Of each class, only rows that start shortly before a window
+    # overlap it.
+    classes: dict[int, list[Row[Any]]] = {}
+    for row in connection.execute(select(t.late_slices).where(c.query == key, span).order_by(c.slice_start_ms)):
+        classes.setdefault((row.slice_end_ms - row.slice_start_ms).bit_length(), []).append(row)
+    found: dict[int, dict[str, int]] = {}
+    for start, end in windows if classes else ():
+        for bits, rows in classes.items():
+            first = bisect_left(rows, start - (1 << bits), key=lambda row: row.slice_start_ms)
+            for at in range(first, len(rows)):
+                row = rows[at]
+                if row.slice_start_ms >= end:
+                    break
+                if row.slice_end_ms > start and end <= row.through_ms:
+                    counts = found.setdefault(start, {})
+                    counts[row.reason] = counts.get(row.reason, 0) + row.records
+    return found
+
+
+def late_to_json(counts: Mapping[str, int]) -> str:
+    """Returns numbers by reason as they are stored beside an answer."""
+    return json.dumps(counts, sort_keys=True, separators=(",", ":")) if counts else ""
+
+
+def late_from_json(text: str) -> dict[str, int]:
+    return dict(json.loads(text)) if text else {}
