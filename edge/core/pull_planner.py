@@ -177,11 +177,13 @@ class PullPlanner:
         drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))
         return (drain_ms if drain_ms >= MIN_DRAIN_MS else 0), first_end
 
-    def conditions(self, pipeline: QueryPipeline, event: PullEvent, room_bytes: int) -> PullConditions:
+    def conditions(
+        self, pipeline: QueryPipeline, event: PullEvent, room_bytes: int, first_groups: int | None = None
+    ) -> PullConditions:
         """Returns the conditions of a pull from one query.
 
         Args:
-            room_bytes: the capacity of the pull less its earlier frames.
+            room_bytes, first_groups: as in `Turn`.
         """
         stream = pipeline.spec.stream
         link = MeasuredLink(event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, event.least_bytes_s)
@@ -193,6 +195,7 @@ class PullPlanner:
             stream in event.unread or bool(pipeline.queue),
             _drops_are_due(pipeline, event),
             pipeline.arrivals_before_ms,
+            first_groups,
         )
 
     def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:

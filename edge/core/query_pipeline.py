@@ -40,6 +40,7 @@ class QueryPipeline:
         shipper: builds frames from the slices.
         backfill: while records from before the registration are read again.
         queue: the batches that the query has not processed.
+        served_bytes: as in `Turn`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class QueryPipeline:
         self.shipper = Shipper(store, monitor, encode)
         self.backfill: Backfill | None = None
         self.queue = BatchQueue()
+        self.served_bytes = 0
 
     @classmethod
     def begin(
@@ -172,6 +174,7 @@ class QueryPipeline:
             "types": _types_of(self.bound, self.stream.spec.constants),
             "sampling_rate": self.intake.sampling_rate,
             "backfill": None if self.backfill is None else self.backfill.to_state(),
+            "served_bytes": self.served_bytes,
         }
         components = {"store": self.store.to_state(), "shipper": self.shipper.to_state()}
         if self.monitor is not None:
@@ -201,6 +204,7 @@ class QueryPipeline:
         result = cls(ref, stream, store, monitor, encode)
         result.shipper.restore(components["shipper"])
         result.intake.sampling_rate = numbers["sampling_rate"]
+        result.served_bytes = numbers.get("served_bytes", 0)
         if numbers["backfill"] is not None:
             result.backfill = Backfill.from_state(numbers["backfill"])
         return result

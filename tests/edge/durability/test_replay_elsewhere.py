@@ -82,7 +82,7 @@ STALENESS = {"budget": {"staleness": "100ms"}, "cache": {"sizing": "pure_pess", 
 CASES = {
     "error budget, sums": Case(query(**ERROR), 90.0, 300.0, True, seed=3),
     "error budget, extrema": Case(query(measures={"v": "max(value)"}, **ERROR), 2.0, 60.0, True, seed=3),
-    "staleness budget": Case(query(**STALENESS), 1_000.0, 8_000.0, False, seed=1),
+    "staleness budget": Case(query(**STALENESS), 800.0, 7_000.0, False, seed=1),
 }
 
 
@@ -242,6 +242,7 @@ def check_sums(case: Case, at: float, frames: list[Frame]) -> None:
 KINDS: dict[str, dict[str, Any]] = {
     "sessions": {"window": {"session": "2s"}, "lateness": "30s"},
     "sessions, staleness": {"window": {"session": "2s"}, "budget": {"staleness": "1s"}},
+    "staleness": {"budget": {"staleness": "1s"}, "lateness": "20s", "window": {"tumbling": "2s"}},
     "sliding, late records": {"window": {"sliding": "20s", "every": "5s"}, "lateness": "30s"},
     "combined budget, late records": {"budget": {"error": {"v": 900}, "staleness": "300ms"}, "lateness": "20s"},
     "error budget, late records": {"budget": {"error": {"v": 900}}, "lateness": "20s"},
