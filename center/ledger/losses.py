@@ -36,16 +36,19 @@ class Losses:
 
     state: QueryState
 
-    def missing_edges(self, span: Span) -> tuple[EdgeId, ...]:
+    def missing_edges(self, span: Span, stated_by: Collection[str]) -> tuple[EdgeId, ...]:
         """Returns the expected edges whose records are missing in a window.
 
         Such an edge has not closed the window, or does not have the records itself.
+
+        Args:
+            stated_by: edges that state what they have not sent of the window (`ReportedSlices.stated_by`).
         """
         through, end = self.state.through_ms, span[1]
         return tuple(
             edge
             for edge in self.state.expected
-            if through.get(edge, MIN_TIME_MS) < end or self._edge_lacks_records(edge, span)
+            if (through.get(edge, MIN_TIME_MS) < end and edge not in stated_by) or self._edge_lacks_records(edge, span)
         )
 
     def concern(self, span: Span) -> bool:

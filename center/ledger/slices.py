@@ -73,8 +73,17 @@ class FrameReports:
         for close in frame.closes:
             closes = self.closes.setdefault(close.slice_start_ms, {})
             self.outdated.discard((close.slice_start_ms, origin))
-            if origin not in closes or close.observed >= closes[origin].observed:
+            if origin not in closes or _is_newer(close, closes[origin]):
                 closes[origin] = close
+
+
+def _is_newer(close: SliceClose, known: SliceClose) -> bool:
+    """Returns whether a close may replace another one of the same edge and slice.
+
+    Counters never decrease, and the last close of a slice follows its provisional closes. A frame that is applied after
+    a quarantine may have an older close.
+    """
+    return (close.observed, not close.provisional) >= (known.observed, not known.provisional)
 
 
 class ReportedSlices:
@@ -119,6 +128,27 @@ class ReportedSlices:
         """Returns the edges whose closes of the slice count records."""
         state = self.open.get(start_ms)
         return {edge for (edge, _), close in state.closes.items() if close.observed} if state else set()
+
+    def stated_by(self, slices: Iterable[int], through_ms: Mapping[str, int]) -> frozenset[str]:
+        """Returns the edges that have closed all of these slices, at least provisionally.
+
+        Args:
+            through_ms: by edge, the event time up to which the edge has closed slices. Such a slice needs no close.
+        """
+        starts = list(slices)
+        provisional = [
+            {edge for (edge, _), close in state.closes.items() if close.provisional} if state is not None else set()
+            for state in map(self.open.get, starts)
+        ]
+        ends = [self._spec.window.slice_end(start) for start in starts]
+        return frozenset(
+            edge
+            for edge in set[str]().union(*provisional)
+            if all(
+                edge in edges or end <= through_ms.get(edge, MIN_TIME_MS)
+                for end, edges in zip(ends, provisional, strict=True)
+            )
+        )
 
     def late_counts(self) -> tuple[int, int]:
         """Returns two numbers of records in `late`: records that came too late, and rejected or guessed records."""
@@ -219,8 +249,7 @@ class ReportedSlices:
         known = before.closes if before else {}
         # A close that has no records and withholds nothing changes nothing, so it needs no new answer.
         nothing = SliceClose(start_ms, 0, 0)
-        # Counters never decrease. A frame that is applied after a quarantine may have an older close.
-        news = {o: c for o, c in closes.items() if c != (last := known.get(o, nothing)) and c.observed >= last.observed}
+        news = {o: c for o, c in closes.items() if c != (last := known.get(o, nothing)) and _is_newer(c, last)}
         if not news and not touched:
             return False
         if before is None:

@@ -159,7 +159,12 @@ def _kind(part: int) -> str:
 
 def _close_to_row(origin: EdgeIncarnation, close: SliceClose) -> list[Any]:
     withheld = [[*astuple(w)[:-1], w.rest and w.rest.to_json()] for w in close.withheld]
-    return [*origin, close.observed, close.late, withheld, close.first_ms, close.last_ms]
+    provisional = [True] if close.provisional else []
+    return [*origin, close.observed, close.late, withheld, close.first_ms, close.last_ms, *provisional]
+
+
+def _has_rank(row: list[Any]) -> bool:
+    return len(row) > _CLOSE_COLUMNS and row[-1] is not True
 
 
 def pack_state(state: str, entries: Iterable[tuple[str, int, str]]) -> bytes:
@@ -213,7 +218,7 @@ def _unite(state: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]) -> dict
 def _slice(start_ms: int, rows: Mapping[int, Any], state: QueryState) -> SliceState:
     ranked: list[tuple[int, list[Any]]] = []
     for _, (_, closes) in sorted(rows.items()):
-        ranked += [(row[-1] if len(row) > _CLOSE_COLUMNS else n, row[:_CLOSE_COLUMNS]) for n, row in enumerate(closes)]
+        ranked += [(row.pop() if _has_rank(row) else n, row) for n, row in enumerate(closes)]
     ranked.sort(key=lambda each: each[0])
     has_data = any(has_data for has_data, _ in rows.values())
     return SliceState.from_value(start_ms, [has_data, [row for _, row in ranked]], state.query.spec)

@@ -481,7 +481,7 @@ class WindowBook(ABC):
 
     def _facts(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Facts:
         states, span, losses = self.slices.states(slices), self._required_span(start_ms), Losses(self._state)
-        missing = losses.missing_edges(span)
+        missing = losses.missing_edges(span, self.slices.stated_by(slices, self._state.through_ms))
         return window_facts(
             self._spec,
             Totals.union((s.totals for s in states), self._spec),

@@ -48,6 +48,7 @@ from edge.core.query_pipeline import QueryPipeline
 from edge.core.selection import PullResult, RecordedPull
 from edge.core.shared_batch import BatchRecords, Sharing
 from edge.core.streams import StreamSpec, StreamState
+from edge.core.turn import Turn
 from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, TIME_COLUMN
@@ -115,6 +116,7 @@ class EdgeCore:
         self._columns: dict[str, dict[str, str]] = {}
         self._changed: dict[str, tuple[str, str]] = {}  # only in a replay: (type when read, type now) by column
         self._now_ms = 0
+        self._served_bytes = 0
 
     def handle(self, event: Event) -> list[Effect]:
         """Applies an event. Events are applied in the order of the journal, each exactly once."""
@@ -302,18 +304,17 @@ class EdgeCore:
 
     @_handle.register
     def _(self, event: PullEvent) -> list[Effect]:
-        effects, room = list[Effect](), event.capacity_bytes
-        for pipeline in self._oldest_first():
+        turn, effects = Turn(event, self.queries.values(), self._served_bytes), list[Effect]()
+        for pipeline in turn.queries:
             if effects and not _may_follow(pipeline):
                 continue
-            result = self._pull(pipeline, event, room)
+            result = self._pull(pipeline, turn)
             if result is None:
                 continue
             frame = Frame.pack(self.next_seq, pipeline.ref, result.body)
             self._append_unacked(frame)
             effects.append(FrameBuilt(frame, result.closed))
-            room -= frame.plain_wire_bytes
-            if _is_full(event, len(effects), room):
+            if self._serve(turn, pipeline, frame):
                 break
         if not effects:
             self.pulls.defer(event)
@@ -324,38 +325,38 @@ class EdgeCore:
         recorded = {built.frame.query: built for built in event.built}
         for built in event.built:
             self._append_unacked(built.frame)
-        effects, room, frames = list[Effect](event.built), event.pull.capacity_bytes, 0
-        for pipeline in self._oldest_first():
+        turn, effects = Turn(event.pull, self.queries.values(), self._served_bytes), list[Effect](event.built)
+        others = (p for p in self.queries.values() if p.ref in recorded and p not in turn.queries)
+        for pipeline in [*turn.queries, *others]:
             if pipeline.ref not in recorded:
                 # The policies change their state, as they did before the restart.
-                if not frames or _may_follow(pipeline):
-                    self._pull(pipeline, event.pull, room, RecordedPull(None))
+                if not turn.frames or _may_follow(pipeline):
+                    self._pull(pipeline, turn, RecordedPull(None))
                 continue
             built = recorded.pop(pipeline.ref)
             frame, closed = built.frame, built.closed
-            again = self._pull(pipeline, event.pull, room, RecordedPull(PullResult(frame.unpack(), closed)))
+            again = self._pull(pipeline, turn, RecordedPull(PullResult(frame.unpack(), closed)))
             assert again is not None, "a recorded frame is always built again"
             if again.closed != closed or google_crc32c.value(encode_body(again.body)) != frame.crc32c:
                 effects.append(FrameDiverged(frame.seq))
-            frames, room = frames + 1, room - frame.plain_wire_bytes
-            if not recorded and _is_full(event.pull, frames, room):
+            if self._serve(turn, pipeline, frame) and not recorded:
                 break
         if not event.built:
             self.pulls.defer(event.pull)
         return [*effects, *(FrameDiverged(built.frame.seq) for built in recorded.values())]
 
-    def _pull(
-        self, pipeline: QueryPipeline, event: PullEvent, room: int, recorded: RecordedPull | None = None
-    ) -> PullResult | None:
-        return pipeline.shipper.pull(self.pulls.conditions(pipeline, event, room), recorded)
+    def _pull(self, pipeline: QueryPipeline, turn: Turn, recorded: RecordedPull | None = None) -> PullResult | None:
+        conditions = self.pulls.conditions(pipeline, turn.pull, turn.room_bytes, turn.first_groups)
+        return pipeline.shipper.pull(conditions, recorded)
+
+    def _serve(self, turn: Turn, pipeline: QueryPipeline, frame: Frame) -> bool:
+        """Counts a frame; returns whether the pull ends with it."""
+        self._served_bytes = turn.serve(pipeline, frame.plain_wire_bytes)
+        return turn.is_full
 
     def _append_unacked(self, frame: Frame) -> None:
         self.next_seq = frame.seq + 1
         self.unacked.append(frame)
-
-    def _oldest_first(self) -> list[QueryPipeline]:
-        """Returns the queries with the oldest progress first, so that a busy query starves no other."""
-        return sorted(self.queries.values(), key=lambda p: (p.through_ms, p.ref.name))
 
     @_handle.register
     def _(self, event: Acked) -> list[Effect]:
@@ -416,6 +417,7 @@ class EdgeCore:
             "source": self.source,
             "batch_number": self._batch_number,
             "now_ms": self._now_ms,
+            "served_bytes": self._served_bytes,
             "max_state_bytes": self._max_state_bytes,
             "columns": self._columns,
             "streams": {name: stream.to_state() for name, stream in self.streams.items()},
@@ -443,6 +445,7 @@ class EdgeCore:
         self.configured, self.next_seq = numbers["configured"], numbers["next_seq"]
         self.source = numbers["source"]  # records keep their identities, even if the edge is renamed
         self._batch_number, self._now_ms = numbers["batch_number"], numbers["now_ms"]
+        self._served_bytes = numbers.get("served_bytes", 0)
         for name, stream in numbers["streams"].items():
             if name in self.streams:
                 self.streams[name] = StreamState.from_state(stream, self.streams[name].spec)
@@ -457,13 +460,6 @@ class EdgeCore:
                 self.queries[pipeline.ref] = pipeline
         self._set_max_state_bytes(numbers["max_state_bytes"])
         self._read_as(numbers["columns"])
-
-
-def _is_full(pull: PullEvent, frames: int, room: int) -> bool:
-    """Returns whether a pull ends with these frames. Small frames cost more, so another frame needs at least half of
-    the capacity.
-    """
-    return frames >= pull.max_frames or 2 * room < pull.capacity_bytes
 
 
 def _may_follow(pipeline: QueryPipeline) -> bool:

@@ -37,6 +37,7 @@ class QueryPipeline:
         intake: takes records into the slices.
         shipper: builds frames from the slices.
         backfill: while records from before the registration are read again.
+        served_bytes: as in `Turn`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class QueryPipeline:
         self.intake = Intake(ref, store, monitor)
         self.shipper = Shipper(store, monitor, encode)
         self.backfill: Backfill | None = None
+        self.served_bytes = 0
 
     @classmethod
     def begin(
@@ -155,6 +157,7 @@ class QueryPipeline:
             "types": _types_of(self.bound, self.stream.spec.constants),
             "sampling_rate": self.intake.sampling_rate,
             "backfill": None if self.backfill is None else self.backfill.to_state(),
+            "served_bytes": self.served_bytes,
         }
         components = {"store": self.store.to_state(), "shipper": self.shipper.to_state()}
         if self.monitor is not None:
@@ -184,6 +187,7 @@ class QueryPipeline:
         result = cls(ref, stream, store, monitor, encode)
         result.shipper.restore(components["shipper"])
         result.intake.sampling_rate = numbers["sampling_rate"]
+        result.served_bytes = numbers.get("served_bytes", 0)
         if numbers["backfill"] is not None:
             result.backfill = Backfill.from_state(numbers["backfill"])
         return result

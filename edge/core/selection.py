@@ -26,13 +26,12 @@ from edge.cache import (
     rank_open,
     rank_open_by_deadline,
 )
-from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
+from edge.core.slices import INITIAL_ENTRY_BYTES, Slice
 from edgewater.model.query import QuerySpec, StalenessBudget
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody
 
-PLANNED_SHARE = 0.8
+PLANNED_SHARE = 0.95
 """The fraction of the link's bytes that a staleness budget plans with. Sizes of entries are estimates, and heartbeats
 use the link, too."""
 MAX_OVERSHOOT = 2
@@ -50,8 +49,7 @@ class PullContext:
         max_groups: how many groups may be sent.
         least_groups: how many groups a frame of an open slice needs without a staleness budget. A smaller frame is
             mostly overhead.
-        late_groups: under a staleness budget, how many groups may be sent if the deadline has passed before the first
-            pull from the closed slice.
+        mandatory_groups: how many groups of a closed slice are sent even if the link is too slow for its deadline.
     """
 
     start_ms: int
@@ -59,7 +57,7 @@ class PullContext:
     closed: bool
     now_ms: int
     max_groups: int
-    late_groups: int = 0
+    mandatory_groups: int = 0
     least_groups: int = 0
 
     @property
@@ -103,6 +101,12 @@ class RecordedPull:
         return self.result.closed if self.result is not None else ()
 
     @property
+    def provisional(self) -> tuple[int, ...]:
+        """The starts of the slices that were closed provisionally."""
+        closes = self.result.body.closes if self.result is not None else ()
+        return tuple(close.slice_start_ms for close in closes if close.provisional)
+
+    @property
     def substreams(self) -> int:
         """The number of sub-streams whose statistics were sent."""
         arrivals = self.result.body.arrivals if self.result is not None else None
@@ -130,11 +134,12 @@ def select_groups(
     """Selects the groups to send.
 
     Args:
-        slots: under a staleness budget, the result of `remaining_slots`.
+        slots: under a staleness budget, how many entries can be sent in time.
     """
+    if slots is not None:
+        select = _select_closed_by_deadline if context.closed else _select_open_by_deadline
+        return select(slice_, spec, history, context, slots)
     if not context.closed:
-        if slots is not None:
-            return _select_open_by_deadline(slice_, spec, history, context, slots)
         if slice_.send_queue.expired_open(context.now_ms, context.end_ms):
             slice_.send_queue = rank_open(
                 slice_.entries, limits, spec.cache, history, context.ranking_context, waits=spec.saves_bytes
@@ -143,23 +148,33 @@ def select_groups(
             return EMPTY_SELECTION
         return slice_.send_queue.draw(slice_.entries, context.max_groups)
     if not slice_.learned:
-        learn(slice_.entries, history, slots, None if isinstance(spec.budget, StalenessBudget) else limits)
+        learn(slice_.entries, history, None, None if isinstance(spec.budget, StalenessBudget) else limits)
         slice_.learned = True
-        slice_.late_groups = context.late_groups if slots is not None and slots.remaining <= 0.0 else 0
-    allowed = np.inf if slots is None else max(slots.remaining // 1, slice_.late_groups)
-    if allowed < 1 or (slots is not None and slice_.close_reported):
-        return EMPTY_SELECTION  # the remaining groups are omitted, and reported as withheld
     if slice_.send_queue.expired_closed(slice_.entries):
-        if slots is not None:
-            slice_.send_queue = rank_closed_by_deadline(slice_.entries, history)
-        elif spec.saves_bytes:
+        if spec.saves_bytes:
             slice_.send_queue = rank_closed_by_error(slice_.entries, limits, history)
         else:
             slice_.send_queue = rank_closed(slice_.entries, limits)
+    return slice_.send_queue.draw(slice_.entries, context.max_groups)
+
+
+def _select_closed_by_deadline(
+    slice_: Slice, spec: QuerySpec, history: GroupHistory, context: PullContext, slots: SendSlots
+) -> GroupSelection:
+    """Selects the largest accumulated errors.
+
+    The slice is drained if no further group can be sent in time: its other groups are omitted, and stated as withheld.
+    """
+    if not slice_.learned:
+        learn(slice_.entries, history, slots)
+        slice_.learned = True
+    allowed = max(slots.remaining, context.mandatory_groups)
+    if slice_.close_reported or allowed < 1:
+        return EMPTY_SELECTION
+    if slice_.send_queue.expired_closed(slice_.entries):
+        slice_.send_queue = rank_closed_by_deadline(slice_.entries, history)
     selection = slice_.send_queue.draw(slice_.entries, int(min(context.max_groups, allowed)))
-    slice_.late_groups = max(slice_.late_groups - len(selection.groups), 0)
-    # The close is in the last frame that is in time: a frame of its own would miss the deadline.
-    return selection if context.max_groups < allowed else GroupSelection(selection.groups, True)
+    return GroupSelection(selection.groups, selection.drained or slots.remaining - len(selection.groups) < 1.0)
 
 
 def _select_open_by_deadline(
@@ -171,23 +186,6 @@ def _select_open_by_deadline(
     if context.now_ms < context.end_ms:
         count = min(count, int(min(slots.remaining, count)))  # a send that ends too late would delay the close
     return slice_.send_queue.draw(slice_.entries, count)
-
-
-def remaining_slots(
-    spec: QuerySpec, end_ms: int, now_ms: int, link: LinkEstimate, entry_bytes: float
-) -> SendSlots | None:
-    """Returns, under a staleness budget, how many entries can still be sent in time; None without one.
-
-    The budget is wall time, as at the center; a slice's end and `now_ms` are event time.
-    """
-    if not isinstance(spec.budget, StalenessBudget):
-        return None
-    if link.bytes_per_ms <= 0.0 or now_ms == MIN_TIME_MS:
-        return SendSlots(np.inf, np.inf)
-    rate = PLANNED_SHARE * link.bytes_per_ms / entry_bytes
-    allowed = spec.budget.staleness_ms * link.speed - link.path_delay_ms
-    remaining = rate * (end_ms + allowed - now_ms)
-    return SendSlots(max(remaining, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))
 
 
 def limit_to_capacity(
@@ -204,14 +202,3 @@ def limit_to_capacity(
     while len(groups) > 1 and pending.take(groups).nbytes > MAX_OVERSHOOT * capacity_bytes:
         groups, slice_.send_queue = groups[: len(groups) // 2], SendQueue()  # the other groups are ranked again
     return GroupSelection(groups, selection.drained and len(groups) == len(selection.groups))
-
-
-def late_groups(spec: QuerySpec, link: LinkEstimate, entry_bytes: float) -> int:
-    """Returns how many entries the link carries in the time of a staleness budget.
-
-    So many entries are sent although their deadline has passed, such as after an outage. A late answer should not be
-    empty, and should not delay the next answer.
-    """
-    if not isinstance(spec.budget, StalenessBudget) or link.bytes_per_ms <= 0.0:
-        return 0
-    return int(link.bytes_per_ms / entry_bytes * spec.budget.staleness_ms * link.speed)

@@ -3,6 +3,11 @@
 Closed slices leave first, the oldest first: their entries are sent, and a `SliceClose` reports what was counted and
 what is withheld. Entries of open slices leave early if they could not leave in time after the close.
 
+Under a staleness budget, the first frame after the end of a slice is small, so that it arrives before the deadline on
+any link. It has the groups that matter most, and a provisional close, which states the rest as withheld. Each further
+frame closes the slice again, with less withheld. The last frame advances the progress. So a wrong estimate of the link
+costs accuracy, and the center still answers in time.
+
 The center merges session windows from the first and last event times of the slices of all edges. So for a query with
 session windows each frame with records of a slice has a `SliceClose` of it, even if it is open.
 """
@@ -10,7 +15,7 @@ session windows each frame with records of a slice has a `SliceClose` of it, eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +23,7 @@ from edge.cache import (
     EMPTY_SELECTION,
     GroupHistory,
     GroupSelection,
+    SendSlots,
     SliceEntries,
     max_entries_per_frame,
     primary_mask,
@@ -28,12 +34,11 @@ from edge.core.close_barrier import close_barrier_ms, is_unreported
 from edge.core.drift import estimate_drift
 from edge.core.least_bytes import LEAST_EARLY_GROUPS, EarlySends, SlicePeriod, early_sends, quanta_of
 from edge.core.selection import (
+    PLANNED_SHARE,
     PullContext,
     PullResult,
     RecordedPull,
-    late_groups,
     limit_to_capacity,
-    remaining_slots,
     select_groups,
 )
 from edge.core.slice_store import SliceStore
@@ -42,7 +47,7 @@ from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
 from edgewater.model.query import StalenessBudget
 from edgewater.model.streams import MIN_TIME_MS
-from edgewater.model.windows import SessionWindow
+from edgewater.model.windows import SessionWindow, TimeWindow
 from edgewater.synopses import GroupedAggregate, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, FrameBody, Partial, SliceClose
@@ -68,6 +73,8 @@ class PullConditions:
         link: the measured link, for staleness budgets.
         unread: whether the stream may have unread input.
         report_drops: a frame is built even if it states nothing but dropped records.
+        first_groups: how many groups a frame of first closes may have (`Shipper.awaits_first_close`); None: the frame
+            is another one.
     """
 
     capacity_bytes: int
@@ -76,6 +83,7 @@ class PullConditions:
     link: LinkEstimate = UNKNOWN_LINK
     unread: bool = False
     report_drops: bool = False
+    first_groups: int | None = None
 
     @property
     def now_ms(self) -> int:
@@ -91,8 +99,9 @@ class FrameDraft:
         room_bytes: what is left of the capacity.
         through_ms: event time up to which slices are closed with this frame.
         work: what the frame makes the center do.
+        groups: how many groups the partials have.
         closes: the reports of slices, also of open slices of session windows.
-        closed: the starts of the slices that the frame closes.
+        closed: the starts of the slices that the frame closes for the last time.
     """
 
     room_bytes: int
@@ -102,18 +111,20 @@ class FrameDraft:
     partials: list[Partial] = field(default_factory=list)
     closes: list[SliceClose] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
+    groups: int = 0
 
-    def add(self, partial: Partial) -> None:
-        """Adds a partial of a slice."""
+    def add(self, partial: Partial, groups: int) -> None:
+        """Adds groups of a slice."""
+        self.groups += groups
         self.partials.append(partial)
         self.room_bytes -= len(partial.synopsis)
         self.work.units += self.work.of_partial(len(partial.synopsis))
 
     def close(self, report: SliceClose) -> None:
-        """Adds the report of a slice that was sent completely."""
+        """Adds the report of a closed slice."""
         self.closes.append(report)
-        self.closed.append(report.slice_start_ms)
-        self.work.add_slice(report.slice_start_ms, self.work.of_close(len(report.withheld)))
+        if not report.provisional:
+            self.closed.append(report.slice_start_ms)
 
 
 class Shipper:
@@ -141,6 +152,9 @@ class Shipper:
         self._has_session_windows = isinstance(self._spec.window, SessionWindow)
         self.is_staleness_bound = isinstance(self._spec.budget, StalenessBudget)
         self.sends_at_need = monitor is None and not self.is_staleness_bound
+        # Omitted values have to be reported as withheld, which is possible only for bounded measures.
+        self._may_omit = self.is_staleness_bound and bool(store.bounded_measures)
+        self._closes_first = self._may_omit and isinstance(self._spec.window, TimeWindow)
         waits = self._spec.cache.eviction == "gain"
         self._picks = self.sends_at_need and not self._spec.saves_bytes and waits
 
@@ -184,6 +198,28 @@ class Shipper:
         period = SlicePeriod(start, self._store.end(start), now_ms, watermark_ms)
         limits = self._store.limits(start)
         return early_sends(slice_, self._spec, self.history, limits, period, link, self.entry_bytes)
+
+    def awaits_first_close(self, watermark_ms: int) -> bool:
+        """Returns whether, under a staleness budget, nothing has been stated of the slices that closed last."""
+        if not self._closes_first:
+            return False
+        closed = self._closed_slices(watermark_ms)
+        if any(self._awaits_statement(*each) for each in closed):
+            return True
+        is_done = self._store.through_ms > MIN_TIME_MS and all(slice_.close_reported for _, slice_ in closed)
+        return is_done and self._passed_slice_end(watermark_ms)
+
+    def _awaits_statement(self, start: int, slice_: Slice) -> bool:
+        is_new = not slice_.is_stated and self._store.end(start) > self._store.through_ms
+        return is_new and not slice_.close_reported and self._has_deadline(start, slice_)
+
+    def _closed_slices(self, through_ms: int) -> list[tuple[int, Slice]]:
+        """Returns the slices that end by an event time and may be closed, with their starts, ascending."""
+        return [
+            (start, slice_)
+            for start, slice_ in sorted(self._store.slices.items())
+            if self._store.end(start) <= through_ms and not self._is_unreported(slice_)
+        ]
 
     def has_unreported_closes(self, watermark_ms: int) -> bool:
         """Returns whether the watermark has closed slices that have not been reported, or input was lost."""
@@ -229,14 +265,12 @@ class Shipper:
             at.capacity_bytes, self._close_barrier_ms(at.watermark_ms), FrameWork.of(self._spec), arrivals
         )
         for partial in partials:
-            draft.add(partial)
+            draft.add(partial, 0)
         draft.room_bytes = at.capacity_bytes
-        for start in sorted(store.slices):
-            if recorded is None and draft.work.units >= FULL_FRAME_WORK:
-                draft.through_ms = min(draft.through_ms, store.end(start) - 1)
-                break
-            if not self._add_slice(draft, start, store.slices[start], at, recorded):
-                break
+        is_done = self._add_closed(draft, at, recorded)
+        # A frame that closes a slice is sent at once, not filled with early sends.
+        if is_done and not draft.closes and at.first_groups is None:
+            self._add_open(draft, at, recorded)
         if recorded is not None:
             if recorded.result is None:
                 return None
@@ -247,34 +281,86 @@ class Shipper:
             return None
         return self._finished(draft, through, at.watermark_ms, recorded)
 
-    def _add_slice(
-        self, draft: FrameDraft, start: int, slice_: Slice, at: PullConditions, recorded: RecordedPull | None
-    ) -> bool:
-        """Adds the selected groups of a slice, and its close; returns whether younger slices may be added."""
-        end = self._store.end(start)
-        is_closed = end <= at.watermark_ms
-        early = None if is_closed else self._early_sends(start, slice_, at.watermark_ms, at.now_ms, at.link)
-        if not is_closed and (draft.closed or not self._may_send_early(end, at.drain_window_ms, early)):
-            return True  # a frame that closes a slice is sent at once, not filled with early sends
-        if is_closed and (end > draft.through_ms or self._is_unreported(slice_)):
-            return True
+    def _add_closed(self, draft: FrameDraft, at: PullConditions, recorded: RecordedPull | None) -> bool:
+        """Adds groups of closed slices, and closes; returns whether all closed slices have been sent."""
+        closed = self._closed_slices(min(draft.through_ms, at.watermark_ms))
+        drained = {start for start, slice_ in closed if slice_.close_reported}
+        is_first = at.first_groups is not None
+        visited = [each for each in closed if not is_first or self._awaits_statement(*each)]
+        for start, slice_ in visited:
+            if recorded is None and draft.work.units >= FULL_FRAME_WORK:
+                break
+            # A frame of first closes has groups of the newest slice.
+            most = None if at.first_groups is None else at.first_groups if start == visited[-1][0] else 0
+            if self._take(draft, start, slice_, at, recorded, most=most).drained:
+                drained.add(start)
+            elif not is_first:
+                drained.discard(start)
+                break
+            draft.work.add_slice(start, draft.work.of_close(len(self._store.bounded_measures)))
+        self._close_slices(draft, closed, drained, recorded)
+        return len(drained) == len(closed)
+
+    def _close_slices(
+        self,
+        draft: FrameDraft,
+        closed: list[tuple[int, Slice]],
+        drained: set[int],
+        recorded: RecordedPull | None,
+    ) -> None:
+        """Closes slices, the oldest first. Slices from the first one on that is not drained are closed provisionally,
+        if the frame has groups of them, or if nothing has been stated of them.
+        """
+        sent, is_blocked = {p.slice_start_ms for p in draft.partials}, False
+        for start, slice_ in closed:
+            if not is_blocked and start not in drained:
+                is_blocked, draft.through_ms = True, min(draft.through_ms, self._store.end(start) - 1)
+            if recorded is not None:
+                is_last, is_provisional = start in recorded.closed, start in recorded.provisional
+            else:
+                is_last = not is_blocked and not slice_.close_reported
+                may_state = self._closes_first and self._store.end(start) > self._store.through_ms
+                is_new = start in sent or self._awaits_statement(start, slice_)
+                is_provisional = is_blocked and may_state and is_new and self._has_deadline(start, slice_)
+            if is_last:
+                draft.close(self._close(start, slice_))
+            elif is_provisional:
+                draft.close(self._provisional_close(start, slice_))
+
+    def _add_open(self, draft: FrameDraft, at: PullConditions, recorded: RecordedPull | None) -> None:
+        """Adds groups of open slices that are sent before their close."""
+        for start, slice_ in sorted(self._store.slices.items()):
+            end = self._store.end(start)
+            if end <= at.watermark_ms:
+                continue
+            if recorded is None and draft.work.units >= FULL_FRAME_WORK:
+                return
+            early = self._early_sends(start, slice_, at.watermark_ms, at.now_ms, at.link)
+            if self._may_send_early(end, at.drain_window_ms, early):
+                self._take(draft, start, slice_, at, recorded, early)
+
+    def _take(
+        self,
+        draft: FrameDraft,
+        start: int,
+        slice_: Slice,
+        at: PullConditions,
+        recorded: RecordedPull | None,
+        early: EarlySends | None = None,
+        most: int | None = None,
+    ) -> GroupSelection:
+        """Adds the selected groups of a slice to the frame; returns the selection."""
         slice_.forget_unchanged(self._store.limits(start))
-        selection = self._select(start, slice_, draft.room_bytes, is_closed, at, early)
+        selection = self._select(start, slice_, draft, at, early, most)
         selection = limit_to_capacity(slice_, selection, at.capacity_bytes, self.entry_bytes)
         if recorded is not None:
             selection = recorded.replace_selection(start, slice_, selection)
         if len(selection.groups):
-            draft.add(self._partial(start, slice_, selection.groups, recorded))
+            draft.add(self._partial(start, slice_, selection.groups, recorded), len(selection.groups))
+            is_closed = self._store.end(start) <= at.watermark_ms
             if self._has_session_windows and not (is_closed and selection.drained):
                 draft.closes.append(self._slice_close(start, slice_))
-        if not is_closed:
-            return True
-        if not selection.drained:
-            draft.through_ms = min(draft.through_ms, end - 1)
-            return False
-        if not slice_.close_reported:
-            draft.close(self._close(start, slice_))
-        return True
+        return selection
 
     def _is_worth_sending(self, draft: FrameDraft, through_ms: int, *, report_drops: bool) -> bool:
         losses = self._store.losses
@@ -310,6 +396,10 @@ class Shipper:
             store.finish(start, store.slices.pop(start).counters)
         return report
 
+    def _provisional_close(self, start: int, slice_: Slice) -> SliceClose:
+        slice_.is_stated = True
+        return replace(self._slice_close(start, slice_), provisional=True)
+
     def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
         extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
         withheld = withheld_of(slice_.entries, shares=self._has_relative_limit)
@@ -321,10 +411,14 @@ class Shipper:
         for start in [s for s in recorded.partials if s in slices]:
             slice_ = slices[start]
             groups = recorded.replace_selection(start, slice_, EMPTY_SELECTION).groups
-            draft.add(self._partial(start, slice_, groups, recorded))
+            draft.add(self._partial(start, slice_, groups, recorded), len(groups))
         for start in recorded.closed:
             if start not in draft.closed and start in slices:
                 draft.closes.append(self._close(start, slices[start]))
+        stated = {close.slice_start_ms for close in draft.closes}
+        for start in recorded.provisional:
+            if start not in stated and start in slices:
+                draft.closes.append(self._provisional_close(start, slices[start]))
         for close in recorded.result.body.closes if recorded.result is not None else ():
             self._store.restore_counters(close)
 
@@ -354,16 +448,23 @@ class Shipper:
     # Selection of groups
 
     def _select(
-        self, start: int, slice_: Slice, room: int, is_closed: bool, at: PullConditions, early: EarlySends | None
+        self,
+        start: int,
+        slice_: Slice,
+        draft: FrameDraft,
+        at: PullConditions,
+        early: EarlySends | None,
+        most: int | None,
     ) -> GroupSelection:
-        """Selects the groups of a slice to send now, of about `room` bytes; at least one if there is any room."""
-        entry_bytes, end = self.entry_bytes, self._store.end(start)
+        """Selects the groups of a slice to send now, for the room that is left; at least one if there is any room."""
+        entry_bytes, end, room = self.entry_bytes, self._store.end(start), draft.room_bytes
+        is_closed = end <= at.watermark_ms
         count = min(max(1, int(room / entry_bytes)), self._max_groups) if room > 0 else 0
-        # Omitted values have to be reported as withheld, which is possible only for bounded measures.
-        slots, late = None, 0
-        if self._store.bounded_measures and self._has_deadline(start, slice_):
-            slots = remaining_slots(self._spec, end, at.now_ms, at.link, entry_bytes)
-            late = self._late_groups(start, at.now_ms, at.link) if is_closed and not slice_.learned else 0
+        if most is not None:
+            count = min(count, most)
+        slots = None
+        if self._may_omit and self._has_deadline(start, slice_):
+            slots = self._slots(start, slice_, at, draft.groups)
         if not is_closed and self._spec.cache.eviction == "gain":
             rate = at.link.bytes_per_ms / entry_bytes
             # Every byte delays a deadline or costs a byte of a budget, so these frames are made as small as possible.
@@ -373,7 +474,7 @@ class Shipper:
         if early is not None:
             count = min(count, early.entries, early.fitting)
         least = LEAST_EARLY_GROUPS if self._picks else 0
-        context = PullContext(start, end, is_closed, at.now_ms, count, late, least)
+        context = PullContext(start, end, is_closed, at.now_ms, count, most or 0, least)
         return select_groups(slice_, self._spec, self.history, self._store.limits(start), context, slots)
 
     def _has_deadline(self, start: int, slice_: Slice) -> bool:
@@ -388,14 +489,30 @@ class Shipper:
             return False
         return slice_.first_arrival_ms <= self._store.end(start) + budget.staleness_ms
 
-    def _late_groups(self, start: int, now_ms: int, link: LinkEstimate) -> int:
-        """Returns how many groups of a slice may be sent after its deadline. Newer ended slices come first."""
-        newer = sum(
-            len(slice_.entries)
-            for other, slice_ in self._store.slices.items()
-            if other > start and self._store.end(other) <= now_ms and not slice_.close_reported
-        )
-        return max(late_groups(self._spec, link, self.entry_bytes) - newer, 0)
+    def _slots(self, start: int, slice_: Slice, at: PullConditions, sent: int) -> SendSlots:
+        """Returns how many entries of a slice with a deadline can be sent in time, after those that the frame has.
+
+        If the deadline has passed before the first frame of a closed slice, such as after an outage, groups are sent
+        for as long as the budget, less the time of newer slices. A late answer should not be empty, and should not
+        delay the next answer.
+        """
+        end, link = self._store.end(start), at.link
+        is_closed = end <= at.watermark_ms
+        if not is_closed and link.mid_bytes_per_ms > 0.0:
+            # An entry leaves early only if even a link of the median could not carry it after the close.
+            link = replace(link, bytes_per_ms=link.mid_bytes_per_ms)
+        budget = self._spec.staleness_budget
+        assert budget is not None
+        deadline_ms = max(end + budget.staleness_ms * link.speed - link.path_delay_ms, slice_.late_until_ms)
+        if link.bytes_per_ms <= 0.0 or at.now_ms == MIN_TIME_MS:
+            return SendSlots(np.inf, np.inf)
+        rate = PLANNED_SHARE * link.bytes_per_ms / self.entry_bytes
+        if is_closed and not slice_.learned and deadline_ms <= at.now_ms:
+            newer = sum(len(s.entries) for at_ms, s in self._closed_slices(at.watermark_ms) if at_ms > start)
+            slice_.late_until_ms = at.now_ms + round(budget.staleness_ms * link.speed - newer / rate)
+            deadline_ms = max(deadline_ms, slice_.late_until_ms)
+        total = rate * (self._spec.window.slice_ms + budget.staleness_ms * link.speed - link.path_delay_ms)
+        return SendSlots(max(rate * (deadline_ms - at.now_ms) - sent, 0.0), max(total, 0.0))
 
     def _may_send_early(self, end: int, drain_window_ms: tuple[int, int], early: EarlySends | None) -> bool:
         after, through = drain_window_ms

@@ -18,6 +18,9 @@ INITIAL_ENTRY_BYTES = 48.0
 CLOSING_FRAME_BYTES = 500
 """Approximate size of a frame that closes a slice, without entries, before compression."""
 
+_NUMBERS_0_3, _LATE_0_3 = 10, 6
+"""The numbers of a slice in states of release 0.3, and the position of the number that has another meaning now."""
+
 
 @dataclass(slots=True)
 class Slice:
@@ -27,9 +30,11 @@ class Slice:
         observed: number of records.
         late: number of records that arrived after the slice was closed.
         first_ms, last_ms: event times of the first and the last record.
-        close_reported: whether a `SliceClose` with the current counters has been sent.
+        close_reported: whether the last `SliceClose` with the current counters has been sent.
+        is_stated: under a staleness budget, whether a `SliceClose` has been sent, at least a provisional one.
         learned: whether the history was updated with the slice. This happens once, at the first pull after its end.
-        late_groups: under a staleness budget, how many groups may still be sent although the deadline has passed.
+        late_until_ms: under a staleness budget, if the deadline had passed at the first pull after the slice's end:
+            event time until which groups are sent nevertheless.
         first_arrival_ms: event time by the stream's clock at which the slice's first records arrived.
         unreported_until_ms: for a query with early answers: arrival time (by the monitor's clock) of the last batch
             with sampled-out records. The slice may be closed when all arrivals until then are reported.
@@ -45,10 +50,11 @@ class Slice:
     last_ms: int = MIN_TIME_MS
     close_reported: bool = False
     learned: bool = False
-    late_groups: int = 0
+    late_until_ms: int = MIN_TIME_MS
     first_arrival_ms: int = MIN_TIME_MS
     unreported_until_ms: int = MIN_TIME_MS
     sampling_rate: float = 1.0
+    is_stated: bool = False
     send_queue: SendQueue = field(default_factory=SendQueue)
     pending_count: tuple[tuple[Any, ...], int] = ((), 0)
 
@@ -78,8 +84,8 @@ class Slice:
             self.entries.forget(groups)
 
     def to_state(self) -> State:
-        flags = self.close_reported, self.learned, self.late_groups, self.first_arrival_ms
-        numbers = [*self.counters, *flags, self.unreported_until_ms, self.sampling_rate]
+        flags = self.close_reported, self.learned, self.late_until_ms, self.first_arrival_ms
+        numbers = [*self.counters, *flags, self.unreported_until_ms, self.sampling_rate, self.is_stated]
         components = {
             "entries": self.entries.to_state(),
             "send_queue": self.send_queue.to_state(),
@@ -88,7 +94,10 @@ class Slice:
 
     @classmethod
     def from_state(cls, state: State, bounded: tuple[str, ...]) -> Slice:
-        result = cls(SliceEntries.from_state(state.components["entries"], bounded), *state.numbers)
+        numbers = list(state.numbers)
+        if len(numbers) == _NUMBERS_0_3:
+            numbers[_LATE_0_3] = MIN_TIME_MS  # a number of groups
+        result = cls(SliceEntries.from_state(state.components["entries"], bounded), *numbers)
         result.send_queue = SendQueue.from_state(state.components["send_queue"])
         return result
 
@@ -112,12 +121,15 @@ class LinkEstimate:
         path_delay_ms: event time from sending a frame to its values being in an answer.
         speed: ms of event time in a ms of wall time.
         is_lower_bound: the link may carry much more than `bytes_per_ms`.
+        mid_bytes_per_ms: the median of the link's bytes per ms. `bytes_per_ms` is what the link carries with 90 %, for
+            frames that are sent; the median says whether entries may wait.
     """
 
     bytes_per_ms: float = 0.0
     path_delay_ms: float = 0.0
     speed: float = 1.0
     is_lower_bound: bool = False
+    mid_bytes_per_ms: float = 0.0
 
 
 UNKNOWN_LINK = LinkEstimate()

@@ -135,6 +135,8 @@ class SliceClose:
         late: observed records that arrived after the slice was closed.
         first_ms, last_ms: event times of the first and the last observed record; for session windows only, in every
             frame that contains records of the slice.
+        provisional: whether the edge goes on sending values of the slice. `FrameBody.through_ms` does not include the
+            slice yet, and `withheld` is what has not been sent so far.
     """
 
     slice_start_ms: int
@@ -143,6 +145,7 @@ class SliceClose:
     withheld: tuple[Withheld, ...] = ()
     first_ms: int | None = None
     last_ms: int | None = None
+    provisional: bool = False
 
 
 class DropReason(IntEnum):
@@ -576,6 +579,7 @@ def close_to_wire(close: SliceClose) -> pb.SliceClose:
         withheld=list(map(_withheld_to_wire, close.withheld)),
         first_ms=close.first_ms,
         last_ms=close.last_ms,
+        provisional=close.provisional,
     )
 
 
@@ -603,6 +607,7 @@ def close_from_wire(message: pb.SliceClose) -> SliceClose:
         tuple(map(_withheld_from_wire, message.withheld)),
         message.first_ms if message.HasField("first_ms") else None,
         message.last_ms if message.HasField("last_ms") else None,
+        message.provisional,
     )
 
 

@@ -768,6 +768,7 @@ class SliceClose(_message.Message):
     WITHHELD_FIELD_NUMBER: _builtins.int
     FIRST_MS_FIELD_NUMBER: _builtins.int
     LAST_MS_FIELD_NUMBER: _builtins.int
+    PROVISIONAL_FIELD_NUMBER: _builtins.int
     slice_start_ms: _builtins.int
     observed: _builtins.int
     """Records in the slice that passed `where`."""
@@ -776,6 +777,12 @@ class SliceClose(_message.Message):
     first_ms: _builtins.int
     """Event times of the first and the last observed record; for session windows only."""
     last_ms: _builtins.int
+    provisional: _builtins.bool
+    """The edge goes on sending values of the slice, so `through_ms` does not include it yet. What is withheld is what has
+    not been sent with this frame. Under a staleness budget alone, and only for time windows. A center that knows this
+    field answers with the values at the deadline. To another center the edge is missing until `through_ms` includes the
+    slice.
+    """
     @_builtins.property
     def withheld(self) -> _containers.RepeatedCompositeFieldContainer[Global___Withheld]:
         """Values that the edge did not send."""
@@ -789,10 +796,11 @@ class SliceClose(_message.Message):
         withheld: _abc.Iterable[Global___Withheld] | None = ...,
         first_ms: _builtins.int | None = ...,
         last_ms: _builtins.int | None = ...,
+        provisional: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_ms", b"_first_ms", "_last_ms", b"_last_ms", "first_ms", b"first_ms", "last_ms", b"last_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_ms", b"_first_ms", "_last_ms", b"_last_ms", "first_ms", b"first_ms", "last_ms", b"last_ms", "late", b"late", "observed", b"observed", "slice_start_ms", b"slice_start_ms", "withheld", b"withheld"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_ms", b"_first_ms", "_last_ms", b"_last_ms", "first_ms", b"first_ms", "last_ms", b"last_ms", "late", b"late", "observed", b"observed", "provisional", b"provisional", "slice_start_ms", b"slice_start_ms", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_ms: _TypeAlias = _typing.Literal["first_ms"]  # noqa: Y015
     _WhichOneofArgType__first_ms: _TypeAlias = _typing.Literal["_first_ms", b"_first_ms"]  # noqa: Y015

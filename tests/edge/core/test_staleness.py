@@ -159,7 +159,7 @@ def test_an_answer_that_takes_the_center_long_brings_forward_the_deadline_of_its
     while len(closed_ms) < 2:
         pull = PullEvent(500, {"sales": (now_ms, now_ms)}, RATE_BYTES_S, processing_ms={slow: 1_500})
         for effect in site.core.handle(pull):
-            if isinstance(effect, FrameBuilt) and effect.frame.unpack().closes:
+            if isinstance(effect, FrameBuilt) and effect.closed:
                 closed_ms[effect.frame.query] = now_ms
         now_ms += 100
     assert closed_ms[slow] <= WINDOW_MS + BUDGET_MS - 1_500 + 100

@@ -242,6 +242,7 @@ def check_sums(case: Case, at: float, frames: list[Frame]) -> None:
 KINDS: dict[str, dict[str, Any]] = {
     "sessions": {"window": {"session": "2s"}, "lateness": "30s"},
     "sessions, staleness": {"window": {"session": "2s"}, "budget": {"staleness": "1s"}},
+    "staleness": {"budget": {"staleness": "1s"}, "lateness": "20s", "window": {"tumbling": "2s"}},
     "sliding, late records": {"window": {"sliding": "20s", "every": "5s"}, "lateness": "30s"},
     "combined budget, late records": {"budget": {"error": {"v": 900}, "staleness": "300ms"}, "lateness": "20s"},
     "error budget, late records": {"budget": {"error": {"v": 900}}, "lateness": "20s"},
