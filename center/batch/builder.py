@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from center.batch.compute_phase import BatchJob, Compute
-from center.batch.file_scan import ScanAndCompute, file_scan
 from center.batch.inputs import BatchInput, ColumnLike, read_input
 from center.batch.merge_phase import CombineLevel, FinishLevel
+from center.batch.parquet_scan import ScanAndCompute, parquet_scan
 from center.batch.pattern import SynopsisPattern
 from center.batch.strategy import Strategy, check, choose
 from center.batch.streaming import keep_state
@@ -37,7 +37,8 @@ def build(
     """Builds synopses of a DataFrame's values, one per window and stratum.
 
     Synopses are built when an action or `writeStream` runs on the result. The arguments are checked against the schema
-    at once. CSV and JSON files are read at once to see whether tasks can read them (`center.batch.text_scan`).
+    at once. The footers of Parquet files are read at once to see whether tasks can read the files
+    (`center.batch.parquet_scan`).
 
     Args:
         df: a batch or streaming DataFrame.
@@ -178,7 +179,7 @@ def _default_partitions(df: DataFrame) -> int:
 
 def _compute(divided: tuple[DataFrame, BatchJob], job: BatchJob) -> DataFrame:
     records, job = divided
-    scan = file_scan(records)
+    scan = parquet_scan(records)
     if scan is None:
         return records.mapInArrow(Compute(job), from_arrow_schema(job.layout.partial_schema))
     partitions = len(scan.plan.partitions)

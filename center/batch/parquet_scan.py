@@ -17,13 +17,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame
 
-from center.batch.compute_phase import CHUNK_ROWS
-from center.batch.scan_plan import ScanPlan
+from center.batch.compute_phase import CHUNK_ROWS, BatchJob, Compute
+from center.batch.scan_plan import ScanPlan, scan_plan
 from edgewater.model.errors import InvalidRecord
 
-FORMAT = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 _ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
     "tinyint": (pa.int8(),),
     "smallint": (pa.int16(),),
@@ -39,7 +38,6 @@ _ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
 """By Spark's type, the Arrow types that files may have. Batches have the first one of these types."""
 _UNSHIFTED_FROM_MS = -2_208_988_800_000  # 1900-01-01
 _PER_MS = {"ms": 1, "us": 1000}
-_MUST_BE_FALSE = ("spark.sql.parquet.mergeSchema", "spark.sql.parquet.fieldId.read.enabled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +65,22 @@ class ParquetScan:
                     yield self.plan.records(batch, types)
 
 
-def parquet_scan(spark: SparkSession, plan: ScanPlan) -> ParquetScan | None:
-    """Returns the scan, or None if Spark must read the files."""
-    if set(plan.options) - {"path"} or any(spark.conf.get(n, "false") != "false" for n in _MUST_BE_FALSE):
-        return None
-    return ParquetScan(plan) if all(_footer_fits(path, plan.used) for path in plan.paths) else None
+class ScanAndCompute:
+    """The compute phase over a scan, for `mapInArrow`. Each input row has the number of a partition of the scan."""
+
+    def __init__(self, job: BatchJob, scan: ParquetScan) -> None:
+        self._compute, self._scan = Compute(job), scan
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        partitions = [number for batch in numbers for number in batch.column(0).to_pylist()]
+        yield from self._compute(batch for number in partitions for batch in self._scan.batches(number))
+
+
+def parquet_scan(records: DataFrame) -> ParquetScan | None:
+    """Returns a scan whose rows are `records`, in equal partitions and order; None if Spark must read the files."""
+    plan = scan_plan(records)
+    fits = plan is not None and all(_footer_fits(path, plan.used) for path in plan.paths)
+    return ParquetScan(plan) if plan is not None and fits else None
 
 
 def _footer_fits(path: str, types: Mapping[str, str]) -> bool:

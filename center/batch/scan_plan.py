@@ -1,4 +1,4 @@
-"""Reads from Spark's plans which files, columns and filters a scan has, if the records are only a scan of files.
+"""Reads which Parquet files, columns and filters a scan has from Spark's plans, if the records are only a scan.
 
 Spark lists the files and cuts them into ranges, a list of ranges per partition. Columns may be renamed, or cast from a
 narrower number. Filters may compare whole numbers and texts with constants. Records with any other operation have no
@@ -36,7 +36,13 @@ _COMPARISONS = {
 }
 _FILE_RANGE = re.compile(r"path: (file:/\S*), range: (\d+)-(\d+), partition values: \[empty row\]")
 """A range in the text of Spark's `PartitionedFile`. The path is encoded as in a URI."""
-_MUST_BE_FALSE = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
+_MUST_BE_FALSE = (
+    "spark.sql.files.ignoreCorruptFiles",
+    "spark.sql.files.ignoreMissingFiles",
+    "spark.sql.parquet.mergeSchema",
+    "spark.sql.parquet.fieldId.read.enabled",
+)
+_PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +76,15 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """A scan of files.
+    """A scan of Parquet files.
 
     Attributes:
-        file_format: name of Spark's Java class for the file format.
-        options: options of the reader; names in lower case.
         fields: name and Spark's type of each column of the files, in the order of the files.
         columns: for each column of the records, its name in the files.
         conditions: conditions that a row must meet to be a record.
         partitions: the ranges that each partition reads, in this order.
     """
 
-    file_format: str
-    options: dict[str, str]
     fields: tuple[tuple[str, str], ...]
     columns: tuple[str, ...]
     conditions: tuple[Condition, ...]
@@ -139,12 +141,11 @@ def _plan_of(execution: Any, jvm: Any) -> ScanPlan | None:
     if partitions is None or not columns:
         return None
     relation = plan.relation()
-    options = relation.options()
-    names = _listed(options.keys().toSeq())
+    options = {str(name).lower() for name in _listed(relation.options().keys().toSeq())}
+    if relation.fileFormat().getClass().getName() != _PARQUET or options - {"path"}:
+        return None
     schema = StructType.fromJson(json.loads(relation.dataSchema().json()))
     found = ScanPlan(
-        str(relation.fileFormat().getClass().getName()),
-        {str(name).lower(): str(options.apply(name)) for name in names},
         tuple((field.name, field.dataType.simpleString()) for field in schema),
         tuple(name for name in columns if name is not None),
         tuple(c for c in conditions if c is not None),

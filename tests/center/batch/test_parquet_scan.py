@@ -14,7 +14,7 @@ import pytest
 
 import center.batch.builder
 from center.batch import Strategy, build
-from center.batch.file_scan import file_scan
+from center.batch.parquet_scan import parquet_scan
 from edgewater.model.windows import SlidingWindow, TumblingWindow
 from edgewater.synopses import CountMin, GroupedAggregate, HyperLogLog, Kll, ReservoirSample, function_named
 
@@ -100,12 +100,12 @@ def test_results_equal_those_of_rows_that_spark_reads(
     scans: list[Any] = []
 
     def seen(records: Any) -> Any:
-        scans.append(file_scan(records))
+        scans.append(parquet_scan(records))
         return scans[-1]
 
-    monkeypatch.setattr(center.batch.builder, "file_scan", seen)
+    monkeypatch.setattr(center.batch.builder, "parquet_scan", seen)
     scanned = build(df, prototype, **arguments)
-    monkeypatch.setattr(center.batch.builder, "file_scan", lambda records: None)
+    monkeypatch.setattr(center.batch.builder, "parquet_scan", lambda records: None)
     passed = build(df, prototype, **arguments)
     assert scans[0] is not None and len(scans[0].plan.partitions) > 3
     mine, theirs = (sorted(map(repr, out.collect())) for out in (scanned, passed))
@@ -149,7 +149,7 @@ def frames_left_to_spark(spark: Any, folder: Path) -> dict[str, Callable[[], Any
         ),
         "partition columns": lambda: read.parquet(str(Path(written("parts/day=1", one)).parent)).select("day"),
         "an option": lambda: read.option("pathGlobFilter", "1.parquet").parquet(str(folder)).select("size"),
-        "CSV": lambda: read.schema("size int").csv(str(folder)),
+        "CSV": lambda: read.schema("size int").csv(written("csv", one)),
         "rows of the driver's": lambda: spark.createDataFrame([(1,)], "size int"),
     }  # fmt: skip
 
@@ -157,14 +157,14 @@ def frames_left_to_spark(spark: Any, folder: Path) -> dict[str, Callable[[], Any
 def test_whatever_may_be_read_otherwise_is_left_to_spark(spark: Any, folder: Path) -> None:
     (folder.parent / "parts").mkdir(exist_ok=True)
     for name, made in frames_left_to_spark(spark, folder).items():
-        assert file_scan(made()) is None, name
+        assert parquet_scan(made()) is None, name
     for setting in ("spark.sql.files.ignoreCorruptFiles", "spark.sql.parquet.mergeSchema"):
         spark.conf.set(setting, "true")
         try:
-            assert file_scan(spark.read.parquet(str(folder)).select("size")) is None
+            assert parquet_scan(spark.read.parquet(str(folder)).select("size")) is None
         finally:
             spark.conf.unset(setting)
-    assert file_scan(spark.read.parquet(str(folder)).select("size")) is not None
+    assert parquet_scan(spark.read.parquet(str(folder)).select("size")) is not None
 
 
 def test_a_file_that_changes_before_the_job_runs_is_refused(spark: Any, tmp_path: Path) -> None:
@@ -175,4 +175,4 @@ def test_a_file_that_changes_before_the_job_runs_is_refused(spark: Any, tmp_path
     pq.write_table(pa.concat_tables([columns(1).select(["size"])] * 2), tmp_path / "1.parquet")
     with pytest.raises(Exception, match="the file has changed"):
         out.collect()
-    assert file_scan(listed) is None, "Spark cuts files as they were when it listed them"
+    assert parquet_scan(listed) is None, "Spark cuts files as they were when it listed them"
