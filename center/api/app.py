@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -56,6 +57,7 @@ from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
 from center.serving import SynopsisCache
+from center.serving.answer_tables import answer_schema
 from center.sinks import SinkStore
 from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.problems import MEDIA_TYPE
@@ -167,7 +169,7 @@ def _services(
 ) -> Services:
     metrics, limits = ApiMetrics(), config.limits
     audit = AuditLog(config.audit, now_ms, metrics.audit_failures.inc, required=config.audit_required)
-    renderer = AnswerRenderer(config.cache_bytes, metrics.on_lookup)
+    renderer = AnswerRenderer(config.cache_bytes, metrics.on_lookup, partial(answer_schema, catalog))
     progress = EdgeProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
     tasks = Tasks()

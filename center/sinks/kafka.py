@@ -239,8 +239,6 @@ def _rows(rows: pa.Table, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
         if pa.types.is_timestamp(column.type):
             times = column.cast(pa.timestamp("ms")).cast(pa.int64()).to_pylist()
             columns[name] = [None if t is None else rfc3339(t) for t in times]
-        elif pa.types.is_decimal(column.type):
-            columns[name] = [None if v is None else str(v) for v in column.to_pylist()]
         else:
             columns[name] = [plain_key(v) if name in keys else plain(v) for v in column.to_pylist()]
     for row in zip(*columns.values(), strict=True):

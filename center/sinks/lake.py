@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,9 +24,7 @@ import pyarrow.parquet as pq
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from edgewater.answers.cells import list_texts
 from edgewater.model.errors import StorageError
-from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import OWN_COLUMNS, own_name
-from edgewater.model.number_columns import float_column
 from edgewater.wire import QueryRef
 
 if TYPE_CHECKING:
@@ -38,8 +35,6 @@ DAY = "day"
 has the same name, this column has another name (`_named`)."""
 _ADDED = 2
 """Columns before the columns of answers: `DAY` and the id of the answer."""
-BEYOND = "beyond-int64"
-"""The code in the column ``contract`` of a row in which a number is null because the table's type is too narrow."""
 MARK = "_edgewater.json"
 """The file that names the center and the sink. Readers of Parquet ignore names that begin with ``_``."""
 CENTER, SINK, ANSWER = "edgewater.center", "edgewater.sink", "edgewater.answer"
@@ -134,41 +129,17 @@ def _rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
     target = _typed(schema)
     tables = []
     for answer in answers:
-        rows, columns, lost = answer.rows.num_rows, list[Any](), np.zeros(answer.rows.num_rows, bool)
+        rows, columns = answer.rows.num_rows, list[Any]()
         for field in list(target)[_ADDED:]:
             if field.name not in answer.rows.column_names:
                 columns.append(pa.nulls(rows, field.type))
                 continue
             column = answer.rows.column(field.name)
-            columns.append(_fitted(column, field))
-            lost |= columns[-1].is_null().to_numpy(zero_copy_only=False) & column.is_valid().to_numpy()
-        stated = OWN_COLUMNS.index("contract")
-        columns[stated] = pc.if_else(pa.array(lost), _with_code(columns[stated]), columns[stated])
+            columns.append(list_texts(column) if pa.types.is_list(column.type) else pc.cast(column, field.type))
         day = pc.strftime(columns[OWN_COLUMNS.index("window_start")], format="%Y-%m-%d")
         answer_id = pa.repeat(pa.scalar(answer.answer_id, pa.int64()), rows)
         tables.append(pa.table([day, answer_id, *columns], schema=_named(target)))
     return pa.concat_tables(tables)
-
-
-def _with_code(contract: pa.ChunkedArray) -> pa.ChunkedArray:
-    joined = pc.binary_join_element_wise(contract, BEYOND, "; ")
-    return pc.if_else(pc.equal(contract, "met"), BEYOND, joined)
-
-
-def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray | pa.Array:
-    """Returns a column in the type of the table. A bound is rounded outwards. A number that does not fit is null."""
-    if pa.types.is_list(column.type):
-        return list_texts(column)
-    if column.null_count == len(column):
-        return pa.nulls(len(column), field.type)
-    if pa.types.is_floating(field.type):
-        return pa.array(float_column(column, side_of(field.name)), field.type, mask=column.is_null().to_numpy())
-    if pa.types.is_integer(field.type) and not pa.types.is_integer(column.type):
-        if pa.types.is_floating(column.type):
-            column = pc.round(column, round_mode={-1: "down", 0: "half_to_even", 1: "up"}[side_of(field.name)])
-        least, end = (pa.scalar(Decimal(n)).cast(column.type) for n in (-(1 << 63), 1 << 63))
-        column = pc.if_else(pc.and_(pc.greater_equal(column, least), pc.less(column, end)), column, None)
-    return pc.cast(column, field.type)
 
 
 class ParquetFiles:

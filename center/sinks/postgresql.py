@@ -487,8 +487,6 @@ def _contract(answer: SinkAnswer) -> str:
 def _sql_type(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         return "timestamptz"
-    if pa.types.is_decimal(kind):
-        return "numeric"
     if pa.types.is_integer(kind):
         return "bigint"
     if pa.types.is_floating(kind):
