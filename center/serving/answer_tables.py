@@ -20,7 +20,7 @@ from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
 from edgewater.answers.cells import beyond_int64, to_json
 from edgewater.model.errors import InvalidInput, InvalidQuery
 from edgewater.model.float_bounds import side_of
-from edgewater.model.key_texts import OWN_COLUMNS, own_name
+from edgewater.model.key_texts import OWN_COLUMNS, own_names
 from edgewater.model.number_columns import float_column, is_number
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
@@ -87,10 +87,10 @@ def with_quality(table: pa.Table, answer: Answer, *, text_times: bool = False) -
         pa.scalar(stated.contract.codes, pa.string()),
         pa.scalar(to_json(stated.error["withheld"]).decode(), pa.string()),
     )
-    taken, columns = set(table.column_names), dict(zip(OWN_COLUMNS, values, strict=True))
+    names, columns = own_names(table.column_names), dict(zip(OWN_COLUMNS, values, strict=True))
     for at, (name, value) in enumerate(columns.items()):
         column = pa.repeat(value, table.num_rows) if name != "contract" else _contracts(answer, table.num_rows)
-        table = table.add_column(at, own_name(name, taken), column)
+        table = table.add_column(at, names[name], column)
     return table
 
 
@@ -106,7 +106,7 @@ def _contracts(answer: Answer, rows: int) -> pa.Array:
 
 def with_version(table: pa.Table, version: int) -> pa.Table:
     """Adds the version of the query behind the answer's own columns."""
-    name = own_name("version", table.column_names)
+    name = own_names(table.column_names[len(OWN_COLUMNS) :])["version"]
     return table.add_column(len(OWN_COLUMNS), name, pa.repeat(pa.scalar(version, pa.int64()), table.num_rows))
 
 
