@@ -13,15 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from center.catalog import Catalog
-from center.results import AnswerRecord
+from center.results import UNREADABLE, AnswerRecord
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from center.serving.render import Answer, evaluated
 from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
 from edgewater.answers.cells import beyond_int64, to_json
 from edgewater.model.errors import InvalidInput, InvalidQuery
-from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import OWN_COLUMNS, own_names
-from edgewater.model.number_columns import float_column, is_number
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import rfc3339
@@ -59,6 +57,7 @@ def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) 
         raise
     except Exception as exc:
         where = f"query {record.query.name}@{record.query.version}, window at {record.window_start_ms}"
+        UNREADABLE.inc()
         log.exception("%s, revision %d: its data cannot be evaluated", where, record.revision)
         message = f"the merged data of the window cannot be evaluated ({type(exc).__name__}); see the center's log"
         unreadable = Deviation(Cause.UNREADABLE, reason=message, lacks=UNKNOWN)
@@ -164,23 +163,13 @@ def without_zone(table: pa.Table) -> pa.Table:
 
 
 def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns a table whose columns have the types in `schema`. Columns that `schema` lacks keep their types."""
-    types = {field.name: field for field in schema}
-    for at, field in enumerate(table.schema):
-        wanted = types.get(field.name, field)
-        if wanted.type != field.type:
-            table = table.set_column(at, field.name, _fitted(table.column(at), wanted))
+    """Returns a table in which a column without a value has its type in `schema`.
+
+    The type of a value follows from its synopsis, which has the types of the query.
+    """
+    types = {field.name: field.type for field in schema}
+    for at, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
+        kind = types.get(field.name, field.type)
+        if kind != field.type and column.null_count == len(column):
+            table = table.set_column(at, field.name, pa.nulls(len(column), kind))
     return table
-
-
-def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray | pa.Array:
-    """Returns a column in a type. A bound is rounded outwards. A number that does not fit is null."""
-    if column.null_count == len(column):
-        return pa.nulls(len(column), field.type)
-    if pa.types.is_floating(field.type) and is_number(column.type):
-        return pa.array(float_column(column, side_of(field.name)), field.type, mask=column.is_null().to_numpy())
-    if pa.types.is_integer(field.type) and pa.types.is_floating(column.type):
-        column = pc.round(column, round_mode={-1: "down", 0: "half_to_even", 1: "up"}[side_of(field.name)])
-        column = pc.if_else(pc.and_(pc.greater_equal(column, -(2.0**63)), pc.less(column, 2.0**63)), column, None)
-        return pc.cast(column, field.type)
-    return column

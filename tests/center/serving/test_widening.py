@@ -70,6 +70,9 @@ class Windows:
     def aggregate(self, window: WindowAnswer) -> GroupedAggregate:
         return aggregate()
 
+    def empty(self, windows: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        return set()
+
     def for_query(self, query: str) -> AnsweredWindows:
         return self
 
