@@ -23,9 +23,10 @@ from cachetools import LRUCache
 from center.api.negotiation import ARROW, CSV, JSON
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, csv_table, evaluated, render
-from center.serving.answer_tables import as_far_as_readable, with_quality, with_version
+from center.serving.answer_tables import as_far_as_readable, with_quality, with_types, with_version
 from edgewater.answers.cells import to_json
 from edgewater.model.number_columns import concatenated
+from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 
 R = TypeVar("R")
@@ -63,9 +64,16 @@ class AnswerRenderer:
     Args:
         cache_bytes: capacity of the cache.
         on_lookup: called with each lookup's result: True if the answer was cached.
+        schema: returns the types of the columns of a query's answers to questions, in tables.
     """
 
-    def __init__(self, cache_bytes: int, on_lookup: Callable[[bool], None] = lambda hit: None) -> None:
+    def __init__(
+        self,
+        cache_bytes: int,
+        on_lookup: Callable[[bool], None] = lambda hit: None,
+        schema: Callable[[QuerySpec, MeasureQuestions], pa.Schema] = lambda spec, questions: pa.schema([]),
+    ) -> None:
+        self._schema = schema
         self._cache: LRUCache[Any, bytes] = LRUCache(max(cache_bytes, 1), getsizeof=_size)
         self._lock = threading.Lock()
         self._on_lookup = on_lookup
@@ -129,8 +137,11 @@ class AnswerRenderer:
         """
         make = partial(evaluated, spec=query.spec, questions=questions)
         answers = [as_far_as_readable(make, record) for record in records]
+        schema = self._schema(query.spec, questions)
         tables = [
-            with_version(with_quality(each.table(), each, text_times=form == CSV), query.ref.version)
+            with_version(
+                with_quality(with_types(each.table(), schema), each, text_times=form == CSV), query.ref.version
+            )
             for each in answers
         ]
         table = concatenated(tables) if tables else pa.table({})

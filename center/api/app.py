@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -54,8 +55,9 @@ from center.api.services import Services
 from center.api.sql_guard import SqlGuard
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
-from center.results import ResultStore
+from center.results import UNREADABLE, ResultStore
 from center.serving import SynopsisCache
+from center.serving.answer_tables import answer_schema
 from center.sinks import SinkStore
 from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.problems import MEDIA_TYPE
@@ -167,11 +169,12 @@ def _services(
 ) -> Services:
     metrics, limits = ApiMetrics(), config.limits
     audit = AuditLog(config.audit, now_ms, metrics.audit_failures.inc, required=config.audit_required)
-    renderer = AnswerRenderer(config.cache_bytes, metrics.on_lookup)
+    renderer = AnswerRenderer(config.cache_bytes, metrics.on_lookup, partial(answer_schema, catalog))
     progress = EdgeProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
     tasks = Tasks()
     metrics.registry.register(tasks.failures)
+    metrics.registry.register(UNREADABLE)
     feed = LiveFeed(
         results, progress, renderer, AnswerPoller(results.newest_answers), config.progress_ms / 1000, monotonic
     )

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from center.api.services import Services
 from center.api.versions import clipped
-from center.serving.answer_tables import TIME, empty_table, stated_answer, with_types, with_version, without_zone
+from center.serving.answer_tables import TIME, empty_table, stated_answer, with_types, with_version
 from edgewater.answers import Phase
 from edgewater.answers.cells import plain_key
 from edgewater.model.errors import InvalidQuery
@@ -66,7 +66,7 @@ def _version_table(
     while True:
         chunk, cursor = center.results.windows(query.ref, start_ms, end_ms, CHUNK, cursor, Phase.EARLY, CHUNK_BYTES)
         for record in chunk:
-            tables.append(with_version(without_zone(stated_answer(record, query)[0]), query.ref.version))
+            tables.append(with_version(stated_answer(record, query, tables[0].schema)[0], query.ref.version))
             rows += tables[-1].num_rows
             if rows > most_rows:
                 accepted = (
@@ -77,7 +77,7 @@ def _version_table(
                 reason = f"its answers up to the window at {reached} have more than {most_rows} rows"
                 raise InvalidQuery("sql", query.ref.name, accepted, reason)
         if cursor is None:
-            return with_types(concatenated(tables), tables[0].schema)
+            return concatenated(tables)
 
 
 def columns_of(table: pa.Table) -> list[tuple[str, str]]:

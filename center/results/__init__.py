@@ -3,7 +3,7 @@
 `center.job` writes; `center.serving` and `center.api` read. `center.ledger` decides which answers are given, and when.
 """
 
-from center.results.answers import AnswerChanges, AnswerReader, AnswerRecord, NewestAnswers, read_cursor
+from center.results.answers import UNREADABLE, AnswerChanges, AnswerReader, AnswerRecord, NewestAnswers, read_cursor
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
 from center.results.store import MergedDelta, ResultStore, restored_at_ms
@@ -11,6 +11,7 @@ from center.results.writes import MAX_ANSWER_BYTES
 
 __all__ = [
     "MAX_ANSWER_BYTES",
+    "UNREADABLE",
     "AnswerChanges",
     "AnswerReader",
     "AnswerRecord",

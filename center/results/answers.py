@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from prometheus_client import Counter
 from sqlalchemy import Engine, Row, Select, case, func, null, select
 
 from center.results import schema as t
 from center.results.late_records import late_by_window, late_from_json
 from center.results.writes import TRIMMED, read_counter
 from center.storage.database import read_transaction
-from edgewater.answers import Facts, Phase
+from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
 from edgewater.answers.statement import Contract
 from edgewater.answers.stored import facts_from_json
 from edgewater.answers.uniting import with_late
 from edgewater.answers.work import spend
-from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.model.errors import InvalidRequest, NotFound, StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import QueryRef
 
+UNREADABLE = Counter(
+    "edgewater_unreadable_answers", "Reads of stored answers that were damaged, or whose data could not be evaluated.",
+    registry=None,
+)  # fmt: skip
+"""Of this process. `CenterCollector` shows it."""
 MAX_NEWEST = 10_000
 """If more answers than this are new, `AnswerReader.newest_answers` does not name their queries."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,8 +382,25 @@ def _in_range(rows: Select[Any], start_ms: int | None, end_ms: int | None) -> Se
     return rows if end_ms is None else rows.where(starts < end_ms)
 
 
+def _facts(row: Row[Any]) -> tuple[Facts, bytes | None]:
+    """Returns the facts and the data of a stored answer. Facts that are damaged cost only their own answer.
+
+    Its data are left out then, because nothing says what they lack.
+
+    Raises:
+        UnsupportedVersion: a newer release has written the facts.
+    """
+    try:
+        return with_late(facts_from_json(row.quality), late_from_json(row.late)), row.synopsis
+    except StorageError as exc:
+        UNREADABLE.inc()
+        log.error("answer %d to %s: %s", row.answer_id, row.query, exc.message)
+        return Facts(0, 0, 0.0, deviations=(Deviation(Cause.UNREADABLE, reason=exc.message, lacks=UNKNOWN),)), None
+
+
 def _record(row: Row[Any]) -> AnswerRecord:
     spend(nbytes=len(row.synopsis or b""))
+    facts, synopsis = _facts(row)
     return AnswerRecord(
         answer_id=row.answer_id,
         query=query_from_key(row.query),
@@ -384,8 +410,8 @@ def _record(row: Row[Any]) -> AnswerRecord:
         phase=Phase(row.phase),
         answered_at_ms=row.answered_at_ms,
         staleness_ms=row.staleness_ms,
-        facts=with_late(facts_from_json(row.quality), late_from_json(row.late)),
-        synopsis=row.synopsis,
+        facts=facts,
+        synopsis=synopsis,
         data_of=row.data_revision,
     )
 

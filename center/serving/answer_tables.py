@@ -8,15 +8,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from center.catalog import Catalog
-from center.results import AnswerRecord
+from center.results import UNREADABLE, AnswerRecord
+from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from center.serving.render import Answer, evaluated
 from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
-from edgewater.answers.cells import to_json
+from edgewater.answers.cells import beyond_int64, to_json
 from edgewater.model.errors import InvalidInput, InvalidQuery
-from edgewater.model.key_texts import OWN_COLUMNS, own_name
+from edgewater.model.key_texts import OWN_COLUMNS, own_names
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.timestamps import rfc3339
@@ -24,16 +27,22 @@ from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 
 R = TypeVar("R")
+BEYOND = "beyond-int64"
+"""The code in the column ``contract`` of a row in which an integer beyond int64 is null. JSON has the integer."""
 TIME = pa.timestamp("ms")
 """Times are UTC without a zone, because DuckDB converts times with a zone to the machine's zone."""
 
 log = logging.getLogger(__name__)
 
 
-def stated_answer(record: AnswerRecord, query: RegisteredQuery) -> tuple[pa.Table, Answer]:
-    """Returns an answer, and its rows as a table with the columns of `with_quality`."""
+def stated_answer(record: AnswerRecord, query: RegisteredQuery, schema: pa.Schema) -> tuple[pa.Table, Answer]:
+    """Returns an answer, and its rows as a table with the columns of `with_quality` and times of type `TIME`.
+
+    Args:
+        schema: the types of its columns (`answer_schema`).
+    """
     answer = as_far_as_readable(partial(evaluated, spec=query.spec), record)
-    return with_quality(answer.table(), answer), answer
+    return without_zone(with_quality(with_types(answer.table(), schema), answer)), answer
 
 
 def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:
@@ -48,6 +57,7 @@ def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) 
         raise
     except Exception as exc:
         where = f"query {record.query.name}@{record.query.version}, window at {record.window_start_ms}"
+        UNREADABLE.inc()
         log.exception("%s, revision %d: its data cannot be evaluated", where, record.revision)
         message = f"the merged data of the window cannot be evaluated ({type(exc).__name__}); see the center's log"
         unreadable = Deviation(Cause.UNREADABLE, reason=message, lacks=UNKNOWN)
@@ -76,15 +86,26 @@ def with_quality(table: pa.Table, answer: Answer, *, text_times: bool = False) -
         pa.scalar(stated.contract.codes, pa.string()),
         pa.scalar(to_json(stated.error["withheld"]).decode(), pa.string()),
     )
-    taken = set(table.column_names)
-    for at, (name, value) in enumerate(zip(OWN_COLUMNS, values, strict=True)):
-        table = table.add_column(at, own_name(name, taken), pa.repeat(value, table.num_rows))
+    names, columns = own_names(table.column_names), dict(zip(OWN_COLUMNS, values, strict=True))
+    for at, (name, value) in enumerate(columns.items()):
+        column = pa.repeat(value, table.num_rows) if name != "contract" else _contracts(answer, table.num_rows)
+        table = table.add_column(at, names[name], column)
     return table
+
+
+def _contracts(answer: Answer, rows: int) -> pa.Array:
+    """Returns the codes of the contract for each row, with `BEYOND` where a number of the row is beyond int64."""
+    codes = answer.stated.contract.codes
+    stated = pa.repeat(pa.scalar(codes, pa.string()), rows)
+    beyond = [beyond_int64(each.estimates) for values in answer.rows.values for each in values.intervals]
+    if not beyond or answer.rows.length != rows or not (lost := np.any(beyond, axis=0)).any():
+        return stated
+    return pc.if_else(pa.array(lost), BEYOND if codes == "met" else f"{codes}; {BEYOND}", stated)
 
 
 def with_version(table: pa.Table, version: int) -> pa.Table:
     """Adds the version of the query behind the answer's own columns."""
-    name = own_name("version", table.column_names)
+    name = own_names(table.column_names[len(OWN_COLUMNS) :])["version"]
     return table.add_column(len(OWN_COLUMNS), name, pa.repeat(pa.scalar(version, pa.int64()), table.num_rows))
 
 
@@ -94,24 +115,33 @@ def has_types(catalog: Catalog, spec: QuerySpec) -> bool:
 
 
 def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
-    """Returns the table of a query without answers.
+    """Returns the table of a query without answers, with the types of `answer_schema`."""
+    answer = _empty_answer(spec, _bound(catalog, spec))
+    table = with_types(answer.table(), answer_schema(catalog, spec))
+    return without_zone(with_quality(table, answer)).slice(0, 0)
 
-    The types follow from the columns of the stream, by its declaration or by an edge. As long as neither exists, a key
-    is a text and a measure a float64.
+
+def answer_schema(catalog: Catalog, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Schema:
+    """Returns the groups and measures of a query's answers, with their types in each table of answers.
+
+    The types follow from the query and the columns of the stream, by its declaration or by an edge, and not from the
+    values of an answer. As long as neither exists, a key is a text and a measure a float64.
     """
     bound = _bound(catalog, spec)
+    schema = _empty_answer(spec, bound, questions).table().schema
+    if bound is not None:
+        return schema
+    return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
+
+
+def _empty_answer(spec: QuerySpec, bound: BoundQuery | None, questions: MeasureQuestions = NO_QUESTIONS) -> Answer:
     synopsis = None
     if bound is not None:
         arguments = {b.measure.name: None if b.argument is None else b.argument.type for b in bound.measures}
         stacks = {m.name: m.stack(arguments[m.name]) for m in spec.measures}
         synopsis = GroupedAggregate(dict(zip(spec.group_by, bound.group_types, strict=True)), stacks).to_bytes()
     record = AnswerRecord(0, QueryRef(spec.name, 0), 0, 0, 0, Phase.EARLY, 0, 0, Facts(0, 0, 0.0), synopsis)
-    table = without_zone(stated_answer(record, RegisteredQuery(record.query, spec, 0, None))[0]).slice(0, 0)
-    if bound is not None:
-        return table
-    return with_types(
-        table, pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in table.schema])
-    )
+    return evaluated(record, spec, questions)
 
 
 def _bound(catalog: Catalog, spec: QuerySpec) -> BoundQuery | None:
@@ -133,7 +163,13 @@ def without_zone(table: pa.Table) -> pa.Table:
 
 
 def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Casts columns of nulls to the types in `schema`."""
-    types = {f.name: f.type for f in schema}
-    fields = [f.with_type(types.get(f.name, f.type)) if pa.types.is_null(f.type) else f for f in table.schema]
-    return table.cast(pa.schema(fields))
+    """Returns a table in which a column without a value has its type in `schema`.
+
+    The type of a value follows from its synopsis, which has the types of the query.
+    """
+    types = {field.name: field.type for field in schema}
+    for at, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
+        kind = types.get(field.name, field.type)
+        if kind != field.type and column.null_count == len(column):
+            table = table.set_column(at, field.name, pa.nulls(len(column), kind))
+    return table

@@ -20,9 +20,9 @@ from sqlglot import exp
 from edgewater.answers.cells import interval_columns
 from edgewater.model.errors import InvalidQuery, InvalidRequest, did_you_mean
 from edgewater.model.expressions import bind_condition
-from edgewater.model.float_bounds import LARGEST_EXACT, side_of
+from edgewater.model.float_bounds import LARGEST_EXACT
 from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
-from edgewater.model.number_columns import float_column, outwards
+from edgewater.model.number_columns import outwards
 from edgewater.model.query import QuerySpec
 from edgewater.model.syntax import column_names, parse_sql
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
@@ -138,10 +138,10 @@ class RowSelection:
             InvalidRequest: the condition or the order names a column that the answer does not have, or does not fit
                 its type.
         """
-        columns = {name: _plain(name, column) for name, column in groups.items()}
+        columns = {n: c.cast(pa.float64()) if pa.types.is_null(c.type) else c for n, c in groups.items()}
         for name, estimates in intervals.items():
-            for column, values in interval_columns(name, estimates).items():
-                columns.setdefault(column, _plain(column, values))
+            for column, values in interval_columns(name, estimates, wide=True).items():
+                columns.setdefault(column, values)
         rows = np.arange(length)
         if self.having:
             batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns)) if columns else None
@@ -182,13 +182,6 @@ def _parsed(text: str, field: str) -> exp.Expression:
         return parse_sql(text, field)
     except InvalidQuery as exc:
         raise InvalidRequest(field, text, exc.accepted, exc.reason) from exc
-
-
-def _plain(name: str, column: pa.Array) -> pa.Array:
-    """Returns a column of a type that expressions know; decimals and nulls become float64."""
-    if pa.types.is_decimal(column.type):
-        return pa.array(float_column(column, side_of(name)), pa.float64(), mask=np.asarray(column.is_null()))
-    return column.cast(pa.float64()) if pa.types.is_null(column.type) else column
 
 
 def _evaluated(tree: exp.Expression, values: Mapping[str, FloatArray]) -> FloatArray:

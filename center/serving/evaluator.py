@@ -6,7 +6,7 @@ groups' synopses, a stratified one selects a group; otherwise there is an answer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from center.serving.function_values import FunctionValues, function_confidence
 from center.serving.predictions import RecordsOut
-from center.serving.question_lines import SecondSynopsis, WindowQuestion
+from center.serving.question_lines import SecondSynopsis, WindowQuestion, WindowSelector
 from center.serving.render import sorted_groups
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import Rests
@@ -35,6 +35,7 @@ from edgewater.model.key_texts import NOT_FINITE
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
+from edgewater.model.windows import TimeWindow
 from edgewater.synopses import (
     Estimates,
     GroupedAggregate,
@@ -94,6 +95,9 @@ class AnsweredWindows(Protocol):
     def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
         """The window's synopses; None: no edge had data."""
 
+    def empty(self, windows: Sequence[tuple[int, int]]) -> Collection[tuple[int, int]]:
+        """Those of these windows, each with start and end, that have no answer because they are empty."""
+
     def for_query(self, query: str) -> AnsweredWindows:
         """The windows of another query. Raises NotFound."""
 
@@ -122,7 +126,10 @@ class Evaluator:
         _check_group(question, spec)
         found = self._find(question)
         if not found:
-            raise NotFound(f"query {spec.name}: no window {question.selector.description} has an answer")
+            is_empty = self._is_empty(question.selector)
+            why = "is closed by all edges without a record, so it has no answer" if is_empty else "has an answer"
+            which = "the window" if is_empty else "no window"
+            raise NotFound(f"query {spec.name}: {which} {question.selector.description} {why}")
         if question.merge:
             yield self._answer_line(question, measure, found)
         else:
@@ -138,12 +145,20 @@ class Evaluator:
         window = self.windows.starting(question.selector.start_ms)
         return [] if window is None else [window]
 
+    def _is_empty(self, selector: WindowSelector) -> bool:
+        """Returns whether a selected window has no answer because it is empty."""
+        window, time_ms = self.windows.spec.window, selector.start_ms if selector.at_ms is None else selector.at_ms
+        if not isinstance(window, TimeWindow) or time_ms is None:
+            return False
+        start_ms = window.slice_start(time_ms) if selector.start_ms is None else time_ms
+        return bool(self.windows.empty([(start_ms, window.end(start_ms))]))
+
     def _answer_line(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
         spec = self.windows.spec
         stack, groups = self._stack(measure, found, question.group, question.is_global)
         head = _head(question, spec, measure, found)
         windows, arguments = list(found), question.arguments
-        withheld = self._withheld(question, measure, found)
+        withheld = self._withheld(question, measure, found, groups)
         if question.name in BINARY_QUESTIONS:
             other, theirs, there = self._other(question, measure, found)
             arguments = {**arguments, "other": other}
@@ -199,18 +214,27 @@ class Evaluator:
             stacks[count.name] = self._stack(count, windows, question.group, question.is_global)[0]
         return RecordsOut.of(spec, predicted, keys, stacks)
 
-    def _withheld(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> GroupsWithheld:
+    def _withheld(
+        self,
+        question: WindowQuestion,
+        measure: Measure,
+        found: Sequence[WindowAnswer],
+        groups: list[dict[str, Any]] | None,
+    ) -> GroupsWithheld:
         """What edges withhold of the groups that a question selects."""
         spec = self.windows.spec
         bounds = union_of_windows(spec, [w.facts.withheld for w in found])
         if question.is_global:
             rests, aggregate = _rests(spec, found), self._aggregate(found, (tuple(w.key for w in found), measure.name))
-            groups = rests.stack_without_data(measure) if aggregate is None else aggregate.measures[measure.name]
-            missing = rests.missing(measure, groups)
+            stack = rests.stack_without_data(measure) if aggregate is None else aggregate.measures[measure.name]
+            missing = rests.missing(measure, stack)
             if missing is not None:
                 return GroupsWithheld.of_records(spec, missing)
             bounds = of_all_groups(spec, bounds) if spec.group_by else bounds
         withheld, count = GroupsWithheld.of(spec, bounds), record_count(spec)
+        if bounds and not question.is_global:
+            keys = _key_columns(spec.group_by, question, groups)
+            withheld = withheld.of_edges(keys, united([w.facts for w in found], spec).edges)
         if count is None or not bounds or (measure.function.error is not None and _is_own(question, measure)):
             return withheld
         counts, _ = self._stack(count, found, question.group, question.is_global)

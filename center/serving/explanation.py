@@ -103,7 +103,7 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
         _own_part(own, before, at, measure),
         _withheld_part(rows, measure, before, at, cell),
         *_predicted_parts(record, spec, measure, before, at, cell),
-        *_missing_part(record, measure, rows, at),
+        *_missing_part(record, measure, rows, before, at, cell),
     )
     coverage = None if stated.accuracy is None else stated.accuracy.get("coverage")
     return ExplainedValue(
@@ -238,7 +238,9 @@ def _predicted_parts(
     return tuple(parts)
 
 
-def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row: int) -> tuple[ErrorPart, ...]:
+def _missing_part(
+    record: AnswerRecord, measure: Measure, rows: AnswerRows, before: Estimates | None, row: int, cell: Cell
+) -> tuple[ErrorPart, ...]:
     """Returns how far missing records may move the value, if no estimate stands for them."""
     facts, name = record.facts, measure.function.name
     if facts.may_count_twice:
@@ -263,6 +265,11 @@ def _missing_part(record: AnswerRecord, measure: Measure, rows: AnswerRows, row:
         says = "; ".join(text for cause, text in reasons.items() if facts.by_cause(cause)) or "no edge is expected"
     if not lacking.is_unknown[row] and name == "count":
         return (ErrorPart("missing", int(lacking.records[row]), 0, says),)
+    if not lacking.is_unknown[row] and measure.function.error is None and before is not None and cell:
+        says = f"{says}: at most {int(lacking.records[row])} records, of any values"
+        if rows.withheld.edges_of(row).bounds:
+            says += "; the bounds also include what edges withhold"
+        return (ErrorPart("missing", *_widened(before, row, cell), says),)
     return (
         ErrorPart(
             "missing", 0 if name == "min" else None, 0 if name in ("count", "max") else None, f"{says}: {NO_BOUND}"

@@ -77,6 +77,9 @@ class StoredWindows:
         found = self._lookup(("start", start_ms), read)
         return found[0] if found else None
 
+    def empty(self, windows: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        return self._results.empty_windows(self._query.ref, windows)
+
     def latest(self, count: int) -> Sequence[WindowAnswer]:
         return self._lookup(("latest", count), lambda: self._last(count))
 

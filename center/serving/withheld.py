@@ -101,8 +101,12 @@ class GroupsWithheld:
             return self
         count = record_count(self.spec)
         sent = None if count is None else aggregate.measures[count.name].query().value[rows]
+        return replace(self, sent=sent).of_edges(groups, stated)
+
+    def of_edges(self, groups: Mapping[str, pa.Array], stated: EdgeStatements) -> GroupsWithheld:
+        """Takes account of which edges may have records of each row."""
         classes, row_classes = self._classes(groups, stated)
-        return replace(self, sent=sent, classes=classes, row_classes=row_classes)
+        return replace(self, classes=classes, row_classes=row_classes)
 
     def _classes(
         self, groups: Mapping[str, pa.Array], stated: EdgeStatements

@@ -80,6 +80,16 @@ class SinkAnswer:
         return dict(zip(OWN_COLUMNS, self.rows.column_names, strict=False))
 
     @property
+    def completeness(self) -> float:
+        ratio: float = self.statement["quality"]["completeness"]["ratio"]
+        return ratio
+
+    @property
+    def contract(self) -> str:
+        """The codes of the contract of the whole answer, as in the column ``contract``."""
+        return "; ".join(violation["code"] for violation in self.statement["contract"]["violations"]) or "met"
+
+    @property
     def measure_columns(self) -> list[str]:
         """The names of the columns of measures."""
         return [n for n in self.rows.column_names[len(OWN_COLUMNS) :] if n not in self.group_columns]

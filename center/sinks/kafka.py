@@ -21,7 +21,7 @@ from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from center.sinks.kinds import KafkaSinkConfig
 from edgewater.answers.cells import list_texts, plain, plain_key
 from edgewater.model.errors import StorageError
-from edgewater.model.key_texts import own_name
+from edgewater.model.key_texts import own_names
 from edgewater.model.registered_query import query_key
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
@@ -203,7 +203,8 @@ class KafkaSink:
         types = {field.name: _connect_type(field.type) for field in answer.rows.schema}
         for group in answer.removed():
             yield _key({**window, "group": {name: plain_key(value) for name, value in group.items()}}), None
-        query, version = (own_name(name, types) for name in ("query", "version"))
+        names = own_names((*answer.group_columns, *answer.measure_columns))
+        query, version = names["query"], names["version"]
         own = {query: answer.query.name, version: answer.query.version}
         for row in _rows(answer.rows, answer.group_columns):
             key = _key({**window, "group": {name: row[name] for name in answer.group_columns}})
@@ -239,8 +240,6 @@ def _rows(rows: pa.Table, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
         if pa.types.is_timestamp(column.type):
             times = column.cast(pa.timestamp("ms")).cast(pa.int64()).to_pylist()
             columns[name] = [None if t is None else rfc3339(t) for t in times]
-        elif pa.types.is_decimal(column.type):
-            columns[name] = [None if v is None else str(v) for v in column.to_pylist()]
         else:
             columns[name] = [plain_key(v) if name in keys else plain(v) for v in column.to_pylist()]
     for row in zip(*columns.values(), strict=True):

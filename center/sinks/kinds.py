@@ -183,9 +183,9 @@ class ParquetKind:
 
     def sink(self, options: ParquetConfig, context: SinkContext) -> Sink:
         """Implements `SinkKind.sink`."""
-        from center.sinks.lake import LakeSink, ParquetFiles, table_name
+        from center.sinks.lake import LakeSink, ParquetFiles
 
-        return LakeSink(lambda query: ParquetFiles(options.path / table_name(query), query, context))
+        return LakeSink(lambda query, name: ParquetFiles(options.path / name, query, context))
 
 
 class DeltaConfig(Section):
@@ -211,12 +211,12 @@ class DeltaKind:
             import deltalake  # noqa: F401
         except ImportError as exc:
             raise _missing(self.name, "delta", exc) from exc
-        from center.sinks.lake import DeltaAnswers, LakeSink, table_name
+        from center.sinks.lake import DeltaAnswers, LakeSink
 
         storage = {name: value.get_secret_value() for name, value in options.options.items()}
 
-        def table(query: QueryRef) -> DeltaAnswers:
-            return DeltaAnswers(f"{options.path.rstrip('/')}/{table_name(query)}", query, context, storage)
+        def table(query: QueryRef, name: str) -> DeltaAnswers:
+            return DeltaAnswers(f"{options.path.rstrip('/')}/{name}", query, context, storage)
 
         return LakeSink(table)
 
@@ -246,16 +246,16 @@ class IcebergKind:
             from pyiceberg.catalog import load_catalog
         except ImportError as exc:
             raise _missing(self.name, "iceberg", exc) from exc
-        from center.sinks.lake import IcebergAnswers, LakeSink, table_name
+        from center.sinks.lake import IcebergAnswers, LakeSink
 
         properties = {name: value.get_secret_value() for name, value in options.catalog.items()}
         catalogs: list[Any] = []
 
-        def table(query: QueryRef) -> IcebergAnswers:
+        def table(query: QueryRef, name: str) -> IcebergAnswers:
             if not catalogs:
                 catalogs.append(load_catalog(options.name, **properties))
                 catalogs[0].create_namespace_if_not_exists(options.namespace)
-            return IcebergAnswers(catalogs[0], (options.namespace, table_name(query)), query, context)
+            return IcebergAnswers(catalogs[0], (options.namespace, name), query, context)
 
         return LakeSink(table)
 

@@ -1,4 +1,7 @@
-"""The sinks `parquet`, `delta` and `iceberg` append final answers to a table per query and version.
+"""The sinks `parquet`, `delta` and `iceberg` append final answers to two tables per query and version.
+
+The table of the query has a row per group, and the table of its windows a row per answer. An answer without groups, and
+the statement of an answer, are in the table of windows only.
 
 A final answer has no later revision, so rows are only added. A table names the center and the sink that write it. Each
 append stores the id of its last answer, in the name of the file or in the commit. So if an append is repeated after a
@@ -11,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,11 +25,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
-from edgewater.answers.cells import list_texts
+from edgewater.answers.cells import json_text, list_texts
 from edgewater.model.errors import StorageError
 from edgewater.model.float_bounds import side_of
-from edgewater.model.key_texts import OWN_COLUMNS, own_name
-from edgewater.model.number_columns import float_column
+from edgewater.model.key_texts import OWN_COLUMNS, own_names
+from edgewater.model.number_columns import float_column, is_number
 from edgewater.wire import QueryRef
 
 if TYPE_CHECKING:
@@ -35,11 +37,9 @@ if TYPE_CHECKING:
 
 DAY = "day"
 """The column with the UTC day on which a window begins. Tables are partitioned by this column. If a group or a measure
-has the same name, this column has another name (`_named`)."""
+has the same name, this column has another name (`own_names`)."""
 _ADDED = 2
 """Columns before the columns of answers: `DAY` and the id of the answer."""
-BEYOND = "beyond-int64"
-"""The code in the column ``contract`` of a row in which a number is null because the table's type is too narrow."""
 MARK = "_edgewater.json"
 """The file that names the center and the sink. Readers of Parquet ignore names that begin with ``_``."""
 CENTER, SINK, ANSWER = "edgewater.center", "edgewater.sink", "edgewater.answer"
@@ -47,59 +47,100 @@ CENTER, SINK, ANSWER = "edgewater.center", "edgewater.sink", "edgewater.answer"
 _FILE = re.compile(r"answers-(\d+)-(\d+)\.parquet")
 
 
+TIME = pa.timestamp("us", "UTC")
+WINDOWS = pa.schema(
+    [
+        (DAY, pa.string()), ("answer_id", pa.int64()), ("window_start", TIME), ("window_end", TIME),
+        ("revision", pa.int64()), ("phase", pa.string()), ("completeness", pa.float64()), ("given_at", TIME),
+        ("contract", pa.string()), ("statement", pa.string()),
+    ]
+)  # fmt: skip
+"""The table of windows. ``statement`` is the answer's JSON without its rows."""
+
+
 class LakeTable(Protocol):
     """The table of one query. It names the center and the sink that write it."""
 
     def last_answer(self) -> int | None:
-        """Returns the id of the last answer in the table; None if there is no table or no answer.
+        """Returns the id of the last answer in the table; None if there is no table.
 
         Raises:
             StorageError: another center, or another sink, writes the table.
         """
 
     def append(self, rows: pa.Table, last: int) -> None:
-        """Appends rows atomically, with the id of their last answer. Creates the table if it is missing."""
+        """Appends rows atomically, with the id of their last answer. Creates the table if it is missing.
+
+        Args:
+            rows: without rows, the table is only created.
+        """
 
 
 class LakeSink:
     """Appends final answers. Implements `center.sinks.base.Sink`.
 
     Args:
-        table: returns the table of a query, without creating it.
+        table: returns the table of this name of a query, without creating it.
     """
 
-    def __init__(self, table: Callable[[QueryRef], LakeTable]) -> None:
+    def __init__(self, table: Callable[[QueryRef, str], LakeTable]) -> None:
         self._table_of = table
         self._queries: dict[QueryRef, SinkQuery] = {}
-        self._tables: dict[QueryRef, LakeTable] = {}
+        self._tables: dict[QueryRef, tuple[LakeTable, LakeTable]] = {}
 
     def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`."""
         found = {}
         for query in queries:
             self._queries[query.ref] = query
-            table = self._tables.setdefault(query.ref, self._table_of(query.ref))
-            if (last := table.last_answer()) is not None:
-                found[query.ref] = last
+            name = table_name(query.ref)
+            both = self._table_of(query.ref, name), self._table_of(query.ref, f"{name}_windows")
+            rows, windows = (table.last_answer() for table in self._tables.setdefault(query.ref, both))
+            if (last := rows if windows is None else windows) is not None:
+                found[query.ref] = last  # an earlier release has written no table of windows
         return found
 
     def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
-        """Implements `Sink.write`. An answer that is already in the table is ignored, so a table never has a lower
+        """Implements `Sink.write`. An answer that is already in a table is ignored, so a table never has a lower
         position.
+
+        The table of windows is written last, so its position is the position of the query. It is created first, because
+        a table of rows alone is one of an earlier release.
         """
         by_query: dict[QueryRef, list[SinkAnswer]] = {}
         for answer in answers:
-            if answer.rows.num_rows:
-                by_query.setdefault(answer.query, []).append(answer)
+            by_query.setdefault(answer.query, []).append(answer)
         for ref, group in by_query.items():
-            last = self._tables[ref].last_answer() or 0
-            new = [answer for answer in group if answer.answer_id > last]
-            if new:
-                self._tables[ref].append(_rows(new, self._queries[ref].schema), new[-1].answer_id)
+            (rows, windows), schema = self._tables[ref], self._queries[ref].schema
+            if windows.last_answer() is None and rows.last_answer() is None:
+                windows.append(WINDOWS.empty_table(), 0)
+            _append(rows, [answer for answer in group if answer.rows.num_rows], partial(_rows, schema=schema))
+            _append(windows, group, _windows)
 
     def close(self) -> None:
         """Implements `Sink.close`."""
         self._tables = {}
+
+
+def _append(table: LakeTable, answers: Sequence[SinkAnswer], make: Callable[[Sequence[SinkAnswer]], pa.Table]) -> None:
+    """Appends the answers that a table lacks."""
+    last = table.last_answer() or 0
+    new = [answer for answer in answers if answer.answer_id > last]
+    if new:
+        table.append(make(new), new[-1].answer_id)
+
+
+def _windows(answers: Sequence[SinkAnswer]) -> pa.Table:
+    """Returns the rows of the table of windows."""
+    starts = pa.array([a.window_start_ms for a in answers], pa.timestamp("ms", "UTC"))
+    columns = [
+        pc.strftime(starts, format="%Y-%m-%d"), [a.answer_id for a in answers], starts.cast(TIME),
+        pa.array([a.window_end_ms for a in answers], starts.type).cast(TIME), [a.revision for a in answers],
+        [a.phase.value for a in answers], [a.completeness for a in answers],
+        pa.array([a.answered_at_ms for a in answers], starts.type).cast(TIME), [a.contract for a in answers],
+        [json_text(a.statement) for a in answers],
+    ]  # fmt: skip
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, WINDOWS, strict=True)], schema=WINDOWS)
 
 
 def _typed(schema: pa.Schema) -> pa.Schema:
@@ -112,21 +153,20 @@ def _typed(schema: pa.Schema) -> pa.Schema:
 
 def _kind(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", "UTC")
+        return TIME
     return pa.string() if pa.types.is_list(kind) else kind
 
 
 def _named(schema: pa.Schema) -> pa.Schema:
-    """Returns a schema whose names differ in more than their case, because readers ignore the case. The columns of the
-    query take their names first, so the product's own columns are renamed.
-    """
+    """Returns a schema whose names differ in more than their case, because readers ignore the case."""
     own, names = _ADDED + len(OWN_COLUMNS), dict[str, str]()  # by the name in lower case
     for column in schema.names[own:]:
         name = column
         while name.casefold() in names:
             name = f"{name}_"
         names[name.casefold()] = name
-    renamed = [*(own_name(name, names) for name in schema.names[:own]), *names.values()]
+    added = own_names(schema.names[own:])
+    renamed = [*(added[name] for name in schema.names[:_ADDED]), *schema.names[_ADDED:own], *names.values()]
     return pa.schema([f.with_name(name) for f, name in zip(schema, renamed, strict=True)])
 
 
@@ -134,40 +174,33 @@ def _rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
     target = _typed(schema)
     tables = []
     for answer in answers:
-        rows, columns, lost = answer.rows.num_rows, list[Any](), np.zeros(answer.rows.num_rows, bool)
+        rows, columns = answer.rows.num_rows, list[Any]()
         for field in list(target)[_ADDED:]:
             if field.name not in answer.rows.column_names:
                 columns.append(pa.nulls(rows, field.type))
                 continue
             column = answer.rows.column(field.name)
             columns.append(_fitted(column, field))
-            lost |= columns[-1].is_null().to_numpy(zero_copy_only=False) & column.is_valid().to_numpy()
-        stated = OWN_COLUMNS.index("contract")
-        columns[stated] = pc.if_else(pa.array(lost), _with_code(columns[stated]), columns[stated])
         day = pc.strftime(columns[OWN_COLUMNS.index("window_start")], format="%Y-%m-%d")
         answer_id = pa.repeat(pa.scalar(answer.answer_id, pa.int64()), rows)
         tables.append(pa.table([day, answer_id, *columns], schema=_named(target)))
     return pa.concat_tables(tables)
 
 
-def _with_code(contract: pa.ChunkedArray) -> pa.ChunkedArray:
-    joined = pc.binary_join_element_wise(contract, BEYOND, "; ")
-    return pc.if_else(pc.equal(contract, "met"), BEYOND, joined)
-
-
 def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray | pa.Array:
-    """Returns a column in the type of the table. A bound is rounded outwards. A number that does not fit is null."""
+    """Returns a column in the type of the table, which was a guess if no edge was known. A bound is rounded outwards. A
+    number that does not fit is null.
+    """
     if pa.types.is_list(column.type):
         return list_texts(column)
     if column.null_count == len(column):
         return pa.nulls(len(column), field.type)
-    if pa.types.is_floating(field.type):
+    if pa.types.is_floating(field.type) and is_number(column.type):
         return pa.array(float_column(column, side_of(field.name)), field.type, mask=column.is_null().to_numpy())
-    if pa.types.is_integer(field.type) and not pa.types.is_integer(column.type):
-        if pa.types.is_floating(column.type):
-            column = pc.round(column, round_mode={-1: "down", 0: "half_to_even", 1: "up"}[side_of(field.name)])
-        least, end = (pa.scalar(Decimal(n)).cast(column.type) for n in (-(1 << 63), 1 << 63))
-        column = pc.if_else(pc.and_(pc.greater_equal(column, least), pc.less(column, end)), column, None)
+    if pa.types.is_integer(field.type) and pa.types.is_floating(column.type):
+        column = pc.round(column, round_mode={-1: "down", 0: "half_to_even", 1: "up"}[side_of(field.name)])
+        column = pc.if_else(pc.and_(pc.greater_equal(column, -(2.0**63)), pc.less(column, 2.0**63)), column, None)
+        return pc.cast(column, field.type)
     return pc.cast(column, field.type)
 
 
@@ -194,7 +227,7 @@ class ParquetFiles:
             self._context.require_own(str(self._directory), self._query, found["center"], found["sink"])
         if found != self._mark and last is not None:
             self._write_mark()
-        return last
+        return 0 if last is None and found is not None else last
 
     def append(self, rows: pa.Table, last: int) -> None:
         """Implements `LakeTable.append`. Adjacent rows of one day make a file, and files are written in order.
@@ -207,7 +240,7 @@ class ParquetFiles:
         partition = rows.column_names[0]
         days = rows.column(0).to_numpy(zero_copy_only=False)
         borders = [0, *(np.flatnonzero(days[1:] != days[:-1]) + 1).tolist(), len(days)]
-        for start, end in pairwise(borders):
+        for start, end in pairwise(borders) if len(days) else ():
             part = rows.slice(start, end - start)
             ids = part.column(1)
             name = f"answers-{ids[0].as_py()}-{ids[-1].as_py()}.parquet"

@@ -31,13 +31,14 @@ from psycopg import sql
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from edgewater.answers.cells import list_texts, to_json
 from edgewater.model.errors import StorageError
+from edgewater.model.key_texts import own_names
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
 MAX_NAME_BYTES = 63
 """The longest name in bytes. PostgreSQL truncates longer names."""
-TAKEN_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid", "version")
-"""Names that columns cannot have: PostgreSQL's own columns, and the column that views add."""
+TAKEN_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
+"""Names that columns cannot have: PostgreSQL's own columns."""
 CONNECTION: dict[str, Any] = {
     "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 30_000, "application_name": "edgewater sink",
@@ -200,8 +201,8 @@ class PostgresSink:
         rows = [
             (
                 a.query.name, a.query.version, rfc3339(a.window_start_ms), rfc3339(a.window_end_ms), a.revision,
-                a.phase.value, a.statement["quality"]["completeness"]["ratio"], rfc3339(a.answered_at_ms),
-                _contract(a), _jsonb(a.statement),
+                a.phase.value, a.completeness, rfc3339(a.answered_at_ms),
+                a.contract, _jsonb(a.statement),
             )
             for a in answers
         ]  # fmt: skip
@@ -300,8 +301,9 @@ class _View:
             for column, kind in each.items():
                 columns[column] = _common(columns.get(column, kind), kind)
         parts = [
-            sql.SQL("SELECT {version}::bigint AS version, {columns} FROM {table}").format(
+            sql.SQL("SELECT {version}::bigint AS {name}, {columns} FROM {table}").format(
                 version=sql.Literal(_version(table)),
+                name=sql.Identifier(own_names(columns)["version"]),
                 columns=sql.SQL(", ").join(
                     sql.SQL("{}::{} AS {}").format(
                         sql.Identifier(name) if name in stored else sql.NULL,
@@ -309,7 +311,6 @@ class _View:
                         sql.Identifier(name),
                     )
                     for name, kind in columns.items()
-                    if name != "version"
                 ),
                 table=sql.Identifier(self._schema, table),
             )
@@ -479,16 +480,9 @@ def _without_nul(text: str) -> str:
     return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
 
 
-def _contract(answer: SinkAnswer) -> str:
-    codes = [violation["code"] for violation in answer.statement["contract"]["violations"]]
-    return "; ".join(codes) or "met"
-
-
 def _sql_type(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         return "timestamptz"
-    if pa.types.is_decimal(kind):
-        return "numeric"
     if pa.types.is_integer(kind):
         return "bigint"
     if pa.types.is_floating(kind):

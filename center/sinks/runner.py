@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from center.catalog import Catalog
 from center.results import AnswerReader, AnswerRecord, LeaseLost
-from center.serving.answer_tables import empty_table, has_types, stated_answer, with_types, without_zone
+from center.serving.answer_tables import empty_table, has_types, stated_answer
 from center.sinks.base import Sink, SinkAnswer, SinkQuery
 from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import SinkStatus, SinkStore, WaitingQuery
@@ -572,8 +572,7 @@ def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:
 
 def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:
     """Returns an answer in the form that sinks get."""
-    table, answer = stated_answer(record, query.registered)
-    rows = with_types(without_zone(table), query.of_sink.schema)
+    rows, answer = stated_answer(record, query.registered, query.of_sink.schema)
     if record.synopsis is None and query.registered.spec.group_by:
         rows = rows.slice(0, 0)  # the only row says that an answer exists; the statement says it, too
     return SinkAnswer(

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.work import spend
-from edgewater.model.float_bounds import SIDES
+from edgewater.model.float_bounds import SIDES, Side
 from edgewater.model.key_texts import not_finite
-from edgewater.model.number_columns import DECIMAL, outwards
+from edgewater.model.number_columns import DECIMAL, float_column, outwards
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
 from edgewater.synopses.shapes import Label
 
@@ -352,27 +352,53 @@ def _text(value: list[Any]) -> str:
     return json_text([{k: plain_key(v) for k, v in e.items()} if isinstance(e, dict) else plain_key(e) for e in value])
 
 
-def interval_columns(name: str, estimates: Estimates) -> dict[str, pa.Array]:
+def interval_columns(name: str, estimates: Estimates, *, wide: bool = False) -> dict[str, pa.Array]:
     """Returns an estimate and its bounds as columns.
 
-    Unknown bounds are null, and so is the value of a group without one.
+    Unknown bounds are null, and so is the value of a group without one. Integers are int64, and an integer beyond int64
+    is null (`beyond_int64`). Other values are float64, which may be NaN or infinite. So the type of a column does not
+    depend on its values.
 
-    Integers are int64, or decimal128(38, 0) if one of them exceeds int64. Other values are float64, which may be NaN or
-    infinite.
+    Args:
+        wide: with an integer beyond int64, the columns are float64 instead, and bounds are rounded outwards.
     """
     names = (name, f"{name}_lower", f"{name}_upper")
     if estimates.integers is not None:
-        exact, lower, upper = _integers(estimates)
-        columns = [[_rounded(b, by) for b in of] for of, by in ((exact, int), (lower, math.floor), (upper, math.ceil))]
-        fits = all(i is None or _LEAST <= i <= _GREATEST for column in columns for i in column)
-        kind = pa.int64() if fits else DECIMAL
-        return {
-            n: pa.array([i if i is None or fits else Decimal(i) for i in column], kind)
-            for n, column in zip(names, columns, strict=True)
-        }
+        exact, beyond = estimates.integers, beyond_int64(estimates)
+        if beyond.any() and wide:
+            floats = [float_column(exact, 0)]
+            for bounds, side in zip((estimates.lower, estimates.upper), SIDES, strict=True):
+                floats.append(np.where(bounds == estimates.value, float_column(exact, side), outwards(bounds, side)))
+            return {n: nullable(each) for n, each in zip(names, floats, strict=True)}
+        if beyond.any():
+            exact = pc.if_else(pa.array(beyond), None, exact)
+        exact = exact.cast(pa.int64())
+        both = zip((estimates.lower, estimates.upper), SIDES, (np.floor, np.ceil), strict=True)
+        columns = [_int64_bounds(*each, estimates.value, exact) for each in both]
+        return dict(zip(names, (exact, *columns), strict=True))
     absent = np.isnan(estimates.value) if estimates.present is None else ~estimates.present
     value = pa.array(np.asarray(estimates.value, np.float64), pa.float64(), mask=absent)
     return dict(zip(names, (value, nullable(estimates.lower), nullable(estimates.upper)), strict=True))
+
+
+def _int64_bounds(
+    bounds: FloatArray, side: Side, rounded: Callable[[FloatArray], FloatArray], values: FloatArray, exact: pa.Array
+) -> pa.Array:
+    """Returns bounds as int64. A bound that is equal to its value is the exact value."""
+    whole = rounded(outwards(bounds, side))
+    fits = (whole >= -(2.0**63)) & (whole < 2.0**63)  # not NaN
+    integers = pa.array(np.where(fits, whole, 0.0).astype(np.int64), mask=~fits)
+    return pc.if_else(pa.array(bounds != values), integers, exact)
+
+
+def beyond_int64(estimates: Estimates) -> BoolArray:
+    """Returns which values are integers beyond int64."""
+    integers = estimates.integers
+    if integers is None or not pa.types.is_decimal(integers.type):
+        return np.zeros(len(estimates), bool)
+    least, greatest = (pa.scalar(Decimal(n), DECIMAL) for n in (_LEAST, _GREATEST))
+    beyond = pc.or_(pc.less(integers, least), pc.greater(integers, greatest))
+    return np.asarray(pc.fill_null(beyond, False), bool)
 
 
 def intervals(estimates: Estimates, whole: bool) -> list[Cell]:
@@ -408,14 +434,6 @@ def _integer_texts(estimates: Estimates) -> list[Texts]:
             pc.if_else(pa.array(moved), number_texts(outwards(bound, side), True), exact) if moved.any() else exact
         )
     return columns
-
-
-def _integers(estimates: Estimates) -> list[list[float | None]]:
-    return [[None if t is None else json.loads(t) for t in c.to_pylist()] for c in _integer_texts(estimates)]
-
-
-def _rounded(number: float | None, rounded: Callable[[float], int]) -> int | None:
-    return None if number is None else rounded(number)
 
 
 def number_texts(values: FloatArray, whole: bool) -> Texts:

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 from edgewater.answers.causes import Cause
 from edgewater.answers.facts import (
+    MAX_LISTED_EDGES,
     NONE,
     NOT_LISTED,
     UNKNOWN,
     Amount,
+    Constants,
     Deviation,
+    EdgeStatements,
     Facts,
     Predicted,
 )
@@ -93,10 +96,27 @@ def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswere
         rests=united_rests(spec, [part.rests for part in parts]),
         has_data=any(part.has_data for part in parts),
         deliveries={edge: each for part in parts for edge, each in part.deliveries.items()},
-        edges=NOT_LISTED,
+        edges=_united_edges([part.edges for part in parts], spec),
         predicted=Predicted() if predicted else None,
         windows=windows,
     )
+
+
+def _united_edges(parts: Sequence[EdgeStatements], spec: QuerySpec) -> EdgeStatements:
+    """Returns what each edge withholds of several windows together. An edge has its constants if it has them in each
+    window of which it withholds anything.
+    """
+    by_edge: dict[str, list[tuple[Mapping[str, WithheldBound], Constants]]] = {}
+    for part in parts:
+        if part.withheld is None:
+            return NOT_LISTED
+        for edge, bounds in part.withheld.items():
+            by_edge.setdefault(edge, []).append((bounds, part.only.get(edge, {})))
+    if len(by_edge) > MAX_LISTED_EDGES:
+        return NOT_LISTED
+    withheld = {edge: union_of_windows(spec, [bounds for bounds, _ in each]) for edge, each in by_edge.items()}
+    only = {edge: each[0][1] for edge, each in by_edge.items() if all(one[1] == each[0][1] for one in each)}
+    return EdgeStatements(None, None, None, withheld, {edge: values for edge, values in only.items() if values})
 
 
 def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]:

@@ -13,7 +13,7 @@ from edgewater.client.display import answer_html, answers_html
 from edgewater.client.interval import Interval, Number
 from edgewater.model.errors import EdgewaterError, InvalidRequest
 from edgewater.model.float_bounds import side_of, to_float
-from edgewater.model.key_texts import OWN_COLUMNS, own_name
+from edgewater.model.key_texts import OWN_COLUMNS, own_names
 from edgewater.model.timestamps import parse_time
 
 if TYPE_CHECKING:  # Arrow takes longer to import than most commands take to run
@@ -294,9 +294,9 @@ class Answer:
         }
         if self.version is not None:
             quality["version"] = pa.scalar(self.version, pa.int64())
-        table = self.table
+        table, names = self.table, own_names(self.table.column_names)
         for at, (name, value) in enumerate(quality.items()):
-            table = table.add_column(at, own_name(name, self.table.column_names), pa.repeat(value, table.num_rows))
+            table = table.add_column(at, names[name], pa.repeat(value, table.num_rows))
         return table
 
     def to_pandas(self) -> pd.DataFrame:

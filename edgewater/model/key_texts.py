@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 NULL = "null"
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
@@ -72,8 +72,19 @@ OWN_COLUMNS = ("window_start", "window_end", "phase", "revision", "completeness"
 """The columns that describe the answer. Each table of answers begins with them."""
 
 
-def own_name(name: str, taken: Collection[str]) -> str:
-    """Returns the name of a column that the product adds to a query's columns. A name that is taken gets a prefix."""
-    while name in taken:
-        name = f"answer_{name}"
-    return name
+ADDED_COLUMNS = ("query", "version", "day", "answer_id", *OWN_COLUMNS)
+"""All columns that the product adds to the columns of a query, in any table or message."""
+
+
+def own_names(columns: Iterable[str]) -> dict[str, str]:
+    """Returns the name of each of `ADDED_COLUMNS` beside the columns of a query.
+
+    If a group or a measure has the name, the prefix ``answer_`` is added. SQL and lakes ignore the case of names, so
+    names that differ only in their case count as equal. The names are the same in every table of the query.
+    """
+    taken, names = {column.casefold() for column in columns}, dict[str, str]()
+    for added in ADDED_COLUMNS:
+        names[added] = added
+        while names[added] in taken:
+            names[added] = f"answer_{names[added]}"
+    return names

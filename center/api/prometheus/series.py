@@ -374,7 +374,7 @@ def _add_interval(found: dict[Labels, float], name: str, labels: Mapping[str, st
 def _add_intervals(
     found: dict[Labels, float], name: str, labels: Sequence[Mapping[str, str]], estimates: Estimates
 ) -> None:
-    for column, numbers in interval_columns(name, estimates).items():
+    for column, numbers in interval_columns(name, estimates, wide=True).items():
         spend()
         for each, number in zip(labels, numbers.to_pylist(), strict=True):
             _add(found, column, each, number, side_of(column[len(name) :]))

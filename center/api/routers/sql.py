@@ -34,6 +34,7 @@ from center.serving.answer_tables import empty_table, with_version
 from edgewater.answers.cells import to_json
 from edgewater.answers.work import spend
 from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
+from edgewater.model.key_texts import own_names
 from edgewater.model.sql import (
     CreateQuery,
     DescribeTable,
@@ -189,7 +190,8 @@ def _selected(request: Request, center: Services, text: str, params: SqlParams, 
     for name in checked.tables:
         versions = center.catalog.queries.versions(name)
         start, end = checked.start_ms, checked.end_ms
-        if any("window_start" in [*q.spec.group_by, *(m.name for m in q.spec.measures)] for q in versions):
+        columns = [name for q in versions for name in (*q.spec.group_by, *(m.name for m in q.spec.measures))]
+        if own_names(columns)["window_start"] != "window_start":
             start, end = None, None  # the query has a column of its own with this name
         start = max((ms for ms in (start, params.start) if ms is not None), default=None)
         end = min((ms for ms in (end, params.end) if ms is not None), default=None)

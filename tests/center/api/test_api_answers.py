@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+from sqlalchemy import update
 
 from center.api.models import Answer, AnswerList, AnswerPage
+from center.results.schema import answers as stored_answers
 from edgewater.synopses import GroupedAggregate
 from tests.center.rendered import render
 
@@ -148,6 +150,26 @@ def test_csv_has_a_row_per_group_that_states_its_window_and_completeness(two_hou
     ]  # fmt: skip
     assert {r["completeness"] for r in rows} == {1}
     assert given.text.splitlines()[1].startswith('"2013-01-01T00:00:00Z","2013-01-01T01:00:00Z","final",2,1,"2013')
+
+
+def test_an_answer_whose_facts_are_damaged_costs_only_itself(two_hours):
+    desk, _ = two_hours
+    whole = desk.get("/v1/queries/flights/windows").json()["answers"]
+    with desk.results.engine.begin() as connection:
+        damaged = update(stored_answers).where(stored_answers.c.window_start_ms == T0)
+        connection.execute(damaged.values(quality='{"format":2,"facts":{"expected":'))
+    app = desk.app()  # without the answers that were rendered before the damage
+    first, second = desk.get("/v1/queries/flights/windows", app=app).json()["answers"]
+    assert second == whole[1]
+    assert [v["code"] for v in first["contract"]["violations"]][-1] == "unreadable-data"
+    assert not first["contract"]["met"] and first["data"] == [] and first["total"] == {}
+    for form in ("csv", "arrow"):
+        assert desk.get("/v1/queries/flights/windows", params={"format": form}, app=app).status_code == 200
+    (rolled,) = desk.get("/v1/queries/flights/rollup?every=2h", app=app).json()["answers"]
+    assert not rolled["contract"]["met"] and all(row["n"]["upper"] is None for row in rolled["data"])
+    lines = desk.get("/metrics", app=app).text.splitlines()
+    (count,) = (line for line in lines if line.startswith("edgewater_unreadable_answers_total"))
+    assert float(count.split()[1]) >= 4
 
 
 def test_arrow_is_a_stream_whose_schema_carries_each_answers_quality(two_hours):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from center.budgets import (
     AllocationPolicy,
@@ -14,6 +18,9 @@ from center.budgets import (
     ShareReported,
 )
 from center.catalog import BudgetStateChange
+from center.serving import MeasureQuestions, explain_value
+from edgewater.answers.uniting import with_late
+from edgewater.model.measure import Measure
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Withheld
 
@@ -60,6 +67,26 @@ def test_a_sketch_states_its_own_error_from_before_it_is_widened(desk):
     assert "lga" in by_cause["missing"]["says"]
     edges = {e["edge"]: e["closed"] for e in told["edges"]}
     assert edges == {"jfk": True, "lga": False}
+
+
+def test_a_known_number_of_late_records_has_bounds_in_the_explanation_of_a_sketch(desk):
+    desk.connect("jfk")
+    query = desk.register(measures={"delay": "quantiles(dep_delay)", "miles": "sum(distance)"})
+    desk.report(query, "jfk", T0, {"UA": 50})
+    record = desk.results.answer(query.ref, T0, 1)
+    record = replace(record, facts=with_late(record.facts, {"after-final": 2}))
+
+    def parts(measure: Measure) -> tuple[dict[str, Any], dict[str, Any]]:
+        told = explain_value(record, query.spec, measure, MeasureQuestions(quantiles=(0.5,)))
+        return told.cell, {part.cause: part for part in told.parts}
+
+    delay, miles = query.spec.measures
+    cell, by_cause = parts(delay)
+    own, missing = by_cause["sketch"], by_cause["missing"]
+    assert missing.above > 0 and missing.below > 0 and "2 records" in missing.says
+    assert cell["upper"] == pytest.approx(cell["estimate"] + own.above + missing.above)
+    assert cell["lower"] == pytest.approx(cell["estimate"] - own.below - missing.below)
+    assert parts(miles)[1]["missing"].above is None, "the values of two records are unknown"
 
 
 def test_without_a_group_the_widest_is_explained_and_an_absent_one_is_not_found(desk):

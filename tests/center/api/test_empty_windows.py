@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,25 @@ def test_a_window_that_all_edges_closed_without_a_record_takes_no_bounds_from_a_
     (row,) = answer["data"]
     assert (row["n"]["lower"], row["n"]["upper"], row["d"]["lower"], row["d"]["upper"]) == (6, 6, 600, 600)
     assert desk.results.empty_windows(query.ref, [(T0 + 2 * HOUR, T0 + 3 * HOUR)]) == {(T0 + 2 * HOUR, T0 + 3 * HOUR)}
+
+
+def test_a_question_about_an_empty_window_says_that_it_is_empty(desk: Any) -> None:
+    desk.connect("jfk", "lga")
+    query = hours(desk, 0, 1, 3)
+    kind = {"content-type": "application/x-ndjson"}
+
+    def said(**selector: Any) -> dict[str, Any]:
+        line = json.dumps({**selector, "measure": "n"})
+        reply = desk.ask("POST", "/v1/queries/flights/evaluate", content=line, headers=kind)
+        found: dict[str, Any] = json.loads(reply.text)["error"]
+        return found
+
+    at = {"window": rfc3339(T0 + 2 * HOUR)}, {"at": T0 + 2 * HOUR + 5}
+    assert all(said(**each)["status"] == 404 and "without a record" not in said(**each)["detail"] for each in at)
+    for hour in (0, 1, 3):
+        desk.report(query, "lga", T0 + hour * HOUR, {"UA": 1})
+    assert all(said(**each)["status"] == 404 and "without a record" in said(**each)["detail"] for each in at)
+    assert "without a record" not in said(window=rfc3339(T0 + 9 * HOUR))["detail"]
 
 
 def test_a_window_that_is_not_closed_or_lies_before_the_first_answer_is_not_known_to_be_empty(desk: Any) -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +20,8 @@ from edgewater.client import Center
 from edgewater.client.answers import from_json, to_pandas
 from edgewater.client.commands import query
 from edgewater.client.display import answer_html
-from edgewater.model.key_texts import key_text
+from edgewater.model.key_texts import OWN_COLUMNS, key_text, own_names
+from tests.center.api import conftest
 from tests.center.api.conftest import HOUR, T0, Desk
 
 CARRIERS: tuple[str | None, ...] = (None, "null", "", '"null"', "NaN", "None", "x")
@@ -121,7 +121,7 @@ def boundless(desk: Desk) -> tuple[Any, dict[int, int]]:
     return query, {T0 + hour * HOUR: sum(values) for hour, values in enumerate(shipped)}
 
 
-def test_integers_beyond_their_types_are_exact_on_every_face(desk: Desk, tmp_path: Path) -> None:
+def test_integers_beyond_int64_are_exact_in_json_and_null_with_a_code_in_tables(desk: Desk) -> None:
     _, sums = boundless(desk)
     names = ("miles", "miles_lower", "miles_upper")
     path = "/v1/queries/flights/windows"
@@ -132,21 +132,45 @@ def test_integers_beyond_their_types_are_exact_on_every_face(desk: Desk, tmp_pat
     table = pa.ipc.open_stream(
         desk.get(path, headers={"Accept": "application/vnd.apache.arrow.stream"}).content
     ).read_all()
+    fits = [value if value <= FAR else None for value in sums.values()]
+    codes = ["met" if value is not None else "beyond-int64" for value in fits]
     for name in names:
-        assert [int(v) for v in table.column(name).to_pylist()] == list(sums.values())
+        assert table.column(name).type == pa.int64() and table.column(name).to_pylist() == fits
+    assert table.column("contract").to_pylist() == codes
+    for start in sums:  # the type does not depend on the values of a page
+        page = desk.get(path, params={"start": start, "limit": 1, "format": "arrow"}).content
+        assert pa.ipc.open_stream(page).read_all().schema.remove_metadata() == table.schema.remove_metadata()
     text = desk.get(path, headers={"Accept": "text/csv"}).content
     types = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
     columns = pa.csv.read_csv(io.BytesIO(text), convert_options=types)
     for name in names:
-        assert columns.column(name).to_pylist() == list(map(str, sums.values()))
-    selected = select(desk, "SELECT miles, miles_lower, miles_upper FROM flights")
+        assert columns.column(name).to_pylist() == [None if v is None else str(v) for v in fits]
+    selected = select(desk, "SELECT miles, miles_lower, miles_upper, contract FROM flights")
     found = {tuple(row) for row in selected.json()["rows"]}
-    assert found == {(v, v, v) for v in sums.values()}
+    assert found == {(v, v, v, code) for v, code in zip(fits, codes, strict=True)}
     rolled = desk.get("/v1/queries/flights/rollup", params={"every": "3h"}).json()["answers"][0]
     whole = sum(sums.values())
     assert rolled["data"][0]["miles"]["estimate"] == whole
     assert rolled["data"][0]["miles"]["lower"] == rolled["data"][0]["miles"]["upper"] == whole
     assert json.dumps(whole) in json.dumps(rolled["total"])
+
+
+def test_columns_of_the_answer_have_one_name_on_every_face(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = ("Phase", "version", "day", "window_start")
+    monkeypatch.setattr(conftest, "COLUMNS", {**conftest.COLUMNS, **dict.fromkeys(taken, pa.string())})
+    desk.connect("jfk")
+    query = desk.register(group_by=list(taken), measures={"revision": "count()"})
+    desk.ship(query, "jfk", T0, {name: pa.array([f"{name} key"]) for name in taken})
+    names = own_names([*taken, "revision"])
+    wanted = [*(names[name] for name in OWN_COLUMNS), "answer_version", *taken, "revision"]
+    assert {"answer_phase", "answer_window_start", "answer_revision", "window_end"} <= set(wanted)
+    path = "/v1/queries/flights/windows"
+    arrow = pa.ipc.open_stream(desk.get(path, params={"format": "arrow"}).content).read_all()
+    csv = pa.csv.read_csv(io.BytesIO(desk.get(path, params={"format": "csv"}).content))
+    selected = [column["name"] for column in select(desk, "SELECT * FROM flights").json()["columns"]]
+    for found in (arrow.column_names, csv.column_names, selected):
+        assert found[: len(wanted)] == wanted
+    assert arrow["Phase"].to_pylist() == ["Phase key"] and arrow["answer_phase"].to_pylist() == ["complete"]
 
 
 def test_bounds_in_pandas_and_in_live_answers_leave_to_the_outside() -> None:

@@ -21,7 +21,7 @@ from center.api.prometheus.evaluate import Matchers
 from center.api.prometheus.series import ALL, SamplesCache, SeriesReader
 from center.api.routers import alerts, rollup, sql
 from center.api.sql_guard import SqlGuard
-from center.serving.answer_tables import stated_answer
+from center.serving.answer_tables import answer_schema, stated_answer
 from center.sinks import read_definition
 from center.sinks.alert_check import CheckReport, check_rules
 from center.sinks.alerts import AlertsConfig
@@ -200,9 +200,10 @@ def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
     query = desk.register(lateness="99h")
     desk.report(query, "jfk", T0, {f"C{n}": 1 for n in range(10)})
     (record,) = desk.results.at(query.ref, T0)
+    schema = answer_schema(desk.catalog, query.spec)
     with pytest.raises(Overspent), limited(cells=15).running():
-        stated_answer(record, query)
-    assert stated_answer(record, query)[1].stated.contract.met
+        stated_answer(record, query, schema)
+    assert stated_answer(record, query, schema)[1].stated.contract.met
     with pytest.raises(Overspent), limited(cells=15).running():
         SeriesReader(desk.results, (query,), SamplesCache()).series(query, record, ALL)
 

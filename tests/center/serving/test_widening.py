@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,17 @@ from center.serving import Evaluator, SynopsisCache, WindowQuestion
 from center.serving.evaluator import AnsweredWindows, WindowAnswer
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
-from edgewater.answers import UNKNOWN, Amount, Cause, Deviation, Facts, Phase, Predicted
+from edgewater.answers import (
+    UNKNOWN,
+    Amount,
+    Cause,
+    Deviation,
+    EdgeStatements,
+    Facts,
+    Phase,
+    Predicted,
+    WithheldBound,
+)
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 
@@ -69,6 +79,9 @@ class Windows:
 
     def aggregate(self, window: WindowAnswer) -> GroupedAggregate:
         return aggregate()
+
+    def empty(self, windows: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        return set()
 
     def for_query(self, query: str) -> AnsweredWindows:
         return self
@@ -133,3 +146,18 @@ def test_only_a_measures_own_value_has_a_bound_beside_a_missing_edge() -> None:
     widened = widening(window(0, None, MISSING).facts).widen(users, stack, stack.query(), None, own=False)
     assert np.isfinite([widened.lower[0], widened.upper[0]]).all()
     assert np.isnan([widened.lower[1], widened.upper[1]]).all()
+
+
+def test_what_an_edge_withholds_widens_the_groups_that_the_edge_may_have_records_of() -> None:
+    own = {"n": WithheldBound(3.0, 0.0)}
+
+    def holding(start_ms: int, only: dict[str, str]) -> WindowAnswer:
+        plain, constants = window(start_ms, None), {"e": only} if only else {}
+        edges = EdgeStatements(withheld={"e": own}, only=constants)
+        return replace(plain, facts=replace(plain.facts, withheld=own, edges=edges))
+
+    one, other = holding(0, {"k": "b"}), holding(3000, {"k": "b"})
+    assert bounds(one, measure="n") == [(1, 1), (2, 5)]
+    assert bounds(one, measure="n", group={"k": "a"}) == [(1, 1)]
+    assert bounds(one, other, measure="n", merge=True) == [(2, 2), (4, 10)]
+    assert bounds(one, holding(3000, {}), measure="n", merge=True) == [(2, 8), (4, 10)]

@@ -81,7 +81,7 @@ class Parquet(System):
 
     def rows(self, query: str, version: int, key: str) -> Iterable[tuple[Any, ...]]:
         """As DuckDB reads them."""
-        if not list(self.path.rglob("*.parquet")):
+        if not list(self.path.glob(f"{query}_v{version}/*/*.parquet")):
             return []
         files = f"read_parquet('{self.path}/{query}_v{version}/*/*.parquet', hive_partitioning=true)"
         return duckdb.sql(f"SELECT epoch_ms(window_start), {key}, n FROM {files}").fetchall()

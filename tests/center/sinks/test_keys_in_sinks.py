@@ -18,8 +18,10 @@ import pyarrow as pa
 import pytest
 
 from center.sinks import SinkRunner, SinkStore, read_definition
-from center.sinks.base import SinkAnswer, SinkQuery
+from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
+from center.sinks.testing import QUERY, REF, SCHEMA, Memory, answer
 from edgewater.model.errors import InvalidConfig
+from edgewater.model.key_texts import OWN_COLUMNS, own_names
 from edgewater.wire import QueryRef
 from edgewater.wire import remote_write_pb2 as pb
 from tests.center.api import conftest
@@ -45,7 +47,7 @@ def catch_up(running: SinkRunner) -> None:
         pass
 
 
-def rows_of(system: System, query: str, version: int) -> list[dict[str, Any]]:
+def rows_of(system: System, query: str, version: int | str) -> list[dict[str, Any]]:
     """What a reader sees, with its own names of columns."""
     if isinstance(system, Postgres):
         with psycopg.connect(system.url) as connection:
@@ -107,6 +109,29 @@ def test_groups_may_have_the_names_that_a_sink_adds(
     for at in "12":
         (row,) = (r for r in rows if f"day{at}" in r.values())
         assert {f"{name}{at}" for name in NAMES} <= set(row.values()), "each key is in a column of its own"
+        assert {own_names(NAMES)[name] for name in OWN_COLUMNS} <= row.keys(), "the same names as in each table"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+def test_a_lake_has_a_row_per_answer_also_if_the_answer_has_no_group(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    system = SYSTEMS[kind](request, tmp_path)
+    pages = [[answer(1, 0, {}), answer(2, HOUR, {"a": 1, "b": 2})], [answer(3, 2 * HOUR, {})]]
+    for epoch, page in enumerate(pages, 1):
+        sink = system.sink(SinkContext("kit", epoch, Memory(), center=1))
+        stored = sink.open([SinkQuery(REF, QUERY, SCHEMA)])
+        assert stored == ({REF: 2} if epoch == 2 else {})
+        for _ in range(2):  # a page that comes again changes nothing
+            sink.write(page, {REF: page[-1].answer_id})
+        sink.close()
+    rows = sorted(rows_of(system, "kit", "3_windows"), key=lambda row: row["answer_id"])
+    assert [row["answer_id"] for row in rows] == [1, 2, 3]
+    assert [row["window_start"].timestamp() * 1000 for row in rows] == [0, HOUR, 2 * HOUR]
+    assert {(row["phase"], row["contract"], row["completeness"]) for row in rows} == {("final", "met", 1.0)}
+    assert json.loads(rows[0]["statement"])["query"] == "kit"
+    assert system.contents() == {HOUR: {"a": 1, "b": 2}}
 
 
 @pytest.mark.slow

@@ -490,7 +490,7 @@ def test_names_of_queries_and_columns_that_the_sink_uses_itself_do_not_clash(des
     v = f"flights_v{flights.ref.version}"
     views = ["flights", f"{v}_", f"{v}__", "q_edgewater_windows", "q_q_edgewater_windows"]
     for count, (view, query) in enumerate(zip(views, queries, strict=True), 1):
-        rows = warehouse.ask(f"SELECT answer_window_start, window_start, version_, phase, version FROM {view}")
+        rows = warehouse.ask(f"SELECT answer_window_start, window_start, version, phase, answer_version FROM {view}")
         expected = [(datetime(2013, 1, 1, tzinfo=UTC), count, 100 * count, 100, query.ref.version)]
         assert [row for row in sorted(rows) if row[0].hour == 0] == expected, view
 

@@ -150,10 +150,23 @@ def test_withheld_amounts_and_rests_of_windows_are_united() -> None:
     assert united([part, replace(part, rests={"s": None})], SPEC).rests["s"] is None
 
 
+def test_an_edge_keeps_its_constants_if_it_has_them_in_each_window_of_which_it_withholds() -> None:
+    own, other = WithheldBound(2.0, 0.0, None, 0.1, 0.0), WithheldBound(3.0, 0.0)
+    only = {"a": {"k": "x"}, "b": {"k": "y"}}
+    first = EdgeStatements(withheld={"a": {"s": own}, "b": {"s": own}}, only=only)
+    second = EdgeStatements(withheld={"a": {"s": other}, "b": {"s": other}}, only={**only, "b": {"k": "z"}})
+    idle = EdgeStatements(withheld={}, only={"b": {"k": "z"}})
+    edges = united([replace(WHOLE, edges=each) for each in (first, second, idle)], SPEC).edges
+    assert edges.only == {"a": {"k": "x"}}
+    assert edges.withheld is not None and edges.withheld["a"]["s"] == WithheldBound(5.0, 0.0)
+    assert united([replace(WHOLE, edges=each) for each in (first, idle)], SPEC).edges.only == only
+    assert united([replace(WHOLE, edges=each) for each in (first, NOT_LISTED)], SPEC).edges == NOT_LISTED
+
+
 def test_a_union_has_deliveries_but_no_statements_of_edges_and_no_predicted_values() -> None:
     early = replace(WHOLE, predicted=Predicted("s", False, 0.95, (1.0, 0.0, 2.0)), edges=EdgeStatements(("a",)))
     union = united([replace(WHOLE, deliveries={"b": (Delivery.AT_MOST_ONCE,)}), early], SPEC)
-    assert union.predicted == Predicted() and union.edges == NOT_LISTED
+    assert union.predicted == Predicted() and union.edges == EdgeStatements(None, None, None)
     assert union.deliveries == {"b": (Delivery.AT_MOST_ONCE,)}
     assert united([WHOLE], SPEC).predicted is None
 
