@@ -105,9 +105,7 @@ class AnswerReader:
     def last(self, ref: QueryRef, count: int) -> int | None:
         """Returns the start of the earliest of the query's last `count` windows; None: no window has an answer."""
         newest = _newest_revisions(ref).order_by(t.answers.c.window_start_ms.desc()).limit(count).subquery()
-        with read_transaction(self._engine) as connection:
-            start: int | None = connection.execute(select(func.min(newest.c.window_start_ms))).scalar_one()
-        return start
+        return self._number(select(func.min(newest.c.window_start_ms)))
 
     def windows(
         self,
@@ -259,16 +257,11 @@ class AnswerReader:
     def answered_at_after(self, answer_id: int) -> int | None:
         """Returns the wall time, ms, of the first answer with a greater id; None: there is none."""
         a = t.answers.c
-        first = select(a.answered_at_ms).where(a.answer_id > answer_id).order_by(a.answer_id).limit(1)
-        with read_transaction(self._engine) as connection:
-            return connection.execute(first).scalar_one_or_none()
+        return self._number(select(a.answered_at_ms).where(a.answer_id > answer_id).order_by(a.answer_id).limit(1))
 
     def first_answer_from(self, start_ms: int) -> int | None:
         """Returns the least id of an answer to a window that starts at a time or later; None: there is none."""
-        first = select(func.min(t.answers.c.answer_id)).where(t.answers.c.window_start_ms >= start_ms)
-        with read_transaction(self._engine) as connection:
-            value = connection.execute(first).scalar_one()
-        return None if value is None else int(value)
+        return self._number(select(func.min(t.answers.c.answer_id)).where(t.answers.c.window_start_ms >= start_ms))
 
     def trimmed(self) -> int:
         """Returns the greatest id of an answer that was deleted because of its age; 0: none was deleted."""
@@ -330,6 +323,11 @@ class AnswerReader:
         rows = (_rows() if with_data else _rows(*_HEAD, null().label("synopsis"))).join(chosen, here)
         return self._answers(rows.order_by(t.answers.c.window_start_ms))
 
+    def _number(self, statement: Select[Any]) -> int | None:
+        with read_transaction(self._engine) as connection:
+            number: int | None = connection.execute(statement).scalar_one_or_none()
+        return number
+
     def _answers(self, rows: Any) -> list[AnswerRecord]:
         with read_transaction(self._engine) as connection:
             return [_record(row) for row in connection.execute(rows)]
@@ -373,19 +371,11 @@ def _in_range(rows: Select[Any], start_ms: int | None, end_ms: int | None) -> Se
 
 
 def _record(row: Row[Any]) -> AnswerRecord:
+    facts = with_late(facts_from_json(row.quality), late_from_json(row.late))
     return AnswerRecord(
-        answer_id=row.answer_id,
-        query=query_from_key(row.query),
-        window_start_ms=row.window_start_ms,
-        window_end_ms=row.window_end_ms,
-        revision=row.revision,
-        phase=Phase(row.phase),
-        answered_at_ms=row.answered_at_ms,
-        staleness_ms=row.staleness_ms,
-        facts=with_late(facts_from_json(row.quality), late_from_json(row.late)),
-        synopsis=row.synopsis,
-        data_of=row.data_revision,
-    )
+        row.answer_id, query_from_key(row.query), row.window_start_ms, row.window_end_ms, row.revision,
+        Phase(row.phase), row.answered_at_ms, row.staleness_ms, facts, row.synopsis, row.data_revision,
+    )  # fmt: skip
 
 
 def read_cursor(cursor: str) -> int:

@@ -33,7 +33,7 @@ from center.ledger import (
 from center.results import lease as leases
 from center.results import schema as t
 from center.results.answers import AnswerReader
-from center.results.corrections import await_all_corrections, lock_corrected, next_correction, write_corrections
+from center.results.corrections import lock_corrected, next_correction, state_earlier_late_records, write_corrections
 from center.results.lease import Lease, LeaseLost
 from center.results.writes import (
     MAX_ANSWER_BYTES,
@@ -134,7 +134,7 @@ class ResultStore(AnswerReader):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if "late" in counters:
-                await_all_corrections(connection)
+                state_earlier_late_records(connection)
                 connection.execute(delete(t.counters).where(t.counters.c.name == "late"))
             if counters.get(DRIVERS, 1) == 1:
                 _add_partition(connection, ALL_QUERIES)

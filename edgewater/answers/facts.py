@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from edgewater.answers.causes import Cause
+from edgewater.answers.causes import RULES, Cause
 from edgewater.answers.withheld_bounds import WithheldBound
 from edgewater.model.streams import Constant, Delivery
 from edgewater.wire import Rest
@@ -256,6 +256,11 @@ class Facts:
     def lacking(self) -> list[str]:
         """The edges that are missing, then the edges that have left."""
         return [*self.edges_by(Cause.MISSING), *self.edges_by(Cause.LEFT)]
+
+    @property
+    def reasons(self) -> list[str]:
+        """What has happened, for each cause."""
+        return [RULES[cause].what for cause in dict.fromkeys(d.cause for d in self.deviations)]
 
     @property
     def is_merged_session(self) -> bool:

@@ -163,6 +163,8 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
         assert (cell["estimate"], cell["lower"], cell["upper"]) == (1, 1, 1 + records)
     assert center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"] != etag
     assert [record.revision for record in center.results.answers_after(live, 9)] == [2, 2]
+    (rollup,) = center.get("/v1/queries/q/rollup?every=1h")["answers"]
+    assert (rollup["quality"]["records"]["after_final"], rollup.get("data_of")) == (10, None)
     for number, stated in ((1, before), (2, center.answer())):
         revision = center.fetch(f"/v1/queries/q/windows/{T0}?revision={number}")
         assert revision.json() == stated and "immutable" in revision.headers["cache-control"]

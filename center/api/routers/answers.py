@@ -24,7 +24,7 @@ from center.api.time_params import Time
 from center.api.versions import clipped, version_with, versions_of
 from center.results import AnswerRecord, read_cursor
 from center.serving import MeasureQuestions
-from edgewater.answers import Cause, Phase
+from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS
@@ -294,19 +294,9 @@ def require_complete(records: Sequence[AnswerRecord]) -> None:
         facts = record.facts
         if facts.ratio < 1:
             edges = facts.lacking
-            lacking = f"records of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}"
-            if not edges:
-                reasons = {
-                    Cause.AFTER_FINAL: "that came when it was final",
-                    Cause.REJECTED: "that sources rejected",
-                    Cause.GUESSED: "that edges left out on a guess",
-                }
-                counts = {cause: facts.records_by(cause).total() for cause in reasons}
-                parts = [f"{counts[cause]} records {text}" for cause, text in reasons.items() if counts[cause]]
-                lacking = " and ".join(parts) or "an expected edge"
-            raise HttpProblem(
-                "incomplete", f"the answer to the window at {rfc3339(record.window_start_ms)} lacks {lacking}"
-            )
+            lacking = f" of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}" if edges else ""
+            text = f"the answer to the window at {rfc3339(record.window_start_ms)} may lack records{lacking}"
+            raise HttpProblem("incomplete", ": ".join([text, *filter(None, ["; ".join(facts.reasons)])]))
 
 
 def shown(millis: int | None) -> str | None:
