@@ -291,5 +291,5 @@ class Facts:
 
     @property
     def late_counts(self) -> tuple[int, ...]:
-        """The numbers of records that may still change after the final answer."""
+        """The numbers of records that came late, were rejected, or were guessed about."""
         return tuple(self.records_by(cause).total() for cause in (Cause.AFTER_FINAL, Cause.REJECTED, Cause.GUESSED))
