@@ -133,10 +133,13 @@ class AnswerReader:
         newest = _in_range(_newest_revisions(ref, min_phase), start_ms, end_ms)
         if cursor is not None:
             newest = newest.where(starts > read_cursor(cursor))
-        found = self._newest(ref, newest.order_by(starts).limit(limit + 1))
-        sizes = accumulate(len(r.synopsis or b"") for r in found)
-        fits = next((n for n, size in enumerate(sizes, 1) if max_bytes is not None and size >= max_bytes), limit)
-        count = min(limit, fits)
+        count, newest = limit, newest.order_by(starts)
+        if max_bytes is not None:
+            sizes = self._of(ref, newest.limit(limit), _rows(func.coalesce(func.length(_SYNOPSIS), 0)))
+            with read_transaction(self._engine) as connection:
+                held = accumulate(connection.execute(sizes).scalars())
+            count = next((n for n, size in enumerate(held, 1) if size >= max_bytes), limit)
+        found = self._newest(ref, newest.limit(count + 1))
         if len(found) <= count:
             return found, None
         return found[:count], str(found[count - 1].window_start_ms)
@@ -314,14 +317,17 @@ class AnswerReader:
 
     def _newest(self, ref: QueryRef, newest: Any, *, with_data: bool = True) -> list[AnswerRecord]:
         """Returns the answers whose (window_start_ms, revision) `newest` selects."""
+        return self._answers(self._of(ref, newest, _rows() if with_data else _rows(*_HEAD, null().label("synopsis"))))
+
+    @staticmethod
+    def _of(ref: QueryRef, newest: Any, rows: Select[Any]) -> Select[Any]:
         chosen = newest.subquery()
         here = (
             (t.answers.c.query == query_key(ref))
             & (t.answers.c.window_start_ms == chosen.c.window_start_ms)
             & (t.answers.c.revision == chosen.c.revision)
         )
-        rows = (_rows() if with_data else _rows(*_HEAD, null().label("synopsis"))).join(chosen, here)
-        return self._answers(rows.order_by(t.answers.c.window_start_ms))
+        return rows.join(chosen, here).order_by(t.answers.c.window_start_ms)
 
     def _number(self, statement: Select[Any]) -> int | None:
         with read_transaction(self._engine) as connection:

@@ -1,8 +1,8 @@
 """The sinks `parquet`, `delta` and `iceberg` append final answers to a table per query and version.
 
-Only corrections follow a final answer, so rows are only added. A table names the center and the sink that write it. Each
-append stores the id of its last answer, in the name of the file or in the commit. So if an append is repeated after a
-kill, it changes nothing.
+Only corrections follow a final answer, so rows are only added. A table names the center and the sink that write it.
+Each append stores the id of its last answer, in the name of the file or in the commit. So if an append is repeated
+after a kill, it changes nothing.
 """
 
 from __future__ import annotations

@@ -177,6 +177,24 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
     assert 'edgewater_after_final_records_total{edge="b",query="q",reason="after-final"} 10.0' in metrics
 
 
+def test_answers_that_are_due_come_before_corrections(center: Border, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = center.edge("a")
+    query, urgent = center.register(), center.register(name="urgent", budget={"staleness": "2s"})
+    center.now_ms = T0 + MINUTE
+    first.accept(T0 + 1_000, T0 + MINUTE)
+    first.ship()
+    late = center.edge("b")
+    late.accept(T0 + 2_000, T0 + MINUTE)
+    with monkeypatch.context() as patched:
+        patched.setattr(center.writer, "advance", lambda: None)
+        late.ship()
+    center.now_ms = T0 + 2 * MINUTE + 2_000
+    assert {e.query for e in center.writer.advance()} == {urgent}
+    assert center.results.revisions(query, T0) == [1]
+    assert center.writer.advance() == []
+    assert center.results.revisions(query, T0) == [1, 2]
+
+
 def test_records_that_an_edge_drops_as_too_late_are_counted_on_their_window(center: Border) -> None:
     edge = center.edge("a")
     center.register()

@@ -31,7 +31,6 @@ from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.timestamps import rfc3339
 
 MAX_LIMIT = 1_000
-CHUNK = 25
 PAGE_BYTES = 4 << 20
 """A page ends after this many bytes of synopses, before its `limit`. Rendered answers are about ten times larger."""
 MAX_NAMED = 3
@@ -230,28 +229,12 @@ def _read_page(
         start, end = clipped(query, params.start, params.end)
         if query.windows.until_ms <= after_ms or (start is not None and start == end):
             continue
-        records, cursor = _read_version(center, query, params, start, end)
+        limits = params.limit, params.cursor, params.min_phase, PAGE_BYTES
+        records, cursor = center.results.windows(query.ref, start, end, *limits)
         if records:
             follows = number + 1 < len(versions) and (params.end is None or params.end > query.windows.until_ms)
             return query, records, cursor or (str(records[-1].window_start_ms) if follows else None)
     return versions[-1], [], None
-
-
-def _read_version(
-    center: Services, query: RegisteredQuery, params: RangeParams, start: int | None, end: int | None
-) -> tuple[list[AnswerRecord], str | None]:
-    records: list[AnswerRecord] = []
-    cursor, held = params.cursor, 0
-    while len(records) < params.limit and held < PAGE_BYTES:
-        count = min(CHUNK, params.limit - len(records))
-        chunk, cursor = center.results.windows(
-            query.ref, start, end, count, cursor, params.min_phase, PAGE_BYTES - held
-        )
-        records += chunk
-        held += sum(len(r.synopsis or b"") for r in chunk)
-        if cursor is None:
-            break
-    return records, cursor
 
 
 def _revisions(center: Services, query: RegisteredQuery, start_ms: int) -> list[int]:
