@@ -6,8 +6,8 @@
 from center.results.answers import UNREADABLE, AnswerChanges, AnswerReader, AnswerRecord, NewestAnswers, read_cursor
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
-from center.results.store import MergedDelta, ResultStore, restored_at_ms
-from center.results.writes import MAX_ANSWER_BYTES
+from center.results.store import ResultStore, restored_at_ms
+from center.results.writes import MAX_ANSWER_BYTES, MergedDelta
 
 __all__ = [
     "MAX_ANSWER_BYTES",

@@ -115,9 +115,7 @@ class AnswerReader:
     def last(self, ref: QueryRef, count: int) -> int | None:
         """Returns the start of the earliest of the query's last `count` windows; None: no window has an answer."""
         newest = _newest_revisions(ref).order_by(t.answers.c.window_start_ms.desc()).limit(count).subquery()
-        with read_transaction(self._engine) as connection:
-            start: int | None = connection.execute(select(func.min(newest.c.window_start_ms))).scalar_one()
-        return start
+        return self._number(select(func.min(newest.c.window_start_ms)))
 
     def windows(
         self,
@@ -145,10 +143,13 @@ class AnswerReader:
         newest = _in_range(_newest_revisions(ref, min_phase), start_ms, end_ms)
         if cursor is not None:
             newest = newest.where(starts > read_cursor(cursor))
-        found = self._newest(ref, newest.order_by(starts).limit(limit + 1))
-        sizes = accumulate(len(r.synopsis or b"") for r in found)
-        fits = next((n for n, size in enumerate(sizes, 1) if max_bytes is not None and size >= max_bytes), limit)
-        count = min(limit, fits)
+        count, newest = limit, newest.order_by(starts)
+        if max_bytes is not None:
+            sizes = self._of(ref, newest.limit(limit), _rows(func.coalesce(func.length(_SYNOPSIS), 0)))
+            with read_transaction(self._engine) as connection:
+                held = accumulate(connection.execute(sizes).scalars())
+            count = next((n for n, size in enumerate(held, 1) if size >= max_bytes), limit)
+        found = self._newest(ref, newest.limit(count + 1))
         if len(found) <= count:
             return found, None
         return found[:count], str(found[count - 1].window_start_ms)
@@ -269,16 +270,11 @@ class AnswerReader:
     def answered_at_after(self, answer_id: int) -> int | None:
         """Returns the wall time, ms, of the first answer with a greater id; None: there is none."""
         a = t.answers.c
-        first = select(a.answered_at_ms).where(a.answer_id > answer_id).order_by(a.answer_id).limit(1)
-        with read_transaction(self._engine) as connection:
-            return connection.execute(first).scalar_one_or_none()
+        return self._number(select(a.answered_at_ms).where(a.answer_id > answer_id).order_by(a.answer_id).limit(1))
 
     def first_answer_from(self, start_ms: int) -> int | None:
         """Returns the least id of an answer to a window that starts at a time or later; None: there is none."""
-        first = select(func.min(t.answers.c.answer_id)).where(t.answers.c.window_start_ms >= start_ms)
-        with read_transaction(self._engine) as connection:
-            value = connection.execute(first).scalar_one()
-        return None if value is None else int(value)
+        return self._number(select(func.min(t.answers.c.answer_id)).where(t.answers.c.window_start_ms >= start_ms))
 
     def trimmed(self) -> int:
         """Returns the greatest id of an answer that was deleted because of its age; 0: none was deleted."""
@@ -331,14 +327,22 @@ class AnswerReader:
 
     def _newest(self, ref: QueryRef, newest: Any, *, with_data: bool = True) -> list[AnswerRecord]:
         """Returns the answers whose (window_start_ms, revision) `newest` selects."""
+        return self._answers(self._of(ref, newest, _rows() if with_data else _rows(*_HEAD, null().label("synopsis"))))
+
+    @staticmethod
+    def _of(ref: QueryRef, newest: Any, rows: Select[Any]) -> Select[Any]:
         chosen = newest.subquery()
         here = (
             (t.answers.c.query == query_key(ref))
             & (t.answers.c.window_start_ms == chosen.c.window_start_ms)
             & (t.answers.c.revision == chosen.c.revision)
         )
-        rows = (_rows() if with_data else _rows(*_HEAD, null().label("synopsis"))).join(chosen, here)
-        return self._answers(rows.order_by(t.answers.c.window_start_ms))
+        return rows.join(chosen, here).order_by(t.answers.c.window_start_ms)
+
+    def _number(self, statement: Select[Any]) -> int | None:
+        with read_transaction(self._engine) as connection:
+            number: int | None = connection.execute(statement).scalar_one_or_none()
+        return number
 
     def _answers(self, rows: Any) -> list[AnswerRecord]:
         with read_transaction(self._engine) as connection:
@@ -402,18 +406,9 @@ def _record(row: Row[Any]) -> AnswerRecord:
     spend(nbytes=len(row.synopsis or b""))
     facts, synopsis = _facts(row)
     return AnswerRecord(
-        answer_id=row.answer_id,
-        query=query_from_key(row.query),
-        window_start_ms=row.window_start_ms,
-        window_end_ms=row.window_end_ms,
-        revision=row.revision,
-        phase=Phase(row.phase),
-        answered_at_ms=row.answered_at_ms,
-        staleness_ms=row.staleness_ms,
-        facts=facts,
-        synopsis=synopsis,
-        data_of=row.data_revision,
-    )
+        row.answer_id, query_from_key(row.query), row.window_start_ms, row.window_end_ms, row.revision,
+        Phase(row.phase), row.answered_at_ms, row.staleness_ms, facts, synopsis, row.data_revision,
+    )  # fmt: skip
 
 
 def read_cursor(cursor: str) -> int:

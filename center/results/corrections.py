@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, case, delete, func, insert, literal, select
+from sqlalchemy import Connection, Row, bindparam, case, delete, func, select, update
 
-from center.ledger import AT_ONCE_MS
 from center.results import schema as t
 from center.results.late_records import await_corrections, late_by_window, late_to_json
 from center.results.writes import TRIMMED, insert_answers
@@ -26,20 +25,25 @@ WAIT_MS = 60_000
 """The least time between two corrections of a window."""
 MAX_CORRECTED = 200
 """Maximum windows that one transaction examines. The job waits meanwhile."""
+_KEPT = ("query", "window_start_ms", "window_end_ms", "phase", "staleness_ms")
 
 
-def await_all_corrections(connection: Connection) -> None:
-    """Lets all windows with late records wait for a correction.
+def state_earlier_late_records(connection: Connection) -> None:
+    """Lets final answers state the late records that an earlier release added to them whenever they were read.
 
-    Called once in a store of a release that added late records to final answers when they were read.
+    Called once in a store of such a release.
     """
-    c, a = t.late_slices.c, t.answers.c
-    longest = select(a.query, func.max(a.window_end_ms - a.window_start_ms).label("ms")).group_by(a.query).subquery()
-    spans = select(
-        c.query, func.min(c.slice_start_ms) - func.max(longest.c.ms), func.max(c.slice_end_ms), literal(AT_ONCE_MS)
-    )
-    waiting = spans.join_from(t.late_slices, longest, longest.c.query == c.query).group_by(c.query)
-    connection.execute(insert(t.corrections).from_select(["query", "from_ms", "to_ms", "due_ms"], waiting))
+    a, c = t.answers.c, t.late_slices.c
+    extents = select(c.query, func.min(c.slice_start_ms), func.max(c.slice_end_ms)).group_by(c.query)
+    for key, begin, end in connection.execute(extents).all():
+        within = (a.window_start_ms < end) & (a.window_end_ms > begin) & (a.window_end_ms > a.window_start_ms)
+        columns = select(a.answer_id, a.window_start_ms, a.window_end_ms)
+        rows = connection.execute(columns.where(a.query == key, a.phase == Phase.FINAL.value, within)).all()
+        late = late_by_window(connection, key, [(start, end) for _, start, end in rows]) if rows else {}
+        stated = [{"id": n, "text": late_to_json(late[start])} for n, start, _ in rows if start in late]
+        if stated:
+            changed = update(t.answers).where(a.answer_id == bindparam("id")).values(late=bindparam("text"))
+            connection.execute(changed, stated)
 
 
 def lock_corrected(connection: Connection) -> None:
@@ -69,8 +73,7 @@ def write_corrections(connection: Connection, partition: QueryPartition, now_ms:
         revisions_after: as in `Ledger.load`.
     """
     lock_corrected(connection)
-    c, left, rows = t.corrections.c, MAX_CORRECTED, list[dict[str, Any]]()
-    examined = set[tuple[str, int]]()  # ranges may overlap
+    c, left, rows, later = t.corrections.c, MAX_CORRECTED, dict[tuple[str, int], dict[str, Any]](), list[Any]()
     keys = [key for key, due_ms in _waiting(connection, partition).items() if due_ms <= now_ms][:MAX_CORRECTED]
     due = select(t.corrections).where(c.query.in_(keys), c.due_ms <= now_ms).order_by(c.due_ms, c.query, c.from_ms)
     for waiting in connection.execute(due.limit(MAX_CORRECTED)).all():
@@ -78,15 +81,18 @@ def write_corrections(connection: Connection, partition: QueryPartition, now_ms:
         this = (c.query == key) & (c.from_ms == waiting.from_ms) & (c.to_ms == waiting.to_ms)
         connection.execute(delete(t.corrections).where(this))
         if len(windows) == left:
-            await_corrections(connection, key, [(windows[-1].window_start_ms + 1, waiting.to_ms)], now_ms)
-        new = [w for w in windows if (key, w.window_start_ms) not in examined]
-        examined.update((key, w.window_start_ms) for w in new)
-        rows += _corrected(connection, key, new, now_ms, revisions_after)
+            later.append((key, (windows[-1].window_start_ms + 1, waiting.to_ms), now_ms))
+        corrected, waits_ms = _corrected(connection, key, windows, now_ms, revisions_after)
+        rows |= {(key, row["window_start_ms"]): row for row in corrected}  # ranges may overlap
+        if waits_ms:
+            later.append((key, (min(waits_ms), max(waits_ms) + 1), now_ms + min(waits_ms.values())))
         left -= len(windows)
         if not left:
             break
+    for key, span, due_ms in later:
+        await_corrections(connection, key, [span], due_ms)
     if rows:
-        insert_answers(connection, rows)
+        insert_answers(connection, list(rows.values()))
     return len(rows)
 
 
@@ -105,24 +111,23 @@ def _newest(connection: Connection, waiting: Row[Any], limit: int) -> list[Row[A
 
 def _corrected(
     connection: Connection, key: str, windows: list[Row[Any]], now_ms: int, revisions_after: int
-) -> list[dict[str, Any]]:
-    """Returns the corrections that may be given now. The other windows that need one wait."""
+) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """Returns the corrections that may be given now. By start of each other window that needs one, it returns the wait
+    in ms.
+    """
     final = [w for w in windows if w.phase == Phase.FINAL.value and w.window_end_ms > w.window_start_ms]
     late = late_by_window(connection, key, [(w.window_start_ms, w.window_end_ms) for w in final]) if final else {}
-    rests, rows = dict[int, int](), list[dict[str, Any]]()
+    rows, waits_ms = list[dict[str, Any]](), dict[int, int]()
     for w in final:
         text = late_to_json(late.get(w.window_start_ms, {}))
         if text in ("", w.late):
             continue
-        if w.corrected:
-            wait_ms, since_ms = WAIT_MS << (w.corrected - 1), abs(now_ms - w.answered_at_ms)
-            if since_ms < wait_ms:
-                rests[w.window_start_ms] = now_ms + wait_ms - since_ms
-                continue
-        kept = {name: getattr(w, name) for name in ("window_start_ms", "window_end_ms", "phase", "staleness_ms")}
+        wait_ms = (WAIT_MS << (w.corrected - 1) if w.corrected else 0) - abs(now_ms - w.answered_at_ms)
+        if wait_ms > 0:
+            waits_ms[w.window_start_ms] = wait_ms
+            continue
+        kept = {name: w._mapping[name] for name in _KEPT}
         revision, data_of = max(w.revision, revisions_after) + 1, w.data_of or w.answer_id
         own = {"revision": revision, "answered_at_ms": now_ms, "quality": "", "late": text, "data_of": data_of}
-        rows.append({**kept, **own, "query": key})
-    if rests:
-        await_corrections(connection, key, [(min(rests), max(rests) + 1)], min(rests.values()))
-    return rows
+        rows.append(kept | own)
+    return rows, waits_ms

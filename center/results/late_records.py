@@ -68,15 +68,9 @@ def _add_late_slices(
         counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, row.reason)
         counts[at] = min(counts.get(at, 0) + row.records, MAX_ADDED)
     connection.execute(delete(t.late_slices).where(held))
+    names = t.late_slices.c.keys()
     rows = [
-        {
-            "query": key,
-            "slice_start_ms": start,
-            "slice_end_ms": end,
-            "through_ms": through,
-            "reason": reason,
-            "records": n,
-        }
+        dict(zip(names, (key, start, end, through, reason, n), strict=True))
         for start, counts in slices.items()
         for (end, through, reason), n in _few_ranges(counts).items()
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Select, delete, insert, select, update
@@ -28,27 +28,29 @@ from center.ledger import (
     SlicesRefused,
     TimeAdvanced,
     pack_state,
-    state_refusal,
 )
 from center.results import lease as leases
 from center.results import schema as t
 from center.results.answers import AnswerReader
-from center.results.corrections import await_all_corrections, lock_corrected, next_correction, write_corrections
+from center.results.corrections import lock_corrected, next_correction, state_earlier_late_records, write_corrections
 from center.results.lease import Lease, LeaseLost
 from center.results.writes import (
     MAX_ANSWER_BYTES,
     TRIMMED,
-    Delta,
     DeltasRefused,
+    MergedDelta,
     RefusedDelta,
     add_deltas,
     add_shipped,
+    applicable,
     drop_answers,
     drop_deltas,
     misshapen,
     read_counter,
     set_consumed,
     split_spent,
+    weigh,
+    without,
     write_answers,
     write_ledger,
 )
@@ -86,23 +88,6 @@ class _Term:
     lease_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MergedDelta:
-    """The merged partial of one (query, slice) in a batch.
-
-    Attributes:
-        position: the position of its frame; None: it has partials of several frames.
-    """
-
-    query: QueryRef
-    slice_start_ms: int
-    synopsis: bytes = field(repr=False)
-    position: int | None = None
-
-    def to_row(self) -> Delta:
-        return Delta(query_key(self.query), self.slice_start_ms, self.synopsis)
-
-
 class ResultStore(AnswerReader):
     """Opens the store and creates its tables if they are missing.
 
@@ -134,7 +119,7 @@ class ResultStore(AnswerReader):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if "late" in counters:
-                await_all_corrections(connection)
+                state_earlier_late_records(connection)
                 connection.execute(delete(t.counters).where(t.counters.c.name == "late"))
             if counters.get(DRIVERS, 1) == 1:
                 _add_partition(connection, ALL_QUERIES)
@@ -276,10 +261,10 @@ class ResultStore(AnswerReader):
             _require_own(loaded[0].partition, through)
             new = _not_applied(_positions(connection), through, frames)
             fresh = [f for f in frames if query_key(f.query) in new]
-            kept = _applicable(ledger, [d for d in deltas if query_key(d.query) in new], fresh, through)
+            kept = applicable(ledger, [d for d in deltas if query_key(d.query) in new], fresh, through)
             refused = misshapen(connection, [d.to_row() for d in kept])
-            kept = _without(refused, kept, fresh)
-            _weigh(ledger, kept)
+            kept = without(refused, kept, fresh)
+            weigh(ledger, kept)
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
             _require_bounded(ledger, {f.query for f in fresh})
             stored, spent = split_spent(ledger, emissions, [d.to_row() for d in kept])
@@ -366,7 +351,7 @@ class ResultStore(AnswerReader):
         The loss of a batch's own deltas is stated in its frames, which are changed in place; the loss of stored deltas
         in the ledger.
         """
-        kept = _without(refused, deltas, frames)
+        kept = without(refused, deltas, frames)
         own = {d.to_row() for d in deltas} - {d.to_row() for d in kept}
         stored = {r.delta for r in refused} - own
         if stored:
@@ -378,7 +363,7 @@ class ResultStore(AnswerReader):
                         # The failed transaction merged it from deltas of the slice, both stored and new.
                         drop_deltas(connection, delta, exactly=False)
                         place = [d for d in kept if d.to_row().place == delta.place]
-                        kept = _without([RefusedDelta(d.to_row(), "") for d in place], kept, frames)
+                        kept = without([RefusedDelta(d.to_row(), "") for d in place], kept, frames)
                     ledger.handle(SlicesRefused(query_from_key(delta.query), (delta.slice_start_ms,)))
                 write_ledger(connection, transaction.changes())
             self._loaded = loaded
@@ -571,55 +556,8 @@ def _not_applied(consumed: Mapping[str, int], through: Mapping[str, int], frames
     return new
 
 
-def _applicable(
-    ledger: Ledger, deltas: Iterable[MergedDelta], frames: Iterable[FrameSummary], through: Mapping[str, int]
-) -> list[MergedDelta]:
-    """Returns the deltas that belong to an open window: final windows do not change, and deleted queries have none.
-
-    Deltas of other versions' windows, which an edge may send, are dropped too.
-    """
-    touched = {(f.query, start) for f in frames for start in f.touched}
-    kept = []
-    for delta in deltas:
-        if (delta.query, delta.slice_start_ms) not in touched:
-            # No answer would contain it: the data would be lost silently.
-            raise StorageError(
-                f"query {query_key(delta.query)}: a delta of slice {delta.slice_start_ms}, which no frame touches"
-            )
-        if ledger.takes(delta.query, delta.slice_start_ms):
-            kept.append(delta)
-    return kept
-
-
 def _require_bounded(ledger: Ledger, queries: Iterable[QueryRef]) -> None:
     """Raises QueryTooLarge for a query with more open windows than allowed in memory."""
     for ref in queries:
         if not ledger.is_deleted(ref) and (count := ledger.open_windows(ref)) > MAX_OPEN_WINDOWS:
             raise QueryTooLarge(ref, f"{count} windows are not final; expected at most {MAX_OPEN_WINDOWS}")
-
-
-def _weigh(ledger: Ledger, deltas: Iterable[MergedDelta]) -> None:
-    """Passes the sizes of these deltas' slices to the ledger. It needs them to decide how many windows are answered."""
-    sizes: defaultdict[QueryRef, list[int]] = defaultdict(list)
-    slices: defaultdict[QueryRef, set[int]] = defaultdict(set)
-    for delta in deltas:
-        sizes[delta.query].append(len(delta.synopsis))
-        slices[delta.query].add(delta.slice_start_ms)
-    for ref, each in sizes.items():
-        ledger.weigh(ref, sum(each), len(slices[ref]))
-
-
-def _without(
-    refused: Iterable[RefusedDelta], deltas: Sequence[MergedDelta], frames: list[FrameSummary]
-) -> list[MergedDelta]:
-    """Returns the deltas that are not refused. Their frames, changed in place, state the loss of the refused ones."""
-    bad = {r.delta for r in refused}
-    if not bad:
-        return list(deltas)
-    kept = []
-    for delta in deltas:
-        if delta.to_row() in bad:
-            state_refusal(frames, delta.query, delta.slice_start_ms, delta.position)
-        else:
-            kept.append(delta)
-    return kept

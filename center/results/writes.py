@@ -36,12 +36,14 @@ from center.ledger import (
     QueryChanges,
     QueryFailed,
     QueryTooLarge,
+    state_refusal,
 )
 from center.results import schema as t
 from center.results.late_records import add_late_records, late_by_window, late_to_json
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
 from edgewater.answers import Phase
 from edgewater.answers.stored import facts_to_json
+from edgewater.model.errors import StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
@@ -85,6 +87,23 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class MergedDelta:
+    """The merged partial of one (query, slice) in a batch.
+
+    Attributes:
+        position: the position of its frame; None: it has partials of several frames.
+    """
+
+    query: QueryRef
+    slice_start_ms: int
+    synopsis: bytes = field(repr=False)
+    position: int | None = None
+
+    def to_row(self) -> Delta:
+        return Delta(query_key(self.query), self.slice_start_ms, self.synopsis)
+
+
+@dataclass(frozen=True, slots=True)
 class RefusedDelta:
     delta: Delta
     reason: str
@@ -96,6 +115,53 @@ class DeltasRefused(Exception):
     def __init__(self, refused: Sequence[RefusedDelta]) -> None:
         super().__init__(f"{len(refused)} merged partials do not merge: {refused[0].reason}")
         self.refused = tuple(refused)
+
+
+def applicable(
+    ledger: Ledger, deltas: Iterable[MergedDelta], frames: Iterable[FrameSummary], through: Mapping[str, int]
+) -> list[MergedDelta]:
+    """Returns the deltas that belong to an open window: final windows do not change, and deleted queries have none.
+
+    Deltas of other versions' windows, which an edge may send, are dropped too.
+    """
+    touched = {(f.query, start) for f in frames for start in f.touched}
+    kept = []
+    for delta in deltas:
+        if (delta.query, delta.slice_start_ms) not in touched:
+            # No answer would contain it: the data would be lost silently.
+            raise StorageError(
+                f"query {query_key(delta.query)}: a delta of slice {delta.slice_start_ms}, which no frame touches"
+            )
+        if ledger.takes(delta.query, delta.slice_start_ms):
+            kept.append(delta)
+    return kept
+
+
+def weigh(ledger: Ledger, deltas: Iterable[MergedDelta]) -> None:
+    """Passes the sizes of these deltas' slices to the ledger. It needs them to decide how many windows are answered."""
+    sizes: defaultdict[QueryRef, list[int]] = defaultdict(list)
+    slices: defaultdict[QueryRef, set[int]] = defaultdict(set)
+    for delta in deltas:
+        sizes[delta.query].append(len(delta.synopsis))
+        slices[delta.query].add(delta.slice_start_ms)
+    for ref, each in sizes.items():
+        ledger.weigh(ref, sum(each), len(slices[ref]))
+
+
+def without(
+    refused: Iterable[RefusedDelta], deltas: Sequence[MergedDelta], frames: list[FrameSummary]
+) -> list[MergedDelta]:
+    """Returns the deltas that are not refused. Their frames, changed in place, state the loss of the refused ones."""
+    bad = {r.delta for r in refused}
+    if not bad:
+        return list(deltas)
+    kept = []
+    for delta in deltas:
+        if delta.to_row() in bad:
+            state_refusal(frames, delta.query, delta.slice_start_ms, delta.position)
+        else:
+            kept.append(delta)
+    return kept
 
 
 def add_deltas(connection: Connection, deltas: Sequence[Delta], on_query: Callable[[QueryRef], None]) -> None:

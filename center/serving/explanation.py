@@ -257,12 +257,7 @@ def _missing_part(
         return (ErrorPart("missing", 0, 0, "edges are missing, and none of them has records of this group"),)
     says = f"records of {', '.join(edges_lacking[:3])}{', …' if len(edges_lacking) > 3 else ''} may be missing"
     if not edges_lacking:
-        reasons = {
-            Cause.AFTER_FINAL: "records came when the window was final",
-            Cause.REJECTED: "sources rejected records",
-            Cause.GUESSED: "edges left out records on a guess",
-        }
-        says = "; ".join(text for cause, text in reasons.items() if facts.by_cause(cause)) or "no edge is expected"
+        says = "; ".join(facts.reasons) or "no edge is expected"
     if not lacking.is_unknown[row] and name == "count":
         return (ErrorPart("missing", int(lacking.records[row]), 0, says),)
     if not lacking.is_unknown[row] and measure.function.error is None and before is not None and cell:

@@ -197,6 +197,7 @@ class _Union:
             staleness_ms=max(part.staleness_ms for part in parts),
             facts=united([part.facts for part in parts], self._spec),
             synopsis=GroupedAggregate.merge_bytes(synopses) if synopses else None,
+            data_of=0,
         )
 
     def answer(self, interval: Interval, empty: int) -> AnswerRecord:

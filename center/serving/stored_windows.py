@@ -104,15 +104,9 @@ class StoredWindows:
 
     def _take(self, record: AnswerRecord) -> WindowAnswer:
         """Returns the record without its synopsis, which goes into the cache."""
-        window = WindowAnswer(
-            (record.query.name, record.query.version, record.window_start_ms, record.data_of or record.revision),
-            record.window_start_ms,
-            record.window_end_ms,
-            record.phase,
-            record.revision,
-            record.facts,
-        )
-        synopsis = record.synopsis
+        start, end, synopsis = record.window_start_ms, record.window_end_ms, record.synopsis
+        key = record.query.name, record.query.version, start, record.data_of or record.revision
+        window = WindowAnswer(key, start, end, record.phase, record.revision, record.facts)
         if synopsis is not None:
             self._synopses.get(window.key, lambda: GroupedAggregate.from_bytes(synopsis, are_distinct=True))
         return window

@@ -135,8 +135,8 @@ class Sink(Protocol):
         The answers and the position of a query become visible together. If the call fails, it may be repeated with
         other queries. If the process was killed before it received the success, it is repeated with the same answers.
 
-        An answer is written if its revision is not lower than the window's revision in the target. If only the quality
-        has changed, the same revision is written again.
+        An answer is written if its revision is not lower than the window's revision in the target. A correction is a
+        higher revision, too, although only its quality and its bounds differ.
 
         Args:
             answers: at most one per window, by ascending `answer_id`; may be empty.

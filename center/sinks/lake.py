@@ -3,9 +3,9 @@
 The table of the query has a row per group, and the table of its windows a row per answer. An answer without groups, and
 the statement of an answer, are in the table of windows only.
 
-A final answer has no later revision, so rows are only added. A table names the center and the sink that write it. Each
-append stores the id of its last answer, in the name of the file or in the commit. So if an append is repeated after a
-kill, it changes nothing.
+Only corrections follow a final answer, so rows are only added. A table names the center and the sink that write it.
+Each append stores the id of its last answer, in the name of the file or in the commit. So if an append is repeated
+after a kill, it changes nothing.
 """
 
 from __future__ import annotations

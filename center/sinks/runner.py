@@ -576,15 +576,7 @@ def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:
     if record.synopsis is None and query.registered.spec.group_by:
         rows = rows.slice(0, 0)  # the only row says that an answer exists; the statement says it, too
     return SinkAnswer(
-        record.query,
-        record.window_start_ms,
-        record.window_end_ms,
-        record.revision,
-        record.phase,
-        record.answered_at_ms,
-        record.answer_id,
-        rows,
-        answer.members(),
-        tuple(query.registered.spec.group_by),
+        record.query, record.window_start_ms, record.window_end_ms, record.revision, record.phase,
+        record.answered_at_ms, record.answer_id, rows, answer.members(), tuple(query.registered.spec.group_by),
         stated=answer.stated,
-    )
+    )  # fmt: skip

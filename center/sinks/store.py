@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import (
@@ -515,22 +515,10 @@ def _unknown(name: str) -> NotFound:
     return NotFound(f"there is no sink {name}; `edgewater sinks ls` lists all")
 
 
+_COPIED = {f.name for f in fields(SinkStatus)} & set(sinks.c.keys())
+
+
 def _status(row: Row[Any], queries: Mapping[QueryRef, WaitingQuery]) -> SinkStatus:
-    return SinkStatus(
-        row.name,
-        None if row.definition is None else json.loads(row.definition),
-        row.paused,
-        row.answer_id,
-        queries,
-        row.replay_after,
-        row.answers,
-        row.rows,
-        row.problem,
-        row.problem_since_ms,
-        (row.gap_from, row.gap_through) if row.gap_through else None,
-        row.owner,
-        row.epoch,
-        row.until_ms,
-        row.refused,
-        row.refusal,
-    )
+    status = {name: row._mapping[name] for name in _COPIED}
+    status["definition"] = None if row.definition is None else json.loads(row.definition)
+    return SinkStatus(**status, waiting=queries, gap=(row.gap_from, row.gap_through) if row.gap_through else None)

@@ -46,7 +46,7 @@ class Subject(Protocol):
     """One system, and the kind of sinks that writes to it. Each case gets a new subject.
 
     Attributes:
-        only_final: whether the kind takes only final answers, which never change.
+        only_final: whether the kind takes only final answers and their corrections.
     """
 
     only_final: bool

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from edgewater.answers.causes import Cause
+from edgewater.answers.causes import RULES, Cause
 from edgewater.answers.withheld_bounds import WithheldBound
 from edgewater.model.streams import Constant, Delivery
 from edgewater.wire import Rest
@@ -258,6 +258,11 @@ class Facts:
         return [*self.edges_by(Cause.MISSING), *self.edges_by(Cause.LEFT)]
 
     @property
+    def reasons(self) -> list[str]:
+        """What has happened, for each cause."""
+        return [RULES[cause].what for cause in dict.fromkeys(d.cause for d in self.deviations)]
+
+    @property
     def is_merged_session(self) -> bool:
         """Whether the window's session was merged into another session. The window is then empty."""
         return self.session is not None and self.session.merged_into_ms is not None
@@ -286,5 +291,5 @@ class Facts:
 
     @property
     def late_counts(self) -> tuple[int, ...]:
-        """The numbers of records that may still change after the final answer."""
+        """The numbers of records that came late, were rejected, or were guessed about."""
         return tuple(self.records_by(cause).total() for cause in (Cause.AFTER_FINAL, Cause.REJECTED, Cause.GUESSED))

@@ -163,6 +163,8 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
         assert (cell["estimate"], cell["lower"], cell["upper"]) == (1, 1, 1 + records)
     assert center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"] != etag
     assert [record.revision for record in center.results.answers_after(live, 9)] == [2, 2]
+    (rollup,) = center.get("/v1/queries/q/rollup?every=1h")["answers"]
+    assert (rollup["quality"]["records"]["after_final"], rollup.get("data_of")) == (10, None)
     for number, stated in ((1, before), (2, center.answer())):
         revision = center.fetch(f"/v1/queries/q/windows/{T0}?revision={number}")
         assert revision.json() == stated and "immutable" in revision.headers["cache-control"]
@@ -173,6 +175,24 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
     assert [a["edge"] for a in alarms] == ["b"]
     metrics = center.fetch("/metrics").text
     assert 'edgewater_after_final_records_total{edge="b",query="q",reason="after-final"} 10.0' in metrics
+
+
+def test_answers_that_are_due_come_before_corrections(center: Border, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = center.edge("a")
+    query, urgent = center.register(), center.register(name="urgent", budget={"staleness": "2s"})
+    center.now_ms = T0 + MINUTE
+    first.accept(T0 + 1_000, T0 + MINUTE)
+    first.ship()
+    late = center.edge("b")
+    late.accept(T0 + 2_000, T0 + MINUTE)
+    with monkeypatch.context() as patched:
+        patched.setattr(center.writer, "advance", lambda: None)
+        late.ship()
+    center.now_ms = T0 + 2 * MINUTE + 2_000
+    assert {e.query for e in center.writer.advance()} == {urgent}
+    assert center.results.revisions(query, T0) == [1]
+    assert center.writer.advance() == []
+    assert center.results.revisions(query, T0) == [1, 2]
 
 
 def test_records_that_an_edge_drops_as_too_late_are_counted_on_their_window(center: Border) -> None:

@@ -159,7 +159,8 @@ def compare_rows(finals: list[Answer], tables: Mapping[tuple[str, int], list[dic
             by_window[query, version, row["window_start"]].append(row)
     for answer in finals:
         start = datetime.fromisoformat(answer["window"]["start"])
-        rows = by_window[answer["query"], answer["version"], start]
+        found = by_window[answer["query"], answer["version"], start]  # files have all revisions of a final answer
+        rows = [row for row in found if row["revision"] == answer["revision"]]
         columns = {name: [_plain(row[name]) for row in rows] for name in rows[0]} if rows else {}
         differing, compared = differing_rows(with_numbers_only(answer), columns, len(rows))
         assert differing == [] and (compared or not answer["data"]), answer

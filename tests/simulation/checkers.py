@@ -79,10 +79,8 @@ def time_ms(text: str) -> int:
     return math.floor(moment.timestamp()) * 1000 + moment.microsecond // 1000
 
 
-def _unchanging(answer: Answer) -> str:
-    """What reads the same for ever. The quality of a final answer states what has come since; its numbers stay."""
-    if answer["phase"] != "final":
-        return json.dumps(answer, sort_keys=True)
+def _data(answer: Answer) -> str:
+    """What a correction repeats of the final answer that it names."""
     records = answer["quality"]["records"]
     stable = [answer["window"], records["observed"], records["late"], _without_bounds(answer["data"])]
     stable.append(_without_bounds(answer.get("total")))
@@ -96,24 +94,28 @@ def _without_bounds(value: Any) -> Any:
 
 
 class RevisionWatch:
-    """Remembers every answer that was read; one that is read again must be the same, and none may follow a final."""
+    """Remembers every answer that was read; one that is read again must be the same, and only corrections may follow a
+    final one.
+    """
 
     def __init__(self) -> None:
-        self._read: dict[tuple[str, int, str], dict[int, tuple[str, str]]] = defaultdict(dict)
+        self._read: dict[tuple[str, int, str], dict[int, Answer]] = defaultdict(dict)
 
     def note(self, answer: Answer, version: int = 1) -> list[Falsehood]:
         """Notes an answer of version `version` of its query."""
         query, window, revision = answer["query"], answer["window"]["start"], int(answer["revision"])
-        text = _unchanging(answer)
         known = self._read[query, version, window]
         false = []
-        if revision in known and known[revision][1] != text:
-            false.append(("revision-changed", f"was {known[revision][1]}, is {text}"))
-        known[revision] = answer["phase"], text
-        phases = [known[r][0] for r in sorted(known)]
+        if known.setdefault(revision, answer) != answer:
+            false.append(("revision-changed", f"was {known[revision]}, is {answer}"))
+        corrections = [each for each in known.values() if "data_of" in each]
+        pairs = [(each, known[each["data_of"]]) for each in corrections if each["data_of"] in known]
+        if any(final["phase"] != "final" or _data(each) != _data(final) for each, final in pairs):
+            false.append(("correction", f"{corrections} of {known}"))
+        phases = [known[r]["phase"] for r in sorted(known)]
         if [_RANKS[p] for p in phases] != sorted(_RANKS[p] for p in phases):
             false.append(("phase-moved-back", " ".join(phases)))
-        if phases.count("final") > 1:
+        if phases.count("final") > 1 + len(corrections):
             false.append(("answer-after-final", " ".join(phases)))
         return [Falsehood(kind, query, window, revision, message) for kind, message in false]
 

@@ -250,13 +250,15 @@ def test_sessions() -> None:
 def test_revisions_never_change() -> None:
     watch, given = RevisionWatch(), answer(TRUE_ROWS)
     assert watch.note(given) == watch.note(copy.deepcopy(given)) == []
-    later = copy.deepcopy(given)
+    later = {**copy.deepcopy(given), "revision": 2, "data_of": 1}
     later["quality"]["records"]["after_final"] = 1
-    assert watch.note(later) == []  # a final answer states what has come since
+    assert watch.note(later) == []  # a correction states what has come since
+    assert {f.kind for f in watch.note({**later, "revision": 1})} == {"revision-changed"}
     assert {f.kind for f in watch.note(answer(TRUE_ROWS[:1]))} == {"revision-changed"}
-    assert {f.kind for f in watch.note(answer(TRUE_ROWS, observed=4))} == {"revision-changed"}
-    assert {f.kind for f in watch.note({**given, "revision": 2, "phase": "complete"})} == {"phase-moved-back"}
-    assert {f.kind for f in watch.note({**given, "revision": 3})} >= {"answer-after-final"}
+    assert {f.kind for f in watch.note({**given, "revision": 3, "phase": "complete"})} == {"phase-moved-back"}
+    assert {f.kind for f in watch.note({**given, "revision": 4})} >= {"answer-after-final"}
+    other = {**answer(TRUE_ROWS, observed=4), "data_of": 1, "revision": 5}
+    assert "correction" in {f.kind for f in watch.note(other)}
 
 
 def test_confidences_are_judged_over_many_statements() -> None:

@@ -38,7 +38,6 @@ from center.results import AnswerRecord, ResultStore
 from center.storage.database import open_engine
 from edge.process import WallClock
 from edge.utilization import no_marker
-from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
@@ -435,6 +434,10 @@ class World:
                 self.say("never-at-rest", "world", self._restless())
                 return
 
+        for job in [job for job in self.jobs.values() if job.leads]:
+            while (due_ms := job.store.next_correction()) is not None:  # what follows after minutes
+                job.store.correct(max(due_ms, self.now_ms()))
+
     def _through_ms(self) -> int:
         """All windows that end by then must be closed at rest."""
         return EPOCH_MS + int(self.scenario.active_s * 1000) + LONGEST_MS
@@ -486,8 +489,7 @@ class World:
         found = {a.answer_id: a for a in self.store.answers_after(0, 100_000)}
         for number, answer in self._answers.items():
             again = found.get(number)
-            same = again is not None and replace(again, facts=answer.facts) == answer
-            if not same or (again is not None and again.facts != answer.facts and answer.phase is not Phase.FINAL):
+            if again != answer:
                 self.say("revision-changed", answer.query.name, f"{answer} is {found.get(number)}")
         self._answers |= found
 

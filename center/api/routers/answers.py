@@ -24,14 +24,13 @@ from center.api.time_params import Time
 from center.api.versions import clipped, version_with, versions_of
 from center.results import AnswerRecord, read_cursor
 from center.serving import MeasureQuestions
-from edgewater.answers import Cause, Phase
+from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.timestamps import rfc3339
 
 MAX_LIMIT = 1_000
-CHUNK = 25
 PAGE_BYTES = 4 << 20
 """A page ends after this many bytes of synopses, before its `limit`. Rendered answers are about ten times larger."""
 MAX_NAMED = 3
@@ -230,28 +229,12 @@ def _read_page(
         start, end = clipped(query, params.start, params.end)
         if query.windows.until_ms <= after_ms or (start is not None and start == end):
             continue
-        records, cursor = _read_version(center, query, params, start, end)
+        limits = params.limit, params.cursor, params.min_phase, PAGE_BYTES
+        records, cursor = center.results.windows(query.ref, start, end, *limits)
         if records:
             follows = number + 1 < len(versions) and (params.end is None or params.end > query.windows.until_ms)
             return query, records, cursor or (str(records[-1].window_start_ms) if follows else None)
     return versions[-1], [], None
-
-
-def _read_version(
-    center: Services, query: RegisteredQuery, params: RangeParams, start: int | None, end: int | None
-) -> tuple[list[AnswerRecord], str | None]:
-    records: list[AnswerRecord] = []
-    cursor, held = params.cursor, 0
-    while len(records) < params.limit and held < PAGE_BYTES:
-        count = min(CHUNK, params.limit - len(records))
-        chunk, cursor = center.results.windows(
-            query.ref, start, end, count, cursor, params.min_phase, PAGE_BYTES - held
-        )
-        records += chunk
-        held += sum(len(r.synopsis or b"") for r in chunk)
-        if cursor is None:
-            break
-    return records, cursor
 
 
 def _revisions(center: Services, query: RegisteredQuery, start_ms: int) -> list[int]:
@@ -294,19 +277,9 @@ def require_complete(records: Sequence[AnswerRecord]) -> None:
         facts = record.facts
         if facts.ratio < 1:
             edges = facts.lacking
-            lacking = f"records of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}"
-            if not edges:
-                reasons = {
-                    Cause.AFTER_FINAL: "that came when it was final",
-                    Cause.REJECTED: "that sources rejected",
-                    Cause.GUESSED: "that edges left out on a guess",
-                }
-                counts = {cause: facts.records_by(cause).total() for cause in reasons}
-                parts = [f"{counts[cause]} records {text}" for cause, text in reasons.items() if counts[cause]]
-                lacking = " and ".join(parts) or "an expected edge"
-            raise HttpProblem(
-                "incomplete", f"the answer to the window at {rfc3339(record.window_start_ms)} lacks {lacking}"
-            )
+            lacking = f" of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}" if edges else ""
+            text = f"the answer to the window at {rfc3339(record.window_start_ms)} may lack records{lacking}"
+            raise HttpProblem("incomplete", ": ".join([text, *filter(None, ["; ".join(facts.reasons)])]))
 
 
 def shown(millis: int | None) -> str | None:

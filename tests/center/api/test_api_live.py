@@ -128,6 +128,24 @@ def test_streams_end_at_once_and_without_a_fault_when_the_server_stops(two_hours
     assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_correction_of_a_final_answer_is_an_event(desk, changes):
+    desk.connect("jfk")
+    query = desk.register(lateness="0s")
+    desk.report(query, "jfk", T0, {"UA": 1})
+    path = f"/v1/queries/flights/live?changes={str(changes).lower()}"
+    with desk.served() as url, streaming(url + path) as events:
+        _, first_id, first = events.next("answer")
+        assert (first["phase"], first["revision"]) == ("final", 1) and "data_of" not in first
+        desk.report(query, "jfk", T0, {"UA": 3}, closed=False)
+        desk.results.correct(desk.now)
+        _, answer_id, later = events.next("answer")
+        assert (later["phase"], later["revision"], later["data_of"]) == ("final", 2, 1)
+        assert int(answer_id) > int(first_id) and later["quality"]["records"]["after_final"] == 2
+        (row,) = later["data"]
+        assert (row["n"]["lower"], row["n"]["upper"]) == (1, 3)
+
+
 def test_a_client_that_reconnects_continues_after_its_last_answer(two_hours):
     desk, _ = two_hours
     first = desk.results.answers_after(0, 1)[0]

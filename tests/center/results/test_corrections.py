@@ -101,6 +101,20 @@ def test_a_wall_clock_that_was_set_back_delays_no_correction_for_long(job: Job) 
     assert correct_all(job, 0) == 1
 
 
+def test_windows_that_wait_for_different_times_are_all_corrected(job: Job) -> None:
+    for window, now_ms in ((0, 0), (2, 30_000)):
+        job.batch(job.frame("a", 3 * MINUTE, **{f"m{window}": 1}), now_ms=now_ms)
+        correct_all(job, now_ms)
+    job.batch(job.frame("a", 3 * MINUTE, m0=1, m1=1, m2=1), now_ms=40_000)
+    given = list[tuple[int, int]]()
+    now_ms = 40_000
+    while (due_ms := job.store.next_correction()) is not None:
+        now_ms = max(now_ms, due_ms)
+        given.append((now_ms, job.store.correct(now_ms)))
+    assert given == [(40_000, 1), (60_000, 1), (90_000, 1)]
+    assert [stated(job, window) for window in range(3)] == [[0, 1, 2], [0, 1], [0, 1, 2]]
+
+
 def test_a_window_with_nothing_new_to_state_gets_no_row(open_job: OpenJob) -> None:
     job = open_job("a", "b", lateness="1m")
     job.batch(job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE))
@@ -189,15 +203,19 @@ def test_a_correction_that_a_sink_lacks_stays(job: Job) -> None:
     assert job.store.trim(1, through=4) == 3
 
 
-def test_the_late_records_of_an_earlier_release_become_corrections_once(job: Job, open_job: OpenJob) -> None:
+def test_answers_of_an_earlier_release_state_in_their_revision_what_they_stated_when_they_were_read(
+    job: Job, open_job: OpenJob
+) -> None:
     job.batch(job.frame("a", 3 * MINUTE, m0=1, m2=1))
     with job.store._engine.begin() as connection:  # as that release had it
         connection.execute(t.corrections.delete())
         connection.execute(insert(t.counters).values(name="late", value=2))
     again = open_job("a", "b")
-    assert correct_all(again, 5) == 2
-    assert [stated(again, window) for window in range(3)] == [[0, 1], [0], [0, 1]]
-    assert open_job("a", "b").store.next_correction() is None
+    assert again.store.next_correction() is None
+    assert [stated(again, window) for window in range(3)] == [[1], [0], [1]]
+    again.position, again.observed = job.position, job.observed
+    again.batch(again.frame("a", 3 * MINUTE, m0=1), now_ms=1)
+    assert correct_all(again, 1) == 1 and stated(again) == [1, 2]
 
 
 def test_a_restored_store_gives_no_revision_again(job: Job, open_job: OpenJob) -> None:

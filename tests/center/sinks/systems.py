@@ -46,17 +46,18 @@ class System(ABC):
         return self.read("kit", 3, "k")
 
     def read(self, query: str, version: int, key: str) -> Contents:
-        """Returns the value of `n` per window and group."""
-        found: dict[int, dict[str | None, int]] = {}
-        for start_ms, group, n in self.rows(query, version, key):
-            window = found.setdefault(int(start_ms), {})
+        """Returns the value of `n` per window and group, in the newest revision of each window."""
+        found: dict[int, dict[int, dict[str | None, int]]] = {}
+        for start_ms, group, n, revision in self.rows(query, version, key):
+            window = found.setdefault(int(start_ms), {}).setdefault(revision, {})
             assert group not in window, "a double"
             window[group] = n
-        return found
+        assert self.only_final or all(len(revisions) == 1 for revisions in found.values())
+        return {start_ms: revisions[max(revisions)] for start_ms, revisions in found.items()}
 
     @abstractmethod
     def rows(self, query: str, version: int, key: str) -> Iterable[tuple[Any, ...]]:
-        """Returns start in ms, group and `n` of each row."""
+        """Returns start in ms, group, `n` and revision of each row."""
 
 
 class Postgres(System):
@@ -70,7 +71,7 @@ class Postgres(System):
 
     def rows(self, query: str, version: int, key: str) -> Iterable[tuple[Any, ...]]:
         with psycopg.connect(self.url) as connection:
-            text = f"SELECT extract(epoch FROM window_start) * 1000, {key}, n FROM {self.schema}.{query}"
+            text = f"SELECT extract(epoch FROM window_start) * 1000, {key}, n, revision FROM {self.schema}.{query}"
             return connection.execute(text).fetchall()
 
 
@@ -84,7 +85,7 @@ class Parquet(System):
         if not list(self.path.glob(f"{query}_v{version}/*/*.parquet")):
             return []
         files = f"read_parquet('{self.path}/{query}_v{version}/*/*.parquet', hive_partitioning=true)"
-        return duckdb.sql(f"SELECT epoch_ms(window_start), {key}, n FROM {files}").fetchall()
+        return duckdb.sql(f"SELECT epoch_ms(window_start), {key}, n, revision FROM {files}").fetchall()
 
 
 class Delta(System):
@@ -95,7 +96,7 @@ class Delta(System):
     def rows(self, query: str, version: int, key: str) -> Iterable[tuple[Any, ...]]:
         """As polars reads it."""
         frame = polars.read_delta(str(self.path / f"{query}_v{version}"))
-        return frame.select(polars.col("window_start").dt.epoch("ms"), key, "n").iter_rows()
+        return frame.select(polars.col("window_start").dt.epoch("ms"), key, "n", "revision").iter_rows()
 
 
 class Iceberg(System):
@@ -110,7 +111,8 @@ class Iceberg(System):
         catalog = load_catalog("edgewater", **self.properties)
         rows = catalog.load_table(f"edgewater.{query}_v{version}").scan().to_arrow()
         starts = rows.column("window_start").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
-        return zip(*(column.to_pylist() for column in (starts, rows.column(key), rows.column("n"))), strict=True)
+        columns = starts, rows.column(key), rows.column("n"), rows.column("revision")
+        return zip(*(column.to_pylist() for column in columns), strict=True)
 
 
 class Kafka(System):
@@ -133,7 +135,7 @@ class Kafka(System):
             k: v for k, v in newest.items() if (of := json.loads(k))["query"] == query and of["version"] == version
         }
         values = [json.loads(value) for value in of_query.values() if value is not None]
-        return [(parse_time(v["window_start"]), v[key], v["n"]) for v in values if key in v]
+        return [(parse_time(v["window_start"]), v[key], v["n"], v["revision"]) for v in values if key in v]
 
 
 SYSTEMS: Mapping[str, Callable[[pytest.FixtureRequest, Path], System]] = {

@@ -128,9 +128,10 @@ def test_records_that_come_for_a_final_window_change_its_quality(desk: Desk, war
     before = desk.get(f"/v1/queries/flights/windows/{T0}").json()
     assert before["phase"] == "final"
     desk.report(query, "jfk", T0, {"UA": 9}, closed=False)
+    desk.results.correct(desk.now)
     warehouse.catch_up()
     after = desk.get(f"/v1/queries/flights/windows/{T0}").json()
-    assert after["revision"] == before["revision"] and after["quality"] != before["quality"]
+    assert after["data_of"] == before["revision"] and after["quality"] != before["quality"]
     (statement,) = warehouse.ask("SELECT statement FROM edgewater_windows")[0]
     assert statement["quality"] == after["quality"]
     assert warehouse.rows() == warehouse.truth()
