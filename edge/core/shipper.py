@@ -208,7 +208,8 @@ class Shipper:
         closed = self._closed_slices(watermark_ms)
         if any(self._awaits_statement(*each) for each in closed):
             return True
-        return all(slice_.close_reported for _, slice_ in closed) and self._passed_slice_end(watermark_ms)
+        is_done = self._store.through_ms > MIN_TIME_MS and all(slice_.close_reported for _, slice_ in closed)
+        return is_done and self._passed_slice_end(watermark_ms)
 
     def _awaits_statement(self, start: int, slice_: Slice) -> bool:
         is_new = not slice_.is_stated and self._store.end(start) > self._store.through_ms

@@ -120,7 +120,6 @@ class LinkEstimate:
         bytes_per_ms: bytes per ms of event time; 0: unknown, treated as unlimited.
         path_delay_ms: event time from sending a frame to its values being in an answer.
         speed: ms of event time in a ms of wall time.
-        mid_bytes_per_ms: the median of the bandwidth, if `bytes_per_ms` is a low quantile; 0: there is none.
         is_lower_bound: the link may carry much more than `bytes_per_ms`.
     """
 

@@ -82,7 +82,7 @@ STALENESS = {"budget": {"staleness": "100ms"}, "cache": {"sizing": "pure_pess", 
 CASES = {
     "error budget, sums": Case(query(**ERROR), 90.0, 300.0, True, seed=3),
     "error budget, extrema": Case(query(measures={"v": "max(value)"}, **ERROR), 2.0, 60.0, True, seed=3),
-    "staleness budget": Case(query(**STALENESS), 800.0, 7_000.0, False, seed=1),
+    "staleness budget": Case(query(**STALENESS), 1_000.0, 8_000.0, False, seed=1),
 }
 
 

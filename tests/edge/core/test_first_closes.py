@@ -1,0 +1,206 @@
+"""First closes: what must arrive before a deadline is one small frame for each query, before everything else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import TIME_COLUMN, StreamClock
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import Frame, FrameBody, QueryRef
+
+WINDOW_MS, RATE_BYTES_S, GROUPS = 10_000, 4_096.0, 1_000
+LATE_MS = 3_000
+"""After this time, no frame of a staleness budget of 2 s is in time."""
+
+
+def query(name: str, **parts: Any) -> QuerySpec:
+    return QuerySpec.from_mapping(
+        {
+            "name": name, "from": "sales", "group_by": ["shop"], "measures": {"amount": "sum(amount)"},
+            "window": {"tumbling": "10s"}, "budget": {"staleness": "2s"}, "lateness": "1h", **parts,
+        }
+    )  # fmt: skip
+
+
+def exact(name: str = "exact") -> QuerySpec:
+    return replace(query(name), budget=None)
+
+
+class Edge:
+    """An edge whose link pulls a message whenever the message before has passed."""
+
+    def __init__(self, *specs: QuerySpec) -> None:
+        columns = {"shop": pa.string(), "amount": pa.int64()}
+        self.core = EdgeCore({"sales": StreamSpec(columns, clock=StreamClock(0, 0, 1.0))})
+        self.core.handle(SourcesOpened((("sales", "till"),)))
+        self.core.handle(Configured(tuple((QueryRef(spec.name, 1), spec) for spec in specs)))
+        self.messages: list[tuple[int, list[Frame]]] = []
+
+    def sell(self, window: int) -> None:
+        """Sells in each shop, shop k for 1 + k."""
+        self._ingest(window * WINDOW_MS + 1, [f"shop{k}" for k in range(GROUPS)], list(range(1, GROUPS + 1)))
+
+    def end(self, window: int) -> None:
+        """Brings the watermark to the end of a window."""
+        self._ingest((window + 1) * WINDOW_MS, ["next"], [1])
+
+    def _ingest(self, at_ms: int, shops: list[str], amounts: list[int]) -> None:
+        times = pa.array([at_ms] * len(shops), pa.int64())
+        batch = pa.record_batch({"shop": shops, "amount": pa.array(amounts, pa.int64()), TIME_COLUMN: times})
+        self.core.handle(Ingested("sales", "till", batch, at_ms))
+
+    def pull(self, now_ms: int, capacity: int = 1_500, rate: float = RATE_BYTES_S) -> list[Frame]:
+        event = PullEvent(capacity, {"sales": (now_ms, now_ms)}, rate, max_frames=64)
+        frames = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
+        if frames:
+            self.messages.append((now_ms, frames))
+        return frames
+
+    def send(self, from_ms: int, to_ms: int) -> None:
+        now_ms = from_ms
+        while now_ms < to_ms:
+            size = sum(frame.plain_wire_bytes for frame in self.pull(now_ms))
+            now_ms += max(round(1000 * size / RATE_BYTES_S), 20)
+
+    def bodies(self, name: str) -> list[FrameBody]:
+        return [f.unpack() for _, frames in self.messages for f in frames if f.query.name == name]
+
+
+def groups(body: FrameBody, start: int = 0) -> int:
+    return sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in body.partials if p.slice_start_ms == start)
+
+
+def test_each_frame_closes_the_slice_with_less_withheld_and_the_last_one_advances_the_progress() -> None:
+    edge = Edge(query("q"))
+    edge.sell(0)
+    edge.end(0)
+    edge.send(WINDOW_MS, WINDOW_MS + LATE_MS)
+    bodies = edge.bodies("q")
+    closes = [close for body in bodies for close in body.closes]
+    assert [close.provisional for close in closes] == [True] * (len(bodies) - 1) + [False] and len(bodies) > 3
+    assert all(body.through_ms < WINDOW_MS for body in bodies[:-1]) and bodies[-1].through_ms >= WINDOW_MS
+    assert groups(bodies[0]) == 24 < groups(bodies[1])
+    sent = 0
+    for body, close in zip(bodies, closes, strict=True):
+        sent += groups(body)
+        (withheld,) = close.withheld
+        assert (withheld.groups, withheld.largest_above) == (GROUPS - sent, GROUPS - sent)
+        assert withheld.rest is not None and withheld.rest.values == GROUPS - sent
+
+
+@pytest.mark.parametrize(("queries", "expected"), [(1, 24), (3, 16), (8, 6), (30, 4)])
+def test_first_closes_that_are_due_together_share_a_message_in_which_nothing_else_is(
+    queries: int, expected: int
+) -> None:
+    names = [f"q{k}" for k in range(queries)]
+    edge = Edge(*map(query, names), exact())
+    edge.sell(0)
+    edge.end(0)
+    frames = edge.pull(WINDOW_MS, capacity=1_500 * queries)
+    assert sorted(f.query.name for f in frames) == sorted(names)
+    assert {groups(f.unpack()) for f in frames} == {expected}
+    assert all(close.provisional for f in frames for close in f.unpack().closes)
+
+
+def test_a_window_without_records_is_reported_with_the_first_closes() -> None:
+    edge = Edge(query("busy"), query("idle", where="shop = 'none'"), exact())
+    edge.sell(0)
+    edge.end(0)
+    edge.send(WINDOW_MS, 2 * WINDOW_MS)
+    edge.messages.clear()
+    edge.sell(1)
+    edge.end(1)
+    assert sorted(f.query.name for f in edge.pull(2 * WINDOW_MS)) == ["busy", "idle"]
+    assert edge.bodies("idle")[0].through_ms >= 2 * WINDOW_MS
+
+
+def test_after_first_closes_queries_share_the_link_equally() -> None:
+    names = ["a", "b", "c"]
+    edge = Edge(*map(query, names), exact())
+    edge.sell(0)
+    edge.end(0)
+    edge.send(WINDOW_MS, WINDOW_MS + 1_500)
+    sizes = Counter[str]()
+    for _, frames in edge.messages[1:]:
+        sizes.update({f.query.name: f.plain_wire_bytes for f in frames})
+    largest = max(f.plain_wire_bytes for _, frames in edge.messages for f in frames)
+    assert set(sizes) == {*names, "exact"}
+    assert max(sizes.values()) - min(sizes.values()) <= 2 * largest
+
+
+def test_a_query_that_was_idle_has_saved_nothing_up() -> None:
+    edge = Edge(exact("a"))
+    edge.sell(0)
+    edge.end(0)
+    edge.send(WINDOW_MS, 10 * WINDOW_MS)
+    edge.core.handle(Configured(tuple((QueryRef(name, 1), exact(name)) for name in "ab")))
+    edge.messages.clear()
+    edge.sell(9)
+    edge.end(9)
+    for _ in range(9):
+        edge.pull(10 * WINDOW_MS)
+    sizes = Counter[str]()
+    for _, frames in edge.messages:
+        sizes.update({f.query.name: f.plain_wire_bytes for f in frames})
+    assert abs(sizes["a"] - sizes["b"]) <= max(sizes.values()) / 4
+
+
+def test_after_an_outage_the_closes_of_all_windows_are_in_the_first_frame_with_groups_of_the_newest() -> None:
+    edge = Edge(query("q"))
+    for window in range(4):
+        edge.sell(window)
+    edge.end(3)
+    (frame,) = edge.pull(5 * WINDOW_MS)
+    body = frame.unpack()
+    assert [close.slice_start_ms for close in body.closes] == [0, WINDOW_MS, 2 * WINDOW_MS, 3 * WINDOW_MS]
+    assert [groups(body, start * WINDOW_MS) for start in range(4)] == [0, 0, 0, 24]
+
+
+def test_on_a_wide_link_windows_that_are_late_are_sent_completely() -> None:
+    edge = Edge(query("q"))
+    for window in range(4):
+        edge.sell(window)
+    edge.end(3)
+    now_ms = 5 * WINDOW_MS
+    while edge.pull(now_ms, 1 << 16, 1e6):
+        now_ms += 20
+    sent = Counter[int]()
+    for body in edge.bodies("q"):
+        sent.update({start: groups(body, start * WINDOW_MS) for start in range(4)})
+    assert dict(sent) == dict.fromkeys(range(4), GROUPS)
+
+
+def test_only_time_windows_with_a_staleness_budget_alone_are_closed_provisionally() -> None:
+    others = {
+        "exact": exact(),
+        "combined": query("q", budget={"error": {"amount": 5}, "staleness": "2s"}),
+        "sessions": query("q", window={"session": "1s", "max": "10s"}),
+        "accuracy": query("q", group_by=[], accuracy={"error": "5%", "substream": "1s"}, lateness="5s"),
+    }
+    for kind, spec in others.items():
+        edge = Edge(spec)
+        edge.sell(0)
+        edge.end(0)
+        edge.send(WINDOW_MS, 4 * WINDOW_MS)
+        closes = [close for body in edge.bodies(spec.name) for close in body.closes]
+        assert closes and not any(close.provisional for close in closes), kind
+
+
+def test_a_restored_edge_goes_on_where_it_was() -> None:
+    edge = Edge(*map(query, "ab"), exact())
+    edge.sell(0)
+    edge.end(0)
+    edge.send(WINDOW_MS, WINDOW_MS + 800)
+    again = Edge(*map(query, "ab"), exact())
+    again.core.restore(edge.core.to_state())
+    edge.messages.clear()
+    for each in (edge, again):
+        each.send(WINDOW_MS + 800, WINDOW_MS + LATE_MS)
+    assert again.messages == edge.messages and len(edge.messages) > 3
