@@ -49,7 +49,6 @@ class PullContext:
         max_groups: how many groups may be sent.
         least_groups: how many groups a frame of an open slice needs without a staleness budget. A smaller frame is
             mostly overhead.
-        mandatory_groups: how many groups of a closed slice are sent even if the link is too slow for its deadline.
     """
 
     start_ms: int
@@ -57,7 +56,6 @@ class PullContext:
     closed: bool
     now_ms: int
     max_groups: int
-    mandatory_groups: int = 0
     least_groups: int = 0
 
     @property
@@ -168,12 +166,11 @@ def _select_closed_by_deadline(
     if not slice_.learned:
         learn(slice_.entries, history, slots)
         slice_.learned = True
-    allowed = max(slots.remaining, context.mandatory_groups)
-    if slice_.close_reported or allowed < 1:
+    if slice_.close_reported or slots.remaining < 1.0:
         return EMPTY_SELECTION
     if slice_.send_queue.expired_closed(slice_.entries):
         slice_.send_queue = rank_closed_by_deadline(slice_.entries, history)
-    selection = slice_.send_queue.draw(slice_.entries, int(min(context.max_groups, allowed)))
+    selection = slice_.send_queue.draw(slice_.entries, int(min(context.max_groups, slots.remaining)))
     return GroupSelection(selection.groups, selection.drained or slots.remaining - len(selection.groups) < 1.0)
 
 
@@ -182,10 +179,7 @@ def _select_open_by_deadline(
 ) -> GroupSelection:
     if slice_.send_queue.expired_open(context.now_ms, context.end_ms):
         slice_.send_queue = rank_open_by_deadline(slice_.entries, spec.cache, history, context.ranking_context, slots)
-    count = context.max_groups
-    if context.now_ms < context.end_ms:
-        count = min(count, int(min(slots.remaining, count)))  # a send that ends too late would delay the close
-    return slice_.send_queue.draw(slice_.entries, count)
+    return slice_.send_queue.draw(slice_.entries, context.max_groups)
 
 
 def limit_to_capacity(

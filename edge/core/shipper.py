@@ -52,6 +52,8 @@ from edgewater.synopses import GroupedAggregate, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, FrameBody, Partial, SliceClose
 
+FIRST_GROUPS = 48
+"""The groups in a message of first closes. On 4 KiB/s such a message takes about half a second."""
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
 """Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
@@ -465,6 +467,8 @@ class Shipper:
         slots = None
         if self._may_omit and self._has_deadline(start, slice_):
             slots = self._slots(start, slice_, at, draft.groups)
+            if not is_closed and at.now_ms < end:
+                count = min(count, self._before_first_close(end, at))
         if not is_closed and self._spec.cache.eviction == "gain":
             rate = at.link.bytes_per_ms / entry_bytes
             # Every byte delays a deadline or costs a byte of a budget, so these frames are made as small as possible.
@@ -474,7 +478,7 @@ class Shipper:
         if early is not None:
             count = min(count, early.entries, early.fitting)
         least = LEAST_EARLY_GROUPS if self._picks else 0
-        context = PullContext(start, end, is_closed, at.now_ms, count, most or 0, least)
+        context = PullContext(start, end, is_closed, at.now_ms, count, least)
         return select_groups(slice_, self._spec, self.history, self._store.limits(start), context, slots)
 
     def _has_deadline(self, start: int, slice_: Slice) -> bool:
@@ -513,6 +517,15 @@ class Shipper:
             deadline_ms = max(deadline_ms, slice_.late_until_ms)
         total = rate * (self._spec.window.slice_ms + budget.staleness_ms * link.speed - link.path_delay_ms)
         return SendSlots(max(rate * (deadline_ms - at.now_ms) - sent, 0.0), max(total, 0.0))
+
+    def _before_first_close(self, end: int, at: PullConditions) -> int:
+        """Returns how many entries of an open slice the link carries before it has to carry first closes in time."""
+        budget, link = self._spec.staleness_budget, at.link
+        if budget is None or link.bytes_per_ms <= 0.0:
+            return self._max_groups
+        free_ms = end + budget.staleness_ms * link.speed - link.path_delay_ms - at.now_ms
+        first_bytes = min(FIRST_GROUPS * self.entry_bytes, at.capacity_bytes)
+        return max(int((PLANNED_SHARE * link.bytes_per_ms * free_ms - first_bytes) / self.entry_bytes), 0)
 
     def _may_send_early(self, end: int, drain_window_ms: tuple[int, int], early: EarlySends | None) -> bool:
         after, through = drain_window_ms

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 
 from edge.core.events import PullEvent
 from edge.core.query_pipeline import QueryPipeline
+from edge.core.shipper import FIRST_GROUPS
 
-FIRST_GROUPS, LEAST_FIRST_GROUPS, MOST_FIRST_GROUPS = 48, 4, 24
-"""The groups in a message of first closes, and the limits of each query's part. On 4 KiB/s such a message takes about
-half a second."""
+LEAST_FIRST_GROUPS, MOST_FIRST_GROUPS = 4, 24
+"""The limits of a query's part of `FIRST_GROUPS`."""
 
 
 class Turn:
