@@ -22,8 +22,6 @@ from sim.scheduling.cli import scheduling
 
 ALGORITHMS = ("edgewater", *BASELINES)
 
-ALIASES = {"aion-corrected": "edgewater"}
-
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def simulate() -> None:
@@ -38,7 +36,7 @@ simulate.add_command(scheduling)
     "--algorithm",
     default="edgewater",
     show_default=True,
-    help=f"{', '.join(ALGORITHMS)}, or all; several with commas. aion-corrected is another name of edgewater.",
+    help=f"{', '.join(ALGORITHMS)}, or all; several with commas.",
 )
 @click.option(
     "--delays",
@@ -214,13 +212,13 @@ def _studies(flags: dict[str, Any]) -> list[Study]:
         raise InvalidConfig("--every", format_duration(flags["every_ms"]), accepted)
     _check_divisor(flags["every_ms"] or flags["window_ms"], flags["substream_ms"])
     names = {
-        "algorithm": _several(flags.pop("algorithm"), "--algorithm", (*ALGORITHMS, *ALIASES)),
+        "algorithm": _several(flags.pop("algorithm"), "--algorithm", ALGORITHMS),
         "delays": _several(flags.pop("delays"), "--delays", DELAYS),
         "scenario": _several(flags.pop("scenario"), "--scenario", SCENARIOS, joined=True),
         "measure": _several(flags.pop("measure"), "--measure", MEASURES),
     }
     return [
-        Study(algorithm=ALIASES.get(a, a), delays=d, scenario=s, measure=m, **flags)  # type: ignore[arg-type]
+        Study(algorithm=a, delays=d, scenario=s, measure=m, **flags)  # type: ignore[arg-type]
         for d in names["delays"]
         for s in names["scenario"]
         for m in names["measure"]
@@ -236,7 +234,7 @@ def _check_divisor(window_ms: int, substream_ms: int) -> None:
 
 def _several(text: str, field: str, known: tuple[str, ...], *, joined: bool = False) -> list[str]:
     if text == "all":
-        return [k for k in known if k not in ALIASES]
+        return list(known)
     chosen = [part.strip() for part in text.split(",")]
     for part in chosen:
         for name in part.split("+") if joined else [part]:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from bench.early_answers.recorded import RecordedDownloads
 from edgewater.__main__ import main
 from edgewater.model.accuracy import AccuracyTarget
 from edgewater.model.errors import InvalidConfig
 from sim.early_answers.engine import EarlyAnswerSimulation, queue_end_ms
-from sim.early_answers.recorded import RecordedDownloads
 from sim.early_answers.study import Study, run_study
 from sim.early_answers.values import ValueSource
 from sim.early_answers.workload import DELAYS, SCENARIOS, SyntheticWorkload, WorkloadSpec
