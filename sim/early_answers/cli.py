@@ -17,7 +17,7 @@ from sim.early_answers.study import Study, run_study
 from sim.early_answers.summary import table
 from sim.early_answers.values import NAMES
 from sim.early_answers.workload import DELAYS, SCENARIOS
-from sim.parameters import Duration, Fraction, MicroDuration
+from sim.parameters import Duration, Fraction
 from sim.scheduling.cli import scheduling
 
 ALGORITHMS = ("edgewater", *BASELINES)
@@ -118,15 +118,6 @@ simulate.add_command(scheduling)
     type=click.IntRange(1),
     help="Number of edges; each has the same share of the rate.",
 )
-@click.option("--silent-edge", is_flag=True, help="Disconnect one edge during the middle tenth of the windows.")
-@click.option(
-    "--event-cost",
-    "event_cost_ms",
-    default="20us",
-    show_default=True,
-    type=MicroDuration(),
-    help="Processing time per sampled event.",
-)
 @click.option(
     "--fixed-delay",
     "fixed_ms",
@@ -134,13 +125,6 @@ simulate.add_command(scheduling)
     show_default=True,
     type=Duration(),
     help="Waiting time of the algorithm `fixed`.",
-)
-@click.option(
-    "--latest",
-    "latest_ms",
-    default=None,
-    type=Duration(),
-    help="Staleness budget: answer by then, even if the contract is not met.",
 )
 @click.option(
     "--sampling/--no-sampling",
