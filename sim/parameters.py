@@ -18,25 +18,6 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return value if isinstance(value, int) else duration_ms(value, flag(param), InvalidConfig)
 
 
-class MicroDuration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A duration per event, such as 20us or 1ms, as a float in ms."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        for unit, scale in (("us", 1e-3), ("µs", 1e-3), ("ms", 1.0)):
-            if str(value).endswith(unit):
-                try:
-                    cost = float(str(value)[: -len(unit)]) * scale
-                except ValueError:
-                    break
-                if cost >= 0:
-                    return cost
-        raise InvalidConfig(flag(param), value, "a duration such as 20us or 1.5ms")
-
-
 class Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A percentage, or a fraction from 0 to 1, validated by `check`."""
 

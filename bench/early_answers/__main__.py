@@ -22,6 +22,7 @@ from bench.early_answers.figures import draw_figures
 from bench.early_answers.goals import check_goals
 from bench.early_answers.kmeans import kmeans_rows
 from bench.early_answers.overhead import overhead, sent_bytes
+from bench.early_answers.recorded import RecordedDownloads
 from bench.early_answers.results import Results, Row
 from bench.early_answers.rows import (
     baseline_rows,
@@ -32,7 +33,6 @@ from bench.early_answers.rows import (
     unsampled_rows,
 )
 from sim.early_answers.engine import WindowOutcome
-from sim.early_answers.recorded import RecordedDownloads
 from sim.early_answers.study import Study, run_study, run_workload
 from sim.early_answers.summary import oracle_rate, summarise, table
 

@@ -1,8 +1,8 @@
 """`python -m bench.scheduling [--smoke] [--only PART] [--json]`: policies on too little CPU, in bench/out/.
 
 Parts: latency, throughput and slowdown by load; nodes; caps of memory; the length of a cycle; how often the ingestion
-interval is right; the scheduler's own CPU; the center's admission, simulated and in a real center; the cost of an
-edge's core per record. Arrivals and the worker are simulated (`sim.scheduling`).
+interval is right; the scheduler's own CPU; admission in a real center; the cost of an edge's core per record. Arrivals
+and the worker are simulated (`sim.scheduling`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import click
 
-from bench.scheduling.admission import admission_rows
 from bench.scheduling.cells import EPOCHS, PARTS, Cell, Row, Size, accuracy, cells, measure
 from bench.scheduling.center import center_rows
 from bench.scheduling.core_cost import core_rows
@@ -27,7 +26,7 @@ from sim.scheduling.workload import BENCHMARKS
 OUT = Path("bench/out")
 SMOKE = Size(3.0, 1, (60, 70), ("ysb",), (1, 2), ("klink", "fair"), (16,), (120,))
 
-SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "admission", "center", "core")
+SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "center", "core")
 
 
 @click.command()
@@ -59,8 +58,6 @@ def main(
             bar.update(1)
     if "accuracy" in parts:
         rows += accuracy(size.seeds, 60 if smoke else EPOCHS)
-    if "admission" in parts:
-        rows += admission_rows(4, 1, 21) if smoke else admission_rows()
     if "center" in parts:
         rows += center_rows(2, 1, (1.2,)) if smoke else center_rows()
     if "core" in parts:

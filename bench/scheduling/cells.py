@@ -18,7 +18,7 @@ from sim.scheduling.workload import BENCHMARKS, COSTS, DELAYS, Load, draw_delays
 
 Row = dict[str, Any]
 
-PARTS = ("load", "nodes", "memory", "cycles", "accuracy", "overhead", "admission", "center", "core")
+PARTS = ("load", "nodes", "memory", "cycles", "accuracy", "overhead", "center", "core")
 PER_QUERY = 0.94 / 60
 """Share of a core that one query needs: 60 queries are 94 %."""
 QUERIES = (10, 40, 60, 70, 100)

@@ -74,7 +74,7 @@ def _overhead(rows: Sequence[Row]) -> list[str]:
     return _crossed(rows, lambda r: f"{r['queries']} ({r['load']:.0%})", lambda r: f"{r['overhead']:.2%}", "queries")
 
 
-def _admission(rows: Sequence[Row]) -> list[str]:
+def _center(rows: Sequence[Row]) -> list[str]:
     def case(row: Row) -> str:
         return f"{row['load']:.0%}" + (f", down for {row['down_s']} s" if row["down_s"] else "")
 
@@ -98,7 +98,6 @@ _TABLES = {
     "cycles": _cycles,
     "accuracy": _accuracy,
     "overhead": _overhead,
-    "admission": _admission,
-    "center": _admission,
+    "center": _center,
     "core": _core,
 }

@@ -17,12 +17,10 @@ from sim.early_answers.study import Study, run_study
 from sim.early_answers.summary import table
 from sim.early_answers.values import NAMES
 from sim.early_answers.workload import DELAYS, SCENARIOS
-from sim.parameters import Duration, Fraction, MicroDuration
+from sim.parameters import Duration, Fraction
 from sim.scheduling.cli import scheduling
 
 ALGORITHMS = ("edgewater", *BASELINES)
-
-ALIASES = {"aion-corrected": "edgewater"}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,7 +36,7 @@ simulate.add_command(scheduling)
     "--algorithm",
     default="edgewater",
     show_default=True,
-    help=f"{', '.join(ALGORITHMS)}, or all; several with commas. aion-corrected is another name of edgewater.",
+    help=f"{', '.join(ALGORITHMS)}, or all; several with commas.",
 )
 @click.option(
     "--delays",
@@ -120,15 +118,6 @@ simulate.add_command(scheduling)
     type=click.IntRange(1),
     help="Number of edges; each has the same share of the rate.",
 )
-@click.option("--silent-edge", is_flag=True, help="Disconnect one edge during the middle tenth of the windows.")
-@click.option(
-    "--event-cost",
-    "event_cost_ms",
-    default="20us",
-    show_default=True,
-    type=MicroDuration(),
-    help="Processing time per sampled event.",
-)
 @click.option(
     "--fixed-delay",
     "fixed_ms",
@@ -136,13 +125,6 @@ simulate.add_command(scheduling)
     show_default=True,
     type=Duration(),
     help="Waiting time of the algorithm `fixed`.",
-)
-@click.option(
-    "--latest",
-    "latest_ms",
-    default=None,
-    type=Duration(),
-    help="Staleness budget: answer by then, even if the contract is not met.",
 )
 @click.option(
     "--sampling/--no-sampling",
@@ -214,13 +196,13 @@ def _studies(flags: dict[str, Any]) -> list[Study]:
         raise InvalidConfig("--every", format_duration(flags["every_ms"]), accepted)
     _check_divisor(flags["every_ms"] or flags["window_ms"], flags["substream_ms"])
     names = {
-        "algorithm": _several(flags.pop("algorithm"), "--algorithm", (*ALGORITHMS, *ALIASES)),
+        "algorithm": _several(flags.pop("algorithm"), "--algorithm", ALGORITHMS),
         "delays": _several(flags.pop("delays"), "--delays", DELAYS),
         "scenario": _several(flags.pop("scenario"), "--scenario", SCENARIOS, joined=True),
         "measure": _several(flags.pop("measure"), "--measure", MEASURES),
     }
     return [
-        Study(algorithm=ALIASES.get(a, a), delays=d, scenario=s, measure=m, **flags)  # type: ignore[arg-type]
+        Study(algorithm=a, delays=d, scenario=s, measure=m, **flags)  # type: ignore[arg-type]
         for d in names["delays"]
         for s in names["scenario"]
         for m in names["measure"]
@@ -236,7 +218,7 @@ def _check_divisor(window_ms: int, substream_ms: int) -> None:
 
 def _several(text: str, field: str, known: tuple[str, ...], *, joined: bool = False) -> list[str]:
     if text == "all":
-        return [k for k in known if k not in ALIASES]
+        return list(known)
     chosen = [part.strip() for part in text.split(",")]
     for part in chosen:
         for name in part.split("+") if joined else [part]:

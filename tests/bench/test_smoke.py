@@ -68,7 +68,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "early_answers": (("--smoke", "--part", "goals"), ("edgewater", "CPU:")),
     "first_light": (("--smoke", "--only", "edge"), ("columnar_records_s",)),
     "hostile": (("--smoke", "--only", "frame", "--only", "partial/kll"), ("partial/kll", "0 failures")),
-    "scheduling": (("--smoke", "--only", "memory", "--only", "admission"), ("## goals", "kept: memory")),
+    "scheduling": (("--smoke", "--only", "memory", "--only", "core"), ("## goals", "kept: memory")),
 }
 
 OWN_PROCESS = ("first_light", "hostile")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.budgets.optimal import Aggregate, WindowTrace, epe, least_error, spef
+from sim.budgets.optimal import Aggregate, WindowTrace, epe, least_error
 from tests.examples import examples
 
 WINDOWS = st.builds(
@@ -70,13 +70,11 @@ def test_eager_prefix_error_has_the_least_staleness_of_all_schedules(
 
 @examples(80)
 @given(WINDOWS, st.sampled_from([0.0, 5.0, 45.0]), st.sampled_from([7.0, 30.0]), st.sampled_from([0.0, 40.0]))
-def test_the_least_error_under_a_deadline_is_that_of_brute_force_and_of_spef_and_of_spef_with_early_omissions(
+def test_the_least_error_under_a_deadline_is_that_of_brute_force(
     window: WindowTrace, deadline: float, service: float, free: float
 ) -> None:
     best = min(error for done, error in _schedules(window, service, free) if done <= 100.0 + deadline)
     assert least_error(window, deadline, service, free).error == pytest.approx(best)
-    assert spef(window, deadline, service, free) == pytest.approx(best)
-    assert spef(window, deadline, service, free, early=True) == pytest.approx(best)
 
 
 def test_running_maxima_are_exact_across_groups_of_very_different_size() -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from bench.early_answers.recorded import RecordedDownloads
 from edgewater.__main__ import main
 from edgewater.model.accuracy import AccuracyTarget
 from edgewater.model.errors import InvalidConfig
 from sim.early_answers.engine import EarlyAnswerSimulation, queue_end_ms
-from sim.early_answers.recorded import RecordedDownloads
 from sim.early_answers.study import Study, run_study
 from sim.early_answers.values import ValueSource
 from sim.early_answers.workload import DELAYS, SCENARIOS, SyntheticWorkload, WorkloadSpec
@@ -192,7 +192,7 @@ def test_the_command_compares_all_algorithms_and_plots(tmp_path):
     [("--delays", "XX"), ("--scenario", "storm"), ("--algorithm", "magic"), ("--measure", "median"),
      ("--confidence", "0"), ("--confidence", "1"), ("--confidence", "120%"), ("--confidence", "nan"),
      ("--error", "0"), ("--error", "150%"), ("--error", "-5%"), ("--values", "no/such/file"), ("--window", "3"),
-     ("--substream", "700ms"), ("--event-cost", "fast"), ("--plot", "x.doc")],
+     ("--substream", "700ms"), ("--plot", "x.doc")],
 )  # fmt: skip
 def test_invalid_options_are_refused(option, value):
     result = command("--windows", "2", option, value)
