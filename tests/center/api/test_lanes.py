@@ -175,7 +175,7 @@ def test_a_request_of_more_work_than_its_budget_is_422_and_says_what_is_less(
     refused = desk.ask(method, path, app=app, **request)
     assert refused.status_code == 422, refused.text
     body = refused.json()
-    assert most.less in body.get("detail", body.get("error"))
+    assert "ask for fewer windows" in body.get("detail", body.get("error"))
     assert body.get("type", "").endswith("/too-much-work") or body.get("errorType") == "execution"
     app.state.services.sql.close()
 
