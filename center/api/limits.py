@@ -17,7 +17,6 @@ import limits
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -216,8 +215,3 @@ class _Sending:
         if self._start is not None:
             start, self._start = self._start, None
             await self._send(start)
-
-
-def client_of(request: Request) -> str:
-    """Returns the remote address, for the audit log."""
-    return request.client.host if request.client else "unknown"

@@ -1,4 +1,4 @@
-"""Sample sizes by kind of measure (Aion, Sec. 3.2). All functions work elementwise on arrays.
+"""Sample sizes for means and sums (Aion, Sec. 3.2). All functions work elementwise on arrays.
 
 Eq. 3 of the paper has a misprint: σ/√n belongs outside the root, r = z·√(1 - n/N)·(σ/√n)/μ. Eq. 4 is the solution of
 the correct form. Confidence is 1 - δ. If the population N is infinite, there is no finite population correction.
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from edgewater.model.accuracy import check_confidence, check_error
-from edgewater.model.errors import InvalidQuery
 from edgewater.synopses import FloatArray, normal_quantile
 
 
@@ -36,61 +35,6 @@ def mean_size(variation: Any, population: Any, error: float, confidence: float) 
     """
     z = normal_quantile(check_confidence(confidence, "confidence"))
     return finite_population_size((z * np.asarray(variation, float) / check_error(error, "error")) ** 2, population)
-
-
-def count_size(population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the number of events to sample for a count that is estimated as (sampled)/θ, from the sample alone.
-
-    The relative variance of this estimate is (1 - θ)/(θN). Edges count every event, so they need no sample for a count.
-    """
-    return mean_size(1.0, population, error, confidence)
-
-
-def proportion_size(proportion: Any, population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the number of values to sample for a proportion with an *absolute* error. The worst case is 1/2."""
-    p = np.asarray(proportion, float)
-    if ((p < 0) | (p > 1)).any():
-        raise InvalidQuery("proportion", proportion, "numbers from 0 to 1; 0.5 if nothing is known")
-    return mean_size(np.sqrt(p * (1 - p)), population, error, confidence)
-
-
-def variance_size(kurtosis: Any, population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the number of values to sample for a variance with a relative error.
-
-    The formula is Var(s²)/σ⁴ ≈ (κ - 1)/n, with κ = 3 for normal values.
-    """
-    excess = np.asarray(kurtosis, float) - 1
-    if (excess < 0).any():
-        raise InvalidQuery("kurtosis", kurtosis, "fourth central moment / variance², at least 1")
-    return mean_size(np.sqrt(excess), population, error, confidence)
-
-
-def quantile_size(q: Any, population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the number of values to sample for a quantile whose *rank* is within `error`, for any distribution.
-
-    The number is the number for a proportion of q.
-    """
-    return proportion_size(q, population, error, confidence)
-
-
-def all_quantiles_size(population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the number of values to sample for all quantiles simultaneously, with all ranks within `error`.
-
-    The bound is the DKW inequality (Massart 1990).
-    """
-    check_confidence(confidence, "confidence")
-    return finite_population_size(np.log(2 / (1 - confidence)) / (2 * check_error(error, "error") ** 2), population)
-
-
-def extreme_size(population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the number of values to sample so that the sample's maximum is in the top share `error` of all values.
-
-    The same number is valid for the minimum and the bottom share: 1 - (1 - ε)ⁿ ≥ confidence. Without assumptions about
-    the tail, a sample does not bound the *value* of the maximum.
-    """
-    check_confidence(confidence, "confidence")
-    size = np.ceil(np.log1p(-confidence) / np.log1p(-check_error(error, "error")))
-    return np.asarray(np.minimum(size, np.asarray(population, float)))
 
 
 def neyman_sizes(
