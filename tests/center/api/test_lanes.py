@@ -21,6 +21,7 @@ from center.api.prometheus.evaluate import Matchers
 from center.api.prometheus.series import ALL, SamplesCache, SeriesReader
 from center.api.routers import alerts, rollup, sql
 from center.api.sql_guard import SqlGuard
+from center.serving import SynopsisCache
 from center.serving.answer_tables import answer_schema, stated_answer
 from center.sinks import read_definition
 from center.sinks.alert_check import CheckReport, check_rules
@@ -148,6 +149,25 @@ def test_costly_requests_work_in_turns_one_at_a_time(monkeypatch: pytest.MonkeyP
         thread.join(30)
     both = order[max(order.index(0), order.index(1)) :]
     assert all(one != other for one, other in pairwise(both))
+
+
+def test_a_turn_that_ends_under_a_lock_of_evaluations_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "TURN_S", 0.0)
+    lane, cache, order = Lane(2), SynopsisCache(1 << 20), list[int]()
+
+    def evaluates(number: int) -> None:
+        with lane.work(lambda: False).running():
+            while set(order[:-6]) != {0, 1}:
+                with cache.exclusively():
+                    order.append(number)
+                    spend()
+
+    threads = [threading.Thread(target=evaluates, args=(number,), daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
