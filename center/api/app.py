@@ -55,7 +55,7 @@ from center.api.services import Services
 from center.api.sql_guard import SqlGuard
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
-from center.results import UNREADABLE, ResultStore
+from center.results import ResultStore
 from center.serving import SynopsisCache
 from center.serving.answer_tables import answer_schema
 from center.sinks import SinkStore
@@ -174,7 +174,6 @@ def _services(
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
     tasks = Tasks()
     metrics.registry.register(tasks.failures)
-    metrics.registry.register(UNREADABLE)
     feed = LiveFeed(
         results, progress, renderer, AnswerPoller(results.newest_answers), config.progress_ms / 1000, monotonic
     )

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from center.api.edge_progress import EdgeProgress, edge_state
 from center.catalog import COMPONENTS, ComponentRegistry, component_status
-from center.results import ResultStore
+from center.results import UNREADABLE, ResultStore
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import GUESSES, REJECTIONS
@@ -138,7 +138,7 @@ class CenterCollector(Collector):
             family = rejected if reason in REJECTIONS else guessed if reason in GUESSES else late
             family.add_metric([name, edge, reason], records)
         newest = GaugeMetricFamily("edgewater_last_answer_id", "The id of the newest answer.", value=given)
-        return [newest, late, rejected, guessed]
+        return [newest, late, rejected, guessed, *UNREADABLE.collect()]
 
 
 class MetricsMiddleware:

@@ -229,6 +229,7 @@ class AnswerReader:
                 counts = {i: count for i, count in counts.items() if i <= last}
             rows = _rows().where(a.answer_id.in_(list(counts))).order_by(a.answer_id)
             records = [_record(row) for row in connection.execute(rows)]
+        _spend(records)
         return AnswerChanges(records, {i: count - 1 for i, count in counts.items()}, sum(counts.values()))
 
     def last_answer_id(self) -> int:
@@ -346,7 +347,9 @@ class AnswerReader:
 
     def _answers(self, rows: Any) -> list[AnswerRecord]:
         with read_transaction(self._engine) as connection:
-            return [_record(row) for row in connection.execute(rows)]
+            records = [_record(row) for row in connection.execute(rows)]
+        _spend(records)
+        return records
 
 
 _data = t.answers.alias("data")
@@ -386,6 +389,11 @@ def _in_range(rows: Select[Any], start_ms: int | None, end_ms: int | None) -> Se
     return rows if end_ms is None else rows.where(starts < end_ms)
 
 
+def _spend(records: Sequence[AnswerRecord]) -> None:
+    """Counts what was read, outside of the transaction: the request may have to wait for its turn."""
+    spend(nbytes=sum(len(record.synopsis or b"") for record in records))
+
+
 def _facts(row: Row[Any]) -> tuple[Facts, bytes | None]:
     """Returns the facts and the data of a stored answer. Facts that are damaged cost only their own answer.
 
@@ -403,7 +411,6 @@ def _facts(row: Row[Any]) -> tuple[Facts, bytes | None]:
 
 
 def _record(row: Row[Any]) -> AnswerRecord:
-    spend(nbytes=len(row.synopsis or b""))
     facts, synopsis = _facts(row)
     return AnswerRecord(
         row.answer_id, query_from_key(row.query), row.window_start_ms, row.window_end_ms, row.revision,

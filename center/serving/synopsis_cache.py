@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from cachetools import LRUCache
 
+from edgewater.answers.work import waiting
+
 T = TypeVar("T")
 
 _OVERHEAD_BYTES = 1024
@@ -59,9 +61,15 @@ class SynopsisCache:
         """Locks the stacks for an evaluation: some stacks apply pending updates on their first query.
 
         One lock serves all stacks. An evaluation is NumPy on the arrays of one group, and shorter than a thread switch.
+        A request that waits for the lock lets the others work: the holder may wait for its turn.
         """
-        with self._evaluating:
+        if not self._evaluating.acquire(blocking=False):
+            with waiting():
+                self._evaluating.acquire()
+        try:
             yield
+        finally:
+            self._evaluating.release()
 
 
 def _size(value: Any) -> int:

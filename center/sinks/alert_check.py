@@ -13,7 +13,6 @@ from edgewater.answers.work import WorkEnded
 from edgewater.model.errors import Overspent
 
 PAGE = 100
-MAX_ANSWERS = 1_000
 MAX_TRANSITIONS = 100
 """The most transitions of one rule that a report lists."""
 
@@ -81,7 +80,7 @@ def check_rules(
 
     last = 0 if start_ms is None else (results.first_answer_from(start_ms) or results.last_answer_id() + 1) - 1
     try:
-        while (records := results.changes_after(last, PAGE).records) and report.answers < MAX_ANSWERS:
+        while records := results.changes_after(last, PAGE).records:
             last = records[-1].answer_id
             for record in records:
                 if record.query not in queries:
@@ -92,7 +91,6 @@ def check_rules(
                 note(book.answer(answer, query.registered.spec.measures, record.answered_at_ms))
                 note(book.tick(record.answered_at_ms))
                 report.answers += 1
-        report.is_whole = not records
     except WorkEnded as end:
         if not isinstance(end.error, Overspent):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from typing import Annotated, Any, Literal
@@ -25,7 +26,7 @@ from center.api.routers.functions import functions
 from center.api.routers.queries import read_spec, register_query
 from center.api.services import Center, Services
 from center.api.sql_select import check_select
-from center.api.sql_tables import MAX_ROWS, columns_of, query_table, rows_table, to_rows
+from center.api.sql_tables import columns_of, query_table, rows_table, to_rows
 from center.api.time_params import Time
 from center.api_access import Principal
 from center.catalog import Change
@@ -51,6 +52,7 @@ from edgewater.model.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/sql", tags=["sql"])
 MAX_RENDERED_BYTES = 64 << 20
+LESS = "fewer windows, with the parameters start and end or with WHERE window_start >= …"
 RENDERED_AT_ONCE = 10_000
 """The number of values that are rendered between two checks of the limits. Other threads wait meanwhile."""
 
@@ -137,7 +139,8 @@ async def run_statement(params: Annotated[SqlParams, Query()], request: Request,
     async with center.turns.taken(caller(request)):
         if isinstance(statement, SelectRows):
             make = partial(_selected, request, center, statement.text, params, form)
-            return Response(await center.costly.run(request, make), media_type=form)
+            limits = replace(center.costly.limits, less=LESS)
+            return Response(await center.costly.run(request, make, limits), media_type=form)
         listing = _listing(request, center, statement)
         return Response(await run_sync(lambda: _rendered(listing(), form)), media_type=form)
 
@@ -186,7 +189,6 @@ def _selected(request: Request, center: Services, text: str, params: SqlParams, 
     for name in checked.tables:
         require(request, "reader", name)
     tables: dict[str, pa.Table] = {}
-    rows_left = MAX_ROWS
     for name in checked.tables:
         versions = center.catalog.queries.versions(name)
         start, end = checked.start_ms, checked.end_ms
@@ -195,8 +197,7 @@ def _selected(request: Request, center: Services, text: str, params: SqlParams, 
             start, end = None, None  # the query has a column of its own with this name
         start = max((ms for ms in (start, params.start) if ms is not None), default=None)
         end = min((ms for ms in (end, params.end) if ms is not None), default=None)
-        tables[name] = query_table(center, versions, start, end, rows_left)
-        rows_left -= tables[name].num_rows
+        tables[name] = query_table(center, versions, start, end)
     return _rendered(center.sql.run(checked.text, tables), form)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from center.api.sql_guard import SqlGuard
 from center.api.sql_select import check_select
+from edgewater.answers.work import WorkLimits
 from edgewater.model.errors import InvalidQuery
 from edgewater.model.query import QuerySpec
 from edgewater.model.sql import to_sql
@@ -218,14 +219,14 @@ def test_a_query_without_answers_is_an_empty_table(desk: Desk) -> None:
 
 
 def test_too_many_rows_are_refused_and_not_cut(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("center.api.routers.sql.MAX_ROWS", 5)
     answered(desk)
-    refused = run(desk, "SELECT count(*) FROM flights")
+    app = desk.app()
+    monkeypatch.setattr(app.state.services.costly, "limits", WorkLimits(cells=20))
+    refused = run(desk, "SELECT count(*) FROM flights", app=app)
     assert refused.status_code == 422
-    assert "window_start" in refused.json()["accepted"]
-    assert rows(run(desk, "SELECT count(*) AS n FROM flights WHERE window_start >= '2013-01-01 02:00:00'")) == [
-        {"n": 3}
-    ]
+    assert "window_start" in refused.json()["detail"]
+    text = "SELECT count(*) AS n FROM flights WHERE window_start >= '2013-01-01 02:00:00'"
+    assert rows(run(desk, text, app=app)) == [{"n": 3}]
 
 
 @pytest.mark.parametrize(

@@ -294,11 +294,6 @@ def test_limits_are_422_and_say_what_to_do(filled, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(app.state.services.costly, "limits", limits)
             assert limits.less in refused("query_range", **range_)
-    monkeypatch.setattr("center.api.prometheus.series.PAGE", 2)
-    monkeypatch.setattr("center.api.prometheus.series.MAX_POINTS", 6)
-    assert filled.get(f"{API}/query_range", app=app, params=range_).status_code == 200
-    monkeypatch.setattr("center.api.prometheus.series.MAX_POINTS", 5)
-    assert "5 windows" in refused("query_range", **range_)
 
 
 @pytest.mark.slow
