@@ -182,12 +182,10 @@ class _Union:
         """Adds answers to further windows."""
         for record in records:
             self.starts.add(record.window_start_ms)
-            first = {
-                violation.code: violation.message for violation in reversed(_contract(record, self._spec).violations)
-            }
-            for code, message in first.items():
-                known = self._violated.get(code, (0, message))
-                self._violated[code] = known[0] + 1, known[1]
+            violations = _contract(record, self._spec).violations
+            for code, message in {each.code: each.message for each in reversed(violations)}.items():
+                known, first = self._violated.get(code, (0, message))
+                self._violated[code] = known + 1, first
         parts = records if self._answer is None else [self._answer, *records]
         synopses = [part.synopsis for part in parts if part.synopsis is not None]
         self._answer = replace(
@@ -212,13 +210,9 @@ class _Union:
         windows = len(self.starts)
         unanswered = interval.windows - windows - empty
         facts = united([self._answer.facts], self._spec, empty=empty, unanswered=unanswered)
-        return replace(
-            self._answer,
-            window_start_ms=interval.start_ms,
-            window_end_ms=interval.end_ms,
-            facts=facts,
-            of_windows=united_contract(facts, self._violated, windows, self._spec),
-        )
+        contract = united_contract(facts, self._violated, windows, self._spec)
+        begin, end = interval.start_ms, interval.end_ms
+        return replace(self._answer, window_start_ms=begin, window_end_ms=end, facts=facts, of_windows=contract)
 
 
 def _contract(record: AnswerRecord, spec: QuerySpec) -> Contract:
