@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -10,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, Row, Select, case, func, null, select
 
 from center.results import schema as t
-from center.results.late_records import late_by_window, late_from_json
+from center.results.late_records import late_by_window
 from center.results.writes import TRIMMED, read_counter
 from center.storage.database import read_transaction
 from edgewater.answers import Facts, Phase
@@ -374,7 +375,7 @@ def _in_range(rows: Select[Any], start_ms: int | None, end_ms: int | None) -> Se
 
 
 def _record(row: Row[Any]) -> AnswerRecord:
-    facts = with_late(facts_from_json(row.quality), late_from_json(row.late))
+    facts = with_late(facts_from_json(row.quality), json.loads(row.late or "{}"))
     return AnswerRecord(
         row.answer_id, query_from_key(row.query), row.window_start_ms, row.window_end_ms, row.revision,
         Phase(row.phase), row.answered_at_ms, row.staleness_ms, facts, row.synopsis, row.data_revision,
