@@ -226,7 +226,7 @@ class LedgerWriter:
             due_ms = self._ledger.next_deadline()
             if due_ms is not None and due_ms <= now_ms:
                 emissions = [*emissions, *self._tick([], now_ms)]
-            elif (correct_ms := self._store.next_correction()) is not None and correct_ms <= now_ms:
+            elif (correct_ms := self._store.correct_at_ms) is not None and correct_ms <= now_ms:
                 self._metrics.answers.labels("correction").inc(self._store.correct(now_ms))
             self._report_refused()
             self._raise_alarms()
@@ -387,7 +387,7 @@ class LedgerWriter:
     def wait(self, max_s: float = CATALOG_POLL_S) -> None:
         """Waits until the next deadline, at most `max_s`; returns early if `apply` may have changed the deadline."""
         with self._lock:
-            due = [ms for ms in (self._ledger.next_deadline(), self._store.next_correction()) if ms is not None]
+            due = [ms for ms in (self._ledger.next_deadline(), self._store.correct_at_ms) if ms is not None]
             pause_s = min([max_s, *(max(YIELD_S, (due_ms - self._now_ms()) / 1000) for due_ms in due)])
         self._changed.wait(pause_s)
         self._changed.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,10 @@ from itertools import accumulate
 from typing import Any
 
 from prometheus_client import Counter
-from sqlalchemy import Engine, Row, Select, case, func, null, select
+from sqlalchemy import ColumnElement, Engine, Row, Select, case, func, null, select
 
 from center.results import schema as t
-from center.results.late_records import late_by_window, late_from_json
+from center.results.late_records import late_by_window
 from center.results.writes import TRIMMED, read_counter
 from center.storage.database import read_transaction
 from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
@@ -178,21 +179,14 @@ class AnswerReader:
 
     def answer(self, ref: QueryRef, window_start_ms: int, revision: int) -> AnswerRecord:
         """Returns a revision of a window. Raises NotFound."""
-        rows = _rows().where(
-            t.answers.c.query == query_key(ref),
-            t.answers.c.window_start_ms == window_start_ms,
-            t.answers.c.revision == revision,
-        )
-        found = self._answers(rows)
+        found = self._answers(_rows().where(_is_of(ref, window_start_ms), t.answers.c.revision == revision))
         if not found:
             raise NotFound(f"query {query_key(ref)}: no revision {revision} of the window at {window_start_ms} ms")
         return found[0]
 
     def revisions(self, ref: QueryRef, window_start_ms: int) -> list[int]:
         """Returns the revisions of a window, ascending; empty if it has no answer."""
-        rows = select(t.answers.c.revision).where(
-            t.answers.c.query == query_key(ref), t.answers.c.window_start_ms == window_start_ms
-        )
+        rows = select(t.answers.c.revision).where(_is_of(ref, window_start_ms))
         with read_transaction(self._engine) as connection:
             return list(connection.execute(rows.order_by(t.answers.c.revision)).scalars())
 
@@ -381,6 +375,10 @@ def _newest_revisions(ref: QueryRef, min_phase: Phase = Phase.EARLY) -> Select[A
     return newest.having(func.max(answers.revision) == func.max(not_empty))
 
 
+def _is_of(ref: QueryRef, window_start_ms: int) -> ColumnElement[bool]:
+    return (t.answers.c.query == query_key(ref)) & (t.answers.c.window_start_ms == window_start_ms)
+
+
 def _in_range(rows: Select[Any], start_ms: int | None, end_ms: int | None) -> Select[Any]:
     """Restricts rows to windows that start in [start_ms, end_ms)."""
     starts = t.answers.c.window_start_ms
@@ -403,7 +401,7 @@ def _facts(row: Row[Any]) -> tuple[Facts, bytes | None]:
         UnsupportedVersion: a newer release has written the facts.
     """
     try:
-        return with_late(facts_from_json(row.quality), late_from_json(row.late)), row.synopsis
+        return with_late(facts_from_json(row.quality), json.loads(row.late or "{}")), row.synopsis
     except StorageError as exc:
         UNREADABLE.inc()
         log.error("answer %d to %s: %s", row.answer_id, row.query, exc.message)

@@ -129,7 +129,3 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
 def late_to_json(counts: Mapping[str, int]) -> str:
     """Returns numbers by reason as they are stored beside an answer."""
     return json.dumps(counts, sort_keys=True, separators=(",", ":")) if counts else ""
-
-
-def late_from_json(text: str) -> dict[str, int]:
-    return dict(json.loads(text)) if text else {}

@@ -46,10 +46,9 @@ def trimming(
 
     def dropped() -> int:
         before_ms, through = now_ms() - keep_ms, awaited()
-        if through is None:
-            count = store.trim(before_ms)
-        else:
-            count = store.trim(before_ms, through) or store.trim(before_ms - wait_ms)
+        count = store.trim(before_ms, through)
+        if not count and through is not None:
+            count = store.trim(before_ms - wait_ms)
         if not count:
             expired(before_ms - wait_ms, now_ms())
         return count

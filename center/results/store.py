@@ -98,6 +98,9 @@ class ResultStore(AnswerReader):
         url: SQLAlchemy URL; may be the catalog's.
         max_answer_bytes: size of the slices of one answer.
 
+    Attributes:
+        correct_at_ms: wall time of the next `correct` that is needed; None: no final answer lacks late records.
+
     Raises:
         InvalidConfig: not a URL of SQLite or PostgreSQL.
         StorageError: the database cannot be used. Every method raises it too.
@@ -110,7 +113,7 @@ class ResultStore(AnswerReader):
         self._term = _Term()
         # The term and the step of the ledger in memory. None: load the ledger before its next use.
         self._loaded: tuple[_Term, int] | None = None
-        self._correct_at_ms: int | None = None
+        self.correct_at_ms: int | None = None
         self._refused: list[RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
@@ -215,7 +218,7 @@ class ResultStore(AnswerReader):
             {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states},
             revisions_after,
         )
-        self._loaded, self._correct_at_ms = (term, step), correct_at_ms
+        self._loaded, self.correct_at_ms = (term, step), correct_at_ms
 
     def apply(
         self,
@@ -311,10 +314,6 @@ class ResultStore(AnswerReader):
                 self._note_late(changes)
         return emissions
 
-    def next_correction(self) -> int | None:
-        """Returns the wall time, ms, of the next `correct` that is needed; None: no final answer lacks late records."""
-        return self._correct_at_ms
-
     def correct(self, now_ms: int) -> int:
         """Writes the next corrections: final answers again that do not state all late records of their windows.
 
@@ -331,12 +330,12 @@ class ResultStore(AnswerReader):
             leases.hold(connection, term.partition, term.epoch, now_ms + term.lease_ms)
             written = write_corrections(connection, term.partition, now_ms, restored_at_ms(connection))
             due_ms = next_correction(connection, term.partition)
-        self._correct_at_ms = due_ms
+        self.correct_at_ms = due_ms
         return written
 
     def _note_late(self, changes: Iterable[QueryChanges]) -> None:
         if any(change.final_spans for change in changes):
-            self._correct_at_ms = AT_ONCE_MS
+            self.correct_at_ms = AT_ONCE_MS
 
     def _refuse(
         self,

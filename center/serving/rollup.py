@@ -210,13 +210,9 @@ class _Union:
         windows = len(self.starts)
         unanswered = interval.windows - windows - empty
         facts = united([self._answer.facts], self._spec, empty=empty, unanswered=unanswered)
-        return replace(
-            self._answer,
-            window_start_ms=interval.start_ms,
-            window_end_ms=interval.end_ms,
-            facts=facts,
-            of_windows=united_contract(facts, self._violated, windows, self._spec),
-        )
+        contract = united_contract(facts, self._violated, windows, self._spec)
+        begin, end = interval.start_ms, interval.end_ms
+        return replace(self._answer, window_start_ms=begin, window_end_ms=end, facts=facts, of_windows=contract)
 
 
 def _violations(record: AnswerRecord, spec: QuerySpec) -> Sequence[Violation]:

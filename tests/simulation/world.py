@@ -435,7 +435,7 @@ class World:
                 return
 
         for job in [job for job in self.jobs.values() if job.leads]:
-            while (due_ms := job.store.next_correction()) is not None:  # what follows after minutes
+            while (due_ms := job.store.correct_at_ms) is not None:  # what follows after minutes
                 job.store.correct(max(due_ms, self.now_ms()))
 
     def _through_ms(self) -> int:

@@ -219,7 +219,7 @@ def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
     world.catalog.alarms.add("before", "", JFK, 1)
     take_backup(config(world.path), tmp_path / "b", world.clock, silent)
     epoch = max(sinks.take("lake", owner, 1, 0) or 0 for owner in ("one", "two", "three"))
-    late, (lost,) = world.store.newest()[1], world.register("lost")
+    (lost,) = world.register("lost")
     world.now += 60_000
     database, target = shared_database(), tmp_path / "r"
     restore_backup(config(target, database), tmp_path / "b", world.clock, silent)
@@ -237,7 +237,6 @@ def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
         assert {alarm.kind for alarm in again.catalog.alarms.latest()} == {"before", "after"}
         taken = SinkStore(again.store.engine).take("lake", "one", again.now, 0)
         assert taken is not None and taken > epoch
-        assert again.store.newest()[1] > late + 1
         (other,) = again.register("lost")
         assert other.version > lost.version
 
@@ -319,10 +318,10 @@ def test_older_copies_of_both_stores_are_recognised_by_what_an_edge_knows(
         assert again.store.last_answer_id() > last
         newest = {r.window_start_ms: r for r in again.store.answers_after(0, 100)}
         assert set(newest[1000].facts.edges_by(Cause.LOST_STATE)) == set(again.edges)
-        numbers = again.store.newest()
+        numbers = again.store.last_answer_id()
         job.restart()
         job.writer.advance()
-        assert again.store.newest() == numbers, "a proof counts once"
+        assert again.store.last_answer_id() == numbers, "a proof counts once"
 
 
 def test_stores_of_two_centers_are_refused(tmp_path: Path, world: World) -> None:

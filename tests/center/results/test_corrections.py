@@ -51,7 +51,7 @@ def reject(job: Job, from_ms: int, until_ms: int, records: int = 1, now_ms: int 
 def correct_all(job: Job, now_ms: int) -> int:
     """Writes all corrections that are due. Returns their number."""
     written = 0
-    while (due_ms := job.store.next_correction()) is not None and due_ms <= now_ms:
+    while (due_ms := job.store.correct_at_ms) is not None and due_ms <= now_ms:
         written += job.store.correct(now_ms)
     return written
 
@@ -60,10 +60,10 @@ def test_a_correction_has_the_data_and_the_facts_of_the_final_answer_and_a_revis
     job: Job,
 ) -> None:
     (final,) = [job.store.answer(REF, 0, 1)]
-    assert job.store.next_correction() is None
+    assert job.store.correct_at_ms is None
     job.batch(job.frame("a", 3 * MINUTE, m0=100), now_ms=7)
-    assert job.store.next_correction() == AT_ONCE_MS
-    assert (job.store.correct(7), job.store.next_correction()) == (1, None)
+    assert job.store.correct_at_ms == AT_ONCE_MS
+    assert (job.store.correct(7), job.store.correct_at_ms) == (1, None)
     record = job.store.answer(REF, 0, 2)
     assert record == replace(
         final, revision=2, data_of=1, answer_id=4, answered_at_ms=7, facts=record.facts
@@ -86,10 +86,10 @@ def test_a_window_is_corrected_once_per_minute_and_each_wait_is_twice_as_long(jo
     given_s = [job.store.answer(REF, 0, r).answered_at_ms / 1_000 for r in job.store.revisions(REF, 0)[1:]]
     assert given_s == [0, 60, 180, 420]
     assert stated(job) == [0, 1, 13, 37, 85]
-    due_ms = job.store.next_correction()
+    due_ms = job.store.correct_at_ms
     assert due_ms == 900_000
     assert correct_all(job, due_ms) == 1 and stated(job)[-1] == 180
-    assert job.store.next_correction() is None
+    assert job.store.correct_at_ms is None
 
 
 def test_a_wall_clock_that_was_set_back_delays_no_correction_for_long(job: Job) -> None:
@@ -108,7 +108,7 @@ def test_windows_that_wait_for_different_times_are_all_corrected(job: Job) -> No
     job.batch(job.frame("a", 3 * MINUTE, m0=1, m1=1, m2=1), now_ms=40_000)
     given = list[tuple[int, int]]()
     now_ms = 40_000
-    while (due_ms := job.store.next_correction()) is not None:
+    while (due_ms := job.store.correct_at_ms) is not None:
         now_ms = max(now_ms, due_ms)
         given.append((now_ms, job.store.correct(now_ms)))
     assert given == [(40_000, 1), (60_000, 1), (90_000, 1)]
@@ -119,7 +119,7 @@ def test_a_window_with_nothing_new_to_state_gets_no_row(open_job: OpenJob) -> No
     job = open_job("a", "b", lateness="1m")
     job.batch(job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE))
     reject(job, 0, MINUTE, 3)
-    assert job.store.next_correction() is None, "no window is final"
+    assert job.store.correct_at_ms is None, "no window is final"
     job.batch(job.frame("a", 2 * MINUTE), job.frame("b", 2 * MINUTE))
     final = job.store.latest(REF, Phase.FINAL)
     assert final is not None and final.facts.records_by(Cause.REJECTED) == {"malformed": 3}
@@ -154,7 +154,7 @@ def test_a_record_that_may_be_of_any_window_is_stated_by_all_in_bounded_transact
             job.store.tick(job.ledger, [], 0)
     reject(job, -(1 << 62), 1 << 62, now_ms=1)
     each = list[int]()
-    while job.store.next_correction() is not None:
+    while job.store.correct_at_ms is not None:
         before = job.store.last_answer_id()
         each.append(job.store.correct(2))
         assert job.store.last_answer_id() - before == each[-1] <= MAX_CORRECTED
@@ -176,9 +176,9 @@ def test_no_correction_is_lost_or_written_twice_by_kills(job: Job, open_job: Ope
         job.store.correct(2)
     assert job.contents() == before
     again = open_job("a", "b")
-    assert again.store.next_correction() == AT_ONCE_MS
+    assert again.store.correct_at_ms == AT_ONCE_MS
     assert correct_all(again, 3) == 3
-    assert again.store.next_correction() is None
+    assert again.store.correct_at_ms is None
     broken = False
     assert job.store.correct(4) == 0, "another process has written them"
     assert [stated(again, window) for window in range(3)] == [[0, 1]] * 3
@@ -211,7 +211,7 @@ def test_answers_of_an_earlier_release_state_in_their_revision_what_they_stated_
         connection.execute(t.corrections.delete())
         connection.execute(insert(t.counters).values(name="late", value=2))
     again = open_job("a", "b")
-    assert again.store.next_correction() is None
+    assert again.store.correct_at_ms is None
     assert [stated(again, window) for window in range(3)] == [[1], [0], [1]]
     again.position, again.observed = job.position, job.observed
     again.batch(again.frame("a", 3 * MINUTE, m0=1), now_ms=1)
@@ -227,7 +227,7 @@ def test_a_restored_store_gives_no_revision_again(job: Job, open_job: OpenJob) -
     assert again.store.revisions(REF, 0) == [1, 5_001]
     assert again.store.answer(REF, 0, 5_001).answer_id > 5_000
     again.batch(again.frame("a", 3 * MINUTE, m0=1), now_ms=7_000)
-    assert correct_all(again, 7_000) == 0 and again.store.next_correction() == 6_000 + MINUTE
+    assert correct_all(again, 7_000) == 0 and again.store.correct_at_ms == 6_000 + MINUTE
 
 
 def test_a_deleted_query_gets_no_correction(job: Job) -> None:
@@ -250,7 +250,7 @@ def test_in_any_order_of_late_records_the_newest_statements_have_all_of_them(ope
             reject(job, int(start), int(start + length + MINUTE), now_ms=now_ms)
         if rng.random() < 0.7:
             job.store.correct(now_ms)
-    while (due_ms := job.store.next_correction()) is not None:
+    while (due_ms := job.store.correct_at_ms) is not None:
         now_ms = max(now_ms, due_ms)
         job.store.correct(now_ms)
     records, _ = job.store.windows(REF, None, None, 100, min_phase=Phase.FINAL)
@@ -274,6 +274,6 @@ def test_a_store_counts_the_corrections_of_its_own_partition_only(job: Job) -> N
     for partition, lease in job.store.leases().items():
         assert job.store.take_lease("driver", lease, 1_000, 0, partition)
         job.store.load_ledger(job.ledger)
-        taken.append(job.store.next_correction() is not None)
+        taken.append(job.store.correct_at_ms is not None)
         assert (correct_all(job, 5) == 1) is (KEY in partition)
     assert sorted(taken) == [False, True]

@@ -102,11 +102,11 @@ def test_old_answers_are_dropped_beside_the_job_and_failures_are_retried(url: st
     class Watched(ResultStore):
         asked, done = 0, threading.Event()
 
-        def trim(self, before_ms: int) -> int:
+        def trim(self, before_ms: int, through: int | None = None) -> int:
             self.asked += 1
             if self.asked == 1:
                 raise StorageError("database is locked")
-            dropped = super().trim(before_ms)
+            dropped = super().trim(before_ms, through)
             if not dropped:
                 self.done.set()
             return dropped

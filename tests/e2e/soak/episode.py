@@ -30,6 +30,8 @@ from tests.simulation.checkers import Falsehood, Findings, check_query, time_ms
 from tests.simulation.truth import Fate, QueryTruth, TrueRecord
 
 SETTLE_S = 45.0
+CORRECTED_S = 600.0
+"""Late records that come again and again are stated after 1, 2, 4 … minutes."""
 RECOVERY_S = 180.0
 UNSYNCED_MS = 8000
 """Records of a source that cannot be read again which are this old at a kill have been synced."""
@@ -406,6 +408,9 @@ class EpisodeRun:
         while time.monotonic() - ready_since < SETTLE_S:
             if all(self._is_final(truth) for truth in truths.values()):
                 time.sleep(1.5)
+                until = time.monotonic() + CORRECTED_S
+                while self.center.waits_for_corrections() and time.monotonic() < until:
+                    time.sleep(1)
                 return True
             self.center.check_alive()
             if not (self.center.is_ready() and all(edge.is_ready() for edge in self.edges)):

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -330,6 +331,11 @@ class Center:
         files = [file for file in pids.glob("*.pid") if file.stem.partition("-")[0] in ("job", "standby")]
         with contextlib.suppress(FileNotFoundError, ValueError):  # one of them has ended by itself
             self.kill(min(files, key=lambda file: file.stat().st_mtime).stem)
+
+    def waits_for_corrections(self) -> bool:
+        """Whether a final answer may not state all late records yet."""
+        with contextlib.closing(sqlite3.connect(f"file:{self._state / 'results.db'}?mode=ro", uri=True)) as store:
+            return store.execute("SELECT 1 FROM corrections LIMIT 1").fetchone() is not None
 
     def delete_checkpoints(self) -> None:
         shutil.rmtree(self._state / "spark", ignore_errors=True)
