@@ -67,8 +67,9 @@ HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error 
     "--smoke", is_flag=True, help="Check that the bench runs: two ways, three short windows, generated records."
 )
 def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: float, bucket: int | None,
-         late_share: float, outage: bool, windows: int, speed: float, data: Path, flink_python: str | None, keep: Path | None, force: bool,
-         plots: Path | None, measured: tuple[Path, ...], as_json: bool, smoke: bool) -> None:  # fmt: skip
+         late_share: float, outage: bool, windows: int, speed: float, data: Path, flink_python: str | None,
+         keep: Path | None, force: bool, plots: Path | None, measured: tuple[Path, ...], as_json: bool,
+         smoke: bool) -> None:  # fmt: skip
     """Compare bytes, latency, error, CPU and memory of Edgewater with scripts, samples, Flink and Spark.
 
     Each site of each way has a link of its own: as root in network namespaces, otherwise through a relay that limits
