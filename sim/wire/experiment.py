@@ -34,6 +34,7 @@ class WireSettings:
         lead_s: edges connect this long before the first record is due.
         limit_s: the run ends at the latest this long after the end of the last window, even if windows are incomplete.
         limits: the limits of the edges' uplinks.
+        shares_link: all edges are behind one link.
     """
 
     speed: float = 1.0
@@ -42,6 +43,7 @@ class WireSettings:
     edge: EdgeTimes = field(default_factory=EdgeTimes)
     center: CenterTimes = field(default_factory=CenterTimes)
     limits: LinkLimits = field(default_factory=lambda: LinkLimits(goodbye_s=0.01))
+    shares_link: bool = False
 
 
 def run(
@@ -53,7 +55,7 @@ def run(
         trace: the records of all edges.
         parts: one per edge.
         query: tumbling windows; its first measure is evaluated.
-        link: of each edge, in each direction.
+        link: of each edge, in each direction; of all edges together with `shares_link`.
     """
     settings = settings or WireSettings()
     loop = VirtualLoop(settings.edge.thread_s)
@@ -82,9 +84,10 @@ async def _run(
         return EPOCH_MS + int(loop.time() * 1000)
 
     center = WireCenter(query, len(parts), merging, settings.center, clock, now_ms)
-    calls, edges = [], []
+    calls, edges = list[Call](), []
     for number, part in enumerate(parts):
-        calls.append(Call(loop, link, number, partial(center.serve, number)))
+        beside = calls[0] if calls and settings.shares_link else None
+        calls.append(Call(loop, link, number, partial(center.serve, number), beside))
         center.connect(number, calls[-1])
         arguments = clock, directory / str(number), calls[-1], settings.edge, settings.limits, now_ms
         edges.append(WireEdge(number, part, query.stream, *arguments))

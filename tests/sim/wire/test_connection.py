@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edgewater.wire import uplink_pb2 as pb
-from sim.budgets.link import LinkModel
+from sim.budgets.link import LinkModel, LinkSimulation
 from sim.wire.connection import (
     DELAYED_ACK_S,
     MESSAGE_HEADER_BYTES,
@@ -89,3 +89,66 @@ def test_data_is_acknowledged_by_a_packet_of_its_own_unless_a_reply_comes_soon()
 def test_every_second_packet_is_acknowledged_at_once_others_later(rate: float, acknowledgements: int) -> None:
     ends = after_one(goodbye(4 * SEGMENT_BYTES - 50), link=LinkModel(rate))
     assert ends.call.down.carried_bytes == OPENING_BYTES[1] + acknowledgements * PACKET_HEADER_BYTES
+
+
+@pytest.mark.parametrize("depth", [1_600.0, 65_536.0])
+def test_a_token_bucket_lets_its_depth_pass_at_once_and_the_rest_at_the_rate(depth: float) -> None:
+    link = LinkSimulation(LinkModel(RATE, latency_ms=50, bucket_bytes=depth), 0)
+    arrivals_ms = [link.transmit(800.0, 1_000.0) for _ in range(200)]
+    expected = [1_050.0 + max(800.0 * n - depth, 0.0) / RATE * 1000 for n in range(1, 201)]
+    assert arrivals_ms == pytest.approx(expected)
+    # The bucket fills again at the rate.
+    later_ms = arrivals_ms[-1] + 200.0
+    assert link.transmit(0.25 * RATE, later_ms) == pytest.approx(later_ms + 50.0)
+    assert link.transmit(100.0, later_ms) == pytest.approx(later_ms + 50.0 + 100 / RATE * 1000)
+
+
+def test_no_token_passes_during_an_outage() -> None:
+    link = LinkSimulation(LinkModel(RATE, bucket_bytes=65_536.0, outages=((1_000.0, 61_000.0),)), 0)
+    assert link.transmit(100.0, 2_000.0) == pytest.approx(61_000.0)
+
+
+def test_a_long_round_trip_delays_what_exceeds_the_window_after_idle_time() -> None:
+    """The window doubles per round trip: 10, 20, 40 packets."""
+    wide = LinkModel(1e8, latency_ms=300)
+    arrived = [after_one(goodbye(packets * SEGMENT_BYTES - 100), link=wide).arrived[0][0] for packets in (10, 30, 70)]
+    assert arrived == pytest.approx([1.3, 1.9, 2.5], abs=0.05)
+
+
+def test_what_a_policer_drops_is_sent_again_and_arrives_once_and_in_order() -> None:
+    policer = LinkModel(RATE, latency_ms=50, bucket_bytes=8_000.0, queue_bytes=0.0)
+    loop, arrived = VirtualLoop(), list[pb.FromEdge]()
+    messages = [goodbye(size) for size in (6_000, 3_000, 10, 2_000)]
+
+    async def talk() -> Call:
+        call = Call(loop, policer, 0, lambda data: arrived.append(pb.FromEdge.FromString(data)))
+        for message in messages:
+            await call.write(message)
+        await asyncio.sleep(60.0)
+        return call
+
+    try:
+        call = loop.run_until_complete(talk())
+    finally:
+        loop.close()
+    assert arrived == messages
+    assert call.up.carried_bytes > sum(message.ByteSize() for message in messages)
+
+
+def test_calls_on_one_link_share_its_rate() -> None:
+    loop, arrived_s = VirtualLoop(), list[float]()
+
+    async def talk() -> None:
+        calls = [Call(loop, LINK, 0, lambda _: arrived_s.append(loop.time()))]
+        calls.append(Call(loop, LINK, 1, lambda _: arrived_s.append(loop.time()), calls[0]))
+        await asyncio.sleep(1.0)
+        for call in calls:
+            await call.write(goodbye(1_000))
+        await asyncio.sleep(60.0)
+
+    try:
+        loop.run_until_complete(talk())
+    finally:
+        loop.close()
+    wire_s = (goodbye(1_000).ByteSize() + MESSAGE_HEADER_BYTES + HTTP2_BYTES + PACKET_HEADER_BYTES) / RATE
+    assert arrived_s == pytest.approx([1.0 + DELAY_S + wire_s, 1.0 + DELAY_S + 2 * wire_s])
