@@ -47,6 +47,7 @@ class MeasuredLink:
     path_delay_ms: int
     processing_ms: Mapping[QueryRef, int]
     least_bytes_s: float
+    mid_bytes_s: float = 0.0
 
     def estimate(self, pipeline: QueryPipeline) -> LinkEstimate:
         """Returns the link of a query in the stream's event time, in which slices end."""
@@ -55,7 +56,8 @@ class MeasuredLink:
         delay_ms = self.path_delay_ms + self.processing_ms.get(pipeline.ref, 0)
         is_lower_bound = self.least_bytes_s > 0.0 and pipeline.shipper.sends_at_need
         rate = self.least_bytes_s if is_lower_bound else self.bandwidth_bytes_s
-        return LinkEstimate(rate / 1000.0 / speed, delay_ms * speed, speed, is_lower_bound)
+        mid = rate if is_lower_bound else self.mid_bytes_s or rate
+        return LinkEstimate(rate / 1000.0 / speed, delay_ms * speed, speed, is_lower_bound, mid / 1000.0 / speed)
 
 
 class PullPlanner:
@@ -81,12 +83,13 @@ class PullPlanner:
         path_delay_ms: int = 0,
         processing_ms: Mapping[QueryRef, int] = NO_DELAYS,
         least_bytes_s: float = 0.0,
+        mid_bytes_s: float = 0.0,
     ) -> int | None:
         """Returns the wall time at which the next `PullEvent` is due; None: there is nothing to send.
 
         The arguments are as in the event.
         """
-        link = MeasuredLink(bandwidth_bytes_s, path_delay_ms, processing_ms, least_bytes_s)
+        link = MeasuredLink(bandwidth_bytes_s, path_delay_ms, processing_ms, least_bytes_s, mid_bytes_s)
         dues: list[int] = []
         for name in self._streams:
             queries = self._queries_of(name)
@@ -184,7 +187,8 @@ class PullPlanner:
             room_bytes: the capacity of the pull less its earlier frames.
         """
         stream = pipeline.spec.stream
-        link = MeasuredLink(event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, event.least_bytes_s)
+        rates = event.least_bytes_s, event.mid_bytes_s
+        link = MeasuredLink(event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, *rates)
         return PullConditions(
             min(max(room_bytes, self._backlog_frame_bytes(pipeline, event)), MAX_FRAME_BYTES),
             pipeline.watermark_ms,

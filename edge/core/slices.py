@@ -112,12 +112,15 @@ class LinkEstimate:
         path_delay_ms: event time from sending a frame to its values being in an answer.
         speed: ms of event time in a ms of wall time.
         is_lower_bound: the link may carry much more than `bytes_per_ms`.
+        mid_bytes_per_ms: the median of the link's bytes per ms. `bytes_per_ms` is what the link carries with 90 %, for
+            frames that are sent; the median says whether entries may wait.
     """
 
     bytes_per_ms: float = 0.0
     path_delay_ms: float = 0.0
     speed: float = 1.0
     is_lower_bound: bool = False
+    mid_bytes_per_ms: float = 0.0
 
 
 UNKNOWN_LINK = LinkEstimate()
