@@ -117,7 +117,8 @@ class ConflatingQueue:
             await self._changed.wait()
 
     def _ack(self, through: int, received_at_ms: int) -> pb.ToEdge:
-        return pb.ToEdge(ack=pb.Ack(through=through, held_ms=max(self._now_ms() - received_at_ms, 0)))
+        held_ms = max(self._now_ms() - received_at_ms, 0)
+        return pb.ToEdge(ack=pb.Ack(through=through, held_ms=held_ms, received_at_ms=received_at_ms))
 
 
 class GatewaySession:

@@ -224,7 +224,7 @@ class Shipper:
         """
         store = self._store
         if self._monitor is not None:
-            self._monitor.choose_detail(at.link.bytes_per_ms)
+            self._monitor.choose_detail(at.link.likely_bytes_per_ms)
         # The report of arrivals may open the barrier, so it comes first.
         arrivals, partials = self._take_due_arrivals(at, recorded)
         draft = FrameDraft(
@@ -367,7 +367,7 @@ class Shipper:
             slots = remaining_slots(self._spec, end, at.now_ms, at.link, entry_bytes)
             late = self._late_groups(start, at.now_ms, at.link) if is_closed and not slice_.learned else 0
         if not is_closed and self._spec.cache.eviction == "gain":
-            rate = at.link.bytes_per_ms / entry_bytes
+            rate = at.link.likely_bytes_per_ms / entry_bytes
             # Every byte delays a deadline or costs a byte of a budget, so these frames are made as small as possible.
             large = self._spec.saves_bytes or self.is_staleness_bound
             most = max_entries_per_frame(end - at.now_ms, rate, large=large)

@@ -1376,18 +1376,22 @@ class Ack(_message.Message):
 
     THROUGH_FIELD_NUMBER: _builtins.int
     HELD_MS_FIELD_NUMBER: _builtins.int
+    RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     through: _builtins.int
     held_ms: _builtins.int
     """Time between the arrival of frame `through` at the center and this message."""
+    received_at_ms: _builtins.int
+    """The arrival of frame `through` by the center's clock. 0: a center of an older release does not state it."""
     def __init__(
         self,
         *,
         through: _builtins.int = ...,
         held_ms: _builtins.int = ...,
+        received_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_ms", b"held_ms", "through", b"through"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_ms", b"held_ms", "received_at_ms", b"received_at_ms", "through", b"through"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,7 +20,7 @@ from edge.core import (
     TickEvent,
 )
 from edge.uplink.flow_control import PackingEstimator
-from edge.uplink.uplink_session import LINK_OVERHEAD_BYTES
+from edge.uplink import link_bytes
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
@@ -107,7 +107,7 @@ class Edge:
             (frame,) = frames
             body = frame.unpack()
             message = self.packer.pack(pb.FromEdge(frame=frame.plain().to_wire()))
-            size = message.ByteSize() + LINK_OVERHEAD_BYTES
+            size = link_bytes(message.ByteSize())
             self.free_ms = max(self.free_ms, now_ms) + size / self.bandwidth * 1000.0
             self.wire_bytes += size
             self.packing.add(frame.plain_wire_bytes, size)
