@@ -30,9 +30,9 @@ GROWTH = 1 / 8
 proportion to what it had let pass."""
 OVERDUE_S = 0.25
 """Nothing is sent while an arrival is later than predicted by more: the link may be gone."""
-GUARD_STEP_S, MOST_GUARD_S = 0.1, 2.0
-"""The guard time is added to predictions. It grows by nine tenths of a step after an arrival that is later still, and
-falls by a tenth after others: so nine of ten arrive in time, even beside traffic that the model does not contain."""
+GUARD_STEP_S, LATE_SHARE, MOST_GUARD_S = 0.1, 0.07, 2.0
+"""The guard time is added to predictions. With each arrival it falls by `LATE_SHARE` of a step, and grows by a step if
+the arrival is later still. So no larger share is late, even beside traffic that the model lacks."""
 LATE_S = 0.2
 """Bytes that arrive later than predicted by more have shown that the bucket was empty."""
 REST_S = 1.0
@@ -49,8 +49,8 @@ UNSEEN_BYTES_S, UNSEEN_BYTES = 1e3, 4 << 10
 STATED_RATIO, STATED_S, STATED_WINDOWS = 1.25, 10.0, 2.0
 """A rate is stated if the quantiles of 10 % and 90 % agree within the first, for so many times the bytes that empty the
 bucket and fill the link for `STATED_S`."""
-HORIZONS_S = 0.5, 2.0
-"""Between these times the forecast is a line."""
+HORIZON_S = 1.0
+"""A forecast is what the link carries within this time, and then the rate."""
 PACKING_MEMORY_BYTES = 32 << 10
 """Plain bytes after which a message counts half in the estimate of how frames are compressed."""
 LEAST_PACKED_FRACTION = 1 / 16
@@ -177,12 +177,9 @@ class LinkFlow:
 
     def forecast(self, now_s: float) -> LinkForecast:
         """Forecasts the link for frames that are sent from now on."""
-        near, far = (
-            min(self._model.bytes_within(now_s, after_s, LOW, self._round_trip_s), self._cap_bytes_s * after_s)
-            for after_s in HORIZONS_S
-        )
-        low = max((far - near) / (HORIZONS_S[1] - HORIZONS_S[0]), 1.0)
-        lead_s = HORIZONS_S[1] - far / low + self._guard_s
+        soon = self._model.bytes_within(now_s, HORIZON_S, LOW, self._round_trip_s)
+        low = min(self._model.rate_bytes_s(LOW), self._cap_bytes_s)
+        lead_s = HORIZON_S - min(soon, self._cap_bytes_s * HORIZON_S) / low + self._guard_s
         mid = min(self.mid_bytes_s if self._arrived_bytes >= UNSEEN_BYTES else UNSEEN_BYTES_S, self._cap_bytes_s)
         delay_s = self.rtt_ms / 2000.0
         path_s = self._one_way_s + now_s - self._now_ms() / 1000.0 if self._to_center.value is not None else delay_s
@@ -280,7 +277,7 @@ class LinkFlow:
         self._rested_s = now_s
         is_late = left_s > newest.leaves_s + LATE_S
         is_in_time = left_s <= newest.leaves_s + self._guard_s
-        step_s = -LOW * GUARD_STEP_S if is_in_time else (1.0 - LOW) * GUARD_STEP_S
+        step_s = GUARD_STEP_S * (0.0 if is_in_time else 1.0) - GUARD_STEP_S * LATE_SHARE
         self._guard_s = min(max(self._guard_s + step_s, TOLERANCE_S), MOST_GUARD_S)
         self._passed_at_once_bytes = 0.0 if is_late else max(self._passed_at_once_bytes, self._burst_bytes)
         if is_late:
@@ -315,7 +312,8 @@ class LinkFlow:
         if not received_at_s:
             return back_s - self._round_trip_s
         ways = (self._to_center, received_at_s - sent_at_s), (self._from_center, back_s - received_at_s)
-        if any([way.add(delay_s, now_s, is_empty=is_empty) for way, delay_s in ways]):
+        are_steps = [way.add(delay_s, now_s, is_empty=is_empty) for way, delay_s in ways]
+        if any(are_steps):
             # A clock was set: earlier delays contain the old difference of the clocks.
             for way, delay_s in ways:
                 way.clear()

@@ -162,7 +162,9 @@ class LinkModel:
         """
         last: _Sent | None = None
         numbers = [sent.seq for sent in self._under_way]
-        for _ in range(max((at + 1 for at, seq in enumerate(numbers) if seq is not None and seq <= through), default=0)):
+        for _ in range(
+            max((at + 1 for at, seq in enumerate(numbers) if seq is not None and seq <= through), default=0)
+        ):
             last = self._under_way.popleft()
             self._advance(self._paid_s, last.size, last.at_s)
         if last is None or last.predicted_s is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ class Sender:
 
     Args:
         link: in each direction. Its jitter is of the answers, too.
-        clock_s: the center's clock less the edge's.
+        clock_s: by time, the center's clock less the edge's.
         hold_s: draws the time that the center holds a frame.
         states_arrivals: the acknowledgements have the time of arrival.
         cross_bytes_s: other traffic on the way up.
@@ -46,6 +47,7 @@ class Sender:
     states_arrivals: bool = True
     cross_bytes_s: float = 0.0
     frame_bytes: int = 1 << 20
+    limit_bytes_s: float = math.inf
     seed: int = 1
     frames: list[Forecasted] = field(default_factory=list)
     left: float = 0.0
@@ -53,7 +55,7 @@ class Sender:
 
     def __post_init__(self) -> None:
         self.now = 0.0
-        self.flow = LinkFlow(lambda: int(1000 * (EPOCH_S + self.now)))
+        self.flow = LinkFlow(lambda: int(1000 * (EPOCH_S + self.now)), self.limit_bytes_s)
         self.flow.begin_session(CREDIT)
         self.up, self.down = LinkSimulation(self.link, 0), LinkSimulation(self.link, 1)
         self.rng = np.random.default_rng(self.seed)
