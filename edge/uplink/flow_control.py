@@ -3,7 +3,7 @@
 Bytes in flight are fixed, while values in the primary cache are still updated until they are sent. So no more is in
 flight than leaves the link within `QUEUE_S` with 90 % (`edge.uplink.link_model`). A second bound holds while a bucket
 may be deep: when it empties, what is in flight waits at the lower rate. So at most `SMALL_ROUND_BYTES_S` are in flight,
-or what has been shown to pass at once, and an eighth more.
+or what has been shown to pass at once, and a quarter more.
 
 Pure: time is an argument, in seconds of a monotonic clock unless a name says otherwise.
 """
@@ -25,7 +25,7 @@ SMALL_FRAME_BYTES = 1 << 10
 LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S, ROUND_EXTRA_S = 2_560, 54_000.0, 0.03
 """The bytes in flight on a link of which nothing is known: at least the first, and this rate for a round trip and the
 center's disk."""
-GROWTH = 1 / 8
+GROWTH = 1 / 4
 """More than what has passed at once may be in flight by this fraction. If a bucket is empty then, what it delays is in
 proportion to what it had let pass."""
 OVERDUE_S = 0.25
@@ -201,7 +201,7 @@ class LinkFlow:
         """Returns how many bytes may be unacknowledged, whatever the model predicts."""
         usual = max(LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S * (self._round_trip_s + ROUND_EXTRA_S))
         shown, burst = self._passed_at_once_bytes, self._burst_bytes
-        shown = max(shown - burst, GROWTH * max(shown, burst))
+        usual, shown = usual + GROWTH * max(shown, burst), shown - burst
         busy_s = QUEUE_S + self._round_trip_s + self._held_s
         return min(max(usual, shown, busy_s * self._model.rate_bytes_s(LOW)), self._credit_bytes)
 
