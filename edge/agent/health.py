@@ -91,7 +91,10 @@ class AgentHealth:
         link = self.outbox.forecast()
         return {
             "connected": ("1 while the agent is connected to the center.", float(self.uplink.connected)),
-            "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", link.stated_bytes_s or math.nan),
+            "bandwidth_bytes_per_second": (
+                "Measured bandwidth to the center; NaN until it is known.",
+                link.stated_bytes_s or math.nan,
+            ),
             "rtt_seconds": ("Measured round-trip time.", link.rtt_ms / 1000),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
             "refused_costs": (

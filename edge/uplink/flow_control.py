@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge.core import MAX_FRAME_BYTES
-from edge.uplink.link_model import LOW, MID, TOLERANCE_S, LinkModel, RecentLeast
+from edge.uplink.link_model import HIGH, LOW, MID, RATES_BYTES_S, TOLERANCE_S, LinkModel, RecentLeast
 
 QUEUE_S = 0.4
 """What is in flight leaves the link within this time with 90 %."""
 SMALL_FRAME_BYTES = 1 << 10
-"""A smaller frame is mostly overhead. An empty link always has room for one such frame."""
+"""A smaller frame is mostly overhead. A link without frames in flight always has room for one such frame."""
 LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S, ROUND_EXTRA_S = 2_560, 54_000.0, 0.03
 """The bytes in flight on a link of which nothing is known: at least the first, and this rate for a round trip and the
 center's disk."""
@@ -49,6 +49,8 @@ UNSEEN_BYTES_S, UNSEEN_BYTES = 1e3, 4 << 10
 STATED_RATIO, STATED_S, STATED_WINDOWS = 1.25, 10.0, 2.0
 """A rate is stated if the quantiles of 10 % and 90 % agree within the first, for so many times the bytes that empty the
 bucket and fill the link for `STATED_S`."""
+MOST_STATED_BYTES_S = RATES_BYTES_S[-1] / 2
+"""A faster link has a rate beyond the hypotheses, or one that processes limit."""
 HORIZON_S = 1.0
 """A forecast is what the link carries within this time, and then the rate."""
 PACKING_MEMORY_BYTES = 32 << 10
@@ -173,7 +175,7 @@ class LinkFlow:
         """The rate of the link; 0: it is not known."""
         rate = self._model.rate_bytes_s(MID)
         enough = STATED_WINDOWS * (self._model.depth_bytes(MID) + STATED_S * rate)
-        return rate if self._agreed_bytes > enough else 0.0
+        return rate if self._agreed_bytes > enough and rate < MOST_STATED_BYTES_S else 0.0
 
     def forecast(self, now_s: float) -> LinkForecast:
         """Forecasts the link for frames that are sent from now on."""
@@ -208,8 +210,7 @@ class LinkFlow:
     def room_bytes(self, max_frame_bytes: int, now_s: float) -> int:
         """Returns the maximum size of the next frame; 0: none may be sent now.
 
-        An empty link always has room for one frame. So the bytes in flight delay the fresher values of the next frame
-        by `QUEUE_S` at most.
+        There is always room for one frame if none is in flight.
         """
         limit = self._limit_bytes()
         if self._is_overdue(now_s):
@@ -241,7 +242,7 @@ class LinkFlow:
         is_behind = bool(self._in_flight) and now_s < self._in_flight[-1].leaves_s
         wire_bytes = link_bytes(size, is_behind=is_behind)
         self._model.sent(seq, wire_bytes, now_s)
-        leaves_s = now_s + self._model.queue_s(now_s, 1.0 - LOW)
+        leaves_s = now_s + self._model.queue_s(now_s, HIGH)
         if seq is not None:
             if not self._in_flight and now_s - self._rested_s > REST_S:
                 self._burst_bytes = 0.0
@@ -283,7 +284,7 @@ class LinkFlow:
         if is_late:
             self._burst_bytes = 0.0
         self._model.arrived(through, left_s)
-        agrees = self._model.rate_bytes_s(1.0 - LOW) <= STATED_RATIO * self._model.rate_bytes_s(LOW)
+        agrees = self._model.rate_bytes_s(HIGH) <= STATED_RATIO * self._model.rate_bytes_s(LOW)
         self._agreed_bytes = self._agreed_bytes + arrived if agrees else 0.0
 
     def on_echo(self, sent_at_s: float, now_s: float, received_at_s: float, held_s: float) -> None:

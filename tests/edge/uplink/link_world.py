@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class Sender:
         clock_s: by time, the center's clock less the edge's.
         hold_s: draws the time that the center holds a frame.
         states_arrivals: the acknowledgements have the time of arrival.
+        pause_s: mean length of the pauses of the center's process, a fifth of the time.
         cross_bytes_s: other traffic on the way up.
     """
 
@@ -45,13 +47,13 @@ class Sender:
     clock_s: Callable[[float], float] = lambda _: 0.0
     hold_s: Callable[[np.random.Generator], float] = lambda rng: 0.012 + rng.exponential(0.01)
     states_arrivals: bool = True
+    pause_s: float = 0.0
     cross_bytes_s: float = 0.0
     frame_bytes: int = 1 << 20
     limit_bytes_s: float = math.inf
     seed: int = 1
     frames: list[Forecasted] = field(default_factory=list)
     left: float = 0.0
-    lates: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.now = 0.0
@@ -62,6 +64,12 @@ class Sender:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = self.seq = 0
         self.most_in_flight = 0
+        self.pauses = deque[tuple[float, float]]()
+        when_s = 0.0
+        while self.pause_s and when_s < 1_000.0:
+            when_s += self.rng.exponential(4 * self.pause_s)
+            self.pauses.append((when_s, when_s + self.rng.exponential(self.pause_s)))
+            when_s = self.pauses[-1][1]
         self.last_arrival_s = self.retry_at_s = 0.0
 
     def at(self, when_s: float, what: Callable[[], None]) -> None:
@@ -96,13 +104,20 @@ class Sender:
         return self.last_arrival_s
 
     def _answer(self, arrived_s: float, held_s: float, receive: Callable[[float, float], None]) -> None:
-        received_s = int(1000 * (EPOCH_S + arrived_s + self.clock_s(arrived_s))) / 1000
+        noticed_s = self._noticed_s(arrived_s)
+        received_s = int(1000 * (EPOCH_S + noticed_s + self.clock_s(arrived_s))) / 1000
 
         def send() -> None:
             back_s = self.down.transmit(66, 1000 * self.now) / 1000
             self.at(back_s, lambda: receive(received_s, held_s))
 
-        self.at(arrived_s + held_s, send)
+        self.at(noticed_s + held_s, send)
+
+    def _noticed_s(self, arrived_s: float) -> float:
+        """Returns when the center's process, which pauses, notices a message."""
+        while self.pauses and self.pauses[0][1] < arrived_s:
+            self.pauses.popleft()
+        return max(arrived_s, self.pauses[0][1]) if self.pauses and self.pauses[0][0] <= arrived_s else arrived_s
 
     def _beat(self) -> None:
         sent_s = self.now

@@ -58,6 +58,13 @@ def test_other_traffic_makes_predictions_later_and_not_false() -> None:
     assert sender.calibration(20.0) >= 0.85
 
 
+@pytest.mark.parametrize("pause_s", [0.02, 0.2])
+def test_pauses_of_the_center_make_predictions_later_and_not_the_rate_another(pause_s: float) -> None:
+    sender = Sender(bucket(1_600.0, 1.0), lambda _: 20_000, pause_s=pause_s).run(WINDOWS)
+    assert sender.calibration(20.0) >= 0.85
+    assert sender.flow.stated_bytes_s == pytest.approx(RATE, rel=0.05)
+
+
 def test_a_policer_that_drops_is_met_below_its_rate() -> None:
     policer = bucket(8_000.0, 50.0, 16_384.0, queue_bytes=0.0)
     sender = Sender(policer, lambda _: 20_000).run(WINDOWS)
