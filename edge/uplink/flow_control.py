@@ -22,6 +22,8 @@ QUEUE_S = 0.4
 """What is in flight leaves the link within this time with 90 %."""
 SMALL_FRAME_BYTES = 1 << 10
 """A smaller frame is mostly overhead. A link without frames in flight always has room for one such frame."""
+FRAME_S, MOST_LEAST_FRAME_BYTES = QUEUE_S / 4, 8 << 10
+"""Behind others, a frame waits until there is room for the bytes of this time, and at most for so many."""
 LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S, ROUND_EXTRA_S = 2_560, 54_000.0, 0.03
 """The bytes in flight on a link of which nothing is known: at least the first, and this rate for a round trip and the
 center's disk."""
@@ -217,10 +219,15 @@ class LinkFlow:
             return 0
         room = self._model.bytes_within(now_s, QUEUE_S, LOW, self._round_trip_s)
         room = min(room, limit - self.in_flight_bytes)
-        if self._in_flight and room < SMALL_FRAME_BYTES:
+        if self._in_flight and room < self._least_frame_bytes:
             return 0
         # If one frame filled the limit, the link would carry nothing while its acknowledgement returns.
         return int(min(max(SMALL_FRAME_BYTES, min(room, limit / 2)), MAX_FRAME_BYTES, max_frame_bytes))
+
+    @property
+    def _least_frame_bytes(self) -> float:
+        """The least size of a frame that follows others. Smaller frames are more messages for the same bytes."""
+        return min(max(SMALL_FRAME_BYTES, FRAME_S * self._model.rate_bytes_s(LOW)), MOST_LEAST_FRAME_BYTES)
 
     def _is_overdue(self, now_s: float) -> bool:
         due_s = OVERDUE_S + self._round_trip_s + self._guard_s + self._held_s
@@ -228,9 +235,10 @@ class LinkFlow:
 
     def retry_s(self, now_s: float) -> float | None:
         """Returns after which time there may be room without an acknowledgement; None: never."""
-        if self._is_overdue(now_s) or self._limit_bytes() < self.in_flight_bytes + SMALL_FRAME_BYTES:
+        least = self._least_frame_bytes
+        if self._is_overdue(now_s) or self._limit_bytes() < self.in_flight_bytes + least:
             return None
-        missing = SMALL_FRAME_BYTES - self._model.bytes_within(now_s, QUEUE_S, LOW)
+        missing = least - self._model.bytes_within(now_s, QUEUE_S, LOW)
         return min(max(missing / self._model.rate_bytes_s(LOW), LEAST_RETRY_S), QUEUE_S)
 
     def on_sent(self, seq: int | None, size: int, now_s: float) -> float:

@@ -332,7 +332,8 @@ class UplinkOutbox:
                 for name, state in core.streams.items()
             ],
             backlog_bytes=core.unacked_bytes,
-            bandwidth_bytes_s=_rounded(link.stated_bytes_s or link.mid_bytes_s),
+            bandwidth_bytes_s=_rounded(link.stated_bytes_s),
+            likely_bytes_s=0.0 if link.stated_bytes_s else _rounded(link.mid_bytes_s),
             rtt_ms=_rounded(link.rtt_ms),
             drops=self._durable.state.drops,
             sent_at_ms=self._now_ms(),
