@@ -145,7 +145,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     again, backfilled = inputs.for_rereading(), inputs.for_rereading()
     durable = _recovered(inputs, identity, again, backfilled)
     commit = JournalGroupCommit(durable)
-    outbox = UplinkOutbox(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth)
+    outbox = UplinkOutbox(config.edge, config.labels, durable, commit, now_ms)
     meter = BusyMeter(time.monotonic)
     worker = _worker(config, durable, outbox, meter.busy_for_s)
     built = inputs.built(meter, worker.wait_s)

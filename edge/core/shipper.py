@@ -262,7 +262,7 @@ class Shipper:
         """
         store = self._store
         if self._monitor is not None:
-            self._monitor.choose_detail(at.link.bytes_per_ms)
+            self._monitor.choose_detail(at.link.likely_bytes_per_ms)
         # The report of arrivals may open the barrier, so it comes first.
         arrivals, partials = self._take_due_arrivals(at, recorded)
         draft = FrameDraft(
@@ -472,7 +472,7 @@ class Shipper:
             if not is_closed and at.now_ms < end:
                 count = min(count, self._before_first_close(end, at))
         if not is_closed and self._spec.cache.eviction == "gain":
-            rate = at.link.bytes_per_ms / entry_bytes
+            rate = at.link.likely_bytes_per_ms / entry_bytes
             # Every byte delays a deadline or costs a byte of a budget, so these frames are made as small as possible.
             large = self._spec.saves_bytes or self.is_staleness_bound
             most = max_entries_per_frame(end - at.now_ms, rate, large=large)
@@ -504,9 +504,9 @@ class Shipper:
         """
         end, link = self._store.end(start), at.link
         is_closed = end <= at.watermark_ms
-        if not is_closed and link.mid_bytes_per_ms > 0.0:
+        if not is_closed:
             # An entry leaves early only if even a link of the median could not carry it after the close.
-            link = replace(link, bytes_per_ms=link.mid_bytes_per_ms)
+            link = replace(link, bytes_per_ms=link.likely_bytes_per_ms)
         budget = self._spec.staleness_budget
         assert budget is not None
         deadline_ms = max(end + budget.staleness_ms * link.speed - link.path_delay_ms, slice_.late_until_ms)

@@ -18,7 +18,7 @@ from center.ingest.budget_sync import grants_of
 from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import RejectedRecords
-from edge.uplink import Input, UplinkOutbox
+from edge.uplink import Input, LinkForecast, UplinkOutbox
 from edge.uplink.outbox import DELAYS_EVERY_MS, MAX_DELAYS
 from edge.uplink.ports import QueryDelay, Workload
 from edgewater.model.errors import StorageError
@@ -155,9 +155,8 @@ async def test_the_deadline_of_a_query_has_its_own_processing_delay_besides_the_
         await until(lambda: REF in jfk.durable.core.queries)
         catalog.budgets.record_processing_delays({REF: 340}, 5)
         await until(lambda: jfk.outbox.processing_ms == {REF: 340})
-        jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000, 1.0)
-        assert jfk.outbox.path_delay_ms == 40 + 500
-        assert jfk.outbox.answer_delay_ms(REF) == 40 + 500 + 340
+        jfk.outbox.on_link(lambda: LinkForecast(delay_ms=40.0))
+        assert jfk.outbox.answer_delay_ms(REF) == 40 + 340
 
 
 def test_a_heartbeat_is_due_at_once_only_with_news(tmp_path: Path) -> None:
@@ -216,7 +215,7 @@ async def test_an_edge_that_schedules_reports_delays_and_learns_what_answers_cos
         assert (report.edge, report.mean_ms, report.latest_ms, report.queued_ms) == ("jfk", 120.0, 900.0, 40.0)
         # The other edge does not schedule: it is told nothing, and its deadlines are as before.
         await until(lambda: len(catalog.edges.all()) == 2 and catalog.edges.get(EdgeId("lga")).watermarks is not None)
-        assert lga.outbox.answer_delay_ms(REF) < 340 > jfk.outbox.path_delay_ms
+        assert lga.outbox.answer_delay_ms(REF) < 340
 
 
 @pytest.mark.parametrize("absurd", [float("nan"), -1.0, 1e308, float("inf"), 3.2e10, 60_000.1])
