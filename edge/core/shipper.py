@@ -288,21 +288,24 @@ class Shipper:
     def _add_closed(self, draft: FrameDraft, at: PullConditions, recorded: RecordedPull | None) -> bool:
         """Adds groups of closed slices, and closes; returns whether all closed slices have been sent."""
         closed = self._closed_slices(min(draft.through_ms, at.watermark_ms))
-        drained = {start for start, slice_ in closed if slice_.close_reported}
+        drained, stated = {start for start, slice_ in closed if slice_.close_reported}, set[int]()
         is_first = at.first_groups is not None
-        visited = [each for each in closed if not is_first or self._awaits_statement(*each)]
-        for start, slice_ in visited:
+        in_turn = [each for each in closed if not is_first or self._awaits_statement(*each)]
+        for start, slice_ in in_turn:
             if recorded is None and draft.work.units >= FULL_FRAME_WORK:
                 break
-            # A frame of first closes has groups of the newest slice.
-            most = None if at.first_groups is None else at.first_groups if start == visited[-1][0] else 0
-            if self._take(draft, start, slice_, at, recorded, most=most).drained:
+            # A frame of first closes has groups of the newest slice only.
+            most = at.first_groups if start == in_turn[-1][0] else 0 if is_first else None
+            selection = self._take(draft, start, slice_, at, recorded, most=most)
+            if len(selection.groups) or is_first:
+                stated.add(start)
+            if selection.drained:
                 drained.add(start)
             elif not is_first:
                 drained.discard(start)
                 break
             draft.work.add_slice(start, draft.work.of_close(len(self._store.bounded_measures)))
-        self._close_slices(draft, closed, drained, recorded)
+        self._close_slices(draft, closed, drained, stated, recorded)
         return len(drained) == len(closed)
 
     def _close_slices(
@@ -310,12 +313,14 @@ class Shipper:
         draft: FrameDraft,
         closed: list[tuple[int, Slice]],
         drained: set[int],
+        stated: set[int],
         recorded: RecordedPull | None,
     ) -> None:
-        """Closes slices, the oldest first. Slices from the first one on that is not drained are closed provisionally,
-        if the frame has groups of them, or if nothing has been stated of them.
+        """Closes the drained slices, the oldest first.
+
+        From the first slice on that is not drained, those in `stated` are closed provisionally.
         """
-        sent, is_blocked = {p.slice_start_ms for p in draft.partials}, False
+        is_blocked = False
         for start, slice_ in closed:
             if not is_blocked and start not in drained:
                 is_blocked, draft.through_ms = True, min(draft.through_ms, self._store.end(start) - 1)
@@ -324,8 +329,7 @@ class Shipper:
             else:
                 is_last = not is_blocked and not slice_.close_reported
                 may_state = self._closes_first and self._store.end(start) > self._store.through_ms
-                is_new = start in sent or self._awaits_statement(start, slice_)
-                is_provisional = is_blocked and may_state and is_new and self._has_deadline(start, slice_)
+                is_provisional = is_blocked and may_state and start in stated and self._has_deadline(start, slice_)
             if is_last:
                 draft.close(self._close(start, slice_))
             elif is_provisional:
