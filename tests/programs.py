@@ -29,7 +29,7 @@ PACKAGES = {
     "alertmanager": "prometheus-alertmanager", "chromium": "chromium", "kubectl": "kubernetes-client",
     "logger": "bsdutils", "mosquitto": "mosquitto", "mosquitto_passwd": "mosquitto", "pgbouncer": "pgbouncer",
     "prometheus": "prometheus", "promtool": "prometheus", "rsyslogd": "rsyslog", "stunnel": "stunnel4",
-    "systemd_analyze": "systemd",
+    "systemd_analyze": "systemd", "tc": "iproute2",
 }  # fmt: skip
 """Debian's package of each program."""
 NEEDED = frozenset({*PACKAGES, "postgres_binaries", "postgres", "postgresql"})

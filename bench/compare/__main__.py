@@ -24,6 +24,7 @@ SITES, WINDOWS, SPEED = 4, 12, 2_000.0
 DELAY_S = 0.05
 OUTAGE = (60.0, 90.0)
 MAX_LOAD = 1.0
+SMOKE_BUCKET_BYTES = 1_600
 QUICK_WAYS = ("script-exact", "script-1%", "sample-10%", "error-1%-2s", "staleness-2s")
 MODEL_WAYS = ("exact", "error-1%", "error-1%-2s", "staleness-2s")
 HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error %", "kept", "CPU sites", "CPU center",
@@ -35,6 +36,11 @@ HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error 
 @click.option("--way", "names", multiple=True, type=click.Choice(list(WAYS)), help="Only these ways; may be repeated.")
 @click.option("--kib", "rates", multiple=True, type=float, help="KiB/s of a link; 0: unlimited. Default: 4 16 64 0.")
 @click.option("--delay", "delay_s", default=DELAY_S, show_default=True, help="Seconds in each direction of a link.")
+@click.option(
+    "--bucket",
+    type=click.IntRange(min=1_514),
+    help="Bytes of the kernel's token bucket before each link, such as 1600 or 65536. Needs root.",
+)
 @click.option("--late", "late_share", default=0.0, show_default=True, help="Share of records that arrive late.")
 @click.option("--outage", is_flag=True, help="Cut all links from second 60 to 90.")
 @click.option("--windows", default=WINDOWS, show_default=True)
@@ -60,9 +66,10 @@ HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error 
 @click.option(
     "--smoke", is_flag=True, help="Check that the bench runs: two ways, three short windows, generated records."
 )
-def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: float, late_share: float, outage: bool,
-         windows: int, speed: float, data: Path, flink_python: str | None, keep: Path | None, force: bool,
-         plots: Path | None, measured: tuple[Path, ...], as_json: bool, smoke: bool) -> None:  # fmt: skip
+def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: float, bucket: int | None,
+         late_share: float, outage: bool, windows: int, speed: float, data: Path, flink_python: str | None,
+         keep: Path | None, force: bool, plots: Path | None, measured: tuple[Path, ...], as_json: bool,
+         smoke: bool) -> None:  # fmt: skip
     """Compare bytes, latency, error, CPU and memory of Edgewater with scripts, samples, Flink and Spark.
 
     Each site of each way has a link of its own: as root in network namespaces, otherwise through a relay that limits
@@ -75,11 +82,12 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
     if smoke:
         names, rates, force = names or ("script-1%", "error-1%-2s"), (4.0,), True
         windows, speed, limit_s = 3, 6_000.0, 60.0
+        bucket = SMOKE_BUCKET_BYTES if links.may_create_namespaces() else 0
     elif mode == "quick":
         names, rates, windows = names or QUICK_WAYS, rates or (4.0,), min(windows, 5)
-    rates = rates or (4.0, 16.0, 64.0, 0.0)
+    rates, bucket = rates or (4.0, 16.0, 64.0, 0.0), bucket or 0
     if mode == "model":
-        predict(names or MODEL_WAYS, rates, delay_s, windows, speed, None if smoke else data, measured, as_json)
+        predict(names or MODEL_WAYS, rates, delay_s, bucket, windows, speed, None if smoke else data, measured, as_json)
         return
     load_average = os.getloadavg()[0]
     if not force and load_average > MAX_LOAD:
@@ -87,8 +95,10 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
             f"the load of this machine is {load_average:.1f}, above {MAX_LOAD:g}: other work would change the figures. "
             "Wait until it has ended, or give --force"
         )
-    if not smoke:
+    if bucket or not smoke:
         links.enter_namespace(sys.argv[1:])
+    if bucket and links.INSIDE not in os.environ:
+        raise click.UsageError(f"--bucket {bucket} needs the right to create network namespaces: run as root")
     ways = [WAYS[name] for name in names or WAYS]
     if flink_python is None:
         ways = [way for way in ways if way.kind != "flink"]
@@ -100,7 +110,7 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
         click.echo(f"{SITES} sites, {windows} windows of {WINDOW_MS / 1000 / speed:.1f} s, "
                    f"{sum(map(len, load.sums)) // windows:,} groups a window", err=True)  # fmt: skip
         for rate in rates:
-            link = LinkSettings(rate * 1024 or None, delay_s)
+            link = LinkSettings(rate * 1024 or None, delay_s, bucket)
             settings = RunSettings(link, speed, limit_s, OUTAGE if outage else None, flink_python or "")
             for group in _groups(ways):
                 click.echo(f"running at {rate:g} KiB/s: {', '.join(way.name for way in group)}", err=True)
@@ -116,7 +126,7 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
     click.echo(json.dumps(rows, indent=1) if as_json else table(rows))
 
 
-def predict(names: Sequence[str], rates: Sequence[float], delay_s: float, windows: int, speed: float,
+def predict(names: Sequence[str], rates: Sequence[float], delay_s: float, bucket: int, windows: int, speed: float,
             data: Path | None, measured: Sequence[Path], as_json: bool) -> None:  # fmt: skip
     """Prints the rows that the simulator predicts, beside measured ones."""
     known = [row for path in measured for row in json.loads(path.read_text())]
@@ -126,7 +136,7 @@ def predict(names: Sequence[str], rates: Sequence[float], delay_s: float, window
         load = _load(Path(scratch), data, windows, 6_000 if data is None else 58_000, 0.0)
         trace = model.read_trace(load)
         for rate in rates:
-            link = LinkSettings(rate * 1024 or None, delay_s)
+            link = LinkSettings(rate * 1024 or None, delay_s, bucket)
             rows += [model.predict(way, load, trace, link, speed) for way in ways]
     click.echo(json.dumps(rows, indent=1) if as_json else model.table(rows, known))
 

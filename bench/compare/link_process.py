@@ -5,6 +5,7 @@ line of input is a command: `counts` prints the bytes of each link, `cut` interr
 
 - With the right to create network devices, each link is a pair of TUN devices, one of them in the network namespace of
   its site. The packets of the kernel's own TCP pass through this process, so bytes include the headers of TCP and IP.
+  With a bucket, the kernel's `tbf` limits the rate of both devices, and this process only adds the delay.
 - Otherwise each link is a TCP relay on loopback. Bytes are then the connection's payload.
 """
 
@@ -35,7 +36,8 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 def shapers(link: dict[str, Any]) -> tuple[Shaper, Shaper]:
     """Returns the two directions of a configured link: to the center, and back."""
-    settings = link["rate_bytes_s"], link["delay_s"], link["queue_bytes"]
+    rate = None if link["bucket_bytes"] else link["rate_bytes_s"]
+    settings = rate, link["delay_s"], link["queue_bytes"]
     return Shaper(*settings), Shaper(*settings)
 
 
@@ -73,8 +75,16 @@ def open_tun(name: str) -> int:
     return fd
 
 
-def connect_site(number: int, namespace: str) -> tuple[int, int]:
+def limit_rate(device: str, link: dict[str, Any], *prefix: str) -> None:
+    """Puts a token bucket before a device."""
+    rate = ("rate", f"{int(8 * link['rate_bytes_s'])}bit", "burst", str(link["bucket_bytes"]))
+    words = ("tc", "qdisc", "add", "dev", device, "root", "tbf", *rate, "limit", str(link["queue_bytes"]))
+    subprocess.run([*prefix, *words], check=True, capture_output=True)
+
+
+def connect_site(number: int, link: dict[str, Any]) -> tuple[int, int]:
     """Creates the devices of one site, numbered from 1; returns their descriptors: the site's and the center's."""
+    namespace: str = link["namespace"]
     site_fd, center_fd = open_tun(f"s{number}"), open_tun(f"c{number}")
     here, there = f"198.18.{number}.1", f"198.18.{number}.2"
     ip("addr", "add", here, "peer", there, "dev", f"c{number}")
@@ -85,6 +95,9 @@ def connect_site(number: int, namespace: str) -> tuple[int, int]:
     ip(*inside, "addr", "add", there, "peer", here, "dev", "eth0")
     ip(*inside, "link", "set", "eth0", "mtu", str(MTU), "up")
     ip(*inside, "route", "add", "default", "dev", "eth0")
+    if link["bucket_bytes"]:
+        limit_rate(f"c{number}", link)
+        limit_rate("eth0", link, "ip", "netns", "exec", namespace)
     return site_fd, center_fd
 
 
@@ -94,7 +107,7 @@ def run_tun(config: dict[str, Any]) -> None:
     links, routes = list[Link](), dict[int, tuple[Shaper, int]]()
     for number, settings in enumerate(config["links"], 1):
         link = Link(*shapers(settings))
-        site_fd, center_fd = connect_site(number, settings["namespace"])
+        site_fd, center_fd = connect_site(number, settings)
         routes[site_fd], routes[center_fd] = (link.up, center_fd), (link.down, site_fd)
         links.append(link)
     print(json.dumps([[CENTER_ADDRESS, settings["target"][1]] for settings in config["links"]]), flush=True)

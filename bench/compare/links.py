@@ -31,10 +31,13 @@ class LinkSettings:
     Attributes:
         rate_bytes_s: None: unlimited.
         delay_s: in each direction.
+        bucket_bytes: depth of the kernel's token bucket that limits the rate; 0: the links have none. Needs network
+            namespaces.
     """
 
     rate_bytes_s: float | None
     delay_s: float
+    bucket_bytes: int = 0
 
     @property
     def queue_bytes(self) -> int:
@@ -129,6 +132,7 @@ def running(settings: LinkSettings, ports: dict[tuple[str, int], int], log: Path
             "rate_bytes_s": settings.rate_bytes_s,
             "delay_s": settings.delay_s,
             "queue_bytes": settings.queue_bytes,
+            "bucket_bytes": settings.bucket_bytes if settings.rate_bytes_s is not None else 0,
             "target": [center_address(), port],
             "namespace": name,
         }

@@ -41,7 +41,8 @@ def predict(way: Way, load: Workload, trace: PlacedTrace, link: LinkSettings, sp
     """Returns the row of a way; `contracts_kept` and costs are not predicted."""
     edges = [f"site{site}" for site in range(len(load.files))]
     query = QuerySpec.from_mapping(way.query(load.largest, edges))
-    model = LinkModel(link.rate_bytes_s or UNLIMITED_BYTES_S, latency_ms=1000.0 * link.delay_s)
+    rate = link.rate_bytes_s or UNLIMITED_BYTES_S
+    model = LinkModel(rate, latency_ms=1000.0 * link.delay_s, bucket_bytes=link.bucket_bytes)
     began_s = time.process_time()
     done = run(trace, trace.split(len(edges)), query, model, WireSettings(speed))
     seconds = done.staleness * load.window_ms / 1000 / speed

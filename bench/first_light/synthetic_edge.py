@@ -6,13 +6,13 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from edge.process import now_ms
-from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink
+from edge.uplink import BudgetUpdate, LinkForecast, LinkLimits, QueryStatusReport, Uplink
 from edge.uplink.outbox import MAX_PULLED_FRAMES
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import NO_BORDERS, WindowRange
@@ -125,14 +125,7 @@ class SyntheticEdge:
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         return []
 
-    def on_link_estimate(
-        self,
-        bandwidth_bytes_s: float,
-        rtt_ms: float,
-        in_flight_bytes: int,
-        packed_fraction: float,
-        least_bytes_s: float = 0.0,
-    ) -> None:
+    def on_link(self, forecast: Callable[[], LinkForecast]) -> None:
         return
 
     def hello(self) -> pb.Hello:

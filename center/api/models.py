@@ -406,7 +406,7 @@ class Edge(BaseModel):
     streams: list[Stream]
     drops: dict[str, int] = Field(description="Records not counted, by reason.")
     backlog_bytes: int = Field(description="Unacknowledged bytes in its journal.")
-    bandwidth_bytes_s: float
+    bandwidth_bytes_s: float | None = Field(description="Of its link; null until it is known.")
     rtt_ms: float
     clock_offset_ms: float = Field(description="Its wall clock minus the center's.")
 
@@ -440,7 +440,7 @@ class Edge(BaseModel):
             ],
             drops=record.drops,
             backlog_bytes=record.backlog_bytes,
-            bandwidth_bytes_s=record.bandwidth_bytes_s,
+            bandwidth_bytes_s=record.bandwidth_bytes_s or None,
             rtt_ms=record.rtt_ms,
             clock_offset_ms=record.clock_offset_ms,
         )

@@ -31,6 +31,7 @@ from center.ingest.validation import (
     read_budget_report,
     read_heartbeat,
     read_inputs,
+    read_likely_bandwidth,
     read_utilization,
 )
 from center.storage.frame_log import StoredFrame
@@ -115,7 +116,8 @@ class ConflatingQueue:
             await self._changed.wait()
 
     def _ack(self, through: int, received_at_ms: int) -> pb.ToEdge:
-        return pb.ToEdge(ack=pb.Ack(through=through, held_ms=max(self._now_ms() - received_at_ms, 0)))
+        held_ms = max(self._now_ms() - received_at_ms, 0)
+        return pb.ToEdge(ack=pb.Ack(through=through, held_ms=held_ms, received_at_ms=received_at_ms))
 
 
 class GatewaySession:
@@ -446,7 +448,11 @@ class GatewaySession:
         self._status.heartbeat(self._bounded(beat), every_ms)
         requirements = self._assignment.sampling if self._assignment is not None else ()
         for sampling in self._sampling.on_heartbeat(
-            beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, requirements, read_utilization(message)
+            beat.backlog_bytes,
+            read_likely_bandwidth(message),
+            beat.clock_offset_ms,
+            requirements,
+            read_utilization(message),
         ):
             self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
         if message.inputs:

@@ -238,6 +238,11 @@ def read_inputs(message: pb.Heartbeat) -> tuple[InputRecord, ...]:
     return tuple(found.values())
 
 
+def read_likely_bandwidth(message: pb.Heartbeat) -> float:
+    """The bandwidth of an edge's link, or the likely one while it is unknown, in bytes per second."""
+    return _measured(message.bandwidth_bytes_s) or _measured(message.likely_bytes_s)
+
+
 def read_utilization(message: pb.Heartbeat) -> float:
     """The edge's utilization, 0 to 1; 0 if the edge does not measure it."""
     return min(_measured(message.busy_share), 1.0)

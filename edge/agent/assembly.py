@@ -141,7 +141,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     again, backfilled = inputs.for_rereading(), inputs.for_rereading()
     durable = _recovered(inputs, identity, again, backfilled)
     commit = JournalGroupCommit(durable)
-    outbox = UplinkOutbox(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth)
+    outbox = UplinkOutbox(config.edge, config.labels, durable, commit, now_ms)
     meter = BusyMeter(time.monotonic)
     pace, costs = ReadPace(durable.core), QueryCosts(time.thread_time)
     durable.core.cost_meter = costs

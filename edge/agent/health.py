@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
@@ -86,10 +87,14 @@ class AgentHealth:
         return {**self._link_gauges(), **self._core_gauges()}
 
     def _link_gauges(self) -> dict[str, tuple[str, float]]:
+        link = self.outbox.forecast()
         return {
             "connected": ("1 while the agent is connected to the center.", float(self.uplink.connected)),
-            "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", self.outbox.bandwidth_bytes_s),
-            "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
+            "bandwidth_bytes_per_second": (
+                "Measured bandwidth to the center; NaN until it is known.",
+                link.stated_bytes_s or math.nan,
+            ),
+            "rtt_seconds": ("Measured round-trip time.", link.rtt_ms / 1000),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
         }
 

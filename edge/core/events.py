@@ -155,9 +155,6 @@ class PullEvent:
             answer; 0 for an absent query. The edge's own deadline is the staleness budget less both delays.
         unread: the streams that may have unread input.
         max_frames: with more than 1, frames of other queries with closed slices follow, as long as the link has room.
-        least_bytes_s: a lower bound of the link's bandwidth while it is not measured, in bytes per second before
-            compression. Early sends of exact results and error budgets are planned with it. 0: the bandwidth is
-            measured.
         mid_bytes_s: the median of the link's bandwidth, in the same bytes. `bandwidth_bytes_s` and `path_delay_ms` are
             then what the link carries with 90 %, which counts for frames that are sent. The median says whether entries
             may wait. 0: the bandwidth is certain.
@@ -170,7 +167,6 @@ class PullEvent:
     unread: tuple[str, ...] = ()
     max_frames: int = 1
     processing_ms: Mapping[QueryRef, int] = field(default_factory=dict)
-    least_bytes_s: float = 0.0
     mid_bytes_s: float = 0.0
 
 

@@ -41,9 +41,6 @@ EARLY_MARGIN = 1.5
 MIN_DRAIN_MS = 20
 """Sends that take less wall time than this wait for the slice's close. Sent earlier, many entries would be sent twice.
 """
-UNKNOWN_DRAIN_SHARE = 1 / 4
-"""While only a lower bound of the bandwidth is known: sends that take less than this fraction of the slice's time wait
-for its close. The link is probably wide, and the entries would be sent twice."""
 LATE_SHARE = 1 / 8
 """If the watermark is further behind the clock than this fraction of a slice, the source may be late. Without a
 staleness budget, nothing of an ended slice is then sent early, since most groups will change."""
@@ -125,7 +122,7 @@ def early_sends(
         margin, queued_ms = 1.0, 0.0
         if free_ms <= 0.0:
             return None
-    rate = link.bytes_per_ms / entry_bytes
+    rate = link.likely_bytes_per_ms / entry_bytes
     after_close = _entries_in(free_ms * USED_AFTER_CLOSE, link, entry_bytes)
     excess = _most_needed(slice_, history, period) - after_close
     # before that time, counting the groups changes nothing
@@ -134,8 +131,6 @@ def early_sends(
     before_close_bytes = link.bytes_per_ms * (close_ms - period.now_ms - queued_ms) - EARLY_FRAME_BYTES
     fitting = math.floor(before_close_bytes / entry_bytes)
     least_ms = MIN_DRAIN_MS * link.speed if budget is None else 0.0
-    if link.is_lower_bound:
-        least_ms = UNKNOWN_DRAIN_SHARE * (period.end_ms - period.start_ms)
     if excess <= 0.0 or fitting < 1 or excess / rate < least_ms:
         return None
     # The policies of TR 16-003 send whenever the link is idle.
@@ -145,7 +140,7 @@ def early_sends(
 
 def _entries_in(free_ms: float, link: LinkEstimate, entry_bytes: float) -> float:
     """Returns how many entries the link sends within `free_ms` after the close, beside the closing frame."""
-    return max(link.bytes_per_ms * free_ms - CLOSING_FRAME_BYTES, 0.0) / entry_bytes
+    return max(link.likely_bytes_per_ms * free_ms - CLOSING_FRAME_BYTES, 0.0) / entry_bytes
 
 
 def _most_needed(slice_: Slice, history: GroupHistory, period: SlicePeriod) -> float:

@@ -43,7 +43,6 @@ class MeasuredLink:
     bandwidth_bytes_s: float
     path_delay_ms: int
     processing_ms: Mapping[QueryRef, int]
-    least_bytes_s: float
     mid_bytes_s: float = 0.0
 
     def estimate(self, pipeline: QueryPipeline) -> LinkEstimate:
@@ -51,10 +50,12 @@ class MeasuredLink:
         clock = pipeline.stream.spec.clock
         speed = clock.speed if clock is not None else 1.0
         delay_ms = self.path_delay_ms + self.processing_ms.get(pipeline.ref, 0)
-        is_lower_bound = self.least_bytes_s > 0.0 and pipeline.shipper.sends_at_need
-        rate = self.least_bytes_s if is_lower_bound else self.bandwidth_bytes_s
-        mid = rate if is_lower_bound else self.mid_bytes_s or rate
-        return LinkEstimate(rate / 1000.0 / speed, delay_ms * speed, speed, is_lower_bound, mid / 1000.0 / speed)
+        low, mid = (rate / 1000.0 / speed for rate in (self.bandwidth_bytes_s, self.likely_bytes_s))
+        return LinkEstimate(low, delay_ms * speed, speed, mid)
+
+    @property
+    def likely_bytes_s(self) -> float:
+        return self.mid_bytes_s or self.bandwidth_bytes_s
 
 
 class PullPlanner:
@@ -79,14 +80,13 @@ class PullPlanner:
         now_ms: int,
         path_delay_ms: int = 0,
         processing_ms: Mapping[QueryRef, int] = NO_DELAYS,
-        least_bytes_s: float = 0.0,
         mid_bytes_s: float = 0.0,
     ) -> int | None:
         """Returns the wall time at which the next `PullEvent` is due; None: there is nothing to send.
 
         The arguments are as in the event.
         """
-        link = MeasuredLink(bandwidth_bytes_s, path_delay_ms, processing_ms, least_bytes_s, mid_bytes_s)
+        link = MeasuredLink(bandwidth_bytes_s, path_delay_ms, processing_ms, mid_bytes_s)
         dues: list[int] = []
         for name in self._streams:
             queries = self._queries_of(name)
@@ -104,7 +104,7 @@ class PullPlanner:
 
     def _drain_due_ms(self, stream: str, link: MeasuredLink, now_ms: int) -> int | None:
         """Returns the wall time of the next pull from open slices under staleness budgets; None: there are none."""
-        drain_ms, first_end = self._drain(stream, link.bandwidth_bytes_s, now_ms)
+        drain_ms, first_end = self._drain(stream, link.likely_bytes_s, now_ms)
         clock = self._streams[stream].spec.clock
         if first_end is None or clock is None:
             return None
@@ -184,8 +184,7 @@ class PullPlanner:
             room_bytes, first_groups: as in `Turn`.
         """
         stream = pipeline.spec.stream
-        rates = event.least_bytes_s, event.mid_bytes_s
-        link = MeasuredLink(event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, *rates)
+        link = MeasuredLink(event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, event.mid_bytes_s)
         return PullConditions(
             min(max(room_bytes, self._backlog_frame_bytes(pipeline, event)), MAX_FRAME_BYTES),
             pipeline.watermark_ms,

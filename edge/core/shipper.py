@@ -260,7 +260,7 @@ class Shipper:
         """
         store = self._store
         if self._monitor is not None:
-            self._monitor.choose_detail(at.link.bytes_per_ms)
+            self._monitor.choose_detail(at.link.likely_bytes_per_ms)
         # The report of arrivals may open the barrier, so it comes first.
         arrivals, partials = self._take_due_arrivals(at, recorded)
         draft = FrameDraft(
@@ -286,21 +286,24 @@ class Shipper:
     def _add_closed(self, draft: FrameDraft, at: PullConditions, recorded: RecordedPull | None) -> bool:
         """Adds groups of closed slices, and closes; returns whether all closed slices have been sent."""
         closed = self._closed_slices(min(draft.through_ms, at.watermark_ms))
-        drained = {start for start, slice_ in closed if slice_.close_reported}
+        drained, stated = {start for start, slice_ in closed if slice_.close_reported}, set[int]()
         is_first = at.first_groups is not None
-        visited = [each for each in closed if not is_first or self._awaits_statement(*each)]
-        for start, slice_ in visited:
+        in_turn = [each for each in closed if not is_first or self._awaits_statement(*each)]
+        for start, slice_ in in_turn:
             if recorded is None and draft.work.units >= FULL_FRAME_WORK:
                 break
-            # A frame of first closes has groups of the newest slice.
-            most = None if at.first_groups is None else at.first_groups if start == visited[-1][0] else 0
-            if self._take(draft, start, slice_, at, recorded, most=most).drained:
+            # A frame of first closes has groups of the newest slice only.
+            most = at.first_groups if start == in_turn[-1][0] else 0 if is_first else None
+            selection = self._take(draft, start, slice_, at, recorded, most=most)
+            if len(selection.groups) or is_first:
+                stated.add(start)
+            if selection.drained:
                 drained.add(start)
             elif not is_first:
                 drained.discard(start)
                 break
             draft.work.add_slice(start, draft.work.of_close(len(self._store.bounded_measures)))
-        self._close_slices(draft, closed, drained, recorded)
+        self._close_slices(draft, closed, drained, stated, recorded)
         return len(drained) == len(closed)
 
     def _close_slices(
@@ -308,12 +311,14 @@ class Shipper:
         draft: FrameDraft,
         closed: list[tuple[int, Slice]],
         drained: set[int],
+        stated: set[int],
         recorded: RecordedPull | None,
     ) -> None:
-        """Closes slices, the oldest first. Slices from the first one on that is not drained are closed provisionally,
-        if the frame has groups of them, or if nothing has been stated of them.
+        """Closes the drained slices, the oldest first.
+
+        From the first slice on that is not drained, those in `stated` are closed provisionally.
         """
-        sent, is_blocked = {p.slice_start_ms for p in draft.partials}, False
+        is_blocked = False
         for start, slice_ in closed:
             if not is_blocked and start not in drained:
                 is_blocked, draft.through_ms = True, min(draft.through_ms, self._store.end(start) - 1)
@@ -322,8 +327,7 @@ class Shipper:
             else:
                 is_last = not is_blocked and not slice_.close_reported
                 may_state = self._closes_first and self._store.end(start) > self._store.through_ms
-                is_new = start in sent or self._awaits_statement(start, slice_)
-                is_provisional = is_blocked and may_state and is_new and self._has_deadline(start, slice_)
+                is_provisional = is_blocked and may_state and start in stated and self._has_deadline(start, slice_)
             if is_last:
                 draft.close(self._close(start, slice_))
             elif is_provisional:
@@ -470,7 +474,7 @@ class Shipper:
             if not is_closed and at.now_ms < end:
                 count = min(count, self._before_first_close(end, at))
         if not is_closed and self._spec.cache.eviction == "gain":
-            rate = at.link.bytes_per_ms / entry_bytes
+            rate = at.link.likely_bytes_per_ms / entry_bytes
             # Every byte delays a deadline or costs a byte of a budget, so these frames are made as small as possible.
             large = self._spec.saves_bytes or self.is_staleness_bound
             most = max_entries_per_frame(end - at.now_ms, rate, large=large)
@@ -502,9 +506,9 @@ class Shipper:
         """
         end, link = self._store.end(start), at.link
         is_closed = end <= at.watermark_ms
-        if not is_closed and link.mid_bytes_per_ms > 0.0:
+        if not is_closed:
             # An entry leaves early only if even a link of the median could not carry it after the close.
-            link = replace(link, bytes_per_ms=link.mid_bytes_per_ms)
+            link = replace(link, bytes_per_ms=link.likely_bytes_per_ms)
         budget = self._spec.staleness_budget
         assert budget is not None
         deadline_ms = max(end + budget.staleness_ms * link.speed - link.path_delay_ms, slice_.late_until_ms)

@@ -120,7 +120,6 @@ class LinkEstimate:
         bytes_per_ms: bytes per ms of event time; 0: unknown, treated as unlimited.
         path_delay_ms: event time from sending a frame to its values being in an answer.
         speed: ms of event time in a ms of wall time.
-        is_lower_bound: the link may carry much more than `bytes_per_ms`.
         mid_bytes_per_ms: the median of the link's bytes per ms. `bytes_per_ms` is what the link carries with 90 %, for
             frames that are sent; the median says whether entries may wait.
     """
@@ -128,8 +127,12 @@ class LinkEstimate:
     bytes_per_ms: float = 0.0
     path_delay_ms: float = 0.0
     speed: float = 1.0
-    is_lower_bound: bool = False
     mid_bytes_per_ms: float = 0.0
+
+    @property
+    def likely_bytes_per_ms(self) -> float:
+        """The median; what the link is known to carry, if there is no median."""
+        return self.mid_bytes_per_ms or self.bytes_per_ms
 
 
 UNKNOWN_LINK = LinkEstimate()

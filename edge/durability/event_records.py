@@ -239,7 +239,7 @@ def pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
     head: dict[str, Any] = {
         "capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), "unread": pull.unread,
         "bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "max_frames": pull.max_frames,
-        "least_bytes_s": pull.least_bytes_s, "mid_bytes_s": pull.mid_bytes_s,
+        "least_bytes_s": 0.0, "mid_bytes_s": pull.mid_bytes_s,
         "processing_ms": [(ref.name, ref.version, ms) for ref, ms in pull.processing_ms.items()],
     }  # fmt: skip
     frames = [b.frame.to_wire().SerializeToString() for b in built]
@@ -254,17 +254,10 @@ def read_pull(record: Record) -> tuple[PullReplayed, int]:
     text, _, data = record.payload.partition(b"\n")
     fields = json.loads(text)
     drain_windows = {s: (now_ms, drained_ms) for s, (now_ms, drained_ms) in fields["drain_windows"].items()}
-    pull = PullEvent(
-        fields["capacity"],
-        drain_windows,
-        fields["bandwidth_bytes_s"],
-        fields["path_delay_ms"],
-        tuple(fields["unread"]),
-        fields["max_frames"],
-        {QueryRef(name, version): ms for name, version, ms in fields["processing_ms"]},
-        fields["least_bytes_s"],
-        fields.get("mid_bytes_s", 0.0),
-    )
+    link = fields["bandwidth_bytes_s"], fields["path_delay_ms"], tuple(fields["unread"])
+    processing_ms = {QueryRef(name, version): ms for name, version, ms in fields["processing_ms"]}
+    mid_bytes_s = fields.get("mid_bytes_s", 0.0)  # 0.3.0 has a lower bound of an unknown bandwidth instead
+    pull = PullEvent(fields["capacity"], drain_windows, *link, fields["max_frames"], processing_ms, mid_bytes_s)
     parts = fields.get("frames", ())
     built, at = list[FrameBuilt](), 0
     for length, closed in parts:

@@ -5,21 +5,21 @@ state: frames and acknowledgements are in the journal. Importing it loads gRPC.
 """
 
 from edge.uplink.client import TlsFiles, Uplink
-from edge.uplink.flow_control import MIN_FRAME_BYTES, DailyQuota, LinkLimits
-from edge.uplink.outbox import PathDelay, UplinkOutbox
+from edge.uplink.flow_control import DailyQuota, LinkForecast, LinkLimits, link_bytes
+from edge.uplink.outbox import UplinkOutbox
 from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, UplinkEndpoint, Workload
 
 __all__ = [
-    "MIN_FRAME_BYTES",
     "BudgetUpdate",
     "DailyQuota",
     "Input",
+    "LinkForecast",
     "LinkLimits",
-    "PathDelay",
     "QueryStatusReport",
     "TlsFiles",
     "Uplink",
     "UplinkEndpoint",
     "UplinkOutbox",
     "Workload",
+    "link_bytes",
 ]

@@ -1,70 +1,64 @@
-"""Flow control of the uplink: estimates of the link, the limit of bytes in flight, and the daily quota.
+"""Flow control of the uplink: the limits of bytes in flight, and the daily quota.
 
-Bytes in flight are fixed, while values in the primary cache are still updated until they are sent. So the limit of
-bytes in flight is just enough to keep the link busy: ``1.25 × bandwidth × round trip``, as in BBR (Cardwell et al.,
-CACM 60(2), 2017). The bandwidth is the windowed maximum of the delivery rate, the round trip the recent minimum. Both
-are measured from acknowledgements, so they include the center's time to make a frame durable.
-
-The extra 25 % detect a link that has become faster, but also build a queue. When the minimum expires, the queue would
-count as a longer round trip, which would allow a longer queue, and so on up to the credit. So a minimum older than ten
-seconds is measured again after draining the link (BBR's ProbeRTT). Frames are paced at 1.25 times the bandwidth. If all
-were sent at once into an empty link, they would build that queue.
-
-An edge on a narrow link often has less to send than the link carries, so it never fills the link. But a frame that is
-sent into an empty link also shows the bandwidth. It takes longer than a heartbeat by the time that its additional bytes
-take to pass. The time until the center's acknowledgement, which the acknowledgement states, is subtracted. Until the
-bandwidth is known, bytes in flight start with two small frames and double per round trip (BBR's Startup).
+Bytes in flight are fixed, while values in the primary cache are still updated until they are sent. So no more is in
+flight than leaves the link within `QUEUE_S` with 90 % (`edge.uplink.link_model`). A second bound holds while a bucket
+may be deep: when it empties, what is in flight waits at the lower rate. So at most `SMALL_ROUND_BYTES_S` are in flight,
+or what has been shown to pass at once, and a quarter more.
 
 Pure: time is an argument, in seconds of a monotonic clock unless a name says otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from edge.core import MAX_FRAME_BYTES
+from edge.uplink.link_model import HIGH, LOW, MID, RATES_BYTES_S, TOLERANCE_S, LinkModel, RecentLeast
 
-MIN_IN_FLIGHT_BYTES = 4 << 10
-"""Bytes in flight before anything has been measured."""
-IN_FLIGHT_GAIN, STARTUP_GAIN = 1.25, 2.0
-STARTUP_ROUNDS, STARTUP_GROWTH = 3, 1.25
-"""Startup ends when the bandwidth has not grown by this factor in this many full round trips."""
-ESTIMATE_WINDOW_S = 10.0
-ESTIMATE_SAMPLES = 8
-"""The bandwidth is the maximum of at least this many samples, however old, because rare frames give few samples."""
+QUEUE_S = 0.4
+"""What is in flight leaves the link within this time with 90 %."""
+SMALL_FRAME_BYTES = 1 << 10
+"""A smaller frame is mostly overhead. A link without frames in flight always has room for one such frame."""
+FRAME_S, MOST_LEAST_FRAME_BYTES = QUEUE_S / 4, 8 << 10
+"""Behind others, a frame waits until there is room for the bytes of this time, and at most for so many."""
+LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S, ROUND_EXTRA_S = 2_560, 54_000.0, 0.03
+"""The bytes in flight on a link of which nothing is known: at least the first, and this rate for a round trip and the
+center's disk."""
+GROWTH = 1 / 4
+"""More than what has passed at once may be in flight by this fraction. If a bucket is empty then, what it delays is in
+proportion to what it had let pass."""
+OVERDUE_S = 0.25
+"""Nothing is sent while an arrival is later than predicted by more: the link may be gone."""
+GUARD_STEP_S, LATE_SHARE, MOST_GUARD_S = 0.1, 0.07, 2.0
+"""The guard time is added to predictions. With each arrival it falls by `LATE_SHARE` of a step, and grows by a step if
+the arrival is later still. So no larger share is late, even beside traffic that the model lacks."""
+LATE_S = 0.2
+"""Bytes that arrive later than predicted by more have shown that the bucket was empty."""
+REST_S = 1.0
+"""A link without bytes in flight for this time begins a new burst."""
+FADES = 0.9
+"""The longest times of acknowledgements count less with each further one."""
+LEAST_RETRY_S = 0.01
+SEGMENT_BYTES, PACKET_HEADER_BYTES, MESSAGE_HEADER_BYTES = 1448, 52, 14
+"""The data of a full packet; headers of IP and TCP with timestamps; and headers of HTTP/2 and gRPC."""
 ECHO_SAMPLES = 5
-"""The round trip is the minimum of at least this many heartbeats: a single one may have waited behind frames."""
-BASE_WINDOW_S = 60.0
-"""The minimum over this time is the round trip of a heartbeat on an empty link."""
-SLOW_FRAMES = 3
-"""This many frames in a row must be slow before they show the bandwidth, because a busy process delays some of them,
-too."""
-FASTER_LINK = 1.25
-"""If a frame passes this many times faster than the estimated link allows, the link is not narrow."""
-MIN_TRANSIT_S = 0.05
-"""A frame must take at least this much longer than a heartbeat to show the bandwidth. Other delays are shorter."""
-PACING_SLACK_S = 0.002
-"""Frames that are due within this time are sent together: timers have no finer resolution."""
-
-MIN_FRAME_BYTES = 8 << 10
-LEAST_FRAMES_IN_FLIGHT = 4
-"""The limit of bytes in flight allows at least this many frames, unless frames are small."""
-UNKNOWN_IN_FLIGHT_S, MAX_UNKNOWN_IN_FLIGHT_BYTES = 1.0, 64 << 10
-"""If frames have passed without showing the bandwidth, this much may be in flight: the bytes that the link has been
-shown to carry in this time, limited by the second number. A frame of a few bytes passes quickly on a narrow link, too.
-"""
-SMALLEST_FRAME_BYTES, SMALL_FRAME_S = 1 << 10, 0.25
-"""A small frame has `MIN_FRAME_BYTES`. On a narrow link it has the bytes that the link carries in `SMALL_FRAME_S`."""
+"""The round trip is the least of so many heartbeats: a single one may have waited behind frames."""
+UNSEEN_BYTES_S, UNSEEN_BYTES = 1e3, 4 << 10
+"""Before so many bytes have arrived, entries of open slices leave as on a narrow link, which shows what the link is."""
+STATED_RATIO, STATED_S, STATED_WINDOWS = 1.25, 10.0, 2.0
+"""A rate is stated if the quantiles of 10 % and 90 % agree within the first, for so many times the bytes that empty the
+bucket and fill the link for `STATED_S`."""
+MOST_STATED_BYTES_S = RATES_BYTES_S[-1] / 2
+"""A faster link has a rate beyond the hypotheses, or one that processes limit."""
+HORIZON_S = 1.0
+"""A forecast is what the link carries within this time, and then the rate."""
 PACKING_MEMORY_BYTES = 32 << 10
 """Plain bytes after which a message counts half in the estimate of how frames are compressed."""
 LEAST_PACKED_FRACTION = 1 / 16
 """A smaller fraction is not used, because the next values may be less repetitive."""
-LARGE_FRAME_S = 0.5
-"""A frame that takes longer is a frame of closed slices (`edge.core`). The next frame must not wait until it has
-passed."""
 DAY_MS = 86_400_000
 DAILY_RESERVATIONS = 100
 """The daily quota is recorded on disk in steps of this fraction."""
@@ -91,79 +85,76 @@ class LinkLimits:
     goodbye_s: float = 2.0
 
 
-class WindowedExtreme:
-    """The largest (or smallest) of the recent samples.
+@dataclass(frozen=True, slots=True)
+class LinkForecast:
+    """What the link carries from now on, in wire bytes.
 
-    Recent are the samples of the last `window_s` seconds, and the last `least` samples even if they are older.
+    Attributes:
+        low_bytes_s, path_delay_ms: with 90 %, what is sent now arrives as over a link of this rate, after this delay.
+            A frame arrives when the center's clock is at this edge's clock and the delay. It is negative if a bucket
+            lets bytes pass at once, or if the center's clock is behind.
+        mid_bytes_s: the median of the rate.
+        stated_bytes_s: the rate, if it is known; 0: it is at least `low_bytes_s`.
+        delay_ms: the time until a small frame that is sent now arrives.
+        rtt_ms: round trip of a heartbeat without the center's disk; 0: unknown.
+        packed_fraction: as in `PackingEstimator.fraction`.
     """
 
-    def __init__(self, which: Literal["max", "min"], window_s: float = ESTIMATE_WINDOW_S, least: int = 1) -> None:
-        self._sign = 1.0 if which == "max" else -1.0
-        self._window_s, self._least, self._count = window_s, least, 0
-        # (time, number, value). Times ascend and values become less extreme. When the first sample expires, the next
-        # one is the extreme.
-        self._samples: deque[tuple[float, int, float]] = deque()
-
-    def add(self, value: float, now_s: float) -> None:
-        while self._samples and self._sign * self._samples[-1][2] <= self._sign * value:
-            self._samples.pop()
-        self._samples.append((now_s, self._count, value))
-        self._count += 1
-        self.expire(now_s)
-
-    def expire(self, now_s: float) -> None:
-        while (
-            len(self._samples) > 1
-            and self._samples[0][0] < now_s - self._window_s
-            and self._count - self._samples[0][1] > self._least
-        ):
-            self._samples.popleft()
-
-    @property
-    def value(self) -> float | None:
-        return self._samples[0][2] if self._samples else None
+    low_bytes_s: float = UNSEEN_BYTES_S
+    path_delay_ms: int = 0
+    mid_bytes_s: float = UNSEEN_BYTES_S
+    stated_bytes_s: float = 0.0
+    delay_ms: float = 0.0
+    rtt_ms: float = 0.0
+    packed_fraction: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    """A frame in flight, with the delivery state when it was sent."""
-
+class _InFlight:
     seq: int
     wire_bytes: int
     sent_at_s: float
-    delivered_bytes: int
-    delivered_at_s: float
-    in_flight_bytes: int
-    link_was_full: bool
+    leaves_s: float
+    was_alone: bool
 
 
-class LinkEstimator:
-    """Estimates bandwidth and round trip, and limits the bytes in flight. One object for all sessions of an uplink."""
+def link_bytes(size: int, *, is_behind: bool = False) -> int:
+    """Returns the bytes that a link carries for a message of `size` bytes, with its headers.
 
-    def __init__(self) -> None:
-        self._bandwidth = WindowedExtreme("max", least=ESTIMATE_SAMPLES)
-        self._is_known = False
-        self._at_least = WindowedExtreme("max", least=ESTIMATE_SAMPLES)
-        self._transit = WindowedExtreme("max", least=ESTIMATE_SAMPLES)
-        self._slow_frames = 0
-        self._startup_best_bytes_s, self._startup_rounds, self._round_ends_bytes = 0.0, 0, 0
-        self._rtt_s: float | None = None
-        self._rtt_at_s = 0.0
-        self._draining = False
-        self._slowest_ack = WindowedExtreme("max")
-        self._echo_rtt = WindowedExtreme("min", least=ECHO_SAMPLES)
-        self._base = WindowedExtreme("min", BASE_WINDOW_S)
-        self._echo_bytes = 0
-        self._in_flight: deque[_Sent] = deque()
-        self._delivered_bytes = 0
-        self._delivered_at_s = 0.0
-        self._credit_bytes = MIN_IN_FLIGHT_BYTES
-        self._paced_until_s = 0.0
+    Args:
+        is_behind: the message waits behind others. TCP then joins them.
+    """
+    packets = (size + MESSAGE_HEADER_BYTES) / SEGMENT_BYTES
+    return size + MESSAGE_HEADER_BYTES + round((packets if is_behind else math.ceil(packets)) * PACKET_HEADER_BYTES)
+
+
+class LinkFlow:
+    """Limits the bytes in flight, and forecasts the link. One object for all sessions of an uplink.
+
+    Args:
+        now_ms: the edge's wall clock at the time of a call, for delays in the center's clock.
+        limit_bytes_s: the configured limit. Forecasts do not exceed it.
+    """
+
+    def __init__(self, now_ms: Callable[[], int], limit_bytes_s: float = math.inf) -> None:
+        self._now_ms, self._cap_bytes_s = now_ms, limit_bytes_s
+        self._model = LinkModel()
+        self._to_center, self._from_center, self._round = RecentLeast(), RecentLeast(), RecentLeast()
+        self._echoes: deque[float] = deque(maxlen=ECHO_SAMPLES)
+        self._in_flight: deque[_InFlight] = deque()
+        self._credit_bytes = 0
+        self._arrived_bytes = self._agreed_bytes = 0.0
+        self._burst_bytes = self._passed_at_once_bytes = 0.0
+        self._rested_s = 0.0
+        self._held_s, self._guard_s = 0.0, TOLERANCE_S
         self.in_flight_bytes = 0
+        self.slowest_ack_s = 0.0
+        """The recent maximum of the time from sending a frame to its acknowledgement."""
 
     def begin_session(self, credit_bytes: int) -> None:
-        """Resets the bytes in flight for a new session; keeps the estimates."""
+        """Resets the bytes in flight for a new session; keeps what is known of the link."""
         self._in_flight.clear()
+        self._model.begin_session()
         self.in_flight_bytes = 0
         self._credit_bytes = credit_bytes
 
@@ -172,168 +163,171 @@ class LinkEstimator:
         self._credit_bytes = credit_bytes
 
     @property
-    def bandwidth_bytes_s(self) -> float:
-        """The recent maximum of the delivery rate; 0 before the first acknowledgement."""
-        return self._bandwidth.value or 0.0
-
-    @property
-    def capacity_bytes_s(self) -> float:
-        """`bandwidth_bytes_s`, if the link was full or a frame has shown its bandwidth; 0: unknown."""
-        return self.bandwidth_bytes_s if self._is_known else 0.0
-
-    @property
-    def least_bytes_s(self) -> float:
-        """A lower bound of the link's bandwidth that frames have shown, while `capacity_bytes_s` is unknown; 0: no
-        bound.
-        """
-        return (self._at_least.value or 0.0) if not self._is_known else 0.0
-
-    @property
     def rtt_ms(self) -> float:
-        """The round trip without the center's disk, if heartbeats have measured it, else with it; 0 if unknown."""
-        value = self._echo_rtt.value if self._echo_rtt.value is not None else self._rtt_s
-        return (value or 0.0) * 1000
+        """The round trip without the center's disk, if heartbeats have measured it; 0 if unknown."""
+        return 1000.0 * min(self._echoes, default=self._round.value or 0.0)
 
     @property
-    def slowest_ack_s(self) -> float:
-        """The recent maximum of the time from sending a frame to its acknowledgement."""
-        return self._slowest_ack.value or 0.0
+    def mid_bytes_s(self) -> float:
+        """The median of the rate."""
+        return self._model.rate_bytes_s(MID)
 
     @property
-    def in_flight_limit_bytes(self) -> int:
-        """The limit of bytes in flight."""
-        gain, small = IN_FLIGHT_GAIN if self._is_known else STARTUP_GAIN, self._small_frame_bytes
-        if self._draining:
-            return min(self._credit_bytes, small)
-        target = int(gain * self.bandwidth_bytes_s * (self._rtt_s or 0.0))
-        if not self._is_known and self._at_least.value is not None:
-            target = max(target, min(int(UNKNOWN_IN_FLIGHT_S * self._at_least.value), MAX_UNKNOWN_IN_FLIGHT_BYTES))
-        # The frame that is being sent is added to the bytes that keep the link busy until it arrives.
-        newest = self._in_flight[-1].wire_bytes if self._in_flight and self._is_known else 0
-        sending = newest if newest > LARGE_FRAME_S * self.bandwidth_bytes_s else small
-        return min(self._credit_bytes, sending + max(small, target))
+    def stated_bytes_s(self) -> float:
+        """The rate of the link; 0: it is not known."""
+        rate = self._model.rate_bytes_s(MID)
+        enough = STATED_WINDOWS * (self._model.depth_bytes(MID) + STATED_S * rate)
+        return rate if self._agreed_bytes > enough and rate < MOST_STATED_BYTES_S else 0.0
 
-    @property
-    def _small_frame_bytes(self) -> int:
-        """The size below which a frame is mostly overhead. A frame of this size delays later frames little."""
-        if not self._is_known:
-            return min(
-                max(MIN_IN_FLIGHT_BYTES // 2, int(SMALL_FRAME_S * (self._at_least.value or 0.0))), MIN_FRAME_BYTES
-            )
-        return min(max(SMALLEST_FRAME_BYTES, int(SMALL_FRAME_S * self.bandwidth_bytes_s)), MIN_FRAME_BYTES)
-
-    def room_bytes(self, max_frame_bytes: int) -> int:
-        """Returns the maximum size of the next frame; 0: none may be sent now.
-
-        An empty link always has room for one frame. A frame is at most as large as the link delivers in a second, so
-        that it does not delay the fresher values of the next frame.
-        """
-        room, small = self.in_flight_limit_bytes - self.in_flight_bytes, self._small_frame_bytes
-        if self._in_flight and room < small:
-            return 0
-        # If one frame filled the limit, the link would carry nothing while its acknowledgement returns.
-        is_wide = not self._is_known and self._at_least.value is not None
-        several = self.in_flight_limit_bytes // (1 if is_wide else LEAST_FRAMES_IN_FLIGHT)
-        one_second = int(self.bandwidth_bytes_s) or MAX_FRAME_BYTES
-        return min(max(small, min(room, several, one_second)), MAX_FRAME_BYTES, max_frame_bytes)
-
-    def delay_s(self, now_s: float) -> float:
-        """Returns how long to wait before the next frame, for pacing."""
-        delay = self._paced_until_s - now_s
-        return delay if delay > PACING_SLACK_S else 0.0
-
-    def on_sent(self, seq: int, wire_bytes: int, now_s: float) -> None:
-        """Records that a frame was sent."""
-        if not self._in_flight:
-            self._delivered_at_s = now_s  # the link was idle until now, which must not lower the delivery rate
-        if self._rtt_s is not None:
-            gain = IN_FLIGHT_GAIN if self._is_known else STARTUP_GAIN
-            # Until the bandwidth is known, the pace must allow the whole limit of bytes in flight.
-            least = 2 * self._small_frame_bytes if self._is_known else self.in_flight_limit_bytes
-            rate = gain * max(self.bandwidth_bytes_s, least / self._rtt_s)
-            self._paced_until_s = max(self._paced_until_s, now_s) + wire_bytes / rate
-        self.in_flight_bytes += wire_bytes
-        full = self.in_flight_bytes + self._small_frame_bytes > self.in_flight_limit_bytes
-        self._in_flight.append(
-            _Sent(seq, wire_bytes, now_s, self._delivered_bytes, self._delivered_at_s, self.in_flight_bytes, full)
+    def forecast(self, now_s: float) -> LinkForecast:
+        """Forecasts the link for frames that are sent from now on."""
+        soon = self._model.bytes_within(now_s, HORIZON_S, LOW, self._round_trip_s)
+        low = min(self._model.rate_bytes_s(LOW), self._cap_bytes_s)
+        lead_s = HORIZON_S - min(soon, self._cap_bytes_s * HORIZON_S) / low + self._guard_s
+        mid = min(self.mid_bytes_s if self._arrived_bytes >= UNSEEN_BYTES else UNSEEN_BYTES_S, self._cap_bytes_s)
+        delay_s = self.rtt_ms / 2000.0
+        path_s = self._one_way_s + now_s - self._now_ms() / 1000.0 if self._to_center.value is not None else delay_s
+        queue_s = self._model.queue_s(now_s, MID)
+        return LinkForecast(
+            low, round(1000.0 * (lead_s + path_s)), mid, self.stated_bytes_s, 1000.0 * (delay_s + queue_s), self.rtt_ms
         )
 
-    def on_acknowledged(self, through: int, now_s: float, held_s: float = 0.0) -> None:
+    @property
+    def _one_way_s(self) -> float:
+        """The delay of an empty link and the difference of the clocks."""
+        return self._to_center.value if self._to_center.value is not None else self._round_trip_s / 2.0
+
+    @property
+    def _round_trip_s(self) -> float:
+        return self._round.value or 0.0
+
+    def _limit_bytes(self) -> float:
+        """Returns how many bytes may be unacknowledged, whatever the model predicts."""
+        usual = max(LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S * (self._round_trip_s + ROUND_EXTRA_S))
+        shown, burst = self._passed_at_once_bytes, self._burst_bytes
+        usual, shown = usual + GROWTH * max(shown, burst), shown - burst
+        busy_s = QUEUE_S + self._round_trip_s + self._held_s
+        return min(max(usual, shown, busy_s * self._model.rate_bytes_s(LOW)), self._credit_bytes)
+
+    def room_bytes(self, max_frame_bytes: int, now_s: float) -> int:
+        """Returns the maximum size of the next frame; 0: none may be sent now.
+
+        There is always room for one frame if none is in flight.
+        """
+        limit = self._limit_bytes()
+        if self._is_overdue(now_s):
+            return 0
+        room = self._model.bytes_within(now_s, QUEUE_S, LOW, self._round_trip_s)
+        room = min(room, limit - self.in_flight_bytes)
+        if self._in_flight and room < self._least_frame_bytes:
+            return 0
+        # If one frame filled the limit, the link would carry nothing while its acknowledgement returns.
+        return int(min(max(SMALL_FRAME_BYTES, min(room, limit / 2)), MAX_FRAME_BYTES, max_frame_bytes))
+
+    @property
+    def _least_frame_bytes(self) -> float:
+        """The least size of a frame that follows others. Smaller frames are more messages for the same bytes."""
+        return min(max(SMALL_FRAME_BYTES, FRAME_S * self._model.rate_bytes_s(LOW)), MOST_LEAST_FRAME_BYTES)
+
+    def _is_overdue(self, now_s: float) -> bool:
+        due_s = OVERDUE_S + self._round_trip_s + self._guard_s + self._held_s
+        return bool(self._in_flight) and self._in_flight[0].leaves_s + due_s < now_s
+
+    def retry_s(self, now_s: float) -> float | None:
+        """Returns after which time there may be room without an acknowledgement; None: never."""
+        least = self._least_frame_bytes
+        if self._is_overdue(now_s) or self._limit_bytes() < self.in_flight_bytes + least:
+            return None
+        missing = least - self._model.bytes_within(now_s, QUEUE_S, LOW)
+        return min(max(missing / self._model.rate_bytes_s(LOW), LEAST_RETRY_S), QUEUE_S)
+
+    def on_sent(self, seq: int | None, size: int, now_s: float) -> float:
+        """Records that a message of `size` bytes was sent; returns by when it arrives with 90 %, by the center's clock.
+
+        Args:
+            seq: of the last frame in it; None: a message without a frame.
+        """
+        is_behind = bool(self._in_flight) and now_s < self._in_flight[-1].leaves_s
+        wire_bytes = link_bytes(size, is_behind=is_behind)
+        self._model.sent(seq, wire_bytes, now_s)
+        leaves_s = now_s + self._model.queue_s(now_s, HIGH)
+        if seq is not None:
+            if not self._in_flight and now_s - self._rested_s > REST_S:
+                self._burst_bytes = 0.0
+            is_alone = not self._in_flight
+            self._in_flight.append(_InFlight(seq, wire_bytes, now_s, leaves_s, is_alone))
+            self.in_flight_bytes += wire_bytes
+        return leaves_s + self._one_way_s + self._guard_s
+
+    def on_received(self, now_s: float) -> None:
+        """Records a message from the center, which TCP acknowledges."""
+        self._model.sent(None, PACKET_HEADER_BYTES, now_s)
+
+    def on_acknowledged(self, through: int, now_s: float, held_s: float = 0.0, received_at_s: float = 0.0) -> None:
         """Records that all frames up to `through` were acknowledged.
 
         Args:
             held_s: the time between the arrival of frame `through` at the center and its acknowledgement.
+            received_at_s: the arrival by the center's clock; 0: a center before 0.4.0 does not state it.
         """
-        newest: _Sent | None = None
+        newest: _InFlight | None = None
+        arrived = 0
         while self._in_flight and self._in_flight[0].seq <= through:
             newest = self._in_flight.popleft()
-            self.in_flight_bytes -= newest.wire_bytes
-            self._delivered_bytes += newest.wire_bytes
+            arrived += newest.wire_bytes
         if newest is None:
             return
-        rtt_s = max(now_s - newest.sent_at_s, 1e-6)
-        # A frame larger than a small one also shows the round trip, less the time that its other bytes take to pass.
-        is_alone = self._is_known and newest.in_flight_bytes == newest.wire_bytes
-        more_bytes = max(newest.wire_bytes - self._small_frame_bytes, 0) if is_alone else 0
-        less_s = more_bytes / max(self.bandwidth_bytes_s, 1.0)
-        self._update_rtt(max(rtt_s - less_s, 1e-6), newest.in_flight_bytes - more_bytes, now_s)
-        self._slowest_ack.add(rtt_s, now_s)
-        rate = (self._delivered_bytes - newest.delivered_bytes) / max(now_s - newest.delivered_at_s, 1e-6)
-        # The delivery rate of a link that was not full is limited by the sender, not by the link.
-        if newest.link_was_full or rate > self.bandwidth_bytes_s:
-            self._bandwidth.add(rate, now_s)
-        if newest.in_flight_bytes == newest.wire_bytes:
-            self._learn_from_transit(newest.wire_bytes, rtt_s - held_s, now_s)
-        if newest.link_was_full and not self._is_known:
-            self._end_round(newest.delivered_bytes)
-        self._delivered_at_s = now_s
+        self.in_flight_bytes -= arrived
+        self._arrived_bytes += arrived
+        self._burst_bytes += arrived
+        self.slowest_ack_s = max(now_s - newest.sent_at_s, FADES * self.slowest_ack_s)
+        self._held_s = max(held_s, FADES * self._held_s)
+        left_s = self._add_delays(newest.sent_at_s, received_at_s, now_s - held_s, now_s, is_empty=newest.was_alone)
+        self._rested_s = now_s
+        is_late = left_s > newest.leaves_s + LATE_S
+        is_in_time = left_s <= newest.leaves_s + self._guard_s
+        step_s = GUARD_STEP_S * (0.0 if is_in_time else 1.0) - GUARD_STEP_S * LATE_SHARE
+        self._guard_s = min(max(self._guard_s + step_s, TOLERANCE_S), MOST_GUARD_S)
+        self._passed_at_once_bytes = 0.0 if is_late else max(self._passed_at_once_bytes, self._burst_bytes)
+        if is_late:
+            self._burst_bytes = 0.0
+        self._model.arrived(through, left_s)
+        agrees = self._model.rate_bytes_s(HIGH) <= STATED_RATIO * self._model.rate_bytes_s(LOW)
+        self._agreed_bytes = self._agreed_bytes + arrived if agrees else 0.0
 
-    def _learn_from_transit(self, wire_bytes: int, rtt_s: float, now_s: float) -> None:
-        """Estimates the bandwidth from a frame that was sent into an empty link."""
-        base_s, more_bytes = self._base.value, wire_bytes - self._echo_bytes
-        if base_s is None or more_bytes <= 0:
-            return
-        if rtt_s - base_s >= MIN_TRANSIT_S:
-            self._slow_frames += 1
-            self._transit.add(more_bytes / (rtt_s - base_s), now_s)
-            if self._slow_frames >= SLOW_FRAMES:
-                self._bandwidth.add(self._transit.value or 0.0, now_s)
-                self._is_known = True
-        else:
-            self._slow_frames = 0
-            self._at_least.add(more_bytes / MIN_TRANSIT_S, now_s)
-            if (self._at_least.value or 0.0) > FASTER_LINK * self.bandwidth_bytes_s:
-                self._is_known = False  # a pause of a process looked like a narrow link
-
-    def _end_round(self, delivered_bytes: int) -> None:
-        """Ends Startup when the bandwidth has stopped growing.
+    def on_echo(self, sent_at_s: float, now_s: float, received_at_s: float, held_s: float) -> None:
+        """Records the answer to a heartbeat.
 
         Args:
-            delivered_bytes: bytes that had been delivered when the acknowledged frame was sent.
+            sent_at_s: when the heartbeat was sent.
+            received_at_s: its arrival by the center's clock.
+            held_s: the time between its arrival and the center's answer.
         """
-        if delivered_bytes < self._round_ends_bytes:
-            return
-        self._round_ends_bytes = self._delivered_bytes
-        if self.bandwidth_bytes_s >= STARTUP_GROWTH * self._startup_best_bytes_s:
-            self._startup_best_bytes_s, self._startup_rounds = self.bandwidth_bytes_s, 0
-        else:
-            self._startup_rounds += 1
-            self._is_known = self._startup_rounds >= STARTUP_ROUNDS
+        self._echoes.append(max(now_s - held_s - sent_at_s, 0.0))
+        is_empty = self._rested_s <= sent_at_s and (not self._in_flight or self._in_flight[0].sent_at_s >= sent_at_s)
+        self._add_delays(sent_at_s, received_at_s, now_s - held_s, now_s, is_empty=is_empty)
 
-    def _update_rtt(self, rtt_s: float, in_flight_bytes: int, now_s: float) -> None:
-        drained = self._draining and in_flight_bytes <= self._small_frame_bytes
-        if self._rtt_s is None or rtt_s <= self._rtt_s or drained:
-            self._rtt_s, self._rtt_at_s, self._draining = rtt_s, now_s, False
-        elif now_s - self._rtt_at_s > ESTIMATE_WINDOW_S:
-            self._draining = True
+    def _add_delays(
+        self, sent_at_s: float, received_at_s: float, back_s: float, now_s: float, *, is_empty: bool
+    ) -> float:
+        """Learns the delays of an empty link from a message; returns when it left the link, by the edge's clock.
 
-    def on_echo(self, rtt_s: float, now_s: float, wire_bytes: int = 0) -> None:
-        """Records the round trip of a heartbeat of `wire_bytes`, less the time between its arrival and the center's
-        answer.
+        Args:
+            back_s: when the answer came back, less the time that the center took.
+            is_empty: no other frame was under way. Otherwise the delay may be longer than of an empty link, for as long
+                as the link is full.
         """
-        self._echo_rtt.add(max(rtt_s, 0.0), now_s)
-        self._base.add(max(rtt_s, 0.0), now_s)
-        self._echo_bytes = wire_bytes
+        self._round.add(max(back_s - sent_at_s, 0.0), now_s, is_empty=is_empty)
+        if not received_at_s:
+            return back_s - self._round_trip_s
+        ways = (self._to_center, received_at_s - sent_at_s), (self._from_center, back_s - received_at_s)
+        are_steps = [way.add(delay_s, now_s, is_empty=is_empty) for way, delay_s in ways]
+        if any(are_steps):
+            # A clock was set: earlier delays contain the old difference of the clocks.
+            for way, delay_s in ways:
+                way.clear()
+                way.add(delay_s, now_s, is_empty=True)
+        return received_at_s - self._one_way_s
 
 
 class PackingEstimator:

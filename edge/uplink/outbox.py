@@ -8,7 +8,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 
@@ -25,6 +24,7 @@ from edge.core import (
     StreamState,
 )
 from edge.durability import DurableCore, JournalGroupCommit
+from edge.uplink.flow_control import LinkForecast
 from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, Workload
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, Delivery, type_name
@@ -38,10 +38,6 @@ MAX_DIGESTS = 64
 """Number of frames whose checksums are in a Hello."""
 MAX_PULLED_FRAMES = 64
 """Maximum frames of one pull, each of another query. A pull takes the event loop one to two milliseconds per frame."""
-ASSUMED_BANDWIDTH_BYTES_S, LEAST_BANDWIDTH_BYTES_S = 1e6, 1e3
-"""An unknown link is assumed to be wide, because a staleness budget would otherwise omit values that the link may
-carry. Early sends that omit nothing are planned with the bandwidth that frames have shown. Before the first frame they
-are planned with the lower figure."""
 EMPTY_PULL_PAUSE_S = 0.05
 MAX_REJECTED, MAX_NULL_COLUMNS, MAX_SOURCE = 128, 64, 256
 """Maximum statements in a heartbeat: numbers of rejected records, and columns without values; and characters of their
@@ -62,38 +58,13 @@ _DELIVERIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PathDelay:
-    """The measured delay from sending a frame to its arrival: half a round trip and the time to transmit queued bytes.
-
-    The answer of a window with staleness budget S is due at the center S after the window's end. The edge's own
-    deadline is earlier by this delay and by the center's processing delay.
-
-    Attributes:
-        rtt_ms: round trip of the link, without the center's disk.
-        queued_bytes: bytes in flight, which are delivered before a frame that is sent now.
-        bandwidth_bytes_s: capacity of the link; 0: unknown.
-    """
-
-    rtt_ms: float = 0.0
-    queued_bytes: int = 0
-    bandwidth_bytes_s: float = 0.0
-
-    @property
-    def ms(self) -> int:
-        """The delay in ms, rounded up."""
-        queue_ms = 1000.0 * self.queued_bytes / self.bandwidth_bytes_s if self.bandwidth_bytes_s > 0 else 0.0
-        return int(-(-(self.rtt_ms / 2 + queue_ms) // 1))
-
-
 class UplinkOutbox:
     """Implements `edge.uplink.ports.UplinkEndpoint` over the durable core.
 
     Args:
-        cap_bytes_s: the configured limit of bytes per second; None: unlimited.
 
     Attributes:
-        bandwidth_bytes_s: capacity of the link: measured, or assumed until the link was full for the first time.
+        forecast: forecasts the link; the session provides it.
         workload: how busy the edge is; set it before the session begins.
         refused_frames: frames that the center has refused since the start, in whole or in part, by reason.
         inputs: the files that the sources read and that have a fingerprint; None until they are known.
@@ -108,7 +79,6 @@ class UplinkOutbox:
         durable: DurableCore,
         group_commit: JournalGroupCommit,
         now_ms: Callable[[], int],
-        cap_bytes_s: int | None = None,
     ) -> None:
         self._edge, self._labels = edge, dict(labels)
         self._durable, self._group_commit, self._now_ms = durable, group_commit, now_ms
@@ -122,15 +92,11 @@ class UplinkOutbox:
         self._is_pressed = False
         self._sent_news: tuple[object, ...] = ()
         self.refused_frames: dict[str, int] = {}
-        self.rtt_ms = 0.0
-        self.in_flight_bytes, self._packed_fraction = 0, 1.0
+        self.forecast: Callable[[], LinkForecast] = LinkForecast
         self._processing_delay_ms: dict[QueryRef, int] = {}
         self._reported_ms: dict[QueryRef, int] = {}
         self._reports: dict[QueryRef, pb.BudgetReport] = {}
         self._drifts: dict[QueryRef, DriftRates] = {}
-        self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
-        self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
-        self._is_known, self._least_bytes_s = False, min(LEAST_BANDWIDTH_BYTES_S, self._cap_bytes_s)
         self._durable_seq = durable.core.next_seq - 1  # recovered frames are on disk
         self._recovered: Mapping[str, int] | None = durable.durable_records
 
@@ -141,24 +107,20 @@ class UplinkOutbox:
     async def take(self, capacity_bytes: int) -> Sequence[Frame]:
         """Waits until a pull is due, builds frames, and waits until they are durable."""
         while True:
-            now = self._now_ms()
-            plain_bytes_s = self.bandwidth_bytes_s / self._packed_fraction
-            processing_ms = self.processing_ms
-            least_bytes_s = 0.0 if self._is_known else self._least_bytes_s / self._packed_fraction
-            due_ms = self._durable.core.pulls.next_pull_ms(
-                plain_bytes_s, now, self.path_delay_ms, processing_ms, least_bytes_s
-            )
+            now, link, processing_ms = self._now_ms(), self.forecast(), self.processing_ms
+            low, mid = (rate / link.packed_fraction for rate in (link.low_bytes_s, link.mid_bytes_s))
+            pulls = self._durable.core.pulls
+            due_ms = pulls.next_pull_ms(low, now, link.path_delay_ms, processing_ms, mid)
             if due_ms is not None and due_ms <= now:
-                drain_windows = self._durable.core.pulls.drain_windows(plain_bytes_s, now)
                 pull = PullEvent(
                     capacity_bytes,
-                    drain_windows,
-                    plain_bytes_s,
-                    self.path_delay_ms,
+                    pulls.drain_windows(mid, now),
+                    low,
+                    link.path_delay_ms,
                     self.workload.unread(),
                     MAX_PULLED_FRAMES,
                     processing_ms,
-                    least_bytes_s,
+                    mid,
                 )
                 frames = [e.frame for e in self._durable.handle(pull) if isinstance(e, FrameBuilt)]
                 if frames:
@@ -168,11 +130,6 @@ class UplinkOutbox:
                 await self._wait_for_change(EMPTY_PULL_PAUSE_S)
             else:
                 await self._wait_for_change(None if due_ms is None else (due_ms - now) / 1000)
-
-    @property
-    def path_delay_ms(self) -> int:
-        """The delay of a frame that is sent now until its arrival at the center, ms of wall time."""
-        return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s).ms
 
     @property
     def processing_ms(self) -> dict[QueryRef, int]:
@@ -261,7 +218,7 @@ class UplinkOutbox:
             version=pipeline.store.schedule.version,
             shares=applied.shares,
             from_ms=applied.from_ms,
-            update_bytes=pipeline.shipper.entry_bytes * self._packed_fraction,
+            update_bytes=pipeline.shipper.entry_bytes * self.forecast().packed_fraction,
             drift_per_s=meter.per_s,
         )
 
@@ -271,20 +228,8 @@ class UplinkOutbox:
         log.debug("refused, %d frames of %s: %s", frames, query.name, message)
         self.refused_frames[reason] = self.refused_frames.get(reason, 0) + frames
 
-    def on_link_estimate(
-        self,
-        bandwidth_bytes_s: float,
-        rtt_ms: float,
-        in_flight_bytes: int,
-        packed_fraction: float,
-        least_bytes_s: float = 0.0,
-    ) -> None:
-        self.in_flight_bytes, self._packed_fraction = in_flight_bytes, packed_fraction
-        if bandwidth_bytes_s > 0:
-            self.bandwidth_bytes_s = min(bandwidth_bytes_s, self._cap_bytes_s)
-        self._is_known = bandwidth_bytes_s > 0
-        self._least_bytes_s = min(max(least_bytes_s, LEAST_BANDWIDTH_BYTES_S), self._cap_bytes_s)
-        self.rtt_ms = rtt_ms
+    def on_link(self, forecast: Callable[[], LinkForecast]) -> None:
+        self.forecast = forecast
 
     def hello(self) -> pb.Hello:
         core = self._durable.core
@@ -340,7 +285,7 @@ class UplinkOutbox:
         return ended, rejected, columns, self.inputs
 
     def heartbeat(self) -> pb.Heartbeat:
-        core = self._durable.core
+        core, link = self._durable.core, self.forecast()
         self._sent_news = self._news()
         beat = pb.Heartbeat(
             streams=[
@@ -353,8 +298,9 @@ class UplinkOutbox:
                 for name, state in core.streams.items()
             ],
             backlog_bytes=core.unacked_bytes,
-            bandwidth_bytes_s=_rounded(self.bandwidth_bytes_s),
-            rtt_ms=_rounded(self.rtt_ms),
+            bandwidth_bytes_s=_rounded(link.stated_bytes_s),
+            likely_bytes_s=0.0 if link.stated_bytes_s else _rounded(link.mid_bytes_s),
+            rtt_ms=_rounded(link.rtt_ms),
             drops=self._durable.state.drops,
             sent_at_ms=self._now_ms(),
             busy_share=_rounded(self.workload.busy_share()),
@@ -368,7 +314,7 @@ class UplinkOutbox:
     def _lags_in_accuracy(self) -> bool:
         """Returns whether the center may have to lower the sampling rate of a query because of the link."""
         core = self._durable.core
-        lags = core.unacked_bytes > LAG_S * self.bandwidth_bytes_s
+        lags = core.unacked_bytes > LAG_S * self.forecast().mid_bytes_s
         return lags and any(pipeline.monitor is not None for pipeline in core.queries.values())
 
     def _changed_inputs(self) -> list[pb.Input]:

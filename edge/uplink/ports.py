@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edge.uplink.flow_control import LinkForecast
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import NO_BORDERS, WindowRange
 from edgewater.wire import Frame, QueryRef, SamplingReason
@@ -127,19 +128,9 @@ class UplinkEndpoint(Protocol):
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         """Called when the center has refused `frames` more frames of a query, in whole or in part."""
 
-    def on_link_estimate(
-        self,
-        bandwidth_bytes_s: float,
-        rtt_ms: float,
-        in_flight_bytes: int,
-        packed_fraction: float,
-        least_bytes_s: float = 0.0,
-    ) -> None:
-        """Called when the link was measured.
-
-        A value is 0 while it is unknown, such as the bandwidth of a link that was never full.
+    def on_link(self, forecast: Callable[[], LinkForecast]) -> None:
+        """Called at the beginning of each session.
 
         Args:
-            packed_fraction: as in `PackingEstimator.fraction`.
-            least_bytes_s: a lower bound of the bandwidth while the bandwidth is unknown.
+            forecast: forecasts the link for frames that are sent from the time of its call on.
         """

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import grpc
 
-from edge.uplink.flow_control import DailyQuota, LinkEstimator, LinkLimits, PackingEstimator
+from edge.uplink.flow_control import DailyQuota, LinkFlow, LinkForecast, LinkLimits, PackingEstimator, link_bytes
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
 from edgewater.model.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.model.query import QuerySpec
@@ -28,9 +30,6 @@ MESSAGE_OVERHEAD_BYTES = 32
 """Wire bytes of a message in addition to its body: the headers of gRPC, and of its first HTTP/2 frame and TLS
 record.
 """
-LINK_OVERHEAD_BYTES = 66
-"""Bytes that a link carries for a small message in addition to its body: headers of gRPC, HTTP/2, TCP and IP. Without
-them, the estimate of a narrow link's bandwidth would be too low."""
 HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
 LONGEST_HEARTBEAT_S = 20.0
 """The longest interval of heartbeats that a center can request."""
@@ -63,7 +62,7 @@ class Pacing:
         monotonic: Callable[[], float],
         daily_quota: DailyQuota | None = None,
     ) -> None:
-        self.link = LinkEstimator()
+        self.link = LinkFlow(now_ms, limits.bandwidth_bytes_s or math.inf)
         self.packing = PackingEstimator()
         self._now_ms = now_ms
         self._monotonic = monotonic
@@ -76,10 +75,14 @@ class Pacing:
     def packing_level(self) -> int:
         """The level at which a session compresses.
 
-        On a link that is known to be narrow, compression may take more time.
+        On a link that is probably narrow, compression may take more time.
         """
-        known = [rate for rate in (self._limit_bytes_s, self.link.capacity_bytes_s) if rate]
-        return NARROW_LEVEL if known and min(known) <= NARROW_BYTES_S else WIDE_LEVEL
+        rate = min(self.link.mid_bytes_s, self._limit_bytes_s or math.inf)
+        return NARROW_LEVEL if rate <= NARROW_BYTES_S else WIDE_LEVEL
+
+    def forecast(self) -> LinkForecast:
+        """Forecasts the link and the compression for frames that are sent from now on."""
+        return replace(self.link.forecast(self._monotonic()), packed_fraction=self.packing.fraction)
 
     def throttle(self, seconds: float) -> None:
         self._throttled_until_s = self._monotonic() + seconds
@@ -100,9 +103,9 @@ class Pacing:
                 raise LinkDown(f"cannot record the bytes sent today: {exc}") from exc
 
     def delay_s(self) -> float:
-        """Returns how long to wait before sending, because of a throttle, a rate limit or the link's pace."""
+        """Returns how long to wait before sending, because of a throttle or a rate limit."""
         now_s = self._monotonic()
-        delays = [self._throttled_until_s - now_s, self.link.delay_s(now_s)]
+        delays = [self._throttled_until_s - now_s]
         if self._bucket is not None:
             delays.append(self._bucket.delay_s(now_s))
         if self._daily_quota is not None:
@@ -172,7 +175,7 @@ class UplinkSession:
         self._closing = False
         self._received = asyncio.Event()
         self._budgets_changed = asyncio.Event()
-        self._echoes: dict[int, tuple[float, int]] = {}  # by sending time: time, wire bytes
+        self._echoes: dict[int, float] = {}  # by sending time of a heartbeat
         self._refused: dict[tuple[QueryRef, str], int] = {}
         self._last_sent = -1
         self._max_frame_bytes = 0
@@ -197,6 +200,7 @@ class UplinkSession:
         self._max_frame_bytes = welcome.max_frame_bytes
         self._window_log = min(welcome.window_log, MOST_WINDOW_LOG)
         self._pacing.link.begin_session(welcome.credit_bytes)
+        self._endpoint.on_link(self._pacing.forecast)
         self._endpoint.on_welcome(acked)
 
     async def run(self) -> None:
@@ -230,8 +234,8 @@ class UplinkSession:
         await self._call.done_writing()
         await receiving
 
-    async def _write(self, message: pb.FromEdge, frames: Sequence[Frame] = ()) -> int:
-        """Sends a message; returns its size in bytes.
+    async def _write(self, message: pb.FromEdge, frames: Sequence[Frame] = ()) -> None:
+        """Sends a message.
 
         Args:
             frames: the frames that it contains.
@@ -243,12 +247,12 @@ class UplinkSession:
             size = message.ByteSize()
             self._pacing.consume(size)
             if frames:
-                self._on_frames_sent(frames, size)
+                self._pacing.packing.add(sum(frame.plain_wire_bytes for frame in frames), link_bytes(size))
+            self._pacing.link.on_sent(frames[-1].seq if frames else None, size, self._monotonic())
             try:
                 await self._call.write(message)
             except asyncio.InvalidStateError as exc:
                 raise LinkDown("the call has ended") from exc
-            return size
 
     async def _packed(self, message: pb.FromEdge) -> pb.FromEdge:
         """Returns a message as the next part of the session's stream; unchanged, if the center does not permit a
@@ -264,18 +268,6 @@ class UplinkSession:
         if size <= THREAD_BYTES:
             return self._packer.pack(message)
         return await asyncio.to_thread(self._packer.pack, message)
-
-    def _on_frames_sent(self, frames: Sequence[Frame], size: int) -> None:
-        wire_bytes = size + LINK_OVERHEAD_BYTES
-        self._pacing.packing.add(sum(frame.plain_wire_bytes for frame in frames), wire_bytes)
-        self._pacing.link.on_sent(frames[-1].seq, wire_bytes, self._monotonic())
-        self._report_link()
-
-    def _report_link(self) -> None:
-        link = self._pacing.link
-        self._endpoint.on_link_estimate(
-            link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes, self._pacing.packing.fraction, link.least_bytes_s
-        )
 
     async def _read(self) -> pb.ToEdge:
         try:
@@ -328,12 +320,15 @@ class UplinkSession:
         """Waits until a frame may be sent; returns its maximum size in bytes before compression."""
         while True:
             self._received.clear()
-            delay_s = self._pacing.delay_s()
-            room = self._pacing.link.room_bytes(self._max_frame_bytes)
-            if delay_s <= 0 and room > 0:
-                return min(int(room / self._pacing.packing.fraction), self._max_frame_bytes)
+            wait_s: float | None = self._pacing.delay_s()
+            if not wait_s:
+                now_s, link = self._monotonic(), self._pacing.link
+                room = link.room_bytes(self._max_frame_bytes, now_s)
+                if room > 0:
+                    return min(int(room / self._pacing.packing.fraction), self._max_frame_bytes)
+                wait_s = link.retry_s(now_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s if delay_s > 0 else None):
+                async with asyncio.timeout(wait_s):
                     await self._received.wait()
 
     async def _send_heartbeats(self) -> None:
@@ -343,13 +338,10 @@ class UplinkSession:
         """
         for number in count(1):
             heartbeat = self._endpoint.heartbeat()
-            began_s, sent_at_ms = self._monotonic(), heartbeat.sent_at_ms
-            self._echoes[sent_at_ms] = began_s, heartbeat.ByteSize() + LINK_OVERHEAD_BYTES
+            self._echoes[heartbeat.sent_at_ms] = self._monotonic()
             while len(self._echoes) > 100:
                 del self._echoes[next(iter(self._echoes))]
-            size = await self._write(pb.FromEdge(heartbeat=heartbeat))
-            if sent_at_ms in self._echoes:
-                self._echoes[sent_at_ms] = began_s, size + LINK_OVERHEAD_BYTES
+            await self._write(pb.FromEdge(heartbeat=heartbeat))
             await self._until_heartbeat(number)
 
     async def _until_heartbeat(self, sent: int) -> None:
@@ -385,6 +377,7 @@ class UplinkSession:
     async def _receive(self) -> None:
         while True:
             message = await self._read()
+            self._pacing.link.on_received(self._monotonic())
             kind = message.WhichOneof("message")
             if kind == "ack":
                 self._on_ack(message.ack)
@@ -413,11 +406,10 @@ class UplinkSession:
         through = ack.through
         if through > self._last_sent:
             raise LinkDown(f"the center acknowledged frame {through}, but the last frame sent is {self._last_sent}")
-        link = self._pacing.link
-        link.on_acknowledged(through, self._monotonic(), ack.held_ms / 1000)
+        now_s = self._monotonic()
+        self._pacing.link.on_acknowledged(through, now_s, ack.held_ms / 1000, ack.received_at_ms / 1000)
         self.acknowledged = True
         self._endpoint.on_ack(through)
-        self._report_link()
 
     def _on_budget(self, message: pb.Budget) -> None:
         ref, shares = QueryRef(message.query, message.query_version), dict(message.shares)
@@ -434,11 +426,9 @@ class UplinkSession:
         self._heartbeat_s = max(self._limits.heartbeat_s, asked_s)
         if echo.edge_sent_at_ms not in self._echoes:
             return
-        (sent_at_s, wire_bytes), now_s = self._echoes.pop(echo.edge_sent_at_ms), self._monotonic()
+        sent_at_s, received_at_s = self._echoes.pop(echo.edge_sent_at_ms), echo.center_received_at_ms / 1000
         held_s = max(0, echo.center_replied_at_ms - echo.center_received_at_ms) / 1000
-        link = self._pacing.link
-        link.on_echo(now_s - sent_at_s - held_s, now_s, wire_bytes)
-        self._report_link()
+        self._pacing.link.on_echo(sent_at_s, self._monotonic(), received_at_s, held_s)
 
     async def _on_queries(self, message: pb.Queries) -> None:
         queries, reports, windows = [], [], dict[QueryRef, WindowRange]()

@@ -433,7 +433,8 @@ def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             name = f"rejected {rejected['reason']}"
             drops[name] = drops.get(name, 0) + rejected["records"]
         dropped = ", ".join(f"{reason} {n}" for reason, n in sorted(drops.items()) if n) or "0"
-        link = (size(e["backlog_bytes"]), f"{size(e['bandwidth_bytes_s'])}/s", f"{e['rtt_ms']:.0f} ms",
+        bandwidth = "unknown" if e["bandwidth_bytes_s"] is None else f"{size(e['bandwidth_bytes_s'])}/s"
+        link = (size(e["backlog_bytes"]), bandwidth, f"{e['rtt_ms']:.0f} ms",
                 f"{e['clock_offset_ms']:+.0f} ms", dropped)  # fmt: skip
         for s in e["streams"] or [{"name": "", "watermark": None, "ended": False, "records": 0, "delivery": []}]:
             watermark, delivery = "ended" if s["ended"] else s["watermark"] or "none yet", ", ".join(s["delivery"])

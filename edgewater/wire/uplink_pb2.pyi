@@ -961,14 +961,17 @@ class Heartbeat(_message.Message):
     BUSY_SHARE_FIELD_NUMBER: _builtins.int
     DURABLE_RECORDS_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
+    LIKELY_BYTES_S_FIELD_NUMBER: _builtins.int
     backlog_bytes: _builtins.int
     """Bytes in the journal that the center has not acknowledged."""
     bandwidth_bytes_s: _builtins.float
-    """Measured upload bandwidth and round-trip time."""
+    """Measured upload bandwidth, 0 until it is known; and round-trip time."""
     rtt_ms: _builtins.float
     sent_at_ms: _builtins.int
     busy_share: _builtins.float
     """Fraction of the time since the last heartbeat in which the busiest source did not wait for input."""
+    likely_bytes_s: _builtins.float
+    """What the link probably carries per second, while its bandwidth is not known."""
     @_builtins.property
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamProgress]: ...
     @_builtins.property
@@ -997,10 +1000,11 @@ class Heartbeat(_message.Message):
         busy_share: _builtins.float = ...,
         durable_records: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
+        likely_bytes_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "busy_share", b"busy_share", "drops", b"drops", "durable_records", b"durable_records", "inputs", b"inputs", "rtt_ms", b"rtt_ms", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "busy_share", b"busy_share", "drops", b"drops", "durable_records", b"durable_records", "inputs", b"inputs", "likely_bytes_s", b"likely_bytes_s", "rtt_ms", b"rtt_ms", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1311,18 +1315,22 @@ class Ack(_message.Message):
 
     THROUGH_FIELD_NUMBER: _builtins.int
     HELD_MS_FIELD_NUMBER: _builtins.int
+    RECEIVED_AT_MS_FIELD_NUMBER: _builtins.int
     through: _builtins.int
     held_ms: _builtins.int
     """Time between the arrival of frame `through` at the center and this message."""
+    received_at_ms: _builtins.int
+    """The arrival of frame `through` by the center's clock. 0: a center of an older release does not state it."""
     def __init__(
         self,
         *,
         through: _builtins.int = ...,
         held_ms: _builtins.int = ...,
+        received_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_ms", b"held_ms", "through", b"through"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_ms", b"held_ms", "received_at_ms", b"received_at_ms", "through", b"through"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

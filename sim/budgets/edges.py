@@ -32,7 +32,6 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edge.uplink import MIN_FRAME_BYTES
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE
 from edgewater.synopses import GroupedAggregate
@@ -49,6 +48,8 @@ NEAR = 0.1
 end.
 """
 FINEST_MS = 1.0
+MIN_FRAME_BYTES = 8 << 10
+"""An agent on a usual link makes frames of at least this size."""
 GROUP_CODE_COLUMN = "group_code"
 TICKET = struct.Struct("<Q")
 

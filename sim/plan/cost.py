@@ -18,16 +18,16 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edge.uplink import MIN_FRAME_BYTES
+from edge.uplink import link_bytes
 from edge.uplink.flow_control import PackingEstimator
-from edge.uplink.uplink_session import LINK_OVERHEAD_BYTES, WIDE_LEVEL
+from edge.uplink.uplink_session import WIDE_LEVEL
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
-from sim.budgets.edges import COARSEST
+from sim.budgets.edges import COARSEST, MIN_FRAME_BYTES
 from sim.budgets.trace import Trace
 from sim.plan.trace import PlacedTrace
 
@@ -68,7 +68,7 @@ class _Meter:
             self.entries += sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in partials)
             self._core.handle(Acked(frame.seq))
         messages = [self._packer.pack(pb.FromEdge(frame=f.plain().to_wire())) for f in frames]
-        size = sum(message.ByteSize() + LINK_OVERHEAD_BYTES for message in messages)
+        size = sum(link_bytes(message.ByteSize()) for message in messages)
         self._packing.add(sum(f.plain_wire_bytes for f in frames), size)
         self.shipped_bytes += size
         return size

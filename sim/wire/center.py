@@ -152,7 +152,8 @@ class WireCenter:
         self._calls[number].send(pb.ToEdge(budget=budget))
 
     def _take(self, number: int, frames: list[Frame]) -> None:
-        ack = pb.ToEdge(ack=pb.Ack(through=frames[-1].seq, held_ms=round(1000 * self._times.commit_s)))
+        held_ms = round(1000 * self._times.commit_s)
+        ack = pb.ToEdge(ack=pb.Ack(through=frames[-1].seq, held_ms=held_ms, received_at_ms=self._now_ms()))
         for frame in frames:
             body = frame.unpack()
             parts = [(p.slice_start_ms, GroupedAggregate.from_bytes(p.synopsis)) for p in body.partials]

@@ -73,7 +73,7 @@ class WireEdge:
         self._durable.begin_run(number + 1)
         self._durable.handle(SourcesOpened(((stream, SOURCE),), (SOURCE,)))
         self._commit = JournalGroupCommit(self._durable)
-        self._outbox = UplinkOutbox(name, {}, self._durable, self._commit, now_ms, limits.bandwidth_bytes_s)
+        self._outbox = UplinkOutbox(name, {}, self._durable, self._commit, now_ms)
         self._outbox.workload = Workload(self._busy_share)
         self._pace = ReadPace(self._durable.core)
         self._pending_take = PendingTake(self._outbox)

@@ -18,7 +18,7 @@ from center.catalog import Catalog
 from center.ingest.gateway import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
 from edge.process import now_ms
-from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
+from edge.uplink import BudgetUpdate, LinkForecast, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import NO_BORDERS, WindowRange
 from edgewater.wire import (
@@ -87,7 +87,7 @@ class Agent:
         self.shares: dict[str, float] = {}
         self.budget: BudgetUpdate | None = None
         self._reported: BudgetUpdate | None = BudgetUpdate(MILES, {}, -1)
-        self.link = (0.0, 0.0)
+        self.forecast: Callable[[], LinkForecast] = LinkForecast
         self.refuse = self.news = False
         self.refused: list[tuple[QueryRef, str, int]] = []
         self._made = asyncio.Event()
@@ -164,15 +164,8 @@ class Agent:
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         self.refused.append((query, reason, frames))
 
-    def on_link_estimate(
-        self,
-        bandwidth_bytes_s: float,
-        rtt_ms: float,
-        in_flight_bytes: int,
-        packed_fraction: float,
-        least_bytes_s: float = 0.0,
-    ) -> None:
-        self.link, self.packed_fraction = (bandwidth_bytes_s, rtt_ms), packed_fraction
+    def on_link(self, forecast: Callable[[], LinkForecast]) -> None:
+        self.forecast = forecast
         self._received.set()
 
     def hello(self) -> pb.Hello:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from edge.records import RejectionReason
-from edgewater.model.query import QuerySpec
+from edgewater.model.query import QuerySpec, StalenessBudget
 from edgewater.model.streams import MIN_TIME_MS
 from tests.simulation.virtual import EPOCH_MS
 
@@ -39,6 +39,8 @@ TEMPORARY = 0.1
 """Probability that a query ends by itself."""
 SKETCHES = 0.2
 """Probability of a sketch in a query."""
+CROWDED, CROWD = 0.15, 200
+"""Probability that records have many groups and all queries have a deadline, and the groups of each key."""
 COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
 
 
@@ -186,12 +188,16 @@ class _Draw:
             if edge.dies_s is None and edge.loses_state_s is None and restored.random() < 0.1:
                 copied_s = edge.joins_s + restored.uniform(0.5, active_s)
                 edge.restores_s = copied_s, copied_s + restored.choice((0.2, 1.0, 4.0))
+        crowded = random.Random(f"crowded {seed}")
+        is_crowded = crowded.random() < CROWDED
+        for edge in edges if is_crowded else ():
+            self.crowd(edge, crowded)
         drift = random.Random(f"drift {seed}")
         for edge in edges:
             if drift.random() < 0.2:
                 self.drift(edge, drift)
         constants = random.Random(f"constants {seed}")
-        if constants.random() < CONSTANTS:
+        if constants.random() < CONSTANTS and not is_crowded:
             for edge in edges:
                 edge.constant = constants.choice(("a", "b", "c", "c", None))
                 for record in edge.records if edge.constant is not None else ():
@@ -208,6 +214,8 @@ class _Draw:
             ]
         count = rng.choice((1, 1, 2, 2, 3))
         queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
+        if is_crowded:
+            queries = self.hurried(queries, crowded)
         queries = [self.changed(plan, seed, [e.name for e in edges], active_s) for plan in queries]
         links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
         away = random.Random(f"away at changes {seed}")
@@ -274,6 +282,26 @@ class _Draw:
         edge.drift = column, begin
         for record in edge.records[begin:]:
             record.values[column] = None
+
+    @staticmethod
+    def crowd(edge: EdgePlan, rng: random.Random) -> None:
+        """Repeats the records with many keys, so that the groups of a window take several frames."""
+        again = [replace(r, at_s=r.at_s + k / 100, values=dict(r.values)) for r in edge.records for k in range(8)]
+        edge.records = sorted(again, key=lambda r: r.at_s)
+        for record in edge.records:
+            record.values["k"] = f"{record.values['k']}{rng.randrange(CROWD)}"
+
+    @staticmethod
+    def hurried(plans: list[QueryPlan], rng: random.Random) -> list[QueryPlan]:
+        """Returns several queries by group, with staleness budgets. Their edges close windows provisionally."""
+        budgets = [StalenessBudget(rng.choice((1_000, 3_000))) for _ in range(3)]
+        return [
+            replace(
+                plan,
+                spec=replace(plan.spec, name=f"q{n}", budget=budget, accuracy=None, group_by=("k",), computed=()),
+            )
+            for n, (plan, budget) in enumerate(zip(plans * 3, budgets, strict=False))
+        ]
 
     @staticmethod
     def make_hostile(edge: EdgePlan) -> None:

@@ -5,7 +5,14 @@ import json
 import pytest
 
 from center.catalog.edge_rows import streams_from_json, streams_to_json
-from center.ingest.validation import MAX_FINGERPRINTS, read_heartbeat, read_hello, read_inputs, read_utilization
+from center.ingest.validation import (
+    MAX_FINGERPRINTS,
+    read_heartbeat,
+    read_hello,
+    read_inputs,
+    read_likely_bandwidth,
+    read_utilization,
+)
 from edgewater.model.errors import ProtocolError
 from edgewater.model.streams import Delivery, EdgeId
 from edgewater.wire import uplink_pb2 as pb
@@ -72,7 +79,8 @@ def test_a_constant_of_another_type_is_refused(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1.0, -0.0])
 def test_a_figure_of_a_heartbeat_that_no_edge_can_measure_is_unknown(value: float) -> None:
-    message = pb.Heartbeat(bandwidth_bytes_s=value, rtt_ms=value, busy_share=value, sent_at_ms=7)
+    message = pb.Heartbeat(bandwidth_bytes_s=value, likely_bytes_s=value, rtt_ms=value, busy_share=value, sent_at_ms=7)
+    assert read_likely_bandwidth(message) == 0
     message.streams.add(stream="flights", records=(1 << 64) - 1)
     message.drops["too-late"] = (1 << 64) - 1
     beat = read_heartbeat(EdgeId("jfk"), message, 7)

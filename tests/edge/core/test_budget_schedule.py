@@ -23,7 +23,6 @@ from edge.core import (
 )
 from edge.core.budget_schedule import MAX_STEPS
 from edge.durability.event_records import decode_event, encode_event
-from edge.uplink import PathDelay
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import FrameBody, QueryRef
@@ -169,9 +168,3 @@ def test_rates_follow_the_load_slowly_and_need_a_whole_window() -> None:
     assert meter.per_s == {"s": pytest.approx(100.0 * math.exp(-1))}
     meter.update({"s": 999.0}, 1 << 62)
     assert meter.per_s == {"s": pytest.approx(100.0 * math.exp(-1))}, "the end of time is no time"
-
-
-def test_the_path_delay_is_half_a_round_trip_and_the_queue() -> None:
-    assert PathDelay().ms == 0
-    assert PathDelay(rtt_ms=101.0, queued_bytes=50_000, bandwidth_bytes_s=100_000.0).ms == 51 + 500
-    assert PathDelay(rtt_ms=10.0, queued_bytes=50_000).ms == 5, "an unknown bandwidth leaves the queue out"

@@ -35,9 +35,9 @@ def durable(directory: Path) -> DurableCore:
     return edge
 
 
-def test_early_sends_on_an_unknown_link_are_replayed(tmp_path: Path) -> None:
+def test_early_sends_by_the_median_of_the_link_are_replayed(tmp_path: Path) -> None:
     edge = durable(tmp_path)
-    pull = PullEvent(4 << 10, edge.core.pulls.drain_windows(1e6, NOW_MS), 1e6, least_bytes_s=1_000.0)
+    pull = PullEvent(4 << 10, edge.core.pulls.drain_windows(1e6, NOW_MS), 1_000.0, mid_bytes_s=2_000.0)
     assert [e.frame for e in edge.handle(pull) if isinstance(e, FrameBuilt)]
     edge.sync()
     state = edge.core.to_state()

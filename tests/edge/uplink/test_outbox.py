@@ -148,14 +148,12 @@ async def test_a_share_is_confirmed_only_once_it_is_in_the_journal(tmp_path: Pat
 
 
 @on_a_loop
-async def test_the_deadline_of_a_query_has_its_own_processing_delay_besides_the_link(tmp_path: Path) -> None:
+async def test_the_edge_learns_the_processing_delay_of_each_query(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
         catalog.queries.register(spec(staleness="2s"), 1)
         await until(lambda: REF in jfk.durable.core.queries)
         catalog.budgets.record_processing_delays({REF: 340}, 5)
         await until(lambda: jfk.outbox.processing_ms == {REF: 340})
-        jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000, 1.0)
-        assert jfk.outbox.path_delay_ms == 40 + 500
 
 
 def test_a_heartbeat_is_due_at_once_only_with_news(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge.uplink import DailyQuota, LinkLimits
-from edge.uplink.flow_control import MIN_IN_FLIGHT_BYTES
+from edge.uplink.flow_control import QUEUE_S
 from edgewater.wire import Frame, FrameBody, Partial
 from tests.edge.uplink_world import MILES, SPEC, Agent, Proxy, gateway, on_a_loop, running, uplink
 
@@ -57,9 +57,8 @@ async def test_values_are_at_most_as_old_as_the_bytes_in_flight(tmp_path: Path) 
         agent = Busy()
         async with running(uplink(proxy.port, agent, LinkLimits(heartbeat_s=0.2))):
             await agent.until(lambda: sum(agent.seen.sizes[: agent.acked + 1]) > 5 * RATE)
-        in_flight_s = 2 * MIN_IN_FLIGHT_BYTES / RATE
-        assert sorted(agent.seen.ages_s)[len(agent.seen.ages_s) * 9 // 10] < in_flight_s + 0.7
-        assert agent.link[0] == pytest.approx(RATE, rel=0.4), "and the link's bandwidth is known"
+        assert sorted(agent.seen.ages_s)[len(agent.seen.ages_s) * 9 // 10] < QUEUE_S + 0.7
+        assert agent.forecast().mid_bytes_s == pytest.approx(RATE, rel=0.4), "and the link's bandwidth is known"
 
 
 @on_a_loop

@@ -73,9 +73,11 @@ async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path:
         catalog.queries.register(SPEC, 1)
         agent = Agent()
         async with running(uplink(port, agent)):
-            agent.make(frame(n, 20_000) for n in range(1_000))  # until a faster pace brings no more
-            await agent.until(lambda: agent.link[0] > 0)
-            assert 0 <= agent.link[1] < 1_000 * PATIENCE_S  # echoes count whole milliseconds: none on a fast machine
+            agent.make(frame(n, 20_000) for n in range(1_000))
+            await agent.until(lambda: agent.acked >= 999)
+            link = agent.forecast()
+            assert link.low_bytes_s > 50_000.0, "it has carried 20 MB"
+            assert 0 <= link.rtt_ms < 1_000 * PATIENCE_S  # echoes count whole milliseconds: none on a fast machine
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -324,7 +326,7 @@ async def test_the_edge_learns_how_small_its_frames_become_and_asks_for_larger_o
                 await script.until_received("frame", number + 1)
                 script.send(pb.ToEdge(ack=pb.Ack(through=number)))
             await agent.until(lambda: agent.acked == 19)
-        assert (agent.packed_fraction < 0.2) == bool(permitted)
+        assert (agent.forecast().packed_fraction < 0.2) == bool(permitted)
 
 
 @on_a_loop

@@ -1,0 +1,76 @@
+"""An agent behind a shaped link: `python -m tests.edge.uplink.shaped_agent HOST:PORT BYTES`.
+
+It always has something to send, until so many bytes are acknowledged. It prints what it knows of the link, and the
+share of frames that arrived by the time that was predicted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+from pydantic import SecretStr
+
+from edge.process import now_ms
+from edge.uplink import LinkLimits, Uplink
+from edge.uplink.flow_control import LinkFlow
+from edgewater.wire import Frame, FrameBody, Partial
+from tests.edge.uplink_world import MILES, Agent, running
+
+TOKEN = "a token of the test"
+
+
+class Insatiable(Agent):
+    """Makes a frame of random bytes whenever there is room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    async def take(self, capacity_bytes: int) -> Sequence[Frame]:
+        seq = len(self.sizes)
+        content = np.random.default_rng(seq).bytes(capacity_bytes)
+        frame = Frame.pack(seq, MILES, FrameBody(seq, (Partial(0, content),)))
+        self.sizes.append(frame.wire_bytes)
+        self.journal.append(frame)
+        return [frame]
+
+
+class Recorded(LinkFlow):
+    """Records the predictions."""
+
+    due_s: dict[int, float]
+    in_time: list[bool]
+
+    def on_sent(self, seq: int | None, size: int, now_s: float) -> float:
+        due_s = super().on_sent(seq, size, now_s)
+        if seq is not None:
+            self.due_s[seq] = due_s
+        return due_s
+
+    def on_acknowledged(self, through: int, now_s: float, held_s: float = 0.0, received_at_s: float = 0.0) -> None:
+        super().on_acknowledged(through, now_s, held_s, received_at_s)
+        self.in_time.append(received_at_s <= self.due_s[through])
+
+
+async def main(address: str, size: int) -> None:
+    agent = Insatiable()
+    link = Uplink(
+        address, agent, token=SecretStr(TOKEN), tls=None, limits=LinkLimits(), now_ms=now_ms, monotonic=time.monotonic
+    )
+    flow = Recorded(now_ms)
+    flow.due_s, flow.in_time = {}, []
+    link._pacing.link = flow
+    async with running(link):
+        await agent.until(lambda: sum(agent.sizes[: agent.acked + 1]) >= size)
+        later = flow.in_time[len(flow.in_time) // 3 :]
+        print(json.dumps({**asdict(agent.forecast()), "in_time": float(np.mean(later)), "frames": len(agent.sizes)}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,173 @@
+"""Several staleness budgets on one narrow link: every window has closes of all edges before its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgewater.model.query import QuerySpec
+from edgewater.model.streams import StreamClock
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import PROTOCOL, Frame, FrameBody
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionUnpacker
+from sim.budgets.center import MergingCenter
+from sim.budgets.link import LinkModel
+from sim.budgets.outcome import truth_per_window
+from sim.budgets.trace import Trace, zipf
+from sim.wire.center import LIMITS
+from sim.wire.connection import Call
+from sim.wire.edge import WireEdge
+from sim.wire.experiment import EPOCH_MS, POLL_S, WireSettings
+from sim.wire.virtual_loop import VirtualLoop
+
+WINDOW_MS, WINDOWS, STALENESS_MS, EDGES = 10_000, 7, 2_000, 2
+SEEN_MS = 330
+"""The center takes up to this time from the arrival of a frame until its values are in an answer."""
+
+
+class Site(MergingCenter):
+    """Notes when the first close of each window came from each edge, and the values at the deadline."""
+
+    def __init__(self, *args: Any, **names: Any) -> None:
+        super().__init__(*args, **names)
+        self.stated_ms: dict[tuple[int, int], float] = {}
+        self.at_deadline: dict[int, np.ndarray[Any, Any]] = {}
+
+    def receive(
+        self, edge: int, body: FrameBody, partials: Sequence[tuple[int, GroupedAggregate]], arrival_ms: float
+    ) -> None:
+        for start in self._starts:
+            if arrival_ms > start + WINDOW_MS + STALENESS_MS and start not in self.at_deadline:
+                self.at_deadline[start] = self.values(start).copy()
+        super().receive(edge, body, partials, arrival_ms)
+        for close in body.closes:
+            self.stated_ms.setdefault((edge, close.slice_start_ms), arrival_ms)
+
+
+class Center:
+    """Acknowledges the frames of several queries."""
+
+    def __init__(self, queries: Sequence[QuerySpec], sites: Sequence[Site], clock: StreamClock, now_ms: Any) -> None:
+        self.queries, self.clock, self.now_ms = queries, clock, now_ms
+        self.sites = dict(zip((query.name for query in queries), sites, strict=True))
+        self.calls: dict[int, Call] = {}
+        self.unpackers = [SessionUnpacker(MOST_WINDOW_LOG, LIMITS.max_frame_bytes) for _ in range(EDGES)]
+
+    def serve(self, edge: int, data: bytes) -> None:
+        message, call, now_ms = pb.FromEdge.FromString(data), self.calls[edge], self.now_ms()
+        if message.WhichOneof("message") == "packed":
+            message = self.unpackers[edge].unpack(message.packed)
+        match message.WhichOneof("message"):
+            case "hello":
+                welcome = pb.Welcome(
+                    protocol=PROTOCOL, max_frame_bytes=LIMITS.max_frame_bytes, credit_bytes=LIMITS.credit_bytes,
+                    received_at_ms=now_ms, window_log=MOST_WINDOW_LOG,
+                )  # fmt: skip
+                listed = [pb.Query(name=q.name, version=1, spec=json.dumps(q.to_mapping())) for q in self.queries]
+                call.send(pb.ToEdge(welcome=welcome))
+                call.send(pb.ToEdge(queries=pb.Queries(version=1, queries=listed)))
+                for query in self.queries:
+                    call.send(pb.ToEdge(budget=pb.Budget(query=query.name, query_version=1, center_ms=SEEN_MS)))
+            case "heartbeat":
+                echo = pb.TimeEcho(
+                    edge_sent_at_ms=message.heartbeat.sent_at_ms, center_received_at_ms=now_ms,
+                    center_replied_at_ms=now_ms, heartbeat_ms=LIMITS.edge_heartbeat_ms,
+                )  # fmt: skip
+                call.send(pb.ToEdge(time_echo=echo))
+            case "frame" | "frames" as kind:
+                frames = [message.frame] if kind == "frame" else list(message.frames.frames)
+                for frame in map(Frame.from_wire, frames):
+                    body = frame.unpack()
+                    parts = [(p.slice_start_ms, GroupedAggregate.from_bytes(p.synopsis)) for p in body.partials]
+                    seen_ms = self.clock.to_event_ms(now_ms) + SEEN_MS
+                    self.sites[frame.query.name].receive(edge, body, parts, seen_ms)
+                ack = pb.ToEdge(ack=pb.Ack(through=frames[-1].seq, held_ms=12))
+                asyncio.get_running_loop().call_later(0.012, call.send, ack)
+
+
+def run(queries: Sequence[QuerySpec], trace: Trace, link: LinkModel, directory: Path) -> list[Site]:
+    settings = WireSettings()
+    loop = VirtualLoop(settings.edge.thread_s)
+    try:
+        return loop.run_until_complete(_run(loop, queries, trace, link, settings, directory))
+    finally:
+        loop.close()
+
+
+async def _run(
+    loop: VirtualLoop,
+    queries: Sequence[QuerySpec],
+    trace: Trace,
+    link: LinkModel,
+    settings: WireSettings,
+    directory: Path,
+) -> list[Site]:
+    starts = list(truth_per_window(trace, queries[0], "v"))
+    clock = StreamClock(starts[0], EPOCH_MS + round(1000 * settings.lead_s), settings.speed)
+
+    def now_ms() -> int:
+        return EPOCH_MS + int(loop.time() * 1000)
+
+    sites = [Site(trace, q, q.measures[0], starts, EDGES, coded_keys=False) for q in queries]
+    center = Center(queries, sites, clock, now_ms)
+    edges = []
+    for number, part in enumerate(trace.split(EDGES, 3)):
+        center.calls[number] = Call(loop, link, number, partial(center.serve, number))
+        arguments = clock, directory / str(number), center.calls[number], settings.edge, settings.limits, now_ms
+        edges.append(WireEdge(number, part, queries[0].stream, *arguments))
+    tasks = [asyncio.create_task(each) for edge in edges for each in edge.loops()]
+    end_s = settings.lead_s + (WINDOWS * WINDOW_MS + 2 * STALENESS_MS) / 1000
+    try:
+        while loop.time() < end_s:
+            await asyncio.wait(tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return sites
+
+
+def query(name: str, measure: str, budget: dict[str, str] | None = None) -> QuerySpec:
+    parts = {} if budget is None else {"budget": budget}
+    return QuerySpec.from_mapping(
+        {
+            "name": name, "from": "trace", "group_by": ["key"], "measures": {"v": measure},
+            "window": {"tumbling": "10s"}, **parts,
+        }
+    )  # fmt: skip
+
+
+EIGHT = [f"sum(value * {1 + k / 7:.3f} + {k})" for k in range(8)]
+"""Different measures: the session's compression would send equal ones once."""
+
+
+@pytest.mark.parametrize("bucket", [1_600, 64 << 10])
+@pytest.mark.parametrize("beside", ["eight", "an exact query"])
+def test_every_window_is_stated_before_its_deadline(bucket: int, beside: str, tmp_path: Path) -> None:
+    budget = {"staleness": f"{STALENESS_MS}ms"}
+    count = 8 if beside == "eight" else 1
+    queries = [query(f"q{k}", EIGHT[k], budget) for k in range(count)]
+    if beside != "eight":
+        queries.append(query("exact", "sum(value)"))
+    trace = zipf(WINDOWS, WINDOW_MS, records=3_000, groups=8_000, seed=11)
+    sites = run(queries, trace, LinkModel(4_096.0, latency_ms=20.0, bucket_bytes=bucket), tmp_path)[:count]
+    starts = [start for start in sites[0].at_deadline if start >= 2 * WINDOW_MS]
+    late = [
+        (number, start, edge, site.stated_ms.get((edge, start)))
+        for number, site in enumerate(sites)
+        for start in starts
+        for edge in range(EDGES)
+        if site.stated_ms.get((edge, start), np.inf) > start + WINDOW_MS + STALENESS_MS
+    ]
+    assert len(starts) >= 4 and late == []
