@@ -205,7 +205,8 @@ class PullPlanner:
         others = (p for p in self._queries.values() if p is not pipeline)
         if pipeline.shipper.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
             return 0
-        largest = min(int(BACKLOG_FRAME_S * event.bandwidth_bytes_s), BACKLOG_FRAME_BYTES)
+        likely_bytes_s = event.mid_bytes_s or event.bandwidth_bytes_s
+        largest = min(int(BACKLOG_FRAME_S * likely_bytes_s), BACKLOG_FRAME_BYTES)
         return min(largest, pipeline.shipper.closed_bytes(pipeline.watermark_ms))
 
 

@@ -168,9 +168,9 @@ class LinkFlow:
         return 1000.0 * min(self._echoes, default=self._round.value or 0.0)
 
     @property
-    def mid_bytes_s(self) -> float:
-        """The median of the rate."""
-        return self._model.rate_bytes_s(MID)
+    def most_bytes_s(self) -> float:
+        """The rate that the link does not exceed with 90 %."""
+        return self._model.rate_bytes_s(HIGH)
 
     @property
     def stated_bytes_s(self) -> float:
@@ -184,7 +184,8 @@ class LinkFlow:
         soon = self._model.bytes_within(now_s, HORIZON_S, LOW, self._round_trip_s)
         low = min(self._model.rate_bytes_s(LOW), self._cap_bytes_s)
         lead_s = HORIZON_S - min(soon, self._cap_bytes_s * HORIZON_S) / low + self._guard_s
-        mid = min(self.mid_bytes_s if self._arrived_bytes >= UNSEEN_BYTES else UNSEEN_BYTES_S, self._cap_bytes_s)
+        mid = self._model.rate_bytes_s(MID) if self._arrived_bytes >= UNSEEN_BYTES else UNSEEN_BYTES_S
+        mid = min(mid, self._cap_bytes_s)
         delay_s = self.rtt_ms / 2000.0
         path_s = self._one_way_s + now_s - self._now_ms() / 1000.0 if self._to_center.value is not None else delay_s
         queue_s = self._model.queue_s(now_s, MID)

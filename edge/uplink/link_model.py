@@ -94,7 +94,7 @@ class _Sent:
 class LinkModel:
     """Predicts when bytes leave the link.
 
-    A call of `sent` takes about 30 µs, of `arrived` 70 µs, and a question 20 µs.
+    A call of `sent` takes about 10 µs of a processor, of `arrived` 80 µs, and a question 10 µs.
     """
 
     def __init__(self) -> None:

@@ -75,9 +75,9 @@ class Pacing:
     def packing_level(self) -> int:
         """The level at which a session compresses.
 
-        On a link that is probably narrow, compression may take more time.
+        On a link that is narrow with 90 %, compression may take more time.
         """
-        rate = min(self.link.mid_bytes_s, self._limit_bytes_s or math.inf)
+        rate = min(self.link.most_bytes_s, self._limit_bytes_s or math.inf)
         return NARROW_LEVEL if rate <= NARROW_BYTES_S else WIDE_LEVEL
 
     def forecast(self) -> LinkForecast:
