@@ -1,4 +1,4 @@
-"""The center's admission, with micro-batches of a simulated duration: by slack and round robin.
+"""The center's admission, with batches of a simulated duration: by slack and round robin.
 
 200 queries, three edges. Each query's windows end every 10 s. Edges send each frame that is full, and a last
 frame that closes the window. A batch takes a fixed time, plus its bytes divided by the machine's rate. The latency of a
@@ -58,7 +58,7 @@ def _run(
     received = {key: [frame.received_at_ms for frame in queue] for key, (queue, _) in log.items()}
     now_s = float(down_s)
     steps = {f"q{q:03}@1": (STEP_MS, int(offsets[q])) for q in range(queries)}
-    admission: AdmissionPolicy = RoundRobin() if name == "round robin" else LeastSlack(steps.get, lambda: now_s)
+    admission: AdmissionPolicy = RoundRobin() if name == "round robin" else LeastSlack(steps.get)
 
     def pending(key: str, after: int, through: int) -> Sequence[PendingFrame]:
         return log[key][0][after:through]
@@ -73,7 +73,9 @@ def _run(
             now_s += 0.02
             continue
         taken = sum(f.size for key, end in ends.items() for f in log[key][0][start.get(key, 0) : end])
-        now_s += FIXED_S + taken / BYTES_PER_S
+        took_s = FIXED_S + taken / BYTES_PER_S
+        now_s += took_s
+        admission.done(ends, took_s)
         batches += 1
         start |= ends
         for key, end in ends.items():
