@@ -1,7 +1,7 @@
 """``python -m bench.frame_work``: the CPU that the largest frames and answers cost the job, by kind.
 
-One edge sends one frame that asks for far more than a frame may have. The gateway's check cuts it, and the job's reader
-and processor apply the rest, without a JVM: Spark only carries rows between the two. All queries wait for one
+One edge sends one frame that asks for far more than a frame may have. The gateway's check cuts it, and the job merges
+and applies the rest, without a JVM. All queries wait for one
 transaction. So the greatest CPU time of a transaction is the time by which a frame can delay other queries' answers. It
 is also given per unit of work, which limits frames (`edgewater/guard/frame_work.py`).
 
@@ -14,21 +14,20 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadMaxBytes
 
+from bench.plans import apply, merge, next_run
 from center.catalog import Catalog, UnindexedFrame
 from center.ingest.frame_check import CheckedFrame, FrameCheck
-from center.job.frame_source import FrameReader, SourceOptions
+from center.job.admission import BatchLimits
+from center.job.batch_applier import BatchApplier
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
-from center.job.microbatch import BatchProcessor
-from center.job.rows import ROW_SCHEMA
+from center.job.planner import FramePlanner
 from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
@@ -48,16 +47,6 @@ MIXED = {
     "q": "quantiles(x)", "d": "distinct(x)", "top": "top_k(x, 10)",
 }  # fmt: skip
 GOAL_S = 1.0
-
-
-@dataclass(frozen=True)
-class Collected:
-    """The argument of `foreachBatch`, as far as the job uses it."""
-
-    rows: pa.Table
-
-    def toArrow(self) -> pa.Table:  # noqa: N802
-        return self.rows
 
 
 def spec(measures: Mapping[str, str], window: Mapping[str, str]) -> QuerySpec:
@@ -130,15 +119,14 @@ class Center:
             self.edge, "i", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=NOW_MS, session="s"
         )
         self.ref = self.catalog.queries.register(query, NOW_MS)[0].ref
-        self.reader = FrameReader(SourceOptions(url, url, str(directory / "log"), keep_frames_ms=1 << 42))
         metrics = JobMetrics()
         self.writer = LedgerWriter(
             self.ledger, ResultStore(url), CatalogEvents(self.catalog), metrics, now_ms=lambda: NOW_MS
         )
-        self.process = BatchProcessor(
-            self.writer, self.catalog, metrics, directory / "log", now_ms=lambda: NOW_MS, monotonic=time.monotonic
-        )
-        self._seq, self._at = 0, self.reader.initialOffset()
+        self.planner = FramePlanner(self.catalog, self.writer.consumed, BatchLimits(), time.monotonic)
+        self.log_dir = directory / "log"
+        self.applier = BatchApplier(self.writer, self.catalog, metrics, self.log_dir, now_ms=lambda: NOW_MS)
+        self._seq, self._at = 0, dict[str, int]()
 
     def send(self, body: FrameBody) -> tuple[Frame, CheckedFrame, float]:
         """Sends a frame to the log. Returns it, the parts that the gateway keeps, and the CPU seconds of its check."""
@@ -156,12 +144,11 @@ class Center:
     def run(self) -> list[float]:
         """Applies all sent frames, and gives the answers that are due. Returns the CPU seconds of each transaction."""
         taken = []
-        while (end := self.reader.latestOffset(self._at, ReadMaxBytes(1 << 30))) != self._at:
+        while (run := next_run(self.planner, self._at)) is not None:
             began_s = time.process_time()
-            read = [batch for part in self.reader.partitions(self._at, end) for batch in self.reader.read(part)]
-            self.process(Collected(pa.Table.from_batches(read, ROW_SCHEMA)), 0)
+            apply(self.applier, run, merge(run, self.log_dir), NOW_MS)
             taken.append(time.process_time() - began_s)
-            self._at = end
+            self._at |= run.through
         while (due_ms := self.ledger.next_deadline()) is not None and due_ms <= NOW_MS:
             began_s = time.process_time()
             self.writer.advance()

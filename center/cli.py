@@ -150,7 +150,7 @@ def run(config: CenterConfig, as_json: bool) -> None:
     """
     from center.ops.preflight import check
     from center.ops.supervisor import Supervisor, exclusive_lock
-    from center.spark.fork_server import SINGLE_THREADED
+    from center.spark.workers import SINGLE_THREADED
 
     with exclusive_lock(config.data_dir) as lock:
         os.environ |= SINGLE_THREADED | dict(os.environ)  # before NumPy and Arrow are loaded: see `fork_components`

@@ -259,7 +259,7 @@ class SparkSection(Section):
     """A job that makes no step for this time is killed and started again. The time for which it waits for a core is not
     counted."""
     trigger_ms: Duration = Field(default=0, alias="trigger")
-    """Least time between the starts of two micro-batches. 0: a micro-batch starts when the previous one has ended."""
+    """Without effect, and gone in the next minor version: frames are merged when they arrive."""
     metrics: Address | None = None
     """Address that serves /livez, /readyz and /metrics of the job. None: they are not served. The other drivers of
     `edgewater center run` use the next ports."""
@@ -363,7 +363,7 @@ class CenterConfig(Section):
 
     @property
     def work_dir(self) -> Path:
-        """Directory for Spark's files. No file in it is needed after a run."""
+        """Directory of the job. No file in it is needed after a run."""
         return (self.data_dir / "spark").resolve()
 
     @property
@@ -372,6 +372,11 @@ class CenterConfig(Section):
         drivers.
         """
         return (self.data_dir / "progress").resolve()
+
+    @property
+    def wake_dir(self) -> Path:
+        """Directory of the sockets of the job's drivers on this machine (`center.storage.wake`)."""
+        return (self.data_dir / "wake").resolve()
 
     @property
     def pids_dir(self) -> Path:

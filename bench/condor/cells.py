@@ -70,7 +70,7 @@ class CondorSize:
     concurrent: tuple[int, ...] = CONCURRENT
     partitions: int = 64
     made_rides: bool = False
-    work: Literal["bulk", "micro_batches"] = "bulk"
+    work: Literal["bulk", "plans"] = "bulk"
 
     def some(self, cases: Iterable[T]) -> list[T]:
         """Returns the selected cases."""
@@ -78,11 +78,11 @@ class CondorSize:
 
 
 SMOKE = CondorSize(
-    10_000, repeats=0, cases=1, concurrent=(2,), partitions=2, made_rides=True, work="micro_batches"
+    10_000, repeats=0, cases=1, concurrent=(2,), partitions=2, made_rides=True, work="plans"
 )  # each job runs once, so an optimising compiler does not pay
 
 
-def session(cores: int, scratch: Path, work: Literal["bulk", "micro_batches"]) -> Any:
+def session(cores: int, scratch: Path, work: Literal["bulk", "plans"]) -> Any:
     return start_session(SessionConfig(master=f"local[{cores}]", driver_memory="2g", scratch_dir=scratch, work=work))
 
 

@@ -15,8 +15,10 @@ from unittest import mock
 import pyarrow as pa
 
 from bench.first_light.synthetic_edge import spec, synopsis
+from bench.plans import merge, next_run
 from center.catalog import Catalog, UnindexedFrame
-from center.job.frame_source import FrameReader, SourceOptions
+from center.job.admission import BatchLimits
+from center.job.planner import FramePlanner
 from center.storage.frame_facts import split_body
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.model.edge_records import StreamRecord
@@ -45,7 +47,7 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
         now_ms=0, session="s",
     )  # fmt: skip
     refs = [catalog.queries.register(query, 0)[0].ref for query in specs]
-    reader = FrameReader(SourceOptions(url, url, str(directory / "log"), keep_frames_ms=1 << 42))
+    planner, after = FramePlanner(catalog, dict, BatchLimits(), time.monotonic), dict[str, int]()
     used_s: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -54,7 +56,7 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
         yield
         used_s[step] += time.process_time() - began_s
 
-    partial, start = synopsis(1, 0), dict[str, int]()
+    partial = synopsis(1, 0)
     for window in range(windows + 1):
         if window == 1:  # the first window warms up
             used_s.clear()
@@ -71,15 +73,13 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
         ]
         with timed("index"):
             catalog.frames.index(rows)
-        with timed("latestOffset"):
-            end = reader.latestOffset(start, reader.getDefaultReadLimit())
-        with timed("partitions"):
-            partitions = reader.partitions(start, end)
-        with timed("read"):
-            read = sum(batch.num_rows for partition in partitions for batch in reader.read(partition))
-        if read != 2 * queries:
-            raise RuntimeError(f"{read} rows of {queries} frames")
-        start = end
+        with timed("plan"):
+            run = next_run(planner, after)
+        if run is None or len(run.frames) != queries:
+            raise RuntimeError(f"not {queries} frames are planned: {run}")
+        with timed("merge"):
+            merge(run, directory / "log")
+        after |= run.through
     segments = len(log.segments())
     with timed("retention"):
         catalog.frames.drop({query_key(ref): windows + 1 for ref in refs})

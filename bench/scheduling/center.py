@@ -16,16 +16,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadMaxBytes
 
+from bench.plans import apply, merge, next_run
 from bench.scheduling.cells import Row
 from center.catalog import Catalog, UnindexedFrame
 from center.job.admission import AdmissionPolicy, BatchLimits, RoundRobin
-from center.job.frame_source import FrameReader, SourceOptions
+from center.job.batch_applier import BatchApplier
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
-from center.job.microbatch import BatchProcessor
-from center.job.rows import ROW_SCHEMA
+from center.job.planner import FramePlanner
 from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_facts import split_body
@@ -47,14 +46,6 @@ LOADS = (0.7, 0.95, 1.2)
 COLUMNS = {"key": pa.string(), "x": pa.int64()}
 LIMITS = BatchLimits(frames=256)
 """Below the default, so that a short run has many batches."""
-
-
-@dataclass(frozen=True)
-class _Collected:
-    rows: pa.Table
-
-    def toArrow(self) -> pa.Table:  # noqa: N802
-        return self.rows
 
 
 @dataclass(frozen=True, order=True)
@@ -84,14 +75,11 @@ class Center:
         self._refs = [self._catalog.queries.register(spec, BEGIN_MS)[0].ref for spec in self._specs]
         self._partial = _partial(self._specs[0])
         self._seqs = dict.fromkeys(self._edges, 0)
-        self._reader = FrameReader(
-            SourceOptions(url, url, str(directory / "log"), LIMITS, keep_frames_ms=1 << 42), admission
-        )
         self._writer = LedgerWriter(ledger, self._store, CatalogEvents(self._catalog), metrics, now_ms=self.now_ms)
-        self._process = BatchProcessor(
-            self._writer, self._catalog, metrics, directory / "log", now_ms=self.now_ms, monotonic=time.monotonic
-        )
-        self._start = self._reader.initialOffset()
+        self._planner = FramePlanner(self._catalog, self._writer.consumed, LIMITS, time.monotonic, admission=admission)
+        self._log_dir = directory / "log"
+        self._applier = BatchApplier(self._writer, self._catalog, metrics, self._log_dir, now_ms=self.now_ms)
+        self._after: dict[str, int] = {}
         self._closing: dict[QueryRef, dict[int, float]] = {ref: {} for ref in self._refs}
         self._positions: dict[QueryRef, int] = dict.fromkeys(self._refs, 0)
         self._through_ms: dict[tuple[int, int], int] = {}
@@ -135,13 +123,17 @@ class Center:
         ])  # fmt: skip
 
     def batch(self) -> list[float]:
-        """Runs a micro-batch and advances the clock. Returns the latencies of closing frames that it applied, in ms."""
+        """Runs a plan and advances the clock. Returns the latencies of closing frames that it applied, in ms."""
         began_s = time.process_time()
-        end = self._reader.latestOffset(self._start, ReadMaxBytes(1 << 30))
-        if end == self._start:
+        run = next_run(self._planner, self._after)
+        if run is None:
             return []
-        read = [batch for part in self._reader.partitions(self._start, end) for batch in self._reader.read(part)]
-        self._process(_Collected(pa.Table.from_batches(read, ROW_SCHEMA)), 0)
+        merged = merge(run, self._log_dir)
+        took_s = self.slowness * (time.process_time() - began_s)
+        self._planner.done(run, took_s)
+        apply(self._applier, run, merged, self.now_ms())
+        end = run.through
+        self._after |= end
         self.clock_ms += 1e3 * self.slowness * (time.process_time() - began_s)
         self.batches += 1
         latencies = []

@@ -38,6 +38,7 @@ from center.ingest.status_writer import StatusWriter
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import Hello, permitted, read_hello
 from center.storage.frame_log import FrameLog
+from center.storage.wake import Waker
 from edgewater.guard.frame_work import MAX_FRAME_WORK, WORK_PER_S
 from edgewater.model.errors import (
     Conflict,
@@ -109,6 +110,7 @@ class GatewayConfig:
         streams: which columns and clocks of streams are accepted. Without credentials, edges set the clocks of streams
             without a `replay`.
         allocation: when error budgets are reallocated.
+        wake_dir: directory in which the drivers of this machine are woken; None: they are not.
     """
 
     tokens: Mapping[str, EdgeAccess] = field(default_factory=dict)
@@ -130,6 +132,7 @@ class GatewayConfig:
     hello_timeout_ms: int = 10_000
     streams: Mapping[str, StreamSection] = field(default_factory=dict)
     allocation: AllocationPolicy = field(default_factory=AllocationPolicy)
+    wake_dir: Path | None = None
 
 
 class Gateway:
@@ -171,12 +174,14 @@ class Gateway:
         self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000, now_ms)
         self._hello_queue = HelloQueue(catalog, self._refresh, self.metrics)
         self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation)
+        self._waker = None if config.wake_dir is None else Waker(config.wake_dir)
         self._group_commit = GroupCommit(
             catalog,
             log,
             self.metrics,
             max_pending_bytes=config.max_pending_bytes,
             read_plan=self._read_plan,
+            waker=self._waker,
             on_stall=self._on_stall,
             retry_ms=config.retry_ms,
             retry_max_ms=config.retry_max_ms,
@@ -444,6 +449,8 @@ class Gateway:
         """Polls the catalog for changes, until cancelled."""
         while True:
             await asyncio.sleep(self._config.poll_ms / 1000)
+            if self._waker is not None:
+                self._waker.beat()
             try:
                 await self._refresh()
                 self._catalog_problem = None

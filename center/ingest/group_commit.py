@@ -25,6 +25,7 @@ from center.catalog import Catalog, IndexOutcome, UnindexedFrame
 from center.ingest.assignments import AssignmentPlan, FrameAdmission
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
+from center.storage.wake import Waker
 from edgewater.model.errors import StorageError
 from edgewater.wire import QueryRef
 
@@ -76,6 +77,7 @@ class GroupCommit:
     Args:
         max_pending_bytes: limit of the total `size` of pending frames over all sessions; `reserve` blocks beyond it.
         read_plan: returns the newest plan, given the one in use; blocks.
+        waker: wakes the drivers when frames are indexed.
         on_stall: called after each failed attempt and after recovery. `stalled` distinguishes these.
         retry_ms, retry_max_ms: delay after the first failure, and its maximum.
 
@@ -92,6 +94,7 @@ class GroupCommit:
         *,
         max_pending_bytes: int,
         read_plan: Callable[[AssignmentPlan], AssignmentPlan],
+        waker: Waker | None,
         on_stall: Callable[[], None],
         retry_ms: int,
         retry_max_ms: int,
@@ -100,7 +103,7 @@ class GroupCommit:
         self._log = log
         self._metrics = metrics
         self._max_pending_bytes = max_pending_bytes
-        self._read_plan = read_plan
+        self._read_plan, self._waker = read_plan, waker
         self._on_stall = on_stall
         self._wait = wait_exponential(multiplier=retry_ms / 1000, max=retry_max_ms / 1000)
         self._pending: deque[_Submitted] = deque()
@@ -249,7 +252,7 @@ class GroupCommit:
     def _index(
         self, batch: Sequence[ReceivedFrame], located: Sequence[FrameLocation | None], refused: Sequence[bool]
     ) -> list[IndexOutcome]:
-        return self._catalog.frames.index(
+        outcomes = self._catalog.frames.index(
             [
                 UnindexedFrame(
                     query=a.stored.query,
@@ -270,6 +273,9 @@ class GroupCommit:
                 for a, location, is_refused in zip(batch, located, refused, strict=True)
             ]
         )
+        if self._waker is not None:
+            self._waker.wake()
+        return outcomes
 
     def _stall(self, state: RetryCallState) -> None:
         exc = state.outcome.exception() if state.outcome else None

@@ -1,6 +1,6 @@
-"""Admission: how far each query advances in the next micro-batch. Pure.
+"""Admission: how far each query advances in the next batch. Pure.
 
-A micro-batch is one Spark job for all queries, so a query with a long backlog would delay all others. So admission is
+A batch is one Spark job for all queries, so a query with a long backlog would delay all others. So admission is
 bounded. If all pending frames fit, all of them are admitted. Otherwise the center is short of CPU, and queries are
 admitted by their slack (`LeastSlack`).
 """
@@ -32,6 +32,10 @@ KEPT_STEPS = 3
 """An edge is no longer expected if its last frame is older than this many window ends."""
 
 
+RUNNING = 2
+"""Batches that have been admitted and not applied."""
+
+
 class PendingFrame(NamedTuple):
     """A frame that has not been admitted.
 
@@ -56,7 +60,7 @@ PendingFrames = Callable[[str, int, int], Sequence[PendingFrame]]
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Limits of one micro-batch: per query, and in total. By default a batch takes 0.9 s, and a query's part 0.3 s.
+    """Limits of one batch: per query, and in total. By default a batch takes 0.9 s, and a query's part 0.3 s.
 
     The first frame of a batch is admitted whatever its size. Otherwise a frame beyond the limit would block its query
     forever.
@@ -79,6 +83,13 @@ class AdmissionPolicy(Protocol):
         It is above `start` (0 if absent), and at most `last`.
 
         The result is empty only if no query has pending frames.
+        """
+
+    def done(self, ends: Mapping[str, int], took_s: float) -> None:
+        """Called when the frames up to the end positions of a result of `admit` could be applied.
+
+        Args:
+            took_s: seconds since their admission.
         """
 
 
@@ -109,6 +120,9 @@ class RoundRobin:
             if not queues[key]:
                 ends[key] = through  # retention has dropped these frames, so they were applied
         return ends | _take_in_turn(queues, limits)
+
+    def done(self, ends: Mapping[str, int], took_s: float) -> None:
+        pass
 
     def _in_turn(self, keys: list[str]) -> list[str]:
         first = bisect_right(keys, self._last_first)
@@ -178,14 +192,6 @@ class _Windows:
         self._swept = {edge: steps for edge, steps in self._swept.items() if edge in self._ends}
 
 
-class _Admitted(NamedTuple):
-    """A full batch: when it was admitted, and its end positions."""
-
-    at_s: float
-    size: int
-    ends: dict[str, int]
-
-
 class LeastSlack:
     """Admits all frames if they fit, as `RoundRobin` does. Otherwise admits queries in the order of their slack.
 
@@ -194,37 +200,24 @@ class LeastSlack:
     arrival of this frame plus `PATIENCE` times the work of the backlog. Queries that expect such a frame follow, by
     expected slack. A query whose frames have waited for `FLOOR_MS` comes before all others.
 
-    The time is the time of the frames: the arrival of the newest pending frame counts as now. So admission uses only
-    one clock, which measures how long full batches take. On a slow machine, batches become smaller by this measurement.
+    The time is the time of the frames: the arrival of the newest pending frame counts as now. Admission is told how
+    long full batches take (`done`). On a slow machine, batches become smaller by this measurement.
 
     Args:
         step_ms: by query key, the distance of a query's window ends and their offset; None if it is not known.
-        seconds: a monotonic clock.
-        plans_ahead: whether a batch is admitted while the previous batch is read, instead of after it.
     """
 
-    def __init__(
-        self,
-        step_ms: Callable[[str], tuple[int, int] | None],
-        seconds: Callable[[], float],
-        *,
-        plans_ahead: bool = False,
-    ) -> None:
+    def __init__(self, step_ms: Callable[[str], tuple[int, int] | None]) -> None:
         self._step_ms = step_ms
-        self._seconds = seconds
-        self._plans_ahead = plans_ahead
         self._in_turn = RoundRobin()
         self._windows: dict[str, _Windows] = {}
         self._bytes_per_s = BatchLimits().bytes / BATCH_S
         self._is_measured = False
-        # The last full batch, and the full batch before it.
-        self._running: _Admitted | None = None
-        self._before: _Admitted | None = None
+        self._full: deque[tuple[dict[str, int], int]] = deque(maxlen=RUNNING)
 
     def admit(
         self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
     ) -> dict[str, int]:
-        self._measure(start)
         limits = self._within_capacity(limits)
         fetched: dict[str, Sequence[PendingFrame]] = {}
 
@@ -276,7 +269,7 @@ class LeastSlack:
             if take(key, count) and queues[key]:
                 heappush(order, (*self._priority(key, queues[key], now_ms), key))
         if batch.taken_bytes >= limits.bytes / 2:
-            self._running = _Admitted(self._seconds(), batch.taken_bytes, batch.ends)
+            self._full.append((batch.ends, batch.taken_bytes))
         return batch.ends
 
     def _priority(self, key: str, queue: Iterable[PendingFrame], now_ms: int) -> tuple[int, float, int]:
@@ -301,20 +294,11 @@ class LeastSlack:
             self._windows[key] = _Windows(*step)
         self._windows[key].advance(admitted)
 
-    def _measure(self, start: Mapping[str, int]) -> None:
-        """Measures how fast the last full batch was read. It has ended if the stream begins after its end positions.
-
-        A batch that was planned ahead begins only then. So the time since its admission is the time of the previous
-        batch, if that was a full batch too.
-        """
-        before, running = self._before, self._running
-        self._before, self._running = running, None
-        measured = before if self._plans_ahead else running
-        if running is None or measured is None:
-            return
-        took_s = self._seconds() - running.at_s
-        if took_s > 0 and all(start.get(key, 0) >= end for key, end in running.ends.items()):
-            rate = measured.size / took_s
+    def done(self, ends: Mapping[str, int], took_s: float) -> None:
+        """Measures how fast a full batch was merged."""
+        size = next((size for full, size in self._full if full.items() <= ends.items()), 0)
+        if size and took_s > 0:
+            rate = size / took_s
             self._bytes_per_s += (WEIGHT if self._is_measured else 1.0) * (rate - self._bytes_per_s)
             self._is_measured = True
 
@@ -326,7 +310,7 @@ class LeastSlack:
 
 
 class _Batch:
-    """A micro-batch while it is filled."""
+    """A batch while it is filled."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""When a micro-batch begins: after the arrival of all frames that edges send at the same moment. Pure.
+"""When a batch begins: after the arrival of all frames that edges send at the same moment. Pure.
 
 A window ends at all edges at once, so their frames arrive within milliseconds of each other. A batch that began with
 the first frame would have to end before the other frames are read. The answer needs all of them, and would come one
@@ -66,8 +66,13 @@ class BatchCoalescer:
             self._recent.setdefault(key, deque(maxlen=REMEMBERED_BATCHES)).append(frozenset(edges))
         return False
 
+    def expects_many(self, pending: Collection[str]) -> bool:
+        """Returns whether frames of `MANY_QUERIES` or more queries are expected: these, or those of a recent batch that
+        had these."""
+        return len(pending) >= MANY_QUERIES or any(pending and tick.issuperset(pending) for tick in self._ticks)
+
     def should_wait_for_queries(self, pending: Collection[str], now_s: float) -> bool:
-        """As `should_wait`, for the keys of `MANY_QUERIES` or more queries with pending frames.
+        """As `should_wait`, if many are expected (`expects_many`).
 
         The delay ends when all queries of the last batches of many queries have frames, or `QUIET_S` after frames of a
         new query arrived.

@@ -19,10 +19,8 @@ from typing import Self
 
 from center.catalog import Catalog
 from center.job.admission import BatchLimits
-from center.job.frame_source import read_frames
-from center.job.merge import merge_rows
-from center.job.microbatch import to_micro_batch
-from center.job.rows import FrameRow, RowKind, from_table, to_batch
+from center.job.batch_applier import to_batch
+from center.job.merge import SkipKind, Skipped, SlicePartial, is_for_memory, merge_partials, read_frames
 from center.ledger import EdgesChanged, Ledger
 from center.results import ResultStore
 from center.storage.frame_log import FrameEntry, FrameLog
@@ -254,12 +252,12 @@ def _serve(pipe: Connection, log_dir: str) -> None:
 
 
 def _try(log: FrameLog, log_dir: Path, entry: FrameEntry) -> Trial:
-    rows = list(read_frames(log, log_dir, [(query_key(entry.query), entry)]))
-    partials = tuple(_try_partial(row) for row in rows if row.kind is RowKind.PARTIAL)
-    from_table(to_batch(merge_rows(rows)))
+    read, damaged = read_frames(log, log_dir, [(query_key(entry.query), entry)])
+    partials = tuple(_try_partial(partial) for partial in read)
     death = next((p.problem for p in partials if p.problem.startswith(MemoryError.__name__)), "")
-    damage = next((row.payload.decode(errors="replace") for row in rows if row.kind is RowKind.DAMAGED), "")
-    return Trial(death, damage, partials)
+    if not death:
+        merge_partials(read)
+    return Trial(death, damaged[0].reason if damaged else "", partials)
 
 
 def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
@@ -275,11 +273,14 @@ def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
         after = store.consumed().get(asked.key, 0)
         listed = catalog.quarantine.frame_reasons()
         entries = [(asked.key, entry) for entry in catalog.frames.entries(asked.key, after, after + asked.frames)]
-        rows = list(read_frames(log, log_dir, entries, listed))
+        read, damaged = read_frames(log, log_dir, [e for e in entries if (e[0], e[1].position) not in listed])
+        merged, refused = merge_partials(read)
+        skipped = [Skipped(*at, SkipKind.QUARANTINED, reason) for at, reason in listed.items()]
         ledger = Ledger()
         events = (EdgesChanged(tuple(catalog.edges.all())),)
         facts = catalog.frames.facts({asked.key: [(after, after + asked.frames)]})
-        batch = to_micro_batch(merge_rows(rows), facts)
+        positions = [(key, entry.position) for key, entry in entries]
+        batch = to_batch(positions, merged, [*damaged, *refused, *(s for s in skipped if s.key == asked.key)], facts)
         steps: tuple[Callable[[], object], ...] = (
             lambda: store.tick(ledger, events, asked.now_ms),
             lambda: store.apply(ledger, batch.deltas, batch.summaries, batch.through, asked.now_ms),
@@ -289,22 +290,18 @@ def _try_query(log: FrameLog, log_dir: Path, asked: QueryTrial) -> Trial:
                 step()
             except Exception as exc:
                 problem = f"{type(exc).__name__}: {str(exc)[:500]}"
-                if _is_for_memory(exc):
+                if is_for_memory(exc):
                     return Trial(problem, problem)
     return Trial("", problem)
 
 
-def _try_partial(row: FrameRow) -> PartialTrial:
-    at = (row.slice_start_ms, len(row.payload))
+def _try_partial(partial: SlicePartial) -> PartialTrial:
+    at = (partial.slice_start_ms, len(partial.synopsis))
     try:
-        aggregate = GroupedAggregate.from_bytes(row.payload)
-        GroupedAggregate.merge_bytes([row.payload, row.payload])
+        aggregate = GroupedAggregate.from_bytes(partial.synopsis)
+        GroupedAggregate.merge_bytes([partial.synopsis] * 2)
     except Exception as exc:
         # Decoders turn exceptions of a part into errors of their own.
-        kind = MemoryError if _is_for_memory(exc) else type(exc)
+        kind = MemoryError if is_for_memory(exc) else type(exc)
         return PartialTrial(*at, problem=f"{kind.__name__}: {str(exc)[:500]}")
     return PartialTrial(*at, aggregate.records, len(aggregate), tuple(aggregate.measures))
-
-
-def _is_for_memory(exc: BaseException | None) -> bool:
-    return exc is not None and (isinstance(exc, MemoryError) or _is_for_memory(exc.__cause__ or exc.__context__))

@@ -1,4 +1,4 @@
-"""Serialises all changes of the ledger and the result store: micro-batches, changes in the catalog, deadlines."""
+"""Serialises all changes of the ledger and the result store: batches of frames, changes in the catalog, deadlines."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ MAX_ALARMS = 20
 """Maximum alarms about refused partials of one transaction; the catalog stores no more messages."""
 MAX_MESSAGE = 2_000
 YIELD_S = 0.002
-"""Pause between two transactions when more work is due. A micro-batch that waits for the lock can then take it."""
-CATALOG_POLL_S = 0.2
+"""Pause between two transactions when more work is due. A batch that waits for the lock can then take it."""
+CATALOG_POLL_S = 1.0
 """Interval of polling the catalog's version while nothing else happens."""
 
 

@@ -43,12 +43,12 @@ class JobMetrics:
         self._edges: AbstractSet[str] = frozenset()
 
     def _add_batches(self, name: str) -> None:
-        self.batches = Counter(f"{name}_batches", "Micro-batches applied.", registry=self.registry)
+        self.batches = Counter(f"{name}_batches", "Batches of frames (plans) applied.", registry=self.registry)
         self.rows = Counter(f"{name}_rows", "Rows after merging.", registry=self.registry)
         self.frames = Counter(f"{name}_frames", "Frames applied.", registry=self.registry)
         self.batch_seconds = Histogram(
             f"{name}_batch_seconds",
-            "From the start of a batch's tasks until it is applied; two batches overlap.",
+            "From the start of a batch's tasks until it is applied; a batch is merged while the one before is applied.",
             registry=self.registry,
         )
         self.frame_delay = Histogram(
@@ -157,7 +157,9 @@ class JobMetrics:
 
     def _add_driver(self, name: str) -> None:
         self.start_seconds = Gauge(
-            f"{name}_start_seconds", "From the job's start until its stream runs.", registry=self.registry
+            f"{name}_start_seconds",
+            "From the begin of the driver's term until frames were applied, or none was left.",
+            registry=self.registry,
         )
         self.leads = Gauge(
             f"{name}_leads", "1: this driver holds the lease; 0: it is a standby.", registry=self.registry

@@ -113,7 +113,7 @@ class EdgesChanged:
 
 @dataclass(frozen=True, slots=True)
 class FramesMerged:
-    """The partials of these frames were merged. The frames are one micro-batch, of any number of queries."""
+    """The partials of these frames were merged. The frames are one batch, of any number of queries."""
 
     frames: tuple[FrameSummary, ...]
     now_ms: int

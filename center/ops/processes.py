@@ -305,6 +305,7 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
         work_per_s=section.work_per_s,
         open_windows=section.open_windows,
         streams=config.streams,
+        wake_dir=config.wake_dir,
     )
 
 
@@ -314,6 +315,8 @@ def job_config(config: CenterConfig) -> JobConfig:
     from center.spark.spark_session import SessionConfig
 
     spark = config.spark
+    if spark.trigger_ms:
+        log.warning("spark.trigger is without effect, and is not accepted by the next minor version: remove it")
     return JobConfig(
         catalog_url=config.catalog_url,
         results_url=config.results_url,
@@ -321,7 +324,7 @@ def job_config(config: CenterConfig) -> JobConfig:
         work_dir=config.work_dir,
         progress_dir=config.progress_dir,
         session=SessionConfig(master=spark.master, driver_memory=spark.driver_memory, conf=spark.conf),
-        trigger_ms=spark.trigger_ms,
+        wake_dir=config.wake_dir,
         keep_frames_ms=config.retention.keep_frames_ms,
         metrics=spark.metrics,
         lease_ms=spark.lease_ms,

@@ -1,7 +1,7 @@
 """The Spark session of the center. Spark is embedded by default. It runs on a cluster if the master is a cluster.
 
-Spark only computes. It has no state store, no tables and no catalog. So the settings are for short micro-batches and
-little memory. For `center.batch` over millions of rows, the settings are for throughput.
+Spark only computes. It has no state store, no tables and no catalog. So the settings are for small jobs and little
+memory. For `center.batch` over millions of rows, the settings are for throughput.
 """
 
 from __future__ import annotations
@@ -11,40 +11,36 @@ import contextlib
 import functools
 import os
 import re
-import secrets
 import shlex
 import shutil
 import socketserver
 import struct
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyspark
 import pyspark.accumulators
-from py4j.java_gateway import JavaObject, java_import
-from pyspark.java_gateway import ensure_callback_server_started
+from py4j.java_gateway import java_import
 from pyspark.sql import SparkSession
 
-from center.spark.fork_server import SINGLE_THREADED
 from center.spark.java import require_java
+from center.spark.workers import SINGLE_THREADED
 
 WORKER_TIMEOUT_S = 60
-"""Timeout in seconds for a Python worker's part of a micro-batch, and for the connection of a worker. Usually both take
+"""Timeout in seconds for a Python worker's part of a plan, and for the connection of a worker. Usually both take
 a second. Spark's 15 s for connections are not enough on an overloaded machine."""
 CLUSTER_CORES = 8
-"""Tasks of a large micro-batch, on a cluster whose settings do not give the number of cores."""
+"""Tasks of a large plan, on a cluster whose settings do not give the number of cores."""
 SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
 """Matches names of Spark properties whose values are secret. It is Spark's own rule (`spark.redaction.regex`)."""
 _INTERPRETER = """#!/bin/sh
 export PYTHONPATH="${{PYTHONPATH#*/pyspark.zip:}}"
-exec {python} -IS {client} {socket} {python} "$@"
+exec {python} "$@"
 """
-_FORK_CLIENT = Path(__file__).with_name("fork_client.py")
 _INTERPRETERS = {"PYSPARK_PYTHON": "spark.pyspark.python", "PYSPARK_DRIVER_PYTHON": "spark.pyspark.driver.python"}
 KEPT_JOBS = 20
 _HISTORIES = (
@@ -71,7 +67,7 @@ class SessionConfig:
             cluster; the driver runs here.
         driver_memory: heap of the driver's JVM, in Spark's notation of sizes.
         scratch_dir: directory for spilling. No file in it is needed after a run. None for the system's directory.
-        work: "micro_batches" for the job, or "bulk" for `center.batch` over millions of rows. "bulk" starts more
+        work: "plans" for the job, or "bulk" for `center.batch` over millions of rows. "bulk" starts more
             slowly, and is several times faster once it is warm.
         conf: Spark properties that override the properties in this module.
         write_classes: file to which a local JVM writes its loaded classes when it ends. The JVM then does not read
@@ -82,7 +78,7 @@ class SessionConfig:
     app_name: str = "edgewater"
     driver_memory: str = "1g"
     scratch_dir: Path | None = None
-    work: Literal["micro_batches", "bulk"] = "micro_batches"
+    work: Literal["plans", "bulk"] = "plans"
     conf: Mapping[str, str] = field(default_factory=dict)
     write_classes: Path | None = None
 
@@ -130,8 +126,8 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
     settings = _common_settings(config)
     if config.is_local:
         settings |= _local_settings(config)
-    if config.work == "micro_batches":
-        _set_for_small_batches(settings, config)
+    if config.work == "plans":
+        _set_for_plans(settings, config)
     if config.scratch_dir is not None:
         settings["spark.local.dir"] = str(config.scratch_dir)
     return settings | dict(config.conf)
@@ -145,24 +141,11 @@ def _common_settings(config: SessionConfig) -> dict[str, str]:
         "spark.log.level": "WARN",
         "spark.python.worker.reuse": "true",
         "spark.sql.shuffle.partitions": str(config.cores),
-        # A micro-batch has a few small stages, for which re-planning from statistics costs more time than it saves.
+        # A plan has a few small stages, for which re-planning from statistics costs more time than it saves.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000" if config.work == "bulk" else "10000",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         "spark.sql.session.timeZone": "UTC",
-        # The polling interval while idle; half of it is added to every answer's age. Spark's default of 10 ms would
-        # query the catalog a hundred times a second.
-        "spark.sql.streaming.pollingDelay": "20ms",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.sql.streaming.minBatchesToRetain": "2",
-        "spark.sql.streaming.numRecentProgressUpdates": "10",
-        # Nothing depends on the checkpoint (`center.job.job`), so it needs no checksums. Without Hadoop's native
-        # library, each local file and each checksum file costs a fork of `chmod`. With this setting, and without
-        # checksums of files, a batch writes its two files in 25 ms instead of 110 ms.
-        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-        "spark.sql.streaming.checkpointFileManagerClass": (
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-        ),
         "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop ignores the umask of the process
         # Capturing the call site of each DataFrame operation is a round trip to the JVM.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -185,13 +168,18 @@ def _local_settings(config: SessionConfig) -> dict[str, str]:
     return settings
 
 
-def _set_for_small_batches(settings: dict[str, str], config: SessionConfig) -> None:
+def _set_for_plans(settings: dict[str, str], config: SessionConfig) -> None:
     # For small batches, the optimising compiler costs more time than it saves. Without it, the first batch costs 10 s
     # of CPU instead of 17 s, and the first hundred batches cost 22 s instead of 41 s. Bulk work over millions of rows
     # is five times faster with this compiler.
     for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
         settings[name] = f"{settings.get(name, '')} -XX:TieredStopAtLevel=1".lstrip()
-    # If a worker hangs because of the bytes of a frame, its batch fails in the same way as if the worker had died.
+    # An environment variable could switch sessions to Spark Connect, which has no RDDs.
+    settings["spark.api.mode"] = "classic"
+    # The driver finds the frame that a task has failed for (`center.job.loop_core`).
+    settings["spark.task.maxFailures"] = "1"
+    settings["spark.speculation"] = "false"
+    # If a worker hangs because of the bytes of a frame, its plan fails in the same way as if the worker had died.
     settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
     settings["spark.python.worker.killOnIdleTimeout"] = "true"
     settings["spark.python.authenticate.socketTimeout"] = f"{WORKER_TIMEOUT_S}s"
@@ -256,37 +244,18 @@ def socket_settings(directory: Path) -> dict[str, str]:
 
 @functools.cache
 def local_interpreter() -> str:
-    """Returns a command that runs this interpreter with the installed PySpark, by fork if there is a fork server.
+    """Returns a command that runs this interpreter with the installed PySpark.
 
     By default, Spark puts a zipped copy of PySpark first on the path of its Python processes. Each process then
-    compiles this copy again, which takes 0.4 s of CPU. A start of the job waits for six such processes.
+    compiles this copy again, which takes 0.4 s of CPU.
     """
     installed = Path(pyspark.__file__).parent
     if Path(os.environ.get("SPARK_HOME", installed)) != installed:
         return sys.executable  # SPARK_HOME may have another PySpark
     command = _private_directory() / "python"
-    words = {"python": sys.executable, "client": str(_FORK_CLIENT), "socket": str(_fork_socket())}
-    command.write_text(_INTERPRETER.format(**{name: shlex.quote(word) for name, word in words.items()}))
+    command.write_text(_INTERPRETER.format(python=shlex.quote(sys.executable)))
     command.chmod(0o700)
     return str(command) if os.access(command, os.X_OK) else sys.executable  # directories may be mounted noexec
-
-
-def _fork_socket() -> Path:
-    return _private_directory() / "fork"
-
-
-@functools.cache
-def _start_fork_server(modules: tuple[str, ...]) -> None:
-    """Starts `center.spark.fork_server`, which ends with this process. Without this server, each process loads the
-    modules itself.
-    """
-    if sys.platform != "linux" or len(os.fsencode(_fork_socket().parent)) > MAX_SOCKET_DIRECTORY:
-        return
-    # Spark gives its workers this seed, so that a text has the same hash in all workers.
-    environment = {"PYTHONHASHSEED": "0"} | os.environ | SINGLE_THREADED
-    command = [sys.executable, "-u", "-m", "center.spark.fork_server", str(_fork_socket()), *modules]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-    atexit.register(server.communicate)
 
 
 class AccumulatorServer(socketserver.ThreadingMixIn, pyspark.accumulators.AccumulatorTCPServer):  # type: ignore[misc]
@@ -299,46 +268,11 @@ class AccumulatorServer(socketserver.ThreadingMixIn, pyspark.accumulators.Accumu
     daemon_threads = True
 
 
-def secure_callbacks(gateway: Any) -> None:
-    """Starts the server through which the JVM calls Python functions, such as the function of `foreachBatch`.
-
-    PySpark starts this server without a token, so every user of the machine could send commands to it. The server that
-    this function starts requires a token. Called once per gateway, before the first stream starts.
-    """
-    parameters = gateway.callback_server_parameters
-    if parameters.auth_token is not None:
-        return
-    parameters.auth_token = secrets.token_hex()
-    ensure_callback_server_started(gateway)
-    jvm, java_server = gateway.jvm, JavaObject("GATEWAY_SERVER", gateway._gateway_client)
-    java_gateway = java_server.getGateway()
-    client = jvm.py4j.PythonClient(
-        java_gateway,
-        java_server.getCustomCommands(),
-        gateway.get_callback_server().get_listening_port(),
-        java_server.getCallbackClient().getAddress(),
-        jvm.py4j.CallbackClient.DEFAULT_MIN_CONNECTION_TIME,
-        jvm.py4j.CallbackClient.DEFAULT_MIN_CONNECTION_TIME_UNIT,
-        jvm.javax.net.SocketFactory.getDefault(),
-        java_server,
-        True,
-        java_server.getReadTimeout(),
-        parameters.auth_token,
-    )
-    # Py4J's own method that sets the port, `resetCallbackClient`, makes a client without a token.
-    field = java_gateway.getClass().getDeclaredField("cbClient")
-    field.setAccessible(True)
-    field.set(java_gateway, client)
-
-
-def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> SparkSession:
+def start_session(config: SessionConfig) -> SparkSession:
     """Starts the JVM and returns its session. This takes seconds. Call `session.stop()` at the end.
 
     The JVM ends with this process, however this process ends, because the JVM reads a pipe that only this process holds
     open.
-
-    Args:
-        modules: modules that the Python processes of a local session load. They are loaded once, while the JVM starts.
 
     Raises:
         InvalidConfig: Java is missing or too old.
@@ -347,14 +281,14 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
     # installed package.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     os.environ.setdefault("LOG4J_CONFIGURATION_FILE", str(Path(__file__).with_name("log4j2.properties")))
-    if config.is_local and modules:
-        _start_fork_server(modules)
     require_java(os.environ)
     # If nothing else is configured, executors must run this interpreter, because another one has other packages. These
     # settings are read here because only `spark-submit` reads them, and not a session that Python starts.
     interpreter = local_interpreter() if config.is_local else sys.executable
     for name, setting in _INTERPRETERS.items():
         os.environ.setdefault(name, config.conf.get(setting, interpreter))
+    if config.work == "plans":
+        os.environ |= SINGLE_THREADED | dict(os.environ)  # for the JVM's Python processes
     if config.is_local:
         # This is set before the JVM starts. Otherwise the JVM resolves the host's name, which may fail.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -369,11 +303,8 @@ def start_session(config: SessionConfig, modules: tuple[str, ...] = ()) -> Spark
     pyspark.accumulators.AccumulatorTCPServer = AccumulatorServer
     with off_the_command_line(secrets):
         spark = builder.getOrCreate()
-    secure_callbacks(spark.sparkContext._gateway)
     # PySpark imports whole packages. So at each use of a name, the JVM looks through all jars for a class of this name
     # in all imported packages. Importing the two classes by name avoids this.
     for name in ("PythonUtils", "SimplePythonFunction"):
         java_import(spark._jvm, f"org.apache.spark.api.python.{name}")
-    hadoop = spark._jsc.hadoopConfiguration()
-    spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(hadoop).setWriteChecksum(False)
     return spark

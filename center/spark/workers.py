@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 from functools import cache
 
+SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""The environment in which NumPy and Arrow start no threads. A process with threads must not fork."""
+
 
 @cache
 def settle() -> None:

@@ -33,7 +33,7 @@ class CenterTimes:
 
     Attributes:
         commit_s: time from a frame's arrival until it is durable and acknowledged.
-        batch_s: time of each micro-batch. A micro-batch takes all frames that are durable when it begins.
+        batch_s: time of each batch. A batch takes all frames that are durable when it begins.
         entry_s: time of each entry of a batch.
         answer_s: time from the end of the batch that completes a window until a client sees the answer.
     """
@@ -54,7 +54,7 @@ class _Waiting:
 
 
 class WireCenter:
-    """Serves all edges of one query: grants shares, acknowledges frames, and merges them in micro-batches.
+    """Serves all edges of one query: grants shares, acknowledges frames, and merges them in batches.
 
     Args:
         merging: receives the values, with the times at which a client can see them, in event time.

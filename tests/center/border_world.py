@@ -18,11 +18,10 @@ from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.ingest.frame_check import FrameCheck
 from center.ingest.stream_rules import CLOCK_LEAD_MS
+from center.job.batch_applier import to_batch
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
-from center.job.merge import merge_rows
+from center.job.merge import SkipKind, Skipped, SlicePartial, merge_partials
 from center.job.metrics import JobMetrics
-from center.job.microbatch import to_micro_batch
-from center.job.rows import FrameRow, row_of_damage, rows_of_positions
 from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_facts import FrameFacts
@@ -36,7 +35,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import LIVE, Constant, EdgeId
 from edgewater.wire import Frame, FrameBody, QueryRef
-from tests.center.kept_frames import facts_of_frame, kept_body, rows_of_frame
+from tests.center.kept_frames import facts_of_frame, kept_body, partials_of_frame
 
 MINUTE = 60_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -163,7 +162,7 @@ class Site:
         self.durable.sync()
 
     def ship(self, spoil: Callable[[FrameBody], FrameBody | None] = lambda body: body) -> int:
-        """Sends all that is due, in one micro-batch; returns the number of frames.
+        """Sends all that is due, in one batch; returns the number of frames.
 
         Args:
             spoil: returns what the center reads of a frame; None: it cannot be read.
@@ -176,7 +175,9 @@ class Site:
                 break
             frames += built
         self.durable.sync()
-        rows: list[FrameRow] = []
+        read: list[tuple[str, int]] = []
+        partials: list[SlicePartial] = []
+        damaged: list[Skipped] = []
         facts: defaultdict[str, dict[int, FrameFacts]] = defaultdict(dict)
         positions = self.center.writer.consumed()
         for frame in frames:
@@ -191,11 +192,13 @@ class Site:
                 check = FrameCheck(self.center.catalog.queries.get(frame.query.name).spec, COLUMNS)
                 latest_ms = self.center.now_ms + CLOCK_LEAD_MS
                 body = kept_body(check.check(Frame.pack(frame.seq, frame.query, body), latest_ms))
-                rows += rows_of_frame(entry, body)
+                partials += partials_of_frame(entry, body)
             else:
-                rows += [*rows_of_positions([(key, entry.position)]), row_of_damage(key, entry.position, "torn")]
+                damaged.append(Skipped(key, entry.position, SkipKind.DAMAGED, "torn"))
+            read.append((key, entry.position))
             facts[key][entry.position] = facts_of_frame(entry, body or FrameBody(0))
-        batch = to_micro_batch(merge_rows(rows), facts)
+        merged, refused = merge_partials(partials)
+        batch = to_batch(sorted(read), merged, [*damaged, *refused], facts)
         if batch.through:
             self.center.writer.apply(batch.deltas, batch.summaries, batch.through)
             self.center.writer.advance()

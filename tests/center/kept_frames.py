@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from center.catalog import Catalog
 from center.ingest.frame_check import CheckedFrame
-from center.job.rows import FrameRow, row_of_partial, rows_of_positions
+from center.job.merge import SlicePartial
 from center.storage.frame_facts import FrameFacts, split_body
 from center.storage.frame_log import FrameEntry, FrameLog, StoredFrame
 from edgewater.model.registered_query import query_key
@@ -36,11 +36,10 @@ def stored_body(catalog: Catalog, log: FrameLog, entry: FrameEntry) -> FrameBody
     return joined(log.read(entry.segment, entry.offset, entry.length).partials, facts.encoded)
 
 
-def rows_of_frame(entry: FrameEntry, body: FrameBody) -> list[FrameRow]:
-    """The rows of a frame that was read."""
+def partials_of_frame(entry: FrameEntry, body: FrameBody) -> list[SlicePartial]:
+    """The partials of a frame that was read."""
     key = query_key(entry.query)
-    partials = (row_of_partial(key, entry.position, p.slice_start_ms, p.synopsis) for p in body.partials)
-    return [*rows_of_positions([(key, entry.position)]), *partials]
+    return [SlicePartial(key, p.slice_start_ms, p.synopsis, entry.position) for p in body.partials]
 
 
 def facts_of_frame(entry: FrameEntry, body: FrameBody) -> FrameFacts:

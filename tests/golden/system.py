@@ -19,9 +19,8 @@ from center.api import create_app
 from center.catalog import Catalog, ComponentRegistry, UnindexedFrame
 from center.config import ApiSection
 from center.ingest.frame_check import FrameCheck
-from center.job.frame_source import read_frames
-from center.job.merge import merge_rows
-from center.job.microbatch import to_micro_batch
+from center.job.batch_applier import to_batch
+from center.job.merge import merge_partials, read_frames
 from center.ledger import EdgesChanged, Ledger, QueryRegistered
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
@@ -192,7 +191,7 @@ class Stores:
         assert all(outcome.acknowledged for outcome in self.catalog.frames.index(rows))
 
     def merge(self) -> None:
-        """Applies the frames that are in the log and not in the results, as a micro-batch does."""
+        """Applies the frames that are in the log and not in the results, as a plan does."""
         applied = self.results.consumed()
         entries = [
             (key, entry)
@@ -201,8 +200,10 @@ class Stores:
             for entry in self.catalog.frames.entries(key, applied.get(key, 0), 1 << 40)
         ]
         facts = self.catalog.frames.facts({query.key: [(0, 1 << 40)] for query in self.catalog.queries.all()})
-        batch = to_micro_batch(merge_rows(read_frames(self.log, self.directory / "log", entries)), facts)
-        assert not batch.skipped
+        partials, damaged = read_frames(self.log, self.directory / "log", entries)
+        merged, refused = merge_partials(partials)
+        assert not damaged and not refused
+        batch = to_batch([(key, entry.position) for key, entry in entries], merged, [], facts)
         self.results.apply(self.ledger, batch.deltas, batch.summaries, batch.through, self.now_ms)
 
     def finish(self) -> None:

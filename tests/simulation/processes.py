@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+import pickle
+import random  # noqa: TID251  (a type)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import edge.agent
 from center.catalog import Catalog
 from center.ingest.gateway import Gateway, GatewayConfig
-from center.job.frame_source import FrameReader, SourceOptions
+from center.job.admission import BatchLimits, PendingFrames, RoundRobin
+from center.job.batch_applier import BatchApplier, Times
+from center.job.frame_retention import FrameRetention
 from center.job.leadership import Leadership
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.loop_core import Fault, Lane, QueryFault, Run
+from center.job.merge import Frame, PartMerged, PartOutcome, merge_part
+from center.job.merge_loop import MergeLoop
+from center.job.merger import TasksFailed
 from center.job.metrics import JobMetrics
-from center.job.microbatch import BatchProcessor
+from center.job.planner import FramePlanner
 from center.ledger import Ledger
 from center.results import LeaseLost, ResultStore
 from center.storage.frame_log import FrameLog
@@ -41,8 +48,6 @@ PUSH_RETRY_S = 0.3
 PUSH_ATTEMPTS = 40
 JOB_POLL_S = 0.5
 LEASE_POLL_S = 0.5
-AHEAD = 2
-"""Batches that have been read and not applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,24 +238,92 @@ class GatewayProgram:
         self.catalog.close()
 
 
-class _Table:
-    """What `foreachBatch` gets: the rows of a micro-batch."""
+class VirtualMerger:
+    """A `Merger` on a virtual machine: tasks take any time, end in any order, and die. Results may come after the
+    driver has lost its lease, or for a plan that it has dropped.
 
-    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
-        self._batches = batches
+    Args:
+        deaths: how often a worker dies when it has merged a plan, so that the plan's frames are merged again.
+    """
 
-    def toArrow(self) -> pa.Table:  # noqa: N802  (Spark's name)
-        return pa.Table.from_batches(self._batches)
+    def __init__(self, process: Process, log_dir: Path, deaths: float) -> None:
+        self._process, self._log_dir, self._deaths = process, str(log_dir), deaths
+
+    def submit(
+        self, number: int, parts: Sequence[Sequence[Frame]], lane: Lane, description: str
+    ) -> Future[list[PartOutcome]]:
+        done: Future[list[PartOutcome]] = Future()
+        copies = pickle.loads(pickle.dumps(list(parts)))
+        frames = sum(map(len, copies))
+        # Two deaths of a frame that is alone would be its fault.
+        dies = (lane is Lane.MAIN or frames > 1) and self._process.rng.random() < self._deaths
+        self._process.spawn(self._run(done, copies, dies), f"plan {number}")
+        return done
+
+    async def _run(self, done: Future[list[PartOutcome]], parts: list[Sequence[Frame]], dies: bool) -> None:
+        rng = self._process.rng
+        # At the end, while the world comes to rest, tasks take the usual time.
+        is_slow = self._process.steps_left is not None and rng.random() < 0.3
+        await asyncio.sleep(rng.uniform(0.1, 4.0) if is_slow else rng.uniform(0.01, 0.1))
+        outcomes = await asyncio.to_thread(lambda: [merge_part(self._log_dir, part) for part in parts])
+        rng.shuffle(outcomes)
+        if dies:
+            done.set_exception(TasksFailed(Fault.FRAMES, "a worker was killed"))
+        else:
+            done.set_result(outcomes)
+
+    def probe(self) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def cancel(self, number: int) -> None:
+        """A cancelled task may end by itself."""
+
+    def close(self) -> None:
+        pass
+
+
+class AnyAdmission(RoundRobin):
+    """Admits few frames, some, or all."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self._rng = rng
+
+    def admit(
+        self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
+    ) -> dict[str, int]:
+        return super().admit(start, last, frames, replace(limits, frames=self._rng.choice((1, 3, 1000))))
+
+
+class ObservedApplier(BatchApplier):
+    """The production's; all frames here are good, so only a database may fail."""
+
+    process: Process
+
+    def apply(self, run: Run, outcomes: Iterable[PartMerged], times: Times) -> dict[str, QueryFault]:
+        try:
+            failed = super().apply(run, outcomes, times)
+        except (StorageError, LeaseLost):
+            raise
+        except Exception as exc:
+            self.process.report_failure(exc)
+            raise
+        for key, fault in failed.items():
+            self.process.report_failure(RuntimeError(f"{key}: {fault.reason}"))
+        self.process.step("applied")
+        return failed
 
 
 class JobProgram:
-    """`center.job` without Spark: its source, its processor and its deadlines, called as Spark calls them.
+    """`center.job` without Spark: its loop and its deadlines.
 
     One of several drivers leads by a lease; a single one needs none.
     """
 
     def __init__(self, process: Process, directory: Path, repeats: float, drivers: int) -> None:
-        self.process, self._repeats = process, repeats
+        self.process = process
         url = f"sqlite:///{directory}/catalog.db"
         self.catalog, self.store = Catalog(url), ResultStore(f"sqlite:///{directory}/results.db")
         metrics, self.ledger = JobMetrics(), Ledger(margin_ms=50)
@@ -262,16 +335,22 @@ class JobProgram:
             metrics,
             now_ms=process.now_ms,
         )
-        self._processor = BatchProcessor(
-            self._writer, self.catalog, metrics, directory / "log", now_ms=process.now_ms,
-            monotonic=process.monotonic, margin_ms=50,
+        applier = ObservedApplier(
+            self._writer, self.catalog, metrics, directory / "log", now_ms=process.now_ms, margin_ms=50
+        )
+        applier.process = process
+        planner = FramePlanner(
+            self.catalog, self._writer.consumed, BatchLimits(), process.monotonic,
+            partition=lambda: self.store.partition, admission=AnyAdmission(process.rng),
         )  # fmt: skip
-        self._leads_file = directory / f"leads-{process.name}"
-        self._leads_file.unlink(missing_ok=True)
-        self._options = SourceOptions(
-            url, f"sqlite:///{directory}/results.db", str(directory / "log"), retention_every_ms=4000,
-            leads=str(self._leads_file) if drivers > 1 else "",
+        retention = FrameRetention(self.catalog, self.store, FrameLog(directory / "log"), every_ms=4000)
+        self._applier = applier
+        self._loop = MergeLoop(
+            planner, applier, VirtualMerger(process, directory / "log", repeats), 2,
+            lambda: retention.run(process.now_ms(), self.store.partition),
+            now_ms=process.now_ms, monotonic=process.monotonic,
         )  # fmt: skip
+        self._terms = 0
         self._leadership: Leadership | None = None
         if drivers > 1:
             self._leadership = Leadership(
@@ -280,12 +359,12 @@ class JobProgram:
             )  # fmt: skip
             process.spawn(self._lead(), "leadership")
         process.spawn(self._deadlines(), "deadlines")
-        process.spawn(self._stream(), "stream")
+        process.spawn(self._merge(), "loop")
 
     def _begin_term(self) -> None:
-        self._processor.begin_term()
+        self._applier.begin_term()
         self._writer.begin_term()
-        self._leads_file.write_text(str(self.store.partition))
+        self._terms += 1
 
     async def _lead(self) -> None:
         while True:
@@ -295,8 +374,6 @@ class JobProgram:
     def _look_at_lease(self) -> None:
         assert self._leadership is not None
         self._leadership.step()
-        if not self.leads:
-            self._leads_file.unlink(missing_ok=True)
         self.process.step("lease")
 
     @property
@@ -318,50 +395,29 @@ class JobProgram:
             self._writer.advance()
         self.process.step("advanced")
 
-    async def _stream(self) -> None:
-        """Micro-batches as `BatchPipeline` has them: up to two have been read when the first of them is applied. A
-        stream that fails begins again where the store is."""
-        reader, batch_id = FrameReader(self._options), 0
-        reader._catalog, reader._store = self.catalog, self.store  # type: ignore[misc]  # one process, one connection
-        begin = reader.initialOffset()
-        ahead: deque[list[pa.RecordBatch]] = deque()
+    async def _merge(self) -> None:
+        """As `Job._keep_merging`."""
+        term = -1
         while True:
-            await asyncio.sleep(self.process.rng.uniform(0.02, JOB_POLL_S))
-            end = begin
-            if self.leads and len(ahead) < AHEAD:
-                reader.prepareForTriggerAvailableNow()
-                end = reader.latestOffset(begin, ReadMaxRows(self.process.rng.choice((1, 3, 1000))))
-            if end != begin:
-                ahead.append(await asyncio.to_thread(self._read, reader, begin, end))
-                reader.commit(end)  # for Spark it is done
-                begin = end
-                if self.process.rng.random() < 0.5:
-                    continue
-            if not ahead:
-                continue
-            batch_id += 1
-            try:
-                parts = ahead.popleft()
-                await asyncio.to_thread(self._process, parts, batch_id)
-                if self.process.rng.random() < self._repeats:
-                    await asyncio.to_thread(self._process, parts, batch_id)
-            except Exception as exc:
-                cause = self._processor.failure or exc
-                if not isinstance(cause, StorageError | LeaseLost):
-                    self.process.report_failure(cause)
-                ahead.clear()
-                begin = reader.initialOffset()
-                continue
+            await asyncio.sleep(self.process.rng.uniform(0.01, JOB_POLL_S))
+            led, leads = self._terms, self.leads
+            if leads and term != led:
+                term = led
+                await asyncio.to_thread(self._turn, self._loop.begin_term)
+            elif not leads and term >= 0:
+                term = -1
+                await asyncio.to_thread(self._turn, self._loop.end_term)
+            else:
+                self._loop.wake()
+                await asyncio.to_thread(self._turn, self._loop.turn)
             for frame in self.catalog.quarantine.frames():  # the frames here are all good
                 self.process.report_failure(RuntimeError(f"{frame.key}, frame {frame.entry.position}: {frame.reason}"))
 
-    def _read(self, reader: FrameReader, begin: dict[str, int], end: dict[str, int]) -> list[pa.RecordBatch]:
-        return [b for part in reader.partitions(begin, end) for b in reader.read(part)]
-
-    def _process(self, parts: list[pa.RecordBatch], batch_id: int) -> None:
-        if parts:
-            self._processor(_Table(parts), batch_id)
-        self.process.step("applied")
+    def _turn(self, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except LeaseLost:
+            self._loop.end_term()
 
     def close(self) -> None:
         self.store.close()

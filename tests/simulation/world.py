@@ -27,7 +27,6 @@ import grpc
 from sqlalchemy import Engine, event
 
 import center.catalog.catalog
-import center.job.frame_source
 import center.results.store
 import center.storage.segment_files
 import edge.agent
@@ -702,7 +701,6 @@ def installed(world: World) -> Iterator[None]:
             (edge.agent.agent, "release_free_memory"): lambda: None,
             (edge.durability.journal, "os"): CrashableOs(),
             (center.storage.segment_files, "os"): CrashableOs(),
-            (center.job.frame_source, "now_ms"): lambda: this_process().now_ms(),
             (grpc.aio, "server"): lambda options=(): Server(world.network, this_process()),
             (center.catalog.catalog, "open_engine"): shared_engine,
             (center.results.store, "open_engine"): shared_engine,

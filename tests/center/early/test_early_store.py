@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from center.job.batch_applier import to_batch
 from center.job.metrics import JobMetrics
-from center.job.microbatch import to_micro_batch
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion
 from center.storage.frame_log import FrameEntry
 from edgewater.answers import Phase
@@ -17,7 +17,7 @@ from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Arrivals, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, spec
-from tests.center.kept_frames import facts_of_frame, rows_of_frame
+from tests.center.kept_frames import facts_of_frame, partials_of_frame
 from tests.center.rendered import render, to_table
 from tests.center.stored_world import KEY, Stored, stored
 
@@ -218,5 +218,5 @@ def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) 
 def test_arrivals_reach_the_driver_with_the_facts_of_the_frame() -> None:
     body = FrameBody(7, (Partial(0, b"synopsis"),), arrivals=Arrivals(5, (b"a", b"bc")))
     entry = FrameEntry(REF, 1, EdgeId("e"), "i", 1, 0, "segment", 0, 9, 9, BEGIN_MS)
-    batch = to_micro_batch(rows_of_frame(entry, body), {KEY: {1: facts_of_frame(entry, body)}})
+    batch = to_batch([(KEY, 1)], partials_of_frame(entry, body), [], {KEY: {1: facts_of_frame(entry, body)}})
     assert [s.arrivals for s in batch.summaries] == [body.arrivals]

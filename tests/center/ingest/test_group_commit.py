@@ -15,6 +15,7 @@ from center.ingest.assignments import AssignmentPlan
 from center.ingest.group_commit import COMMIT_EVERY_S, GroupCommit, ReceivedFrame
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLog
+from center.storage.wake import Waker
 from edgewater.model.registered_query import query_key
 from edgewater.wire import Frame, FrameBody
 from tests.center.catalog_world import hello, spec
@@ -33,6 +34,13 @@ class Threads(VirtualLoop):
         return future
 
 
+class CountedWaker(Waker):
+    wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
 @pytest.mark.parametrize("every_s", [0.001, 0.2])
 def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is_committed_at_once(
     catalog: Catalog, tmp_path: Path, every_s: float
@@ -40,10 +48,10 @@ def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is
     query, frames = catalog.queries.register(spec(), 1)[0].ref, 100
     assert hello(catalog) is None
     plan = AssignmentPlan.of(catalog.version(), catalog.queries.all(), catalog.edges.all(), {})
-    loop, metrics = Threads(random.Random(1)), GatewayMetrics()
+    loop, metrics, waker = Threads(random.Random(1)), GatewayMetrics(), CountedWaker(tmp_path)
     commits = GroupCommit(
         catalog, FrameLog(tmp_path / "log"), metrics, max_pending_bytes=1 << 20, read_plan=lambda p: p,
-        on_stall=lambda: None, retry_ms=1, retry_max_ms=1,
+        waker=waker, on_stall=lambda: None, retry_ms=1, retry_max_ms=1,
     )  # fmt: skip
     commits.plan = plan
     waited_s: list[float] = []
@@ -70,6 +78,7 @@ def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is
     finally:
         loop.close()
     made = metrics.registry.get_sample_value("edgewater_gateway_commits_total")
+    assert waker.wakes == made, "the drivers are woken after each commit"
     assert made is not None and [e.seq for e in catalog.frames.entries(query_key(query), 0, 1 << 40)] == list(
         range(frames)
     )

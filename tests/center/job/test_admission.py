@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,13 +29,10 @@ def sizes_of(frames: dict[str, list[int]]) -> PendingFrames:
 class Log:
     """Frames of queries with windows of a second, and the time that batches take."""
 
-    def __init__(self, *, plans_ahead: bool = False) -> None:
+    def __init__(self) -> None:
         self.frames: dict[str, list[PendingFrame]] = {}
-        self.now_s = 0.0
         self.start: dict[str, int] = {}
-        self.admission = LeastSlack(
-            lambda key: None if key == "unknown@1" else (SECOND, 0), lambda: self.now_s, plans_ahead=plans_ahead
-        )
+        self.admission = LeastSlack(lambda key: None if key == "unknown@1" else (SECOND, 0))
 
     def add(
         self, key: str, received_at_ms: int, size: int = MB, edge: str = "a", through_ms: int | None = None
@@ -49,13 +45,15 @@ class Log:
     def pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
         return self.frames[key][after:through]
 
-    def batch(self, limits: BatchLimits, took_s: float = 0.5) -> dict[str, int]:
-        """Admits a batch; the next one is asked for after `took_s`. Returns the number of frames by query."""
+    def batch(self, limits: BatchLimits, took_s: float | None = 0.5) -> dict[str, int]:
+        """Admits a batch, which can be applied after `took_s`; None: it is not applied. Returns the number of frames by
+        query."""
         last = {key: len(queue) for key, queue in self.frames.items()}
         ends = self.admission.admit(self.start, last, self.pending, limits)
         admitted = {key: end - self.start.get(key, 0) for key, end in ends.items()}
         self.start |= ends
-        self.now_s += took_s
+        if took_s is not None:
+            self.admission.done(ends, took_s)
         return admitted
 
 
@@ -115,7 +113,7 @@ def test_positions_that_retention_has_dropped_are_passed() -> None:
 
 
 @given(
-    policy=st.sampled_from([RoundRobin, lambda: LeastSlack(lambda key: (10, 0), lambda: 0.0)]),
+    policy=st.sampled_from([RoundRobin, lambda: LeastSlack(lambda key: (10, 0))]),
     frames=st.dictionaries(st.sampled_from("abcdef"), st.lists(st.integers(1, 300), max_size=30)),
     limits=st.builds(
         BatchLimits,
@@ -242,29 +240,22 @@ def test_a_batch_is_as_large_as_a_slow_machine_applies_in_its_time() -> None:
     assert admitted == 16, "never more than configured"
 
 
-def test_the_time_since_a_batch_that_was_planned_ahead_is_that_of_the_batch_before() -> None:
-    log, limits = Log(plans_ahead=True), BatchLimits(bytes=16 * MB, bytes_per_query=MB)
-    for key in range(100):
-        for _ in range(4):
-            log.add(f"q{key}@1", 100)
-    assert sum(log.batch(limits, took_s=0.01).values()) == 16
-    assert sum(log.batch(limits, took_s=7.8).values()) == 16, "planned while the first one is read"
-    assert sum(log.batch(limits, took_s=7.8).values()) == 4, "16 MB took four times as long as a batch may"
-    assert sum(log.batch(limits, took_s=1.95).values()) == 4, "the second one took as long"
-    assert sum(log.batch(limits, took_s=0.05).values()) == 4
-    for _ in range(20):
-        admitted = sum(log.batch(limits, took_s=0.1).values())
-    assert admitted == 16, "never more than configured"
+def test_the_next_batch_may_be_admitted_before_the_one_before_can_be_applied() -> None:
+    log, limits = Log(), BatchLimits(bytes=16 * MB, bytes_per_query=MB)
+    for number in range(100):
+        log.add(f"q{number}@1", 100)
+    first = log.admission.admit({}, dict.fromkeys(log.frames, 1), log.pending, limits)
+    log.start = dict(first)
+    assert sum(log.batch(limits, took_s=None).values()) == 16
+    log.admission.done(first, 7.8)
+    assert sum(log.batch(limits).values()) == 4, "16 MB took four times as long as a batch may"
 
 
-@pytest.mark.parametrize("plans_ahead", [False, True])
-def test_a_batch_that_was_not_applied_measures_nothing(plans_ahead: bool) -> None:
-    log, limits = Log(plans_ahead=plans_ahead), BatchLimits(bytes=16 * MB)
+def test_a_batch_that_was_not_applied_measures_nothing() -> None:
+    log, limits = Log(), BatchLimits(bytes=16 * MB)
     for number in range(60):
         log.add(f"q{number}@1", 100)
-    if plans_ahead:
-        log.batch(limits)
-    log.batch(limits, took_s=100)
+    log.batch(limits, took_s=None)
     log.start = {}
     assert sum(log.batch(limits).values()) == 16
 

@@ -1,4 +1,4 @@
-"""When a micro-batch is held back for the frames that are about to come."""
+"""When a batch is held back for the frames that are about to come."""
 
 from __future__ import annotations
 

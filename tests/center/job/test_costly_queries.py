@@ -16,7 +16,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 from tests.center.gateway_world import synopsis
 from tests.center.job.conftest import WINDOW_MS, World, spec
-from tests.center.job.micro_batches import MicroBatches
+from tests.center.job.plans import Plans
 
 MANY = [f"/{i:05d}" for i in range(200)]
 """URLs of a slice of more than 1 KB."""
@@ -34,8 +34,8 @@ def ship_windows(world: World, ref: QueryRef, windows: int, urls: list[str]) -> 
         world.ship_records(world.edges[0], ref, window, urls)
 
 
-def assert_only_evil_is_set_aside(world: World, job: MicroBatches, evil: QueryRef, why: str) -> None:
-    assert job.process.set_aside == {"evil@1": SetAside.PAUSED}
+def assert_only_evil_is_set_aside(world: World, job: Plans, evil: QueryRef, why: str) -> None:
+    assert job.applier.set_aside == {"evil@1": SetAside.PAUSED}
     paused = world.catalog.quarantine.queries()[evil]
     assert (paused.state, why in paused.reason) == (SetAside.PAUSED, True)
     (alarm,) = world.catalog.alarms.latest(query="evil@1")
@@ -49,7 +49,7 @@ def assert_only_evil_is_set_aside(world: World, job: MicroBatches, evil: QueryRe
 
 def test_an_answer_that_is_too_large_costs_only_its_query_which_goes_on_with_a_larger_maximum(world: World) -> None:
     evil, honest = world.register("evil", "honest")
-    job = MicroBatches(world)
+    job = Plans(world)
     job.store._max_answer_bytes = 1_000
     ship_windows(world, evil, 1, MANY)
     ship_windows(world, honest, 3, ["/a", "/b"])
@@ -72,7 +72,7 @@ def test_slow_answers_and_too_many_open_windows_cost_only_their_query(
     world: World, monkeypatch: pytest.MonkeyPatch, module: object, name: str, most: float, why: str
 ) -> None:
     evil, honest = world.register("evil", "honest")
-    job = MicroBatches(world)
+    job = Plans(world)
     ship_windows(world, honest, 2, ["/a"])
     world.end(honest)
     job.run()
@@ -106,7 +106,7 @@ def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monk
     budgeted = spec("evil").to_mapping() | {"budget": {"staleness": "1s"}}
     evil = world.catalog.queries.register(QuerySpec.from_mapping(budgeted), world.now)[0].ref
     (honest,) = world.register("honest")
-    job = MicroBatches(world)
+    job = Plans(world)
     for _ in range(2):
         world.ship_records(world.edges[0], evil, world.now // WINDOW_MS, ["/a"])
         job.run()
@@ -132,7 +132,7 @@ def test_many_large_windows_that_are_due_at_once_are_answered_in_several_steps(
 ) -> None:
     monkeypatch.setattr(answer_work, "BYTES_PER_WORK", 100)
     large, small = world.register("large", "small")
-    job = MicroBatches(world)
+    job = Plans(world)
     for ref, urls in ((large, MANY), (small, ["/a"])):
         for window in range(20):
             world.ship_records(world.edges[0], ref, window, urls)

@@ -16,6 +16,7 @@ from sqlalchemy import delete, insert
 from center.catalog import Catalog, SetAside, quarantine, schema
 from center.job import examination
 from center.job.job import Job, JobConfig
+from center.job.loop_core import Released
 from center.results import schema as t
 from center.storage.database import write_transaction
 from center.storage.progress import DriverProgress, Track, progress_path, read_progress
@@ -23,7 +24,8 @@ from center.storage.query_partition import QueryPartition
 from edgewater.model.errors import NotFound
 from edgewater.wire import QueryRef
 from tests.center.job.conftest import World
-from tests.center.job.micro_batches import MicroBatches, deadly, install_deadly
+from tests.center.job.in_process_merger import InProcessMerger
+from tests.center.job.plans import Plans, deadly, install_deadly
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def drive(path: Path, catalog_url: str, results_url: str, now: int) -> None:
         disk = SimpleNamespace(
             catalog_url=catalog_url, results_url=results_url, log_dir=path / "log", catalog=catalog, clock=lambda: now
         )
-        MicroBatches(disk, progress=DriverProgress(path / "progress")).run()
+        Plans(disk, progress=DriverProgress(path / "progress")).run()
 
 
 def start(world: World) -> Job:
@@ -82,7 +84,7 @@ def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on
     evil, honest = world.register("evil", "honest")
     for ref in (evil, honest):
         world.ship_records(world.edges[0], ref, 0, ["/a"])
-    MicroBatches(world).run()
+    Plans(world).run()
     poison(world, evil)
     world.end(evil)
     driver = multiprocessing.get_context("spawn").Process(
@@ -106,8 +108,8 @@ def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on
     assert job.metrics.registry.get_sample_value("edgewater_job_set_aside_queries", {"state": "quarantined"}) == 1
     assert world.store.consumed() == {"evil@1": 1, "honest@1": 1}, "the trial was made with a copy"
 
-    restarted = MicroBatches(world)
-    restarted.process.leave_out("evil@1", SetAside.QUARANTINED)
+    restarted = Plans(world)
+    restarted.applier.leave_out("evil@1", SetAside.QUARANTINED)
     world.end(honest)
     restarted.run()
     world.truth.pop((evil, 0, "/a"))
@@ -118,16 +120,16 @@ def test_a_query_whose_answer_kills_the_driver_is_set_aside_and_the_others_go_on
 @pytest.mark.slow
 def test_a_query_that_is_tried_again_gets_all_its_frames(world: World) -> None:
     evil, honest = world.register("evil", "honest")
-    job = MicroBatches(world)
-    job.process.leave_out("evil@1", SetAside.QUARANTINED)
+    job = Plans(world)
+    job.applier.leave_out("evil@1", SetAside.QUARANTINED)
     for ref in (evil, honest):
         world.ship_records(world.edges[0], ref, 0, ["/a"])
         world.end(ref)
     world.now += 10_000
     job.run()
     assert {ref for ref, *_ in world.answers()} == {honest}
-    job.process.release("evil@1")
-    job.restart()
+    job.applier.release("evil@1")
+    job.loop.handle(Released("evil@1"))
     job.run()
     assert world.answers() == world.truth
 
@@ -145,13 +147,14 @@ def test_a_query_that_is_not_to_blame_is_set_aside_only_after_many_deaths(
     for deaths in range(1, examination.MAX_DEATHS):
         die_of(world, "a@1")
         assert world.catalog.quarantine.queries() == {}, deaths
-    MicroBatches(world).run()
+    Plans(world).run()
     assert world.answers() == world.truth, "no trial has changed anything"
     job = die_of(world, "a@1")
     assert "lived" in world.catalog.quarantine.queries()[ref].reason
-    assert job.processor.set_aside == {"a@1": SetAside.QUARANTINED}
+    assert job.applier.set_aside == {"a@1": SetAside.QUARANTINED}
     world.catalog.quarantine.retry_query("a")
-    assert job._release_queries() and job.processor.set_aside == {}
+    job.release_queries(job.loop_over(InProcessMerger(str(world.log_dir))))
+    assert job.applier.set_aside == {}
     with pytest.raises(NotFound):
         world.catalog.quarantine.retry_query("a")
 

@@ -11,22 +11,22 @@ from center.ledger import answer_work
 from edgewater.guard.frame_work import BYTES_PER_UNIT
 from edgewater.wire import FrameBody, Partial, SliceClose
 from tests.center.job.conftest import WINDOW_MS, World, synopsis
-from tests.center.job.micro_batches import MicroBatches
+from tests.center.job.plans import Plans
 
 PORTION = 20
 SLICES = 5 * PORTION // 2
 
 
 @pytest.fixture
-def job(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[MicroBatches]:
+def job(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plans]:
     monkeypatch.setattr(answer_work, "MAX_WORK", PORTION)
-    job = MicroBatches(world)
+    job = Plans(world)
     yield job
     job.close()
 
 
 @pytest.mark.slow
-def test_a_frame_that_closes_very_many_windows_delays_no_other_query(world: World, job: MicroBatches) -> None:
+def test_a_frame_that_closes_very_many_windows_delays_no_other_query(world: World, job: Plans) -> None:
     greedy, honest = world.register("a", "b")
     for edge in world.edges:
         closes = tuple(SliceClose(n * WINDOW_MS, 1, 0) for n in range(SLICES))
@@ -47,9 +47,7 @@ def test_a_frame_that_closes_very_many_windows_delays_no_other_query(world: Worl
 
 
 @pytest.mark.slow
-def test_several_queries_that_close_very_many_windows_share_what_others_wait_for(
-    world: World, job: MicroBatches
-) -> None:
+def test_several_queries_that_close_very_many_windows_share_what_others_wait_for(world: World, job: Plans) -> None:
     """One edge may serve many queries."""
     *greedy, honest = world.register("a", "b", "c", "d", "e", "f")
     for ref in greedy:
@@ -74,7 +72,7 @@ def test_a_backlog_of_frames_of_many_slices_is_read_in_portions(world: World) ->
         world.ship(evil, greedy, FrameBody(0, partials))
     for window in range(3):
         world.ship_window(honest, window)
-    job = MicroBatches(world, limits=BatchLimits(bytes_per_query=25 * 8 * BYTES_PER_UNIT))
+    job = Plans(world, limits=BatchLimits(bytes_per_query=25 * 8 * BYTES_PER_UNIT))
     job.run_one()
     consumed = world.store.consumed()
     assert consumed["a@1"] == 2, "a batch reads at most 25 slices of a query, and not less than a frame"

@@ -3,16 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from center.job.job import Job, JobConfig, StreamStopped
 from center.job.leadership import Leadership, LeaseWatch, display_name, is_gone, new_owner
 from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
-from center.job.pipeline import BatchPipeline
 from center.ledger import Ledger
 from center.results import Lease, LeaseLost, ResultStore
 from edgewater.model.errors import StorageError
@@ -289,33 +287,3 @@ def test_a_standby_keeps_no_deadlines(world: Any, pair: tuple[Driver, Driver]) -
     assert advanced.wait(20)
     stop.set()
     thread.join(20)
-
-
-def test_a_stream_that_has_read_in_an_earlier_term_begins_again(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it left out as stuck in that term is behind its positions, and would wait for the query's next frame."""
-    job = Job(JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock))
-    job._leads_file = world.path / "leads"
-    stop, polls = threading.Event(), list[Callable[[], object]]()
-
-    class Query:
-        status: ClassVar = {"message": "Waiting for data to arrive"}
-
-        def awaitTermination(self, timeout: float) -> bool:  # noqa: N802  (Spark's name)
-            polls.pop(0)()
-            return False
-
-        def stop(self) -> None:
-            pass
-
-    def stream(*during: Callable[[], object]) -> None:
-        polls[:] = [*during, stop.set]
-        job._stream(None, BatchPipeline(job.processor), stop, world.path / "leads")
-
-    monkeypatch.setattr("center.job.job.start_stream", lambda *_: Query())
-    stream(lambda: None, job.leadership.step, lambda: None)  # a standby that takes over goes on
-    assert job.leadership.leads.is_set() and not polls
-    stop.clear()
-    with pytest.raises(StreamStopped, match="leads again"):
-        stream(lambda: None, job._begin_term)
-    stream(lambda: None)
-    job._close()

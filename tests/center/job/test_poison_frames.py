@@ -1,9 +1,10 @@
-"""Frames that the job cannot apply cost their own data only, through the production micro-batch path."""
+"""Frames that the job cannot apply cost their own data only, through the production batch path."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
-from tenacity import RetryCallState, Retrying
 
 from center.catalog import SetAside
-from center.job import examination, microbatch
+from center.job import batch_applier, examination, merge
 from center.job.examination import Examiner, Trial
-from center.job.job import SUSPICIOUS, Job, JobConfig
+from center.job.job import Job, JobConfig
+from center.job.loop_core import DEATHS, MAX_CULPRITS, Fault, Lane
+from center.job.merge import Skipped, SlicePartial
+from center.job.merger import TasksFailed
 from center.ledger.window_book import WindowBook
 from edgewater.answers import Cause
 from edgewater.model.errors import StorageError
@@ -27,14 +29,14 @@ from edgewater.synopses.encoding import codec
 from edgewater.wire import FrameBody, InputLoss, Partial, QueryRef, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 from tests.center.job.conftest import COLUMNS, World, synopsis
-from tests.center.job.micro_batches import MicroBatches, deadly, install_deadly
+from tests.center.job.plans import Failing, Plans, deadly, install_deadly
 
 U64 = (1 << 64) - 1
 
 
 @pytest.fixture
-def job(world: World) -> Iterator[MicroBatches]:
-    job = MicroBatches(world)
+def job(world: World) -> Iterator[Plans]:
+    job = Plans(world)
     yield job
     job.close()
 
@@ -88,7 +90,7 @@ def table_of_keys(message: SynopsisMessage) -> None:
 @pytest.mark.parametrize("change", [nested, long_integer, huge_dimension, table_of_keys])
 @pytest.mark.slow
 def test_a_partial_that_no_merge_takes_costs_itself(
-    world: World, job: MicroBatches, change: Callable[[SynopsisMessage], None]
+    world: World, job: Plans, change: Callable[[SynopsisMessage], None]
 ) -> None:
     ref, other = world.register("a", "b")
     evil, honest, third = world.edges
@@ -108,7 +110,7 @@ def test_a_partial_that_no_merge_takes_costs_itself(
     assert {at: n for at, n in answers.items() if at[0] == other} == dict(world.truth)
     assert (str(evil), "partial-refused") in losses(world, ref)
     assert "partial-refused" in {kind for kind, _ in alarms(world)}
-    assert not job.process.set_aside and world.catalog.quarantine.frames() == []
+    assert not job.applier.set_aside and world.catalog.quarantine.frames() == []
 
 
 MEASURES = {
@@ -133,7 +135,7 @@ def no_data(message: SynopsisMessage) -> None:
 
 
 @pytest.mark.slow
-def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: World, job: MicroBatches) -> None:
+def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: World, job: Plans) -> None:
     query = {"name": "a", "from": "downloads", "group_by": ["url"], "measures": MEASURES, "window": {"tumbling": "1s"}}
     ref = world.catalog.queries.register(QuerySpec.from_mapping(query), world.now)[0].ref
     bound = QuerySpec.from_mapping(query).bind(COLUMNS)
@@ -162,7 +164,7 @@ def test_no_kind_of_synopsis_takes_more_than_its_own_partial_with_it(world: Worl
     merged = GroupedAggregate.from_bytes(record.synopsis)
     assert dict(zip(merged.rows()[0].to_pylist(), merged.query("n").value, strict=True)) == {"/a": 2, "/b": 2}
     assert losses(world, ref) == {(str(evil), "partial-refused")}
-    assert not job.process.set_aside and world.catalog.quarantine.frames() == []
+    assert not job.applier.set_aside and world.catalog.quarantine.frames() == []
 
 
 def nested_own(message: SynopsisMessage) -> None:
@@ -174,7 +176,7 @@ def long_own(message: SynopsisMessage) -> None:
 
 
 @pytest.mark.slow
-def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, job: MicroBatches) -> None:
+def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, job: Plans) -> None:
     """Each alarm is a transaction of the driver, for which all queries wait."""
     (ref,) = world.register("a")
     evil, *_ = world.edges
@@ -186,11 +188,11 @@ def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, j
     assert job.counted("input_losses", reason="other") == 100
     raised = world.catalog.alarms.latest()
     assert {a.kind for a in raised} == {"partial-refused", "input-lost"}
-    assert sum(a.times for a in raised) == 2 * microbatch.MAX_ALARMS
+    assert sum(a.times for a in raised) == 2 * batch_applier.MAX_ALARMS
     assert sum("and 80 more" in a.message for a in raised) == 2
 
 
-def test_a_query_that_lacks_memory_at_an_edge_has_an_alarm_of_its_own(world: World, job: MicroBatches) -> None:
+def test_a_query_that_lacks_memory_at_an_edge_has_an_alarm_of_its_own(world: World, job: Plans) -> None:
     (ref,) = world.register("a")
     stated = tuple(InputLoss("memory", "query-memory", 2_000 * n, 2_000 * n + 1_000) for n in range(30))
     world.ship(world.edges[0], ref, FrameBody(0, losses=stated))
@@ -201,7 +203,7 @@ def test_a_query_that_lacks_memory_at_an_edge_has_an_alarm_of_its_own(world: Wor
     assert job.counted("input_losses", reason="query-memory") == 30
 
 
-def test_partials_that_claim_more_records_than_can_be_counted_stop_nothing(world: World, job: MicroBatches) -> None:
+def test_partials_that_claim_more_records_than_can_be_counted_stop_nothing(world: World, job: Plans) -> None:
     (ref,) = world.register("a")
     message = codec.unseal(synopsis(["/a"], [1]))
     message.records = U64
@@ -215,7 +217,7 @@ def test_partials_that_claim_more_records_than_can_be_counted_stop_nothing(world
     assert world.answers() == world.truth
 
 
-def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_paused(world: World, job: MicroBatches) -> None:
+def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_paused(world: World, job: Plans) -> None:
     (ref,) = world.register("a")
     evil, honest, _ = world.edges
     world.ship_records(honest, ref, 0, ["/a"])
@@ -228,7 +230,7 @@ def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_paused(wor
     assert world.answers() == world.truth
     assert losses(world, ref) == {(str(evil), "partial-refused")}
     assert losses(world, ref, 1000) == set()
-    assert not job.process.set_aside
+    assert not job.applier.set_aside
     assert job.counted("skipped", kind="partial-refused") == 1
 
 
@@ -262,7 +264,7 @@ def test_a_frame_that_the_driver_cannot_apply_is_quarantined_and_the_rest_counts
         world.ship(honest[n % 2], ref, body(synopsis([f"/{n}"], [1])))
     world.ship(evil, ref, body(synopsis(["/evil"], [1]), closes=(SliceClose(0, 1, 0),)))
     world.ship(evil, ref, body(synopsis(["/good"], [1])))
-    job = MicroBatches(world, keep_frames_ms=0)
+    job = Plans(world, keep_frames_ms=0)
     job.run()
     end(world, ref, other)
     job.run()
@@ -289,12 +291,12 @@ def test_a_quarantined_frame_is_a_loss_for_a_job_that_has_lost_its_store(
     with monkeypatch.context() as patch:
         fault_of(patch, evil, ValueError("odd"))
         world.ship(evil, ref, body(synopsis(["/evil"], [1]), closes=(SliceClose(0, 1, 0),)))
-        first = MicroBatches(world)
+        first = Plans(world)
         first.run()
         first.close()
     world.lose_results()
     end(world, ref)
-    again = MicroBatches(world)
+    again = Plans(world)
     again.run()
     assert world.all_consumed()
     assert len(world.catalog.quarantine.frames()) == 1, "not again"
@@ -304,39 +306,26 @@ def test_a_quarantined_frame_is_a_loss_for_a_job_that_has_lost_its_store(
 
 @pytest.mark.parametrize("fault", [StorageError("no space left"), OSError(28, "no space left")])
 def test_a_failure_that_is_not_a_frames_fault_quarantines_nothing(
-    world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch, fault: Exception
+    world: World, job: Plans, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
     with monkeypatch.context() as patch:
         fault_of(patch, world.edges[0], fault)
         for _ in range(3):
-            with pytest.raises(microbatch.BatchFailed):
+            with pytest.raises(Failing, match="no space left"):
                 job.run()
-    assert job.process.failure is fault
-    assert "no space left" in job.process.problem
     assert world.catalog.quarantine.frames() == [] and world.store.consumed() == {}
     job.run()
-    assert job.process.problem == ""
+    assert job.loop.core.problem == ""
     end(world, ref)
     job.run()
     assert world.answers() == world.truth
 
 
-def test_a_job_is_not_ready_between_two_attempts_at_a_batch(world: World) -> None:
-    (ref,) = world.register("a")
-    config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
-    job = Job(config)
-    assert job.has_applied_all(), "a stream that waits has read all"
-    world.ship_window(ref, 0)
-    assert not job.has_applied_all(), "it only waits until it tries again"
-    MicroBatches(world).run()
-    assert job.has_applied_all()
-
-
 @pytest.mark.slow
 def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
-    world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
+    world: World, job: Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, other = world.register("a", "b")
     report = WindowBook.report
@@ -352,11 +341,9 @@ def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
         world.ship_window(ref, window)
         world.ship_window(other, window)
     end(world, other)
-    with suppress(microbatch.BatchFailed):
-        job.run()
     job.run()
-    assert len(world.catalog.quarantine.frames()) <= microbatch.MAX_CULPRITS
-    assert job.process.set_aside == {"a@1": SetAside.PAUSED}
+    assert len(world.catalog.quarantine.frames()) <= MAX_CULPRITS
+    assert job.applier.set_aside == {"a@1": SetAside.PAUSED}
     assert ("query-paused", "") in alarms(world)
     assert {at: n for at, n in world.answers().items() if at[0] == other} == {
         at: n for at, n in world.truth.items() if at[0] == other
@@ -365,7 +352,7 @@ def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
 
 @pytest.mark.slow
 def test_many_poison_frames_do_not_keep_the_other_queries_waiting(
-    world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
+    world: World, job: Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, other = world.register("a", "b")
     evil, honest, _ = world.edges
@@ -373,17 +360,18 @@ def test_many_poison_frames_do_not_keep_the_other_queries_waiting(
     for n in range(18):
         world.ship(evil, ref, body(synopsis([f"/{n}"], [1]), closes=(SliceClose(0, n + 1, 0),)))
     world.ship_records(honest, other, 0, ["/a"])
-    with pytest.raises(microbatch.BatchFailed):
-        job.run()
-    assert 0 < len(world.catalog.quarantine.frames()) < 18, "a part, and the others' frames are next"
-    assert world.store.consumed()["b@1"] == world.positions_of(other)
-    for _ in range(18):
-        if world.all_consumed():
-            break
-        job.restart()
-        with suppress(microbatch.BatchFailed):
-            job.run()
+    job.run_one()
+    assert world.store.consumed() == {"b@1": world.positions_of(other)}, "of the first plan, what can be applied"
+    while world.store.consumed().get("a@1", 0) < 2:
+        job.run_one()
+    world.ship_records(honest, other, 1, ["/b"])
+    for _ in range(3):
+        job.run_one()
+    assert world.store.consumed()["b@1"] == world.positions_of(other), "the suspects have a lane of their own"
+    assert world.store.consumed()["a@1"] < world.positions_of(ref)
+    job.run()
     assert world.all_consumed() and len(world.catalog.quarantine.frames()) == 18
+    assert not job.applier.set_aside, "one edge cannot pause a query"
 
 
 # A query whose state cannot take the time
@@ -391,7 +379,7 @@ def test_many_poison_frames_do_not_keep_the_other_queries_waiting(
 
 @pytest.mark.slow
 def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
-    world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
+    world: World, job: Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, other = world.register("a", "b")
     emit_due = WindowBook.emit_due
@@ -425,8 +413,93 @@ def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
 # Frames that kill the process that reads them
 
 
-@pytest.mark.slow
-def test_a_frame_that_kills_processes_is_found_and_set_aside_before_it_is_read(
+@pytest.mark.parametrize("lone", [False, True])
+def test_a_frame_that_kills_workers_is_quarantined_and_the_rest_counts(world: World, lone: bool) -> None:
+    ref, other = world.register("a", "b")
+    evil, honest, _ = world.edges
+    if not lone:
+        world.ship_records(honest, ref, 0, ["/a"])
+    world.ship(evil, ref, body(synopsis(["/evil"], [1]), closes=(SliceClose(0, 1, 0),)))
+    if not lone:
+        world.ship_records(honest, ref, 0, ["/a", "/b"])
+        world.ship_window(other, 0)
+    job = Plans(world, kills=lambda part: any(key == "a@1" and entry.edge == evil for key, entry in part))
+    job.run()
+    (frame,) = world.catalog.quarantine.frames()
+    assert (frame.key, frame.entry.edge, frame.reason) == ("a@1", evil, "a worker was ended by SIGSEGV")
+    assert world.all_consumed()
+    assert job.merger.submitted.count((Lane.SUSPECT, 1)) >= DEATHS
+    job = Plans(world)
+    end(world, ref, other)
+    job.run()
+    assert world.answers() == world.truth
+    assert lone or losses(world, ref) == {(str(evil), "frame-damaged")}
+    assert not job.applier.set_aside
+
+
+def test_queries_go_on_while_the_frame_that_kills_workers_is_searched(world: World) -> None:
+    *others, ref = world.register(*(f"q{n}" for n in range(9)))
+    evil, honest, _ = world.edges
+    for number in range(8):
+        world.ship_records(evil if number == 5 else honest, ref, 0, [f"/{number}"])
+    for other in others:
+        world.ship_records(honest, other, 0, ["/a"])
+    job = Plans(world, kills=lambda part: any(entry.edge == evil for _, entry in part))
+    job.run_one()
+    for other in others:
+        world.ship_records(honest, other, 1, ["/b"])
+    while not all(world.store.consumed().get(f"{o.name}@1") == 2 for o in others):
+        job.run_one()
+    assert not world.all_consumed() and not world.catalog.quarantine.frames()
+    job.run()
+    (frame,) = world.catalog.quarantine.frames()
+    assert (frame.key, frame.entry.position) == ("q8@1", 6)
+
+
+def test_no_frame_is_blamed_while_workers_die_without_frames_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    starved = True
+    job = Plans(world, kills=lambda _: starved)
+    probe = job.merger.probe
+
+    def dies() -> Future[None]:
+        done: Future[None] = Future()
+        done.set_exception(TasksFailed(Fault.FRAMES, "killed"))
+        return done if starved else probe()
+
+    monkeypatch.setattr(job.merger, "probe", dies)
+    for _ in range(3 * DEATHS):
+        with pytest.raises(Failing, match="SIGSEGV"):
+            job.run()
+    starved = False
+    end(world, ref)
+    job.run()
+    assert world.answers() == world.truth
+    assert world.catalog.quarantine.frames() == []
+
+
+def test_frames_that_do_not_fit_into_memory_together_are_merged_in_smaller_plans(
+    world: World, job: Plans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ref,) = world.register("a")
+    for window in range(3):
+        world.ship_window(ref, window)
+    end(world, ref)
+    merge_partials = merge.merge_partials
+
+    def short(partials: Sequence[SlicePartial]) -> tuple[list[SlicePartial], list[Skipped]]:
+        if len(partials) > 2:
+            raise MemoryError
+        return merge_partials(partials)
+
+    monkeypatch.setattr(merge, "merge_partials", short)
+    job.run()
+    assert world.answers() == world.truth
+    assert world.catalog.quarantine.frames() == [] and alarms(world) == set()
+
+
+def test_a_frame_that_kills_the_driver_is_found_and_set_aside_before_it_is_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ref, other = world.register("a", "b")
@@ -444,7 +517,7 @@ def test_a_frame_that_kills_processes_is_found_and_set_aside_before_it_is_read(
         "a@1", 2, "the process that read it was ended by SIGSEGV",
     )  # fmt: skip
     end(world, ref, other)
-    MicroBatches(world).run()
+    Plans(world).run()
     assert world.answers() == world.truth
     assert losses(world, ref) == {(str(evil), "frame-damaged")}
 
@@ -482,20 +555,6 @@ def test_time_for_which_the_examiner_waits_for_a_core_does_not_count(
     with Examiner(world.log_dir, timeout_s=1e-9) as examiner:
         trial = examiner.try_frame(honest)
     assert trial == replace(trial, death="") and trial != Trial()
-
-
-def test_python_processes_that_a_starved_machine_starts_too_late_put_no_frame_under_suspicion(world: World) -> None:
-    config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
-    job = Job(config)
-    job.leadership.step()
-    late = "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
-    for message in (*[late] * SUSPICIOUS, "a task was ended by SIGSEGV"):
-        attempt = RetryCallState(Retrying(), None, (), {})
-        failure = StreamingQueryException(message)
-        attempt.set_exception((StreamingQueryException, failure, None))
-        job._failed(attempt)
-    assert job._failed_attempts == 1
-    assert "SIGSEGV" in job.problem()
 
 
 def test_starts_without_progress_are_counted_for_good(world: World) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from center.job.microbatch import reason_of
+from center.job.batch_applier import reason_of
 from edgewater.model.errors import StorageError
 
 TRACEBACK = """Traceback (most recent call last):
@@ -58,7 +58,7 @@ def test_the_reason_of_a_function_that_fails_on_a_worker_names_its_exception(spa
         raise LookupError("no such key")
 
     with pytest.raises(PySparkException) as caught:
-        spark.range(1).mapInArrow(fail, "id long").toArrow()
+        spark.sparkContext.parallelize([1], 1).mapPartitions(fail).collect()
 
     assert "LookupError: no such key" in reason_of(caught.value)
     assert "\n" not in reason_of(caught.value)

@@ -27,7 +27,7 @@ from edgewater.model.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, frame, hello, spec
 from tests.center.job.conftest import World
-from tests.center.job.micro_batches import MicroBatches
+from tests.center.job.plans import Plans
 from tests.center.postgres import PostgresServer
 
 
@@ -40,8 +40,8 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def job(world: World) -> Iterator[MicroBatches]:
-    with contextlib.closing(MicroBatches(world, keep_frames_ms=0)) as job:
+def job(world: World) -> Iterator[Plans]:
+    with contextlib.closing(Plans(world, keep_frames_ms=0)) as job:
         yield job
 
 
@@ -122,13 +122,13 @@ def test_a_backup_taken_while_frames_are_indexed_and_applied_is_of_one_moment_an
     with contextlib.ExitStack() as stack:
         world = stack.enter_context(contextlib.closing(World(tmp_path / "data", database=shared_database())))
         require_pair(world.catalog, world.store, 7)
-        job = stack.enter_context(contextlib.closing(MicroBatches(world, keep_frames_ms=0)))
+        job = stack.enter_context(contextlib.closing(Plans(world, keep_frames_ms=0)))
         SinkStore(world.store.engine).define("lake", {"kind": "lake"})
         world.catalog.alarms.add("before", "", JFK, 1)
         _take_and_restore(tmp_path, world, job, [None, postgres.new_database()])
 
 
-def _take_and_restore(tmp_path: Path, world: World, job: MicroBatches, targets: list[str | None]) -> None:
+def _take_and_restore(tmp_path: Path, world: World, job: Plans, targets: list[str | None]) -> None:
     (ref,) = world.register("q")
     stop, shipped = threading.Event(), threading.Semaphore(0)
 
@@ -158,7 +158,7 @@ def _take_and_restore(tmp_path: Path, world: World, job: MicroBatches, targets: 
         restore_backup(config(target, database), tmp_path / f"b{number}", world.clock, silent)
         with (
             contextlib.closing(World(target, database=database)) as again,
-            contextlib.closing(MicroBatches(again)) as restored,
+            contextlib.closing(Plans(again)) as restored,
         ):
             require_pair(again.catalog, again.store, 8)
             assert [each.name for each in SinkStore(again.store.engine).statuses()] == ["lake"]
@@ -179,7 +179,7 @@ def _take_and_restore(tmp_path: Path, world: World, job: MicroBatches, targets: 
 
 
 def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
-    tmp_path: Path, world: World, job: MicroBatches
+    tmp_path: Path, world: World, job: Plans
 ) -> None:
     (ref,) = world.register("q")
     world.ship_window(ref, 0)
@@ -196,7 +196,7 @@ def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
         world.now += 60_000
         target = tmp_path / f"r{attempt}"
         restore_backup(config(target), tmp_path / "b", world.clock, silent)
-        with contextlib.closing(restored_world(target, world)) as again, contextlib.closing(MicroBatches(again)) as job:
+        with contextlib.closing(restored_world(target, world)) as again, contextlib.closing(Plans(again)) as job:
             again.ship_records(world.edges[0], ref, 1, ["/other"])
             again.end(ref)
             job.run()
@@ -208,7 +208,7 @@ def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
 
 
 def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
-    tmp_path: Path, world: World, job: MicroBatches, shared_database: Callable[[], str | None]
+    tmp_path: Path, world: World, job: Plans, shared_database: Callable[[], str | None]
 ) -> None:
     (ref,) = world.register("q")
     for window in range(40):
@@ -225,7 +225,7 @@ def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
     restore_backup(config(target, database), tmp_path / "b", world.clock, silent)
     with (
         contextlib.closing(restored_world(target, world, database)) as again,
-        contextlib.closing(MicroBatches(again, keep_frames_ms=0)) as restored,
+        contextlib.closing(Plans(again, keep_frames_ms=0)) as restored,
     ):
         again.ship_records(world.edges[1], ref, 1, ["/b"])
         restored.run()
@@ -242,7 +242,7 @@ def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
 
 
 def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reconciled(
-    tmp_path: Path, world: World, job: MicroBatches
+    tmp_path: Path, world: World, job: Plans
 ) -> None:
     (ref,) = world.register("q")
     world.ship_window(ref, 0)
@@ -276,7 +276,7 @@ def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reco
             assert {a.kind for a in catalog.alarms.latest()} == {"stores-differ"}
         with contextlib.ExitStack() as stack:
             again = stack.enter_context(contextlib.closing(restored_world(directory, world)))
-            after = stack.enter_context(contextlib.closing(MicroBatches(again, keep_frames_ms=0)))
+            after = stack.enter_context(contextlib.closing(Plans(again, keep_frames_ms=0)))
             before = given(again.store, ref)
             again.ship_window(ref, 4)
             after.run()
@@ -288,7 +288,7 @@ def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reco
 
 
 def test_older_copies_of_both_stores_are_recognised_by_what_an_edge_knows(
-    tmp_path: Path, world: World, job: MicroBatches
+    tmp_path: Path, world: World, job: Plans
 ) -> None:
     (ref,) = world.register("q")
     world.ship_window(ref, 0)
@@ -306,7 +306,7 @@ def test_older_copies_of_both_stores_are_recognised_by_what_an_edge_knows(
         put_store(tmp_path / "old", name, world.path)
     pair(world.path).close()  # nothing in the stores says that they are old
     world.now += 60_000
-    with contextlib.closing(restored_world(world.path, world)) as again, contextlib.closing(MicroBatches(again)) as job:
+    with contextlib.closing(restored_world(world.path, world)) as again, contextlib.closing(Plans(again)) as job:
         assert {a.kind for a in again.catalog.alarms.latest()} == {"frames-lost"}
         for edge in again.edges:
             again.ship_records(edge, ref, 1, ["/other"])
@@ -334,7 +334,7 @@ def test_stores_of_two_centers_are_refused(tmp_path: Path, world: World) -> None
         pair(world.path)
 
 
-def test_a_store_that_was_removed_beside_one_in_use_is_refused(tmp_path: Path, world: World, job: MicroBatches) -> None:
+def test_a_store_that_was_removed_beside_one_in_use_is_refused(tmp_path: Path, world: World, job: Plans) -> None:
     (ref,) = world.register("q")
     world.ship_window(ref, 0)
     job.run()

@@ -29,7 +29,7 @@ from edgewater.__main__ import main
 from edgewater.wire import FrameBody, Partial, SliceClose
 from sim.demo.ports import free_address
 from tests.center.job.conftest import World
-from tests.center.job.micro_batches import deadly, install_deadly
+from tests.center.job.plans import deadly, install_deadly
 
 WAIT_S = 600.0  # a JVM starts slowly beside twenty other processes
 ANY = "127.0.0.1:0"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from center.spark.fork_server import SINGLE_THREADED
+from center.spark.workers import SINGLE_THREADED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="components are forked on Linux only")
 

@@ -22,7 +22,7 @@ from edgewater.answers import Cause
 from edgewater.model.errors import Conflict, NotFound
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
 from tests.center.job.conftest import World, synopsis
-from tests.center.job.micro_batches import MicroBatches
+from tests.center.job.plans import Plans
 
 FAR = 1 << 40
 
@@ -69,7 +69,7 @@ def poison(world: World, ref: QueryRef, monkeypatch: pytest.MonkeyPatch) -> None
     world.ship(world.edges[0], ref, FrameBody(0, (Partial(0, synopsis(["/odd"] * 7, [1] * 7)),), close))
     with monkeypatch.context() as patch:
         fail_on_seven(patch)
-        job = MicroBatches(world, keep_frames_ms=0)
+        job = Plans(world, keep_frames_ms=0)
         job.run()
         world.ship_records(world.edges[1], ref, 0, ["/later"])
         job.run()
@@ -125,7 +125,7 @@ def test_a_frame_that_is_retried_counts_once_as_new_data(either: World, monkeypa
     (ref,) = world.register("a")
     poison(world, ref, monkeypatch)
     assert command(world, "retry", "a@1", "1") == {"query": "a@1", "position": 3}
-    job = MicroBatches(world, keep_frames_ms=0)
+    job = Plans(world, keep_frames_ms=0)
     world.end(ref)
     job.run()
     world.truth[ref, 0, "/odd"] += 7
@@ -145,7 +145,7 @@ def test_an_older_close_of_a_retried_frame_replaces_no_newer_one(world: World, m
     newer = FrameBody(0, (Partial(0, synopsis(["/odd"], [1])),), (SliceClose(0, 8, 0),))
     world.ship(world.edges[0], ref, newer)
     world.catalog.quarantine.retry_frame("a@1", 1)
-    job = MicroBatches(world)
+    job = Plans(world)
     world.end(ref)
     job.run()
     (record,) = world.store.windows(ref, 0, 1, 10)[0]
@@ -168,12 +168,12 @@ def test_one_of_many_frames_is_found_by_halving_and_can_be_given_up(
     world.ship_window(one, 3)
     with monkeypatch.context() as patch:
         fail_on_seven(patch)
-        job = MicroBatches(world)
+        job = Plans(world)
         job.run()
         for ref in (one, other):
             world.end(ref)
         job.run()
-        assert job.process.problem == ""
+        assert job.loop.core.problem == ""
         job.close()
     assert world.answers() == world.truth
     (listed,) = command(world, "ls")["frames"]
@@ -189,7 +189,7 @@ def test_what_a_retried_frame_has_for_final_windows_is_counted_on_them(
 ) -> None:
     (ref,) = world.register("a")
     poison(world, ref, monkeypatch)
-    job = MicroBatches(world)
+    job = Plans(world)
     world.end(ref)
     job.run()
     before = world.answers()
@@ -206,10 +206,10 @@ def test_a_retried_frame_that_fails_again_is_back(world: World, monkeypatch: pyt
     poison(world, ref, monkeypatch)
     world.catalog.quarantine.retry_frame("a@1", 1)
     fail_on_seven(monkeypatch)
-    job = MicroBatches(world)
+    job = Plans(world)
     job.run()
     assert [f.entry.position for f in world.catalog.quarantine.frames()] == [3]
-    assert not job.process.set_aside
+    assert not job.applier.set_aside
     job.close()
 
 

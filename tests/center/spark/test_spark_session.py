@@ -23,9 +23,10 @@ from center.spark.spark_session import (
     socket_settings,
     spark_settings,
 )
+from center.spark.workers import SINGLE_THREADED
 from edgewater.model.errors import InvalidConfig
 
-WORK: tuple[Literal["micro_batches", "bulk"], ...] = ("micro_batches", "bulk")
+WORK: tuple[Literal["plans", "bulk"], ...] = ("plans", "bulk")
 
 
 def java_home(path: Path, answer: str, code: int = 0) -> dict[str, str]:
@@ -124,14 +125,12 @@ def test_a_cluster_has_the_cores_that_its_settings_request(settings: dict[str, s
     assert SessionConfig("spark://host:7077", conf=settings).cores == cores
 
 
-def test_bulk_work_is_compiled_well_and_comes_in_large_batches() -> None:
-    bulk, micro = (spark_settings(SessionConfig(work=work)) for work in ("bulk", "micro_batches"))
+def test_bulk_work_is_compiled_well() -> None:
+    bulk, micro = (spark_settings(SessionConfig(work=work)) for work in ("bulk", "plans"))
 
     assert "TieredStopAtLevel" in micro["spark.driver.extraJavaOptions"]
     assert "TieredStopAtLevel" not in bulk["spark.driver.extraJavaOptions"]
     assert "spark.executor.extraJavaOptions" not in bulk
-    rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    assert int(bulk[rows]) > int(micro[rows])
 
 
 def test_secret_settings_reach_java_in_a_file_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +210,32 @@ for i in range(3_000): log.warn("x" * 100)
 print("went on", flush=True)
 spark.stop()
 """
+
+
+def started_daemon(*arguments: str, **environment: str) -> list[str]:
+    """The modules that the daemon of workers has loaded before it forks."""
+    code = (
+        "import sys, pyspark.daemon\n"
+        "pyspark.daemon.manager = lambda: print(*sys.modules)\n"
+        f"{'; '.join(arguments)}\n"
+        "import runpy; runpy.run_module('center.spark.daemon', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+    return said.stdout.split()
+
+
+def test_the_daemon_of_workers_has_the_modules_of_a_task_before_it_forks() -> None:
+    assert {"pyspark.worker", "center.job.merge", "pyarrow"} <= set(started_daemon(**SINGLE_THREADED))
+
+
+def test_a_daemon_with_a_thread_begins_again_and_loads_nothing() -> None:
+    thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    loaded = started_daemon(
+        f"import os\nif os.environ.get('EDGEWATER_DAEMON_LOADS') != '0': {thread}", **SINGLE_THREADED
+    )
+    assert "center.spark.daemon" in loaded or "pyspark.daemon" in loaded
+    assert "center.job.merge" not in loaded
 
 
 @pytest.mark.spark

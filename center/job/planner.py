@@ -1,0 +1,151 @@
+"""`FramePlanner`: plans the next frames of the index: admitted by slack, gathered from edges that send together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from center.catalog import Catalog, LastPositions
+from center.job.admission import AdmissionPolicy, BatchLimits, LeastSlack, PendingFrame
+from center.job.coalescing import MANY_FRAMES, BatchCoalescer
+from center.job.loop_core import Look, Looked, Run
+from center.job.merge import Frame
+from center.storage.frame_log import FrameEntry
+from center.storage.query_partition import ALL_QUERIES, QueryPartition
+from edgewater.guard.frame_work import BYTES_PER_UNIT
+from edgewater.model.registered_query import query_key
+from edgewater.model.windows import window_ends
+
+MIN_PART_BYTES = 2 << 20
+"""A smaller part costs more as a task than it saves."""
+COALESCING_POLL_S = 0.005
+"""Interval of polling the index while a plan is delayed."""
+
+
+class FramePlanner:
+    """Plans frames of the partition of this driver. One thread calls its methods.
+
+    Args:
+        consumed: returns the applied positions, by query key.
+        partition: returns the partition that this driver leads.
+        monotonic: clock in seconds.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        consumed: Callable[[], Mapping[str, int]],
+        limits: BatchLimits,
+        monotonic: Callable[[], float],
+        *,
+        partition: Callable[[], QueryPartition] = lambda: ALL_QUERIES,
+        admission: AdmissionPolicy | None = None,
+    ) -> None:
+        self._catalog, self._consumed, self._limits, self._monotonic = catalog, consumed, limits, monotonic
+        self._partition = partition
+        self._admission = admission or LeastSlack(self._step_ms)
+        self._coalescer = BatchCoalescer()
+        self._steps: dict[str, tuple[int, int] | None] = {}
+        self._read: dict[str, list[FrameEntry]] = {}
+        self._known: LastPositions | None = None
+        self._nothing: tuple[LastPositions, Mapping[str, int], frozenset[str], QueryPartition] | None = None
+
+    def look(self, effect: Look) -> Looked:
+        """Returns the next frames. Raises StorageError."""
+        applied = dict(self._consumed()) if effect.after is None else None
+        after = effect.after if applied is None else applied
+        assert after is not None
+        partition = self._partition()
+        self._known = known = self._catalog.frames.last_positions_since(self._known)
+        if self._nothing == (known, after, effect.without, partition):
+            return Looked(applied, None)
+        last = {
+            key: end
+            for key, end in known.by_key.items()
+            if end > after.get(key, 0) and key in partition and key not in effect.without
+        }
+        self._read = {}
+        if self._must_wait(after, last, known):
+            return Looked(applied, None, self._monotonic() + COALESCING_POLL_S)
+        self._read_ahead(after, last)
+        ends = self._admission.admit(after, last, self._pending, self._limits)
+        if not ends:
+            self._nothing = known, after, effect.without, partition
+            return Looked(applied, None)
+        self._nothing = None
+        begins = {key: after.get(key, 0) for key in ends}
+        frames = ((key, entry) for key in sorted(ends) for entry in self._frames(key, begins[key], ends[key]))
+        return Looked(applied, Run(tuple(frames), begins, ends))
+
+    def done(self, run: Run, took_s: float) -> None:
+        """Tells the admission how long a plan took until it could be applied."""
+        self._admission.done(run.through, took_s)
+
+    def _must_wait(self, after: Mapping[str, int], last: Mapping[str, int], known: LastPositions) -> bool:
+        """Returns whether edges that send at the same moment are to be waited for (`BatchCoalescer`)."""
+        self._coalescer.keep(known.by_key)
+        frames = sum(end - after.get(key, 0) for key, end in last.items())
+        if self._coalescer.expects_many(last) and frames < self._limits.frames:
+            return self._coalescer.should_wait_for_queries(last, self._monotonic())
+        if frames > MANY_FRAMES:
+            return False
+        self._read_ahead(after, last)
+        edges = {key: {str(e.edge) for e in self._frames(key, after.get(key, 0), end)} for key, end in last.items()}
+        return self._coalescer.should_wait(edges, self._monotonic())
+
+    def _pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
+        return [
+            PendingFrame(e.position, _size(e), e.received_at_ms, e.edge, e.through_ms)
+            for e in self._frames(key, after, through)
+        ]
+
+    def _read_ahead(self, start: Mapping[str, int], last: Mapping[str, int]) -> None:
+        """Reads the entries of pending frames, as many as a plan may contain, by one statement for all keys."""
+        share = max(1, self._limits.frames // max(1, len(last)))
+        missing = {}
+        for key, end in last.items():
+            read = self._read.setdefault(key, [])
+            after = read[-1].position if read else start.get(key, 0)
+            if after < min(end, start.get(key, 0) + share):
+                missing[key] = (after, min(end, start.get(key, 0) + share))
+        if missing:
+            for key, entries in self._catalog.frames.entries_in(missing).items():
+                self._read[key] += entries
+
+    def _frames(self, key: str, after: int, through: int) -> Sequence[FrameEntry]:
+        """Returns a query's frames, from the entries that `_read_ahead` has read if they are complete."""
+        read = self._read.get(key, [])
+        if read and read[0].position <= after + 1 and through <= read[-1].position:
+            return [entry for entry in read if after < entry.position <= through]
+        return self._catalog.frames.entries(key, after, through)
+
+    def _step_ms(self, key: str) -> tuple[int, int] | None:
+        """Returns distance and offset of a query's window ends; for session windows, of their slices."""
+        if key not in self._steps:
+            self._steps = {
+                query_key(q.ref): window_ends(q.spec.window) for q in self._catalog.queries.all(deleted=True)
+            }
+            self._steps.setdefault(key, None)  # the package of its function is not installed here
+        return self._steps[key]
+
+
+def _size(entry: FrameEntry) -> int:
+    """Returns the size of a frame for admission and division: its bytes before compression.
+
+    If its work in bytes is more, that number is returned.
+    """
+    return max(entry.length, entry.plain_bytes, entry.work * BYTES_PER_UNIT)
+
+
+def divide(frames: Sequence[Frame], parallelism: int) -> list[tuple[Frame, ...]]:
+    """Divides frames, ordered by query, into at most `parallelism` parts of about equal size (`_size`).
+
+    A part is contiguous. So few queries are in two parts, and most keys are merged where they are read.
+    """
+    total_bytes = sum(_size(entry) for _, entry in frames)
+    count = max(1, min(parallelism, total_bytes // MIN_PART_BYTES))
+    parts: list[list[Frame]] = [[] for _ in range(count)]
+    before_bytes = 0
+    for key, entry in frames:
+        parts[min(before_bytes * count // max(total_bytes, 1), count - 1)].append((key, entry))
+        before_bytes += _size(entry)
+    return [tuple(part) for part in parts if part]

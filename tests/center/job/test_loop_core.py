@@ -1,0 +1,289 @@
+"""The core of the job's loop, without anything around it: order, lanes, bisecting, terms."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from center.job.loop_core import (
+    DEATHS,
+    FIRST_DELAY_S,
+    MAX_CULPRITS,
+    SUSPECT_S,
+    Applied,
+    Apply,
+    Cancel,
+    Effect,
+    Event,
+    Fault,
+    Lane,
+    Look,
+    Looked,
+    LoopCore,
+    Merged,
+    MergeFailed,
+    NotApplied,
+    Pause,
+    Probe,
+    Probed,
+    Quarantine,
+    QueryFault,
+    Released,
+    Run,
+    Submit,
+    Sweep,
+    TermBegan,
+    TermEnded,
+    Woken,
+)
+from center.storage.frame_log import FrameEntry
+from edgewater.model.registered_query import query_from_key
+from edgewater.model.streams import EdgeId
+
+At = tuple[str, int]
+
+
+def entry(key: str, position: int, edge: str = "e") -> FrameEntry:
+    return FrameEntry(query_from_key(key), position, EdgeId(edge), "i", position, 0, "s", 0, 1, 1, 0)
+
+
+def run_of(**spans: tuple[int, int]) -> Run:
+    """Frames of queries, by name: after and through."""
+    frames = tuple((f"{q}@1", entry(f"{q}@1", n)) for q, (a, t) in sorted(spans.items()) for n in range(a + 1, t + 1))
+    return Run(frames, {f"{q}@1": a for q, (a, _) in spans.items()}, {f"{q}@1": t for q, (_, t) in spans.items()})
+
+
+class Around:
+    """What surrounds the core: an index, a store and workers. Frames in `kills` end their worker; frames in `fails`
+    cannot be applied; queries in `broken` apply nothing."""
+
+    def __init__(self, last: dict[str, int], most: int = 1000, edges: Collection[str] = ("e",)) -> None:
+        self.core, self.now_s, self.last, self.most = LoopCore(), 0.0, dict(last), most
+        self.edges = list(edges)
+        self.applied: dict[str, int] = {}
+        self.lost: list[At] = []
+        self.paused: set[str] = set()
+        self.kills: set[At] = set()
+        self.fails: set[At] = set()
+        self.broken: set[str] = set()
+        self.merging: deque[tuple[int, Run, Lane]] = deque()
+        self.log: list[Effect] = []
+
+    def handle(self, event: Event) -> None:
+        effects = deque(self.core.handle(event, self.now_s))
+        while effects:
+            effect = effects.popleft()
+            self.log.append(effect)
+            if (answer := self._do(effect)) is not None:
+                effects.extendleft(reversed(self.core.handle(answer, self.now_s)))
+
+    def _do(self, effect: Effect) -> Event | None:
+        match effect:
+            case Look(after, without):
+                applied = None if after is not None else dict(self.applied)
+                begins = applied if after is None else after
+                assert begins is not None
+                spans = {
+                    key: (begins.get(key, 0), min(end, begins.get(key, 0) + self.most))
+                    for key, end in self.last.items()
+                    if end > begins.get(key, 0) and key not in without
+                }
+                if not spans:
+                    return Looked(applied, None)
+                frames = tuple(
+                    (k, self.entry(k, n)) for k, (a, t) in sorted(spans.items()) for n in range(a + 1, t + 1)
+                )
+                run = Run(frames, {k: a for k, (a, _) in spans.items()}, {k: t for k, (_, t) in spans.items()})
+                return Looked(applied, run)
+            case Submit(number, run, lane):
+                self.merging.append((number, run, lane))
+            case Apply(number, run):
+                return Applied(number, {key: f for key in run.through if (f := self._apply(run.of({key}), key))})
+            case Quarantine(number, run, _):
+                ((key, frame),) = run.frames
+                if key in self.broken:
+                    return Applied(number, {key: QueryFault("broken")})
+                self._advance(key, run)
+                self.lost.append((key, frame.position))
+                return Applied(number)
+            case Probe(number):
+                return Probed(number, True)
+            case Pause(key, _):
+                self.paused.add(key)
+        return None
+
+    def entry(self, key: str, position: int) -> FrameEntry:
+        return entry(key, position, self.edges[position % len(self.edges)])
+
+    def _apply(self, run: Run, key: str) -> QueryFault | None:
+        if key in self.broken or any((key, e.position) in self.fails for _, e in run.frames):
+            return QueryFault("odd")
+        self._advance(key, run)
+        return None
+
+    def _advance(self, key: str, run: Run) -> None:
+        assert self.applied.get(key, 0) == run.after[key], "in order, each once"
+        assert [e.position for _, e in run.frames] == list(range(run.after[key] + 1, run.through[key] + 1))
+        self.applied[key] = run.through[key]
+
+    def finish(self, choose: st.DataObject | None = None, most: int = 10_000) -> None:
+        """Lets tasks end, one after the other, until nothing runs and nothing is due."""
+        for _ in range(most):
+            if self.merging:
+                if choose is not None and choose.draw(st.booleans()):
+                    self.merging.rotate()
+                number, run, _ = self.merging.popleft()
+                dies = any((key, e.position) in self.kills for key, e in run.frames)
+                self.handle(MergeFailed(number, Fault.FRAMES, "killed") if dies else Merged(number))
+            elif (due_s := self.core.next_deadline()) is not None:
+                self.now_s = max(self.now_s, due_s)
+                self.handle(Woken())
+            else:
+                return
+        raise AssertionError("it does not come to an end")
+
+
+def began(around: Around, *set_aside: str) -> Around:
+    around.handle(TermBegan(frozenset(set_aside)))
+    return around
+
+
+def test_the_next_plan_is_merged_while_one_is_applied_and_no_third_one_is() -> None:
+    core = LoopCore()
+    look, *_ = core.handle(TermBegan(frozenset()), 0.0)
+    assert look == Look(None, frozenset())
+    (submit,) = core.handle(Looked({}, run_of(a=(0, 1))), 0.0)
+    assert isinstance(submit, Submit)
+    look, apply = core.handle(Merged(submit.number), 0.0)
+    assert look == Look({"a@1": 1}, frozenset()) and apply == Apply(submit.number, run_of(a=(0, 1)))
+    (second,) = core.handle(Looked(None, run_of(a=(1, 2))), 0.0)
+    assert isinstance(second, Submit)
+    assert core.handle(Merged(second.number), 0.0) == [], "until the first one is applied"
+    assert core.handle(Woken(), 0.0) == []
+    sweep, look, apply = core.handle(Applied(submit.number), 0.0)
+    assert (sweep, look, apply) == (Sweep(), Look({"a@1": 2}, frozenset()), Apply(second.number, run_of(a=(1, 2))))
+
+
+@given(
+    data=st.data(),
+    last=st.dictionaries(st.sampled_from(["a@1", "b@1", "c@1"]), st.integers(1, 9), min_size=1),
+    most=st.integers(1, 9),
+)
+@settings(max_examples=150, deadline=None)
+def test_each_frame_is_applied_once_in_order_or_lost_alone_whatever_fails(
+    data: st.DataObject, last: dict[str, int], most: int
+) -> None:
+    every = [(key, n) for key, end in last.items() for n in range(1, end + 1)]
+    around = Around(last, most)
+    around.kills = data.draw(st.sets(st.sampled_from(every)))
+    around.fails = data.draw(st.sets(st.sampled_from(every)))
+    began(around)
+    around.finish(data)
+    assert around.applied == last
+    assert sorted(around.lost) == sorted(around.kills | around.fails), "no other frame"
+    assert not around.paused and around.core.problem == "" and around.core.is_caught_up
+
+
+def test_frames_of_one_edge_never_pause_a_query_and_those_of_several_do() -> None:
+    many = MAX_CULPRITS + 5
+    for edges, paused in ((("e",), set()), (("e", "f"), {"a@1"})):
+        around = Around({"a@1": many, "b@1": 3}, edges=edges)
+        around.fails = {("a@1", n) for n in range(1, many + 1)}
+        began(around)
+        around.finish()
+        assert around.paused == paused
+        assert around.applied["b@1"] == 3
+        assert len(around.lost) == (MAX_CULPRITS if paused else many)
+
+
+def test_a_query_whose_losses_cannot_be_applied_is_paused_and_goes_on_when_it_is_released() -> None:
+    around = Around({"a@1": 2, "b@1": 2})
+    around.broken = {"a@1"}
+    began(around)
+    around.finish()
+    assert (around.paused, around.applied, around.core.set_aside) == ({"a@1"}, {"b@1": 2}, {"a@1"})
+    around.broken = set()
+    around.handle(Released("a@1"))
+    around.finish()
+    assert around.applied == {"a@1": 2, "b@1": 2}
+
+
+def test_other_queries_are_planned_while_suspects_are_tried() -> None:
+    around = Around({"a@1": 4, "b@1": 1})
+    around.kills = {("a@1", 3)}
+    began(around)
+    number, _, lane = around.merging.popleft()
+    assert lane is Lane.MAIN
+    around.last["c@1"] = 1
+    around.handle(MergeFailed(number, Fault.FRAMES, "killed"))
+    assert {(lane, *sorted(run.through)) for _, run, lane in around.merging} == {
+        (Lane.SUSPECT, "a@1"), (Lane.MAIN, "c@1"),
+    }  # fmt: skip
+    around.finish()
+    assert around.lost == [("a@1", 3)] and around.applied == around.last
+
+
+def test_a_silent_suspect_is_cancelled_and_counts_as_dead() -> None:
+    around = Around({"a@1": 1})
+    around.kills = {("a@1", 1)}
+    began(around)
+    around.handle(MergeFailed(around.merging.popleft()[0], Fault.FRAMES, "killed"))
+    for _ in range(DEATHS):
+        number, _, lane = around.merging.popleft()
+        assert lane is Lane.SUSPECT
+        around.now_s += SUSPECT_S
+        around.handle(Woken())
+        assert Cancel(number) in around.log
+        around.handle(MergeFailed(number, Fault.FRAMES, "cancelled"))
+    assert around.lost == [("a@1", 1)]
+
+
+def test_what_comes_of_an_earlier_term_changes_nothing() -> None:
+    around = began(Around({"a@1": 2}, most=1))
+    ((first, *_),) = around.merging
+    around.handle(TermEnded())
+    assert Cancel(first) in around.log
+    around.merging.clear()
+    around.applied = {"a@1": 1}  # another driver has led
+    around.handle(TermBegan(frozenset()))
+    around.handle(Merged(first))
+    around.handle(MergeFailed(first, Fault.FRAMES, "killed"))
+    around.handle(Applied(first))
+    around.handle(NotApplied(first, "database"))
+    around.finish()
+    assert around.applied == {"a@1": 2} and around.lost == []
+
+
+def test_after_a_failure_of_the_database_the_positions_are_read_again_and_the_delay_grows() -> None:
+    core, looks = LoopCore(), list[Effect]()
+    core.handle(TermBegan(frozenset()), 0.0)
+    now_s = 0.0
+    for attempt in range(4):
+        (submit,) = core.handle(Looked({}, run_of(a=(0, 1))), now_s)
+        assert isinstance(submit, Submit)
+        core.handle(Merged(submit.number), now_s)
+        core.handle(Looked(None, None), now_s)
+        assert core.handle(NotApplied(submit.number, "database"), now_s) == []
+        assert core.problem == "database" and not core.is_caught_up
+        due_s = core.next_deadline()
+        assert due_s is not None and due_s == now_s + FIRST_DELAY_S * 2**attempt
+        assert core.handle(Woken(), (now_s + due_s) / 2) == []
+        now_s = due_s
+        looks += core.handle(Woken(), now_s)
+    assert looks == [Look(None, frozenset())] * 4
+
+
+def test_queries_that_are_set_aside_are_not_planned() -> None:
+    around = began(Around({"a@1": 1, "b@1": 1}), "a@1")
+    around.finish()
+    assert around.applied == {"b@1": 1}
+
+
+def test_halves_are_of_queries_and_then_of_a_prefix() -> None:
+    run = run_of(a=(0, 2), b=(4, 5), c=(0, 3))
+    assert run.halves() == [run_of(a=(0, 2)), run_of(b=(4, 5), c=(0, 3))]
+    assert run_of(c=(0, 3)).halves() == [run_of(c=(0, 1)), run_of(c=(1, 3))]
+    assert run_of(b=(4, 5)).halves() == [run_of(b=(4, 5))]

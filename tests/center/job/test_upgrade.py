@@ -1,0 +1,34 @@
+"""What a job finds that 0.3 has left."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+from pathlib import Path
+
+import pytest
+
+from center.config import CenterConfig
+from center.job.job import remove_old_state
+from center.ops.processes import job_config
+
+
+def test_directories_of_drivers_that_have_ended_are_deleted_and_those_of_running_ones_are_not(tmp_path: Path) -> None:
+    for name in ("driver-dead", "driver-alive"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    with (tmp_path / "driver-alive" / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_old_state(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["driver-alive"]
+    remove_old_state(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("trigger", [None, "1s"])
+def test_a_setting_without_effect_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trigger: str | None
+) -> None:
+    spark = {} if trigger is None else {"trigger": trigger}
+    with caplog.at_level(logging.WARNING):
+        job_config(CenterConfig.from_mapping({"data_dir": str(tmp_path), "spark": spark}))
+    assert ("spark.trigger" in caplog.text) == (trigger is not None)
