@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from center.results import AnswerRecord, ResultStore
 from center.serving.evaluator import WindowAnswer
 from center.serving.synopsis_cache import SynopsisCache
+from edgewater.answers.work import spend
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
@@ -114,6 +115,7 @@ class StoredWindows:
         )
         synopsis = record.synopsis
         if synopsis is not None:
+            spend()
             self._synopses.get(window.key, lambda: GroupedAggregate.from_bytes(synopsis, are_distinct=True))
         return window
 
