@@ -22,7 +22,7 @@ from center.api.problems import INTERNAL_ERROR, problem_of
 from center.serving import Evaluator, StoredWindows, WindowQuestion, parse_json
 from edgewater.answers.cells import to_json
 from edgewater.answers.work import WorkEnded, renew
-from edgewater.model.errors import EdgewaterError, InvalidRequest
+from edgewater.model.errors import ClientGone, EdgewaterError, InvalidRequest
 from edgewater.model.timestamps import parse_time
 
 NDJSON = "application/x-ndjson"
@@ -127,6 +127,8 @@ class LineEvaluator:
         except EdgewaterError as exc:
             yield _line({"id": named, "error": problem_of(exc, self.path)})
         except WorkEnded as end:
+            if isinstance(end.error, ClientGone):
+                raise  # the other lines end, too
             yield _line({"id": named, "error": problem_of(end.error, self.path)})
         except Exception:
             # Status 200 is already sent, so an internal error fails only this line.
@@ -195,7 +197,10 @@ class DuplexResponse(Response):
                     return next(answers, None)
 
             while not disconnected.is_set():
-                body = await run_sync(further, limiter=self._lane.limiter)
+                try:
+                    body = await run_sync(further, limiter=self._lane.limiter)
+                except ClientGone:
+                    return
                 if body is None:
                     break
                 if body:

@@ -57,7 +57,7 @@ from edgewater.synopses.named_questions import (
 )
 from edgewater.synopses.shapes import shows_integers
 
-MERGED_AT_ONCE = 50
+MERGED_AT_ONCE = 10
 """Windows whose data are merged between two looks at the budget of the request."""
 
 

@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from center.results import AnswerRecord, ResultStore
 from center.serving.evaluator import WindowAnswer
 from center.serving.synopsis_cache import SynopsisCache
+from edgewater.answers.work import spend
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
@@ -108,6 +109,7 @@ class StoredWindows:
         key = record.query.name, record.query.version, start, record.data_of or record.revision
         window = WindowAnswer(key, start, end, record.phase, record.revision, record.facts)
         if synopsis is not None:
+            spend()
             self._synopses.get(window.key, lambda: GroupedAggregate.from_bytes(synopsis, are_distinct=True))
         return window
 

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from center.api.evaluate_stream import LineEvaluator
 from center.api.lanes import Lane
 from center.api.negotiation import ARROW, CSV, JSON
 from center.api.prometheus.evaluate import Matchers
 from center.api.prometheus.series import ALL, SamplesCache, SeriesReader
 from center.api.routers import alerts, rollup, sql
 from center.api.sql_guard import SqlGuard
-from center.serving import SynopsisCache
+from center.serving import Evaluator, StoredWindows, SynopsisCache
 from center.serving.answer_tables import answer_schema, stated_answer
 from center.sinks import read_definition
 from center.sinks.alert_check import CheckReport, check_rules
@@ -212,6 +213,17 @@ def test_each_question_of_a_stream_has_a_budget_of_its_own(desk: Desk, monkeypat
     answers = desk.ask("POST", "/v1/queries/flights/evaluate", app=app, content=lines, headers=kind).text.splitlines()
     problems = [json.loads(line).get("error", {}).get("type", "").rpartition("/")[2] for line in answers]
     assert problems == ["", "too-much-work", "", ""]
+
+
+def test_the_lines_of_a_stream_end_with_its_client(desk: Desk) -> None:
+    desk.connect("jfk")
+    query = desk.register(lateness="99h")
+    desk.report(query, "jfk", T0, {"UA": 1})
+    cache = SynopsisCache(1 << 20)
+    windows = StoredWindows(desk.results, query, cache, lambda _: query)
+    lines = LineEvaluator(windows, Evaluator(windows, cache), "/")
+    with pytest.raises(ClientGone), GONE.running():
+        next(lines.answers(b'{"latest": 1, "measure": "n"}\n' * 3, True))
 
 
 def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
