@@ -86,7 +86,7 @@ class SparkMerger:
     def warm(self) -> None:
         """Runs tasks without frames on every core, so that workers have loaded their code. Raises as the futures."""
         for _ in range(WARM_ROUNDS):
-            self._threads.submit(self._warm, self._cores).result()
+            self._warm(self._cores)
 
     def keep_warm(self) -> None:
         """Starts tasks as `warm`: Spark ends a worker that is idle for a minute. Their failure is ignored."""
