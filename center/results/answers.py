@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from prometheus_client import Counter
-from sqlalchemy import ColumnElement, Engine, Row, Select, case, func, null, select
+from sqlalchemy import ColumnElement, Engine, FromClause, Row, Select, case, func, null, select
 
 from center.results import schema as t
 from center.results.late_records import late_by_window
@@ -111,7 +111,7 @@ class AnswerReader:
         """Returns the newest revision of the query's last window that starts before a time."""
         newest = _in_range(_newest_revisions(ref, min_phase), None, until_ms)
         newest = newest.order_by(t.answers.c.window_start_ms.desc()).limit(1)
-        return next(iter(self._newest(ref, newest)), None)
+        return next(iter(self._newest(newest)), None)
 
     def last(self, ref: QueryRef, count: int) -> int | None:
         """Returns the start of the earliest of the query's last `count` windows; None: no window has an answer."""
@@ -146,11 +146,11 @@ class AnswerReader:
             newest = newest.where(starts > read_cursor(cursor))
         count, newest = limit, newest.order_by(starts)
         if max_bytes is not None:
-            sizes = self._of(ref, newest.limit(limit), _rows(func.coalesce(func.length(_SYNOPSIS), 0)))
+            sizes = _of(newest.limit(limit), func.coalesce(func.length(_SYNOPSIS), 0))
             with read_transaction(self._engine) as connection:
                 held = accumulate(connection.execute(sizes).scalars())
             count = next((n for n, size in enumerate(held, 1) if size >= max_bytes), limit)
-        found = self._newest(ref, newest.limit(count + 1))
+        found = self._newest(newest.limit(count + 1))
         if len(found) <= count:
             return found, None
         return found[:count], str(found[count - 1].window_start_ms)
@@ -164,7 +164,7 @@ class AnswerReader:
         """
         newest = _in_range(_newest_revisions(ref), start_ms, end_ms)
         last = newest.order_by(t.answers.c.window_start_ms.desc()).limit(limit + 1)
-        found = self._newest(ref, last, with_data=False)
+        found = self._newest(last, with_data=False)
         return found[-limit:], len(found) > limit
 
     def at(self, ref: QueryRef, time_ms: int, min_phase: Phase = Phase.EARLY) -> list[AnswerRecord]:
@@ -174,7 +174,7 @@ class AnswerReader:
         # Windows of a query have one size or do not overlap. So the last window that starts by then bounds the starts
         # of the windows that contain `time_ms`.
         last = begun.with_only_columns(func.max(ends) - starts).order_by(starts.desc()).limit(1)
-        found = self._newest(ref, begun.where(starts > time_ms - last.scalar_subquery()))
+        found = self._newest(begun.where(starts > time_ms - last.scalar_subquery()))
         return [r for r in found if r.window_end_ms > time_ms]
 
     def answer(self, ref: QueryRef, window_start_ms: int, revision: int) -> AnswerRecord:
@@ -320,19 +320,9 @@ class AnswerReader:
         with read_transaction(self._engine) as connection:
             return {(query_from_key(r.query), r.edge, r.reason): r.records for r in connection.execute(rows)}
 
-    def _newest(self, ref: QueryRef, newest: Any, *, with_data: bool = True) -> list[AnswerRecord]:
-        """Returns the answers whose (window_start_ms, revision) `newest` selects."""
-        return self._answers(self._of(ref, newest, _rows() if with_data else _rows(*_HEAD, null().label("synopsis"))))
-
-    @staticmethod
-    def _of(ref: QueryRef, newest: Any, rows: Select[Any]) -> Select[Any]:
-        chosen = newest.subquery()
-        here = (
-            (t.answers.c.query == query_key(ref))
-            & (t.answers.c.window_start_ms == chosen.c.window_start_ms)
-            & (t.answers.c.revision == chosen.c.revision)
-        )
-        return rows.join(chosen, here).order_by(t.answers.c.window_start_ms)
+    def _newest(self, newest: Any, *, with_data: bool = True) -> list[AnswerRecord]:
+        """Returns the answers that `newest` selects (`_newest_revisions`)."""
+        return self._answers(_of(newest, *(() if with_data else (*_HEAD, null().label("synopsis")))))
 
     def _number(self, statement: Select[Any]) -> int | None:
         with read_transaction(self._engine) as connection:
@@ -355,20 +345,32 @@ _HEAD = [
 ]
 
 
-def _rows(*columns: Any) -> Select[Any]:
+def _rows(*columns: Any, source: FromClause = t.answers) -> Select[Any]:
     """Selects answers; corrections with the facts and the data of the answers that they name."""
     chosen = columns or (*_HEAD, _SYNOPSIS.label("synopsis"))
-    return select(*chosen).select_from(t.answers).outerjoin(_data, _data.c.answer_id == t.answers.c.data_of)
+    return select(*chosen).select_from(source.outerjoin(_data, _data.c.answer_id == t.answers.c.data_of))
+
+
+def _of(newest: Any, *columns: Any) -> Select[Any]:
+    """Selects the answers that `newest` selects (`_newest_revisions`)."""
+    chosen = newest.subquery()
+    here = (
+        (t.answers.c.query == chosen.c.query)  # with the key itself, SQLite would read all answers of the query
+        & (t.answers.c.window_start_ms == chosen.c.window_start_ms)
+        & (t.answers.c.revision == chosen.c.revision)
+    )
+    return _rows(*columns, source=chosen.join(t.answers, here)).order_by(t.answers.c.window_start_ms)
 
 
 def _newest_revisions(ref: QueryRef, min_phase: Phase = Phase.EARLY) -> Select[Any]:
-    """Selects (window_start_ms, revision) of the newest answer of each window, without windows that are empty now.
+    """Selects query, start and revision of the newest answer of each window, without windows that are empty now.
 
     A window's phase never moves back. So if the newest answer has not reached `min_phase`, no answer has.
     """
     answers = t.answers.c
     not_empty = case((answers.window_end_ms > answers.window_start_ms, answers.revision))
-    newest = select(answers.window_start_ms, func.max(answers.revision).label("revision"))
+    key, revision = func.max(answers.query).label("query"), func.max(answers.revision).label("revision")
+    newest = select(key, answers.window_start_ms, revision)
     newest = newest.where(answers.query == query_key(ref)).group_by(answers.window_start_ms)
     if min_phase is not Phase.EARLY:
         newest = newest.where(answers.phase.in_([p.value for p in Phase if p.rank >= min_phase.rank]))

@@ -100,12 +100,13 @@ def _newest(connection: Connection, waiting: Row[Any], limit: int) -> list[Row[A
     """Returns the newest answers of the first windows in a range, and the number of corrections of each window."""
     a = t.answers.c
     within = (a.query == waiting.query) & (a.window_start_ms >= waiting.from_ms) & (a.window_start_ms < waiting.to_ms)
-    corrected = func.count(case((a.data_of > 0, 1))).label("corrected")
-    newest = select(a.window_start_ms, func.max(a.revision).label("revision"), corrected).where(within)
-    chosen = newest.group_by(a.window_start_ms).order_by(a.window_start_ms).limit(limit).subquery()
-    here = (a.window_start_ms == chosen.c.window_start_ms) & (a.revision == chosen.c.revision)
+    key, revision = func.max(a.query).label("query"), func.max(a.revision).label("revision")
+    newest = select(key, a.window_start_ms, revision, func.count(case((a.data_of > 0, 1))).label("corrected"))
+    newest = newest.where(within).group_by(a.window_start_ms).order_by(a.window_start_ms)
+    chosen = newest.limit(limit).subquery()
+    here = (a.query == chosen.c.query) & (a.window_start_ms == chosen.c.window_start_ms)
     head = [c for c in t.answers.c if c.name not in ("quality", "synopsis")]
-    rows = select(*head, chosen.c.corrected).join_from(t.answers, chosen, here).where(a.query == waiting.query)
+    rows = select(*head, chosen.c.corrected).join_from(chosen, t.answers, here & (a.revision == chosen.c.revision))
     return list(connection.execute(rows.order_by(a.window_start_ms)))
 
 
