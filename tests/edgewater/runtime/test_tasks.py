@@ -37,7 +37,7 @@ OWN = {
     "center/job/leadership.py": {"Leadership"},
     "center/job/ledger_writer.py": {"DeadlineThread"},
     "center/job/function_rates.py": {"FunctionRateThread"},
-    "center/job/job.py": {"run"},
+    "center/job/job.py": {"run", "_woken_by_gateways"},  # without wakes the job polls the index
 }
 """Functions and classes that start tasks themselves: their caller gets the exception, or the task is about one request,
 connection or source.

@@ -152,9 +152,16 @@ EIGHT = [f"sum(value * {1 + k / 7:.3f} + {k})" for k in range(8)]
 """Different measures: the session's compression would send equal ones once."""
 
 
-@pytest.mark.parametrize("bucket", [1_600, 64 << 10])
-@pytest.mark.parametrize("beside", ["eight", "an exact query"])
-def test_every_window_is_stated_before_its_deadline(bucket: int, beside: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("beside", "bucket"),
+    [
+        ("eight", 1_600),
+        ("an exact query", 64 << 10),
+        pytest.param("eight", 64 << 10, marks=pytest.mark.nightly),
+        pytest.param("an exact query", 1_600, marks=pytest.mark.nightly),
+    ],
+)
+def test_every_window_is_stated_before_its_deadline(beside: str, bucket: int, tmp_path: Path) -> None:
     budget = {"staleness": f"{STALENESS_MS}ms"}
     count = 8 if beside == "eight" else 1
     queries = [query(f"q{k}", EIGHT[k], budget) for k in range(count)]
