@@ -30,6 +30,15 @@ def _short(directory: int, name: str) -> str:
     return f"/proc/self/fd/{directory}/{name}"
 
 
+def _sweep(path: Path, address: str) -> None:
+    """Deletes a socket whose driver has died. Raises OSError if that cannot be known, or be done."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(address)
+        except ConnectionRefusedError:
+            path.unlink()
+
+
 class Waker:
     """Wakes all drivers that listen in a directory. Any thread may call it."""
 
@@ -104,11 +113,8 @@ class WakeSocket:
         opened = os.open(directory, os.O_PATH)
         try:
             for path in directory.glob(f"*{_SUFFIX}"):
-                try:
-                    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-                        probe.connect(_short(opened, path.name))
-                except ConnectionRefusedError:  # its driver has died
-                    path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another driver may sweep, too
+                    _sweep(path, _short(opened, path.name))
             self._socket.bind(_short(opened, self._path.name))
         except BaseException:
             self._socket.close()

@@ -46,6 +46,15 @@ def test_all_drivers_are_woken_and_one_that_has_died_is_forgotten_by_the_next(
         assert driver.wait() and driver.wait() and other.wait()
 
 
+def test_a_driver_listens_though_its_directory_has_entries_that_it_cannot_sweep(long_directory: Path) -> None:
+    long_directory.mkdir(parents=True)
+    (long_directory / "swept-meanwhile.wake").symlink_to("nowhere")  # as of another driver that begins now
+    (long_directory / "directory.wake").mkdir()
+    with closing(WakeSocket(long_directory)) as driver:
+        Waker(long_directory).wake()
+        assert driver.wait()
+
+
 def test_a_waker_never_waits_and_needs_no_driver(driver: WakeSocket, long_directory: Path, tmp_path: Path) -> None:
     Waker(tmp_path / "nowhere").wake()
     waker = Waker(long_directory)
