@@ -538,7 +538,7 @@ class LoopCore:
         return [Cancel(number) for number, plan in self._plans.items() if plan.state is _State.MERGING]
 
     def _fail(self, reason: str, now_s: float, max_delay_s: float = MAX_DELAY_S) -> None:
-        self.problem, self._must_look = reason, True
+        self.problem, self._must_look, self._again_s = reason, True, None
         self._resume_s = now_s + min(FIRST_DELAY_S * 2**self._failures, max_delay_s)
         self._failures = min(self._failures + 1, 16)
 

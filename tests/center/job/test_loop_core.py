@@ -276,6 +276,17 @@ def test_after_a_failure_of_the_database_the_positions_are_read_again_and_the_de
     assert looks == [Look(None, frozenset())] * 4
 
 
+def test_nothing_is_due_until_the_delay_after_a_failure_has_passed() -> None:
+    core = LoopCore()
+    core.handle(TermBegan(frozenset()), 0.0)
+    (submit,) = core.handle(Looked({}, run_of(a=(0, 1))), 0.0)
+    assert isinstance(submit, Submit)
+    core.handle(Merged(submit.number), 0.0)
+    core.handle(Looked(None, None, again_s=0.005), 0.0)
+    core.handle(NotApplied(submit.number, "database"), 0.0)
+    assert core.next_deadline() == FIRST_DELAY_S
+
+
 def test_queries_that_are_set_aside_are_not_planned() -> None:
     around = began(Around({"a@1": 1, "b@1": 1}), "a@1")
     around.finish()
