@@ -327,7 +327,8 @@ class LoopCore:
 
     def next_deadline(self) -> float | None:
         """Returns when to call `handle` with `Woken` if nothing else happens."""
-        times = [self._resume_s, self._again_s, *(plan.until_s for plan in self._plans.values())]
+        look_s = self._again_s if self._resume_s is None else self._resume_s
+        times = [look_s, *(plan.until_s for plan in self._plans.values())]
         return min((at_s for at_s in times if at_s is not None), default=None) if self._leads else None
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -382,6 +383,8 @@ class LoopCore:
         """Returns what the lanes are free for."""
         if not self._leads or (self._resume_s is not None and now_s < self._resume_s):
             return []
+        if any(plan.state is _State.APPLYING for plan in self._plans.values()):
+            return []  # if that fails, the applied positions are unknown
         self._resume_s = None
         effects: list[Effect] = []
         main = [plan for plan in self._plans.values() if plan.lane is Lane.MAIN]
@@ -397,8 +400,6 @@ class LoopCore:
         return effects + self._apply_next()
 
     def _apply_next(self) -> list[Effect]:
-        if any(plan.state is _State.APPLYING for plan in self._plans.values()):
-            return []
         for number, plan in list(self._plans.items()):
             if plan.state is not _State.MERGED:
                 continue
@@ -538,7 +539,7 @@ class LoopCore:
         return [Cancel(number) for number, plan in self._plans.items() if plan.state is _State.MERGING]
 
     def _fail(self, reason: str, now_s: float, max_delay_s: float = MAX_DELAY_S) -> None:
-        self.problem, self._must_look, self._again_s = reason, True, None
+        self.problem, self._must_look = reason, True
         self._resume_s = now_s + min(FIRST_DELAY_S * 2**self._failures, max_delay_s)
         self._failures = min(self._failures + 1, 16)
 

@@ -287,6 +287,19 @@ def test_nothing_is_due_until_the_delay_after_a_failure_has_passed() -> None:
     assert core.next_deadline() == FIRST_DELAY_S
 
 
+def test_nothing_is_planned_after_a_frame_that_is_not_applied_until_the_positions_are_read() -> None:
+    core = LoopCore()
+    core.handle(TermBegan(frozenset()), 0.0)
+    (submit,) = core.handle(Looked({}, run_of(a=(0, 1), b=(0, 1))), 0.0)
+    assert isinstance(submit, Submit)
+    core.handle(Merged(submit.number), 0.0)
+    core.handle(Looked(None, None), 0.0)
+    quarantine, *others = core.handle(Applied(submit.number, {"a@1": QueryFault("odd")}), 0.0)
+    assert isinstance(quarantine, Quarantine) and others == [Sweep()]
+    assert core.handle(NotApplied(quarantine.number, "database"), 0.0) == []
+    assert core.handle(Woken(), FIRST_DELAY_S) == [Look(None, frozenset())]
+
+
 def test_queries_that_are_set_aside_are_not_planned() -> None:
     around = began(Around({"a@1": 1, "b@1": 1}), "a@1")
     around.finish()
