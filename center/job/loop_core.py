@@ -297,7 +297,7 @@ class LoopCore:
 
     def __init__(self) -> None:
         self._number = 0
-        self._culprits: dict[str, list[EdgeId]] = {}
+        self._culprits: dict[str, dict[int, EdgeId]] = {}
         self._set_aside: set[str] = set()
         self._begin(leads=False)
 
@@ -493,9 +493,9 @@ class LoopCore:
     def _convict(self, run: Run, reason: str) -> list[Effect]:
         """Quarantines a single frame, unless frames of several edges have failed one after the other."""
         ((key, entry),) = run.frames
-        culprits = self._culprits.setdefault(key, [])
-        culprits.append(entry.edge)
-        if len(culprits) > MAX_CULPRITS and len(set(culprits)) > 1:
+        culprits = self._culprits.setdefault(key, {})
+        culprits[entry.position] = entry.edge  # once, however often the store fails
+        if len(culprits) > MAX_CULPRITS and len(set(culprits.values())) > 1:
             return self._pause(key, reason)
         self._number += 1
         self._plans[self._number] = _Plan(run, Lane.SUSPECT, _State.APPLYING, is_verdict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 
 from hypothesis import given, settings
@@ -69,6 +69,7 @@ class Around:
         self.kills: set[At] = set()
         self.fails: set[At] = set()
         self.broken: set[str] = set()
+        self.refused_writes: Counter[At] = Counter()
         self.merging: deque[tuple[int, Run, Lane]] = deque()
         self.log: list[Effect] = []
 
@@ -104,6 +105,9 @@ class Around:
                 return Applied(number, {key: f for key in run.through if (f := self._apply(run.of({key}), key))})
             case Quarantine(number, run, _):
                 ((key, frame),) = run.frames
+                if self.refused_writes[key, frame.position] > 0:
+                    self.refused_writes[key, frame.position] -= 1
+                    return NotApplied(number, "database")
                 if key in self.broken:
                     return Applied(number, {key: QueryFault("broken")})
                 self._advance(key, run)
@@ -197,6 +201,14 @@ def test_frames_of_one_edge_never_pause_a_query_and_those_of_several_do() -> Non
         assert around.paused == paused
         assert around.applied["b@1"] == 3
         assert len(around.lost) == (MAX_CULPRITS if paused else many)
+
+
+def test_a_database_that_refuses_writes_pauses_no_query() -> None:
+    around = Around({"a@1": 2}, edges=("e", "f"))
+    around.fails, around.refused_writes = {("a@1", 1), ("a@1", 2)}, Counter({("a@1", 2): 3 * MAX_CULPRITS})
+    began(around)
+    around.finish()
+    assert not around.paused and around.lost == [("a@1", 1), ("a@1", 2)]
 
 
 def test_a_query_whose_losses_cannot_be_applied_is_paused_and_goes_on_when_it_is_released() -> None:
