@@ -22,6 +22,7 @@ from center.job.loop_core import (
     Lane,
     Look,
     Looked,
+    LookFailed,
     LoopCore,
     Merged,
     MergeFailed,
@@ -191,6 +192,90 @@ def test_each_frame_is_applied_once_in_order_or_lost_alone_whatever_fails(
     assert not around.paused and around.core.problem == "" and around.core.is_caught_up
 
 
+class Unsteady(Around):
+    """As `Around`, in an order of events that is drawn: databases and disks fail, terms end, results come late."""
+
+    def __init__(self, data: st.DataObject, last: dict[str, int], most: int) -> None:
+        super().__init__(last, most, edges=("e", "f"))
+        self._data, self._is_calm = data, False
+        self._probing: list[int] = []
+        self._past: list[Merged | MergeFailed | Probed | Applied | NotApplied] = []
+
+    def _is_bad(self) -> bool:
+        return not self._is_calm and self._data.draw(st.integers(0, 5)) == 0
+
+    def _do(self, effect: Effect) -> Event | None:
+        if isinstance(effect, Look) and self._is_bad():
+            applied = dict(self.applied) if effect.after is None else None
+            return LookFailed("database") if self._is_bad() else Looked(applied, None, self.now_s + 0.005)
+        if isinstance(effect, Apply | Quarantine) and self._is_bad():
+            if self._is_bad():
+                super()._do(effect)  # it was applied, and the driver does not know it
+            return NotApplied(effect.number, "database")
+        if isinstance(effect, Probe):
+            self._probing.append(effect.number)
+            return None
+        answer = super()._do(effect)
+        self._past += [answer] if isinstance(answer, Applied) else []
+        return answer
+
+    def step(self) -> None:
+        match self._data.draw(st.sampled_from(["merge", "merge", "probe", "time", "late", "term", "frame"])):
+            case "merge" if self.merging:
+                number, run, _ = self.merging.popleft()
+                dies = any((key, e.position) in self.kills for key, e in run.frames)
+                failed = MergeFailed(number, Fault.SYSTEM if self._is_bad() else Fault.FRAMES, "no result")
+                self._past.append(failed if dies or self._is_bad() else Merged(number))
+                self.handle(self._past[-1])
+            case "probe" if self._probing:
+                self._past.append(Probed(self._probing.pop(), not self._is_bad()))
+                self.handle(self._past[-1])
+            case "late" if self._past:
+                event = self._data.draw(st.sampled_from(self._past))
+                self.handle(Woken() if self.core.has_plan(event.number) else event)
+            case "term":
+                self.handle(TermEnded())
+                self.handle(TermBegan(frozenset()))
+            case "frame":
+                self.last[self._data.draw(st.sampled_from(sorted(self.last)))] += 1
+            case _:
+                self.now_s += self._data.draw(st.sampled_from([0.001, 1.0, 25.0]))
+        self.handle(Woken())
+
+    def settle(self) -> None:
+        """No further fault comes, and late results still do."""
+        self._is_calm = True
+        while True:
+            self.finish()
+            if not self._probing:
+                return
+            self.handle(Probed(self._probing.pop(), True))
+
+
+@given(
+    data=st.data(),
+    last=st.dictionaries(st.sampled_from(["a@1", "b@1", "c@1"]), st.integers(1, 5), min_size=1),
+    most=st.integers(1, 5),
+)
+@settings(max_examples=150, deadline=None)
+def test_nothing_is_lost_applied_twice_or_due_in_the_past_in_any_order_of_events(
+    data: st.DataObject, last: dict[str, int], most: int
+) -> None:
+    every = [(key, n) for key, end in last.items() for n in range(1, end + 1)]
+    around = Unsteady(data, last, most)
+    around.kills = data.draw(st.sets(st.sampled_from(every), max_size=3))
+    around.fails = data.draw(st.sets(st.sampled_from(every), max_size=3))
+    began(around)
+    for _ in range(data.draw(st.integers(0, 30))):
+        around.step()
+        due_s = around.core.next_deadline()
+        assert due_s is None or due_s > around.now_s, "else the driver never rests"
+    around.settle()
+    assert around.applied == around.last and not around.paused
+    assert set(around.lost) <= around.kills | around.fails
+    assert not around.core.is_busy and around.core.problem == "" and around.core.is_caught_up
+
+
 def test_frames_of_one_edge_never_pause_a_query_and_those_of_several_do() -> None:
     many = MAX_CULPRITS + 5
     for edges, paused in ((("e",), set()), (("e", "f"), {"a@1"})):
@@ -216,7 +301,7 @@ def test_a_query_whose_losses_cannot_be_applied_is_paused_and_goes_on_when_it_is
     around.broken = {"a@1"}
     began(around)
     around.finish()
-    assert (around.paused, around.applied, around.core.set_aside) == ({"a@1"}, {"b@1": 2}, {"a@1"})
+    assert (around.paused, around.applied, around.core.set_aside) == ({"a@1"}, {"b@1": 2}, frozenset({"a@1"}))
     around.broken = set()
     around.handle(Released("a@1"))
     around.finish()
