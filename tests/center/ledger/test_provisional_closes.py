@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView
 from dataclasses import replace
+from typing import Any
 
 from center.ledger import EdgesChanged, Emission, Ledger, TimeAdvanced
 from center.ledger.slices import ReportedSlices
@@ -21,7 +21,7 @@ def provisional(slice_start_ms: int, observed: int, withheld: int) -> SliceClose
     return SliceClose(slice_start_ms, observed, 0, (rest,) if withheld else (), provisional=True)
 
 
-def site(**query: object) -> Center:
+def site(**query: Any) -> Center:
     return Center("a", "b", budget={"staleness": "2s"}, **query)
 
 
@@ -70,7 +70,7 @@ def test_a_sliding_window_needs_a_close_of_each_slice_that_the_progress_does_not
 class CountedCloses(dict[EdgeIncarnation, SliceClose]):
     reads = 0
 
-    def items(self) -> ItemsView[EdgeIncarnation, SliceClose]:
+    def items(self) -> Any:
         CountedCloses.reads += 1
         return super().items()
 
