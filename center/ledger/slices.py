@@ -6,9 +6,10 @@ numbers of its records remain, to detect records that arrive after the final ans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 
 from center.ledger.events import FrameSummary, LateSlice
 from center.ledger.state import EdgeIncarnation, QueryState, SealedSlice, SliceState, StateTable
@@ -129,26 +130,21 @@ class ReportedSlices:
         state = self.open.get(start_ms)
         return {edge for (edge, _), close in state.closes.items() if close.observed} if state else set()
 
-    def stated_by(self, slices: Iterable[int], through_ms: Mapping[str, int]) -> frozenset[str]:
+    def stated_by(self, slices: Sequence[int], through_ms: Mapping[str, int]) -> frozenset[str]:
         """Returns the edges that have closed all of these slices, at least provisionally.
 
         Args:
+            slices: ascending.
             through_ms: by edge, the event time up to which the edge has closed slices. Such a slice needs no close.
         """
-        starts = list(slices)
-        provisional = [
-            {edge for (edge, _), close in state.closes.items() if close.provisional} if state is not None else set()
-            for state in map(self.open.get, starts)
-        ]
-        ends = [self._spec.window.slice_end(start) for start in starts]
-        return frozenset(
-            edge
-            for edge in set[str]().union(*provisional)
-            if all(
-                edge in edges or end <= through_ms.get(edge, MIN_TIME_MS)
-                for end, edges in zip(ends, provisional, strict=True)
-            )
-        )
+        stated = {start: state.provisional for start in slices if (state := self.open.get(start)) is not None}
+
+        def states_all(edge: str) -> bool:
+            closed = through_ms.get(edge, MIN_TIME_MS)
+            unclosed = takewhile(lambda start: self._spec.window.slice_end(start) > closed, reversed(slices))
+            return all(edge in stated.get(start, ()) for start in unclosed)
+
+        return frozenset(filter(states_all, frozenset[str]().union(*stated.values())))
 
     def late_counts(self) -> tuple[int, int]:
         """Returns two numbers of records in `late`: records that came too late, and rejected or guessed records."""

@@ -180,12 +180,14 @@ class SliceState:
         has_data: whether a close or a partial has reported records.
         totals: union of all closes. It is cached, because every window over the slice needs it.
         by_edge: totals by edge, of the edges whose closes state late or withheld records.
+        provisional: the edges whose closes are provisional. It is cached for the same reason.
     """
 
     closes: Mapping[EdgeIncarnation, SliceClose]
     has_data: bool
     totals: Totals
     by_edge: Mapping[str, Totals]
+    provisional: frozenset[str]
 
     @property
     def extent(self) -> Extent | None:
@@ -202,7 +204,8 @@ class SliceState:
             if close.late or close.withheld:
                 stating.setdefault(edge, []).append(close)
         by_edge = {edge: Totals.of_closes(each, spec) for edge, each in stating.items()}
-        return cls(closes, has_data or totals.observed > 0, totals, by_edge)
+        provisional = frozenset(edge for (edge, _), close in closes.items() if close.provisional)
+        return cls(closes, has_data or totals.observed > 0, totals, by_edge, provisional)
 
     @classmethod
     def from_value(cls, start_ms: int, value: Any, spec: QuerySpec) -> SliceState:

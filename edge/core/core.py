@@ -116,7 +116,7 @@ class EdgeCore:
         self._columns: dict[str, dict[str, str]] = {}
         self._changed: dict[str, tuple[str, str]] = {}  # only in a replay: (type when read, type now) by column
         self._now_ms = 0
-        self._served_bytes = 0
+        self._served_bytes = self._first_pulls = 0
 
     def handle(self, event: Event) -> list[Effect]:
         """Applies an event. Events are applied in the order of the journal, each exactly once."""
@@ -304,7 +304,7 @@ class EdgeCore:
 
     @_handle.register
     def _(self, event: PullEvent) -> list[Effect]:
-        turn, effects = Turn(event, self.queries.values(), self._served_bytes), list[Effect]()
+        turn, effects = self._begin_turn(event), list[Effect]()
         for pipeline in turn.queries:
             if effects and not _may_follow(pipeline):
                 continue
@@ -325,7 +325,7 @@ class EdgeCore:
         recorded = {built.frame.query: built for built in event.built}
         for built in event.built:
             self._append_unacked(built.frame)
-        turn, effects = Turn(event.pull, self.queries.values(), self._served_bytes), list[Effect](event.built)
+        turn, effects = self._begin_turn(event.pull), list[Effect](event.built)
         others = (p for p in self.queries.values() if p.ref in recorded and p not in turn.queries)
         for pipeline in [*turn.queries, *others]:
             if pipeline.ref not in recorded:
@@ -344,6 +344,11 @@ class EdgeCore:
         if not event.built:
             self.pulls.defer(event.pull)
         return [*effects, *(FrameDiverged(built.frame.seq) for built in recorded.values())]
+
+    def _begin_turn(self, pull: PullEvent) -> Turn:
+        turn = Turn(pull, self.queries.values(), self._served_bytes, self._first_pulls)
+        self._first_pulls = turn.first_pulls
+        return turn
 
     def _pull(self, pipeline: QueryPipeline, turn: Turn, recorded: RecordedPull | None = None) -> PullResult | None:
         conditions = self.pulls.conditions(pipeline, turn.pull, turn.room_bytes, turn.first_groups)
@@ -418,6 +423,7 @@ class EdgeCore:
             "batch_number": self._batch_number,
             "now_ms": self._now_ms,
             "served_bytes": self._served_bytes,
+            "first_pulls": self._first_pulls,
             "max_state_bytes": self._max_state_bytes,
             "columns": self._columns,
             "streams": {name: stream.to_state() for name, stream in self.streams.items()},
@@ -446,6 +452,7 @@ class EdgeCore:
         self.source = numbers["source"]  # records keep their identities, even if the edge is renamed
         self._batch_number, self._now_ms = numbers["batch_number"], numbers["now_ms"]
         self._served_bytes = numbers.get("served_bytes", 0)
+        self._first_pulls = numbers.get("first_pulls", 0)
         for name, stream in numbers["streams"].items():
             if name in self.streams:
                 self.streams[name] = StreamState.from_state(stream, self.streams[name].spec)

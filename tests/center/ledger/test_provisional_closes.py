@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from center.ledger import EdgesChanged, Emission, Ledger, TimeAdvanced
+from center.ledger.slices import ReportedSlices
+from center.ledger.state import EdgeIncarnation, SliceState
 from edgewater.answers import Phase
 from edgewater.wire import FrameBody, Rest, SliceClose, Withheld, body_from_wire, body_to_wire
-from tests.center.ledger.test_ledger import MARGIN_MS, MINUTE, REF, Center, close
+from tests.center.ledger.test_ledger import MARGIN_MS, MINUTE, REF, Center, close, spec
 from tests.center.statement_world import missing, quality_of
 
 DUE_MS = MINUTE + 1_800
@@ -18,7 +21,7 @@ def provisional(slice_start_ms: int, observed: int, withheld: int) -> SliceClose
     return SliceClose(slice_start_ms, observed, 0, (rest,) if withheld else (), provisional=True)
 
 
-def site(**query: object) -> Center:
+def site(**query: Any) -> Center:
     return Center("a", "b", budget={"staleness": "2s"}, **query)
 
 
@@ -62,6 +65,26 @@ def test_a_sliding_window_needs_a_close_of_each_slice_that_the_progress_does_not
         center.says("a", MINUTE, close(0, 3), close(MINUTE // 2, 1), now_ms=MINUTE)
         center.says("b", -1, *(provisional(start, 5, 1) for start in closes), now_ms=MINUTE)
         assert [missing(a) for a in center.tick(DUE_MS) if a.window_start_ms == 0] == [expected]
+
+
+class CountedCloses(dict[EdgeIncarnation, SliceClose]):
+    reads = 0
+
+    def items(self) -> Any:
+        CountedCloses.reads += 1
+        return super().items()
+
+
+def test_an_answer_does_not_read_the_closes_of_each_slice_of_its_window() -> None:
+    query = spec(window={"sliding": "1m", "every": "1s"}, budget={"staleness": "2s"})
+    slices = ReportedSlices(query)
+    for start in range(0, MINUTE, 1_000):
+        closes = CountedCloses({(edge, "i1"): provisional(start, 9, 4) for edge in ("a", "b")})
+        slices.open.put(start, SliceState.of(closes, True, query))
+    CountedCloses.reads = 0
+    assert slices.stated_by(range(0, MINUTE, 1_000), {"a": MINUTE // 2}) == {"a", "b"}
+    assert slices.stated_by(range(-1_000, MINUTE, 1_000), {"a": 0, "b": -1}) == {"a"}
+    assert CountedCloses.reads == 0
 
 
 def test_a_provisional_close_does_not_replace_the_last_close_of_the_same_records() -> None:

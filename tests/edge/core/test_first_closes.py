@@ -135,6 +135,20 @@ def test_after_first_closes_queries_share_the_link_equally() -> None:
     assert max(sizes.values()) - min(sizes.values()) <= 2 * largest
 
 
+def test_a_link_that_is_too_narrow_for_first_closes_still_carries_last_closes_and_other_queries() -> None:
+    short = {"tumbling": "1s"}
+    edge, now_ms = Edge(*(query(f"q{k}", window=short) for k in range(4)), exact()), 0
+    for window in range(40):
+        edge._ingest(window * 1_000 + 1, [f"shop{k}" for k in range(50)], [1] * 50)
+        edge._ingest((window + 1) * 1_000, ["next"], [1])
+        now_ms = max(now_ms, (window + 1) * 1_000)
+        while now_ms < (window + 2) * 1_000:
+            size = sum(frame.plain_wire_bytes for frame in edge.pull(now_ms, 400, 1_000.0))
+            now_ms += max(size, 20)  # on a link of 1,000 bytes per second
+    assert edge.bodies("exact")
+    assert all(edge.bodies(f"q{k}")[-1].through_ms > 5_000 for k in range(4))
+
+
 def test_a_query_that_was_idle_has_saved_nothing_up() -> None:
     edge = Edge(exact("a"))
     edge.sell(0)
