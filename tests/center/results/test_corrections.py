@@ -66,7 +66,7 @@ def test_a_correction_has_the_data_and_the_facts_of_the_final_answer_and_a_revis
     assert (job.store.correct(7), job.store.correct_at_ms) == (1, None)
     record = job.store.answer(REF, 0, 2)
     assert record == replace(
-        final, revision=2, data_of=1, answer_id=4, answered_at_ms=7, facts=record.facts
+        final, revision=2, data_of=1, data_id=1, answer_id=4, answered_at_ms=7, facts=record.facts
     ) and total(record.synopsis) == 1  # fmt: skip
     assert replace(record.facts, ratio=1.0, deviations=()) == final.facts
     assert (late(record), record.facts.ratio) == (1, 0.5)
