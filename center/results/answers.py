@@ -46,6 +46,7 @@ class AnswerRecord:
         synopsis: the window's merged `GroupedAggregate` as bytes; None: no edge had data.
         data_of: the revision whose data the answer has; 0: the answer has its own data. Otherwise it is a correction,
             and its facts differ by late records.
+        data_id: the id of the answer whose data it has, if it is a correction.
         of_windows: of a union of several windows, what their contracts state together.
     """
 
@@ -60,6 +61,7 @@ class AnswerRecord:
     facts: Facts
     synopsis: bytes | None = field(repr=False)
     data_of: int = 0
+    data_id: int = 0
     of_windows: Contract | None = None
 
 
@@ -414,7 +416,7 @@ def _record(row: Row[Any]) -> AnswerRecord:
     facts, synopsis = _facts(row)
     return AnswerRecord(
         row.answer_id, query_from_key(row.query), row.window_start_ms, row.window_end_ms, row.revision,
-        Phase(row.phase), row.answered_at_ms, row.staleness_ms, facts, synopsis, row.data_revision,
+        Phase(row.phase), row.answered_at_ms, row.staleness_ms, facts, synopsis, row.data_revision, row.data_of,
     )  # fmt: skip
 
 

@@ -518,13 +518,14 @@ def _drop_deleted(connection: Connection, before_ms: int) -> int:
     left = or_(exists().where(a.query == queries.query), exists().where(t.shipped.c.query == queries.query))
     dropped = 0
     for key in connection.execute(select(queries.query).where(queries.state.is_(None), left)).scalars().all():
-        mine = select(a.answer_id).where(a.query == key)
         newest = select(a.answered_at_ms).where(a.query == key).order_by(a.answer_id.desc()).limit(1)
         answered_at_ms = connection.execute(newest).scalar_one_or_none()
         if answered_at_ms is None:
             for table in (t.shipped, t.late_slices, t.late_records):
                 connection.execute(delete(table).where(table.c.query == key))
         elif answered_at_ms < before_ms:
-            first = mine.order_by(a.answer_id).limit(MAX_TRIMMED_WINDOWS)
-            dropped += connection.execute(delete(t.answers).where(a.answer_id.in_(first))).rowcount
+            # Whole windows, because a correction is read with the answer that it corrects.
+            first = select(a.window_start_ms).where(a.query == key).distinct().order_by(a.window_start_ms)
+            of_first = (a.query == key) & a.window_start_ms.in_(first.limit(MAX_TRIMMED_WINDOWS))
+            dropped += connection.execute(delete(t.answers).where(of_first)).rowcount
     return dropped

@@ -281,7 +281,8 @@ class AlertBook:
         for rule in self._rules.values():
             if rule.query != answer.query.name or answer.phase.rank < rule.min_phase.rank:
                 continue
-            if answer.answer_id > self._heard_ids.get(rule.name, 0):  # otherwise the answer is repeated
+            is_new = answer.answer_id > self._heard_ids.get(rule.name, 0)  # otherwise the answer comes again
+            if is_new and not answer.repeats:  # records that come late are no sign of new answers
                 self._heard_ids[rule.name], self._heard_ms[rule.name] = answer.answer_id, now_ms
             if rule.no_answer_ms is not None:
                 continue

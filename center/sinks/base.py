@@ -58,6 +58,9 @@ class SinkAnswer:
         removed: returns the groups that earlier revisions of the window had and `rows` lacks. Each group is a mapping
             of names to values. A sink that stores each group separately deletes these groups.
         statement: the JSON of the answer without its rows: ``quality``, ``contract``, ``total``, ``rest``, …
+        data_id: of a correction, the id of the answer that it corrects. Both have the same values.
+        repeats: whether the sink was given the values before: it is a correction, and the corrected answer is not
+            newer than the position of the query. A system that only adds rows gets no row of such an answer.
         stated: the typed part of the same: the facts of the answer, its error by cause, and its contract.
     """
 
@@ -72,12 +75,19 @@ class SinkAnswer:
     statement: dict[str, Any] = field(repr=False)
     group_columns: tuple[str, ...] = ()
     removed: Callable[[], list[dict[str, Any]]] = field(default=list, repr=False)
+    data_id: int = 0
+    repeats: bool = False
     stated: Statement = field(default=Statement(Facts(0, 0, 0.0), {}, Contract({})), repr=False)
 
     @property
     def own_columns(self) -> dict[str, str]:
         """The names in `rows` of `OWN_COLUMNS`. They differ if a group or a measure has the name."""
         return dict(zip(OWN_COLUMNS, self.rows.column_names, strict=False))
+
+    @property
+    def data_of(self) -> int | None:
+        """Of a correction: the revision of the answer that it corrects."""
+        return self.statement.get("data_of")
 
     @property
     def completeness(self) -> float:

@@ -205,13 +205,15 @@ class KafkaSink:
             yield _key({**window, "group": {name: plain_key(value) for name, value in group.items()}}), None
         names = own_names((*answer.group_columns, *answer.measure_columns))
         query, version = names["query"], names["version"]
-        own = {query: answer.query.name, version: answer.query.version}
+        own = {query: answer.query.name, version: answer.query.version, names["data_of"]: answer.data_of}
+        own_types = {query: "string", version: "int64", names["data_of"]: "int64"}
         for row in _rows(answer.rows, answer.group_columns):
             key = _key({**window, "group": {name: row[name] for name in answer.group_columns}})
-            yield key, self._value({**own, **row}, {query: "string", version: "int64", **types})
-        statement = {**window, "window_end": rfc3339(answer.window_end_ms), "statement": json.dumps(answer.statement)}
+            yield key, self._value({**own, **row}, {**own_types, **types})
+        statement = {**window, "window_end": rfc3339(answer.window_end_ms), "data_of": answer.data_of,
+                     "statement": json.dumps(answer.statement)}  # fmt: skip
         strings = dict.fromkeys(statement, "string")
-        yield _key(window), self._value(statement, {**strings, "version": "int64"})
+        yield _key(window), self._value(statement, {**strings, "version": "int64", "data_of": "int64"})
 
     def _value(self, payload: Mapping[str, Any], types: Mapping[str, str]) -> str:
         if self._options.format == "json":

@@ -3,9 +3,11 @@
 The table of the query has a row per group, and the table of its windows a row per answer. An answer without groups, and
 the statement of an answer, are in the table of windows only.
 
-Only corrections follow a final answer, so rows are only added. A table names the center and the sink that write it.
-Each append stores the id of its last answer, in the name of the file or in the commit. So if an append is repeated
-after a kill, it changes nothing.
+Only corrections follow a final answer, so rows are only added. A correction has the values of the answer that it
+corrects. So it gets a row in the table of windows only, and sums over the other table stay true.
+
+A table names the center and the sink that write it. Each append stores the id of its last answer, in the name of the
+file or in the commit. So if an append is repeated after a kill, it changes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -52,10 +55,11 @@ WINDOWS = pa.schema(
     [
         (DAY, pa.string()), ("answer_id", pa.int64()), ("window_start", TIME), ("window_end", TIME),
         ("revision", pa.int64()), ("phase", pa.string()), ("completeness", pa.float64()), ("given_at", TIME),
-        ("contract", pa.string()), ("statement", pa.string()),
+        ("contract", pa.string()), ("statement", pa.string()), ("data_of", pa.int64()),
     ]
 )  # fmt: skip
-"""The table of windows. ``statement`` is the answer's JSON without its rows."""
+"""The table of windows. ``statement`` is the answer's JSON without its rows, and ``data_of`` the revision
+that a correction corrects."""
 
 
 class LakeTable(Protocol):
@@ -114,7 +118,9 @@ class LakeSink:
             (rows, windows), schema = self._tables[ref], self._queries[ref].schema
             if windows.last_answer() is None and rows.last_answer() is None:
                 windows.append(WINDOWS.empty_table(), 0)
-            _append(rows, [answer for answer in group if answer.rows.num_rows], partial(_rows, schema=schema))
+            # By the ids of their data, because a correction may bring the data of an answer that the page skips.
+            new = [replace(a, answer_id=a.data_id or a.answer_id) for a in group if a.rows.num_rows and not a.repeats]
+            _append(rows, sorted(new, key=lambda a: a.answer_id), partial(_rows, schema=schema))
             _append(windows, group, _windows)
 
     def close(self) -> None:
@@ -138,7 +144,7 @@ def _windows(answers: Sequence[SinkAnswer]) -> pa.Table:
         pa.array([a.window_end_ms for a in answers], starts.type).cast(TIME), [a.revision for a in answers],
         [a.phase.value for a in answers], [a.completeness for a in answers],
         pa.array([a.answered_at_ms for a in answers], starts.type).cast(TIME), [a.contract for a in answers],
-        [json_text(a.statement) for a in answers],
+        [json_text(a.statement) for a in answers], [a.data_of for a in answers],
     ]  # fmt: skip
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, WINDOWS, strict=True)], schema=WINDOWS)
 

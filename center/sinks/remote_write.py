@@ -3,6 +3,8 @@
 A measure `m` of the query `q` has the series ``q_m``, ``q_m_lower`` and ``q_m_upper``. The labels are the groups,
 ``query`` and ``version``. The time of a sample is the end of the window. Samples of a series are written in the order
 of time, because windows become final in this order.
+
+A correction is left out if its values were written: Prometheus takes no second sample of a time.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class RemoteWriteSink:
     def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
         """Implements `Sink.write`. Raises StorageError."""
         for answer in sorted(answers, key=lambda a: a.window_end_ms):
-            series = list(self._series(answer))
+            series = [] if answer.repeats else list(self._series(answer))
             if answer.answer_id in self._written or not series:
                 continue
             if reason := self._send(series):

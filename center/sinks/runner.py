@@ -393,7 +393,8 @@ class SinkRunner:
         for record in records:
             query = self._queries[record.query]
             if not query.lacks:
-                query.has = max(query.has, record.answer_id - 1 if query.waits else self._through)
+                # Not the id before the record: a correction may have the data of any answer of this page.
+                query.has = max(query.has, self._through)
                 query.lacks = query.waits
         records = [r for r in records if not self._queries[r.query].waits]
         positions = {record.query: record.answer_id for record in records}
@@ -425,8 +426,8 @@ class SinkRunner:
         self._refused = refused
 
     def _answer(self, record: AnswerRecord) -> SinkAnswer:
-        query = self._queries[record.query].query
-        answer = sink_answer(record, query)
+        query, has = self._queries[record.query].query, self._queries[record.query].has
+        answer = replace(sink_answer(record, query), repeats=0 < record.data_id <= has)
         return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
 
     def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: ReadQuery) -> list[dict[str, Any]]:
@@ -578,5 +579,5 @@ def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:
     return SinkAnswer(
         record.query, record.window_start_ms, record.window_end_ms, record.revision, record.phase,
         record.answered_at_ms, record.answer_id, rows, answer.members(), tuple(query.registered.spec.group_by),
-        stated=answer.stated,
+        data_id=record.data_id, stated=answer.stated,
     )  # fmt: skip

@@ -72,7 +72,7 @@ OWN_COLUMNS = ("window_start", "window_end", "phase", "revision", "completeness"
 """The columns that describe the answer. Each table of answers begins with them."""
 
 
-ADDED_COLUMNS = ("query", "version", "day", "answer_id", *OWN_COLUMNS)
+ADDED_COLUMNS = ("query", "version", "day", "answer_id", "data_of", *OWN_COLUMNS)
 """All columns that the product adds to the columns of a query, in any table or message."""
 
 

@@ -66,7 +66,7 @@ def test_a_correction_has_the_data_and_the_facts_of_the_final_answer_and_a_revis
     assert (job.store.correct(7), job.store.correct_at_ms) == (1, None)
     record = job.store.answer(REF, 0, 2)
     assert record == replace(
-        final, revision=2, data_of=1, answer_id=4, answered_at_ms=7, facts=record.facts
+        final, revision=2, data_of=1, data_id=1, answer_id=4, answered_at_ms=7, facts=record.facts
     ) and total(record.synopsis) == 1  # fmt: skip
     assert replace(record.facts, ratio=1.0, deviations=()) == final.facts
     assert (late(record), record.facts.ratio) == (1, 0.5)
@@ -192,6 +192,21 @@ def test_corrections_end_with_the_answer_that_has_their_data(job: Job) -> None:
     assert job.store.windows(REF, None, None, 9)[0][0].window_start_ms == 3 * MINUTE
     job.batch(job.frame("a", 4 * MINUTE, m1=1), now_ms=70)
     assert correct_all(job, LAST) == 0, "a window that is no longer stored is not corrected"
+
+
+def test_a_correction_of_a_deleted_query_ends_with_the_answer_that_has_its_data(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.batch(job.frame("a", 3 * MINUTE, m0=1, m1=1, m2=1), now_ms=50)
+    assert correct_all(job, 50) == 3
+    job.store.tick(job.ledger, [QueryDeleted(REF)], 60)
+    monkeypatch.setattr("center.results.writes.MAX_TRIMMED_WINDOWS", 1)
+    left = list[int]()
+    while job.store.trim(LAST):
+        records = job.store.answers_after(0, 9)
+        assert all(record.synopsis is not None for record in records)
+        left.append(len(records))
+    assert len(left) > 1 and left[-1] == 0
 
 
 def test_a_correction_that_a_sink_lacks_stays(job: Job) -> None:

@@ -122,7 +122,7 @@ class Kafka(System):
         self.broker, self.topic = broker, f"answers-{next(NUMBERS)}"
         self.document = {"kind": "kafka", "brokers": [broker.address], "topic": self.topic}
 
-    def rows(self, query: str, version: int, key: str) -> Iterable[tuple[Any, ...]]:
+    def values(self, query: str, version: int) -> list[dict[str, Any]]:
         """As a consumer sees a topic that is compacted: the last value of each key."""
         newest: dict[str, Any] = {}
         groups = {"group.id": "reader", "enable.partition.eof": True, "isolation.level": "read_committed"}
@@ -134,7 +134,10 @@ class Kafka(System):
         of_query = {
             k: v for k, v in newest.items() if (of := json.loads(k))["query"] == query and of["version"] == version
         }
-        values = [json.loads(value) for value in of_query.values() if value is not None]
+        return [json.loads(value) for value in of_query.values() if value is not None]
+
+    def rows(self, query: str, version: int, key: str) -> Iterable[tuple[Any, ...]]:
+        values = self.values(query, version)
         return [(parse_time(v["window_start"]), v[key], v["n"], v["revision"]) for v in values if key in v]
 
 

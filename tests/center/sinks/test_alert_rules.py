@@ -42,7 +42,7 @@ def answer(minute: int, groups: Mapping[str, Interval], revision: int = 1, **cha
     answered_at_ms = changes.pop("answered_at_ms", 0)
     return SinkAnswer(
         QueryRef("q", version), start, start + MINUTE, revision, changes.pop("phase", Phase.COMPLETE), answered_at_ms,
-        minute + 1, rows, {}, ("carrier",), stated=Statement(facts, {}, contract),
+        changes.pop("answer_id", minute + 1), rows, {}, ("carrier",), stated=Statement(facts, {}, contract), **changes,
     )  # fmt: skip
 
 
@@ -314,6 +314,27 @@ def test_silence_does_not_depend_on_the_clock_that_dates_answers(ahead_ms: int) 
         assert book.answer(answer(number, {}, answered_at_ms=at_ms + ahead_ms), (), at_ms) == book.tick(at_ms) == []
     book.answer(answer(4, {}, answered_at_ms=at_ms + ahead_ms), (), at_ms + 9_999)  # a repetition is no arrival
     assert changed(book.tick(at_ms + 10_000)) == [("firing", "")]
+
+
+def test_a_correction_of_an_answer_that_has_arrived_ends_no_silence() -> None:
+    book = AlertBook([AlertRule("any", "q", no_answer_ms=10_000, min_phase=Phase.FINAL)])
+    book.answer(answer(0, {}, phase=Phase.FINAL), (), 0)
+    book.answer(answer(0, {}, 2, phase=Phase.FINAL, answer_id=7, data_id=1, repeats=True), (), 9_000)
+    assert changed(book.tick(10_000)) == [("firing", "")]
+    book.answer(answer(1, {}, 2, phase=Phase.FINAL, answer_id=9, data_id=8), (), 11_000)
+    assert changed(book.tick(11_000)) == [("resolved", "")], "its values are new to the sink"
+
+
+@pytest.mark.parametrize("bounds", [HIGH, WIDE])
+@pytest.mark.parametrize("minute", [0, 1])
+def test_a_correction_with_the_same_values_changes_no_alert_that_fires(minute: int, bounds: Interval) -> None:
+    book = AlertBook([rule()])
+    fired = [book.answer(answer(at, {"UA": HIGH}, phase=Phase.FINAL), (), at) for at in range(2)]
+    assert [changed(each) for each in fired] == [[("firing", "UA")], []]
+    correction = answer(minute, {"UA": bounds}, 2, phase=Phase.FINAL, answer_id=7, data_id=minute + 1, repeats=True)
+    assert book.answer(correction, (), 5) == []
+    assert book.answer(answer(2, {"UA": HIGH}, phase=Phase.FINAL, answer_id=8), (), 6) == []
+    assert changed(book.answer(answer(3, {"UA": LOW}, answer_id=9), (), 7)) == [("resolved", "UA")]
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
