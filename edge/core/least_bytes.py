@@ -34,7 +34,7 @@ EARLY_FRAME_BYTES = 200
 EARLY_FRAME_SHARE = 1 / 2
 """The fraction of the early sends that one frame may have. Larger frames delay later frames; smaller frames are mostly
 overhead."""
-LEAST_EARLY_GROUPS = 16
+LEAST_EARLY_GROUPS = 64
 """The least number of groups in a frame of an open slice. A smaller frame is mostly overhead."""
 EARLY_MARGIN = 1.5
 """Without a staleness budget, sending begins this many times as early as the link needs."""

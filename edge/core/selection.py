@@ -179,6 +179,8 @@ def _select_open_by_deadline(
 ) -> GroupSelection:
     if slice_.send_queue.expired_open(context.now_ms, context.end_ms):
         slice_.send_queue = rank_open_by_deadline(slice_.entries, spec.cache, history, context.ranking_context, slots)
+    if slice_.send_queue.left < min(context.max_groups, context.least_groups):
+        return EMPTY_SELECTION
     return slice_.send_queue.draw(slice_.entries, context.max_groups)
 
 

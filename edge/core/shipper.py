@@ -158,7 +158,7 @@ class Shipper:
         self._may_omit = self.is_staleness_bound and bool(store.bounded_measures)
         self._closes_first = self._may_omit and isinstance(self._spec.window, TimeWindow)
         waits = self._spec.cache.eviction == "gain"
-        self._picks = self.sends_at_need and not self._spec.saves_bytes and waits
+        self._picks = monitor is None and not self._spec.saves_bytes and waits
 
     # What is left to send
 
@@ -342,7 +342,7 @@ class Shipper:
             if recorded is None and draft.work.units >= FULL_FRAME_WORK:
                 return
             early = self._early_sends(start, slice_, at.watermark_ms, at.now_ms, at.link)
-            if self._may_send_early(end, at.drain_window_ms, early):
+            if self._may_send_early(end, at, early):
                 self._take(draft, start, slice_, at, recorded, early)
 
     def _take(
@@ -474,14 +474,13 @@ class Shipper:
             if not is_closed and at.now_ms < end:
                 count = min(count, self._before_first_close(end, at))
         if not is_closed and self._spec.cache.eviction == "gain":
-            rate = at.link.likely_bytes_per_ms / entry_bytes
-            # Every byte delays a deadline or costs a byte of a budget, so these frames are made as small as possible.
-            large = self._spec.saves_bytes or self.is_staleness_bound
-            most = max_entries_per_frame(end - at.now_ms, rate, large=large)
+            rate, large = at.link.likely_bytes_per_ms / entry_bytes, self._spec.saves_bytes or self.is_staleness_bound
+            due_ms = self._deadline_ms(end, at.link) if self.is_staleness_bound else end
+            most = max_entries_per_frame(due_ms - at.now_ms, rate, large=large)
             count = min(count, max(most, early.in_one_frame) if early is not None else most)
         if early is not None:
             count = min(count, early.entries, early.fitting)
-        least = LEAST_EARLY_GROUPS if self._picks else 0
+        least = LEAST_EARLY_GROUPS if self._picks and (self.sends_at_need or at.now_ms < end) else 0
         context = PullContext(start, end, is_closed, at.now_ms, count, least)
         return select_groups(slice_, self._spec, self.history, self._store.limits(start), context, slots)
 
@@ -511,7 +510,7 @@ class Shipper:
             link = replace(link, bytes_per_ms=link.likely_bytes_per_ms)
         budget = self._spec.staleness_budget
         assert budget is not None
-        deadline_ms = max(end + budget.staleness_ms * link.speed - link.path_delay_ms, slice_.late_until_ms)
+        deadline_ms = max(self._deadline_ms(end, link), slice_.late_until_ms)
         if link.bytes_per_ms <= 0.0 or at.now_ms == MIN_TIME_MS:
             return SendSlots(np.inf, np.inf)
         rate = PLANNED_SHARE * link.bytes_per_ms / self.entry_bytes
@@ -527,15 +526,27 @@ class Shipper:
         budget, link = self._spec.staleness_budget, at.link
         if budget is None or link.bytes_per_ms <= 0.0:
             return self._max_groups
-        free_ms = end + budget.staleness_ms * link.speed - link.path_delay_ms - at.now_ms
+        free_ms = self._deadline_ms(end, link) - at.now_ms
         first_bytes = min(FIRST_GROUPS * self.entry_bytes, at.capacity_bytes)
         return max(int((PLANNED_SHARE * link.bytes_per_ms * free_ms - first_bytes) / self.entry_bytes), 0)
 
-    def _may_send_early(self, end: int, drain_window_ms: tuple[int, int], early: EarlySends | None) -> bool:
-        after, through = drain_window_ms
-        if self.is_staleness_bound:
-            return through > after or end <= after
-        return early is not None and early.from_ms <= after
+    def _may_send_early(self, end: int, at: PullConditions, early: EarlySends | None) -> bool:
+        """Returns whether entries of an open slice may be sent now.
+
+        Under a staleness budget they wait for the close, unless sending them takes until after the deadline. So most
+        groups are sent once. The policies of TR 16-003 send whenever the link is idle.
+        """
+        after, through = at.drain_window_ms
+        if not self.is_staleness_bound:
+            return early is not None and early.from_ms <= after
+        waits = self._spec.cache.eviction == "gain"
+        return end <= after or through > (self._deadline_ms(end, at.link) if waits else after)
+
+    def _deadline_ms(self, end: int, link: LinkEstimate) -> float:
+        """Returns when entries of a slice that ends at `end` have to be sent under a staleness budget."""
+        budget = self._spec.staleness_budget
+        assert budget is not None
+        return end + budget.staleness_ms * link.speed - link.path_delay_ms
 
     def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
         """Returns the pending values of these groups, and removes them from the slice."""

@@ -22,7 +22,7 @@ QUEUE_S = 0.4
 """What is in flight leaves the link within this time with 90 %."""
 SMALL_FRAME_BYTES = 1 << 10
 """A smaller frame is mostly overhead. A link without frames in flight always has room for one such frame."""
-FRAME_S, MOST_LEAST_FRAME_BYTES = QUEUE_S / 4, 8 << 10
+FRAME_S, MOST_LEAST_FRAME_BYTES = QUEUE_S / 2, 8 << 10
 """Behind others, a frame waits until there is room for the bytes of this time, and at most for so many."""
 LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S, ROUND_EXTRA_S = 2_560, 54_000.0, 0.03
 """The bytes in flight on a link of which nothing is known: at least the first, and this rate for a round trip and the
