@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -162,7 +163,7 @@ def compare_rows(finals: list[Answer], tables: Mapping[tuple[str, int], list[dic
         found = by_window[answer["query"], answer["version"], start]  # files have all revisions of a final answer
         rows = [row for row in found if row["revision"] == answer["revision"]]
         columns = {name: [_plain(row[name]) for row in rows] for name in rows[0]} if rows else {}
-        differing, compared = differing_rows(with_numbers_only(answer), columns, len(rows))
+        differing, compared = differing_rows(as_whole_numbers(with_numbers_only(answer), columns), columns, len(rows))
         assert differing == [] and (compared or not answer["data"]), answer
 
 
@@ -172,6 +173,20 @@ def with_numbers_only(answer: Answer) -> Answer:
         {n: cell for n, cell in row.items() if n == "group" or {"estimate", "quantiles"} & cell.keys()}
         for row in answer["data"]
     ]
+    return {**answer, "data": data}
+
+
+def as_whole_numbers(answer: Answer, columns: Mapping[str, list[Any]]) -> Answer:
+    """A column of integers has the estimates of samples rounded, and their bounds rounded outwards."""
+    sides = {"estimate": round, "lower": math.floor, "upper": math.ceil}
+
+    def cell(name: str, given: Any) -> Any:
+        is_whole = all(isinstance(value, int | None) for value in columns.get(name, [0.5]))
+        if not is_whole or "estimate" not in given:
+            return given
+        return {k: sides[k](v) if k in sides and isinstance(v, float) else v for k, v in given.items()}
+
+    data = [{n: c if n == "group" else cell(n, c) for n, c in row.items()} for row in answer["data"]]
     return {**answer, "data": data}
 
 
