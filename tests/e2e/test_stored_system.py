@@ -177,7 +177,8 @@ def with_numbers_only(answer: Answer) -> Answer:
 
 
 def as_whole_numbers(answer: Answer, columns: Mapping[str, list[Any]]) -> Answer:
-    """A column of integers has the estimates of samples rounded, and their bounds rounded outwards."""
+    """Returns an answer as lakes have it. Their columns of integers have the estimates of samples rounded, and bounds
+    rounded outwards."""
     sides = {"estimate": round, "lower": math.floor, "upper": math.ceil}
 
     def cell(name: str, given: Any) -> Any:
