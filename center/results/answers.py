@@ -150,12 +150,12 @@ class AnswerReader:
         if max_bytes is not None:
             sizes = _of(newest.limit(limit), func.coalesce(func.length(_SYNOPSIS), 0))
             with read_transaction(self._engine) as connection:
-                held = accumulate(connection.execute(sizes).scalars())
-            count = next((n for n, size in enumerate(held, 1) if size >= max_bytes), limit)
-        found = self._newest(newest.limit(count + 1))
-        if len(found) <= count:
-            return found, None
-        return found[:count], str(found[count - 1].window_start_ms)
+                totals = accumulate(connection.execute(sizes).scalars())
+                count = next((n for n, size in enumerate(totals, 1) if size >= max_bytes), limit)
+        records = self._newest(newest.limit(count + 1))
+        if len(records) <= count:
+            return records, None
+        return records[:count], str(records[count - 1].window_start_ms)
 
     def last_windows(
         self, ref: QueryRef, start_ms: int | None, end_ms: int | None, limit: int
@@ -166,8 +166,8 @@ class AnswerReader:
         """
         newest = _in_range(_newest_revisions(ref), start_ms, end_ms)
         last = newest.order_by(t.answers.c.window_start_ms.desc()).limit(limit + 1)
-        found = self._newest(last, with_data=False)
-        return found[-limit:], len(found) > limit
+        records = self._newest(last, with_data=False)
+        return records[-limit:], len(records) > limit
 
     def at(self, ref: QueryRef, time_ms: int, min_phase: Phase = Phase.EARLY) -> list[AnswerRecord]:
         """Returns the newest revision of each window that contains the event time, ascending."""
@@ -176,15 +176,15 @@ class AnswerReader:
         # Windows of a query have one size or do not overlap. So the last window that starts by then bounds the starts
         # of the windows that contain `time_ms`.
         last = begun.with_only_columns(func.max(ends) - starts).order_by(starts.desc()).limit(1)
-        found = self._newest(begun.where(starts > time_ms - last.scalar_subquery()))
-        return [r for r in found if r.window_end_ms > time_ms]
+        records = self._newest(begun.where(starts > time_ms - last.scalar_subquery()))
+        return [r for r in records if r.window_end_ms > time_ms]
 
     def answer(self, ref: QueryRef, window_start_ms: int, revision: int) -> AnswerRecord:
         """Returns a revision of a window. Raises NotFound."""
-        found = self._answers(_rows().where(_is_of(ref, window_start_ms), t.answers.c.revision == revision))
-        if not found:
+        records = self._answers(_rows().where(_is_of(ref, window_start_ms), t.answers.c.revision == revision))
+        if not records:
             raise NotFound(f"query {query_key(ref)}: no revision {revision} of the window at {window_start_ms} ms")
-        return found[0]
+        return records[0]
 
     def revisions(self, ref: QueryRef, window_start_ms: int) -> list[int]:
         """Returns the revisions of a window, ascending; empty if it has no answer."""
