@@ -52,7 +52,7 @@ class _Alarm(NamedTuple):
 def reason_of(exc: BaseException | None) -> str:
     """Returns an exception's code, or its class if it has none, and its message in one line.
 
-    Of a Spark job, the message is that of the task that has failed. It may contain the traceback of a Python process.
+    If a Spark job has failed, the message of the failed task counts. It may contain the traceback of a Python process.
     Then the result is the first line of the message, and the line that names the Python exception.
     """
     message = _CALL.sub("", str(exc).strip())
@@ -118,7 +118,7 @@ def to_batch(
 
     Args:
         positions: query key and position of each frame, ordered by position within a query.
-        skipped: why frames and partials of them are not among `partials`.
+        skipped: why a frame, or a partial of a frame, is not among `partials`.
 
     Raises:
         StorageError: facts of a frame are missing. Another driver has applied the frame meanwhile.
@@ -225,7 +225,7 @@ class BatchApplier:
         """Returns why frames were set aside, by key and position. Tasks do not read them. Raises StorageError."""
         return self._catalog.quarantine.frame_reasons()
 
-    def apply(self, run: Run, outcomes: Iterable[PartMerged], times: Times) -> dict[str, QueryFault]:
+    def apply(self, run: Run, outcomes: Sequence[PartMerged], times: Times) -> dict[str, QueryFault]:
         """Applies all queries of a plan together. If that fails, applies each query alone.
 
         Args:
@@ -239,11 +239,10 @@ class BatchApplier:
         """
         turn_ms = self._now_ms()
         self._state_lost(run)
-        merged = list(outcomes)
         facts = self._catalog.frames.facts(positions_of(run.frames))
         failed: dict[str, QueryFault] = {}
         try:
-            applied = [self._apply(run, merged, facts)]
+            applied = [self._apply(run, outcomes, facts)]
         except Exception as exc:
             if not is_fault_of_frames(exc):
                 raise
@@ -251,19 +250,19 @@ class BatchApplier:
             log.warning("a batch of %d frames failed, its queries are applied alone: %s", len(run.frames), named(exc))
             for key in run.through:
                 try:
-                    applied.append(self._apply(run.of({key}), merged, facts))
+                    applied.append(self._apply(run.of({key}), outcomes, facts))
                 except Exception as failure:
                     if not is_fault_of_frames(failure):
                         raise
                     failed[key] = QueryFault(named(failure), isinstance(failure, NotFound | QueryTooLarge))
-        self._observe(applied, len(merged), times, turn_ms)
+        self._observe(applied, times, turn_ms)
         return failed
 
     def count_failure(self, where: str) -> None:
         """Counts a failure after which a plan is tried again."""
         self._metrics.failures.labels(where).inc()
 
-    def _observe(self, applied: Sequence[AppliedBatch], parts: int, times: Times, turn_ms: int) -> None:
+    def _observe(self, applied: Sequence[AppliedBatch], times: Times, turn_ms: int) -> None:
         summaries = [summary for part in applied for summary in part.summaries]
         emissions = [emission for part in applied for emission in part.emissions]
         now_ms = self._now_ms()
@@ -275,8 +274,8 @@ class BatchApplier:
         self._metrics.batch_seconds.observe(max(0, now_ms - times.began_ms) / 1000)
         self._metrics.last_batch.set(now_ms / 1000)
 
-    def _apply(self, run: Run, outcomes: Iterable[PartMerged], facts: Facts) -> AppliedBatch:
-        keys, outcomes = run.through.keys(), list(outcomes)
+    def _apply(self, run: Run, outcomes: Sequence[PartMerged], facts: Facts) -> AppliedBatch:
+        keys = run.through.keys()
         batch = to_batch(
             ((key, entry.position) for key, entry in run.frames),
             (p for outcome in outcomes for p in outcome.partials if p.key in keys),

@@ -304,7 +304,7 @@ class Job:
         """Runs the loop until `stop` is set. Raises SparkLost."""
         pace = PollPace()
         with self._woken_by_gateways(loop, pace):
-            looked_s, found = time.monotonic(), 0
+            looked_s, planned = time.monotonic(), 0
             while not stop.is_set():
                 self._check_progress(loop)
                 try:
@@ -323,8 +323,8 @@ class Job:
                 except SparkLost as exc:
                     log.critical("the Spark context is lost: %s", exc)
                     raise
-                if loop.found != found:
-                    found = loop.found
+                if loop.planned != planned:
+                    planned = loop.planned
                     pace.found(time.monotonic())
                 self._observe(loop, merger)
 

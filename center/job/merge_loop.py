@@ -65,8 +65,8 @@ class MergeLoop:
         self._sweep_failures = 0
         self.applied = 0
         """Number of plans that were applied."""
-        self.found = 0
-        """Number of plans of the main lane that a look has found."""
+        self.planned = 0
+        """Number of plans that looks at the index have made."""
 
     def wake(self) -> None:
         """The index may have new frames."""
@@ -153,7 +153,7 @@ class MergeLoop:
             looked = self._planner.look(effect)
         except Exception as exc:
             return loop_core.LookFailed(named(exc))
-        self.found += looked.run is not None
+        self.planned += looked.run is not None
         return looked
 
     def _submit(self, number: int, run: Run, lane: Lane) -> Event | None:

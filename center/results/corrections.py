@@ -1,7 +1,7 @@
 """Corrections: final answers that are given again because records came late.
 
 A correction is a row of `answers` with the next revision of its window. It has the facts and the data of the answer
-that it names, and its own numbers of late records. So whatever has read an answer, its revision states what it stated.
+that it names, and its own numbers of late records. So a revision always states what it stated first.
 
 Ranges of windows wait in the table `corrections`, which the transaction of the late records writes. So a kill loses no
 correction. The first correction of a window follows at once. The wait before the next one begins with `WAIT_MS` and
@@ -25,7 +25,7 @@ WAIT_MS = 60_000
 """The least time between two corrections of a window."""
 MAX_CORRECTED = 200
 """Maximum windows that one transaction examines. The job waits meanwhile."""
-_KEPT = ("query", "window_start_ms", "window_end_ms", "phase", "staleness_ms")
+_SAME = ("query", "window_start_ms", "window_end_ms", "phase", "staleness_ms")
 
 
 def state_earlier_late_records(connection: Connection) -> None:
@@ -127,8 +127,8 @@ def _corrected(
         if wait_ms > 0:
             waits_ms[w.window_start_ms] = wait_ms
             continue
-        kept = {name: w._mapping[name] for name in _KEPT}
+        same = {name: w._mapping[name] for name in _SAME}
         revision, data_of = max(w.revision, revisions_after) + 1, w.data_of or w.answer_id
         own = {"revision": revision, "answered_at_ms": now_ms, "quality": "", "late": text, "data_of": data_of}
-        rows.append(kept | own)
+        rows.append(same | own)
     return rows, waits_ms

@@ -63,11 +63,11 @@ def _add_late_slices(
 ) -> list[tuple[int, int]]:
     """Returns the ranges of slices that count records of shorter ranges from now on."""
     c = t.late_slices.c
-    held = (c.query == key) & c.slice_start_ms.in_(slices)
-    for row in connection.execute(select(t.late_slices).where(held)).all():
+    these = (c.query == key) & c.slice_start_ms.in_(slices)
+    for row in connection.execute(select(t.late_slices).where(these)).all():
         counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, row.reason)
         counts[at] = min(counts.get(at, 0) + row.records, MAX_ADDED)
-    connection.execute(delete(t.late_slices).where(held))
+    connection.execute(delete(t.late_slices).where(these))
     names = t.late_slices.c.keys()
     rows = [
         dict(zip(names, (key, start, end, through, reason, n), strict=True))
@@ -112,7 +112,7 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
     classes: dict[int, list[Row[Any]]] = {}
     for row in connection.execute(select(t.late_slices).where(c.query == key, span).order_by(c.slice_start_ms)):
         classes.setdefault((row.slice_end_ms - row.slice_start_ms).bit_length(), []).append(row)
-    found: dict[int, dict[str, int]] = {}
+    by_window: dict[int, dict[str, int]] = {}
     for start, end in windows if classes else ():
         for bits, rows in classes.items():
             first = bisect_left(rows, start - (1 << bits), key=lambda row: row.slice_start_ms)
@@ -121,9 +121,9 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
                 if row.slice_start_ms >= end:
                     break
                 if row.slice_end_ms > start and end <= row.through_ms:
-                    counts = found.setdefault(start, {})
+                    counts = by_window.setdefault(start, {})
                     counts[row.reason] = counts.get(row.reason, 0) + row.records
-    return found
+    return by_window
 
 
 def late_to_json(counts: Mapping[str, int]) -> str:

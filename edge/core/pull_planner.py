@@ -186,7 +186,7 @@ class PullPlanner:
         stream = pipeline.spec.stream
         link = MeasuredLink(event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, event.mid_bytes_s)
         return PullConditions(
-            min(max(room_bytes, self._backlog_frame_bytes(pipeline, event)), MAX_FRAME_BYTES),
+            min(max(room_bytes, self._backlog_frame_bytes(pipeline, link)), MAX_FRAME_BYTES),
             pipeline.watermark_ms,
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
             link.estimate(pipeline),
@@ -195,7 +195,7 @@ class PullPlanner:
             first_groups,
         )
 
-    def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:
+    def _backlog_frame_bytes(self, pipeline: QueryPipeline, link: MeasuredLink) -> int:
         """Returns the size of a frame of closed slices; 0: the size that the link allows.
 
         Entries of closed slices are final, so no later frame updates them, and a large frame compresses better. Another
@@ -205,8 +205,7 @@ class PullPlanner:
         others = (p for p in self._queries.values() if p is not pipeline)
         if pipeline.shipper.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
             return 0
-        likely_bytes_s = event.mid_bytes_s or event.bandwidth_bytes_s
-        largest = min(int(BACKLOG_FRAME_S * likely_bytes_s), BACKLOG_FRAME_BYTES)
+        largest = min(int(BACKLOG_FRAME_S * link.likely_bytes_s), BACKLOG_FRAME_BYTES)
         return min(largest, pipeline.shipper.closed_bytes(pipeline.watermark_ms))
 
 

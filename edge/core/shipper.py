@@ -316,7 +316,7 @@ class Shipper:
     ) -> None:
         """Closes the drained slices, the oldest first.
 
-        From the first slice on that is not drained, those in `stated` are closed provisionally.
+        From the first slice on that is not drained, the slices in `stated` are closed provisionally.
         """
         is_blocked = False
         for start, slice_ in closed:
@@ -476,8 +476,8 @@ class Shipper:
         if not is_closed and self._spec.cache.eviction == "gain":
             rate, large = at.link.likely_bytes_per_ms / entry_bytes, self._spec.saves_bytes or self.is_staleness_bound
             due_ms = self._deadline_ms(end, at.link) if self.is_staleness_bound else end
-            most = max_entries_per_frame(due_ms - at.now_ms, rate, large=large)
-            count = min(count, max(most, early.in_one_frame) if early is not None else most)
+            per_frame = max_entries_per_frame(due_ms - at.now_ms, rate, large=large)
+            count = min(count, max(per_frame, early.in_one_frame) if early is not None else per_frame)
         if early is not None:
             count = min(count, early.entries, early.fitting)
         least = LEAST_EARLY_GROUPS if self._picks and (self.sends_at_need or at.now_ms < end) else 0
@@ -497,7 +497,7 @@ class Shipper:
         return slice_.first_arrival_ms <= self._store.end(start) + budget.staleness_ms
 
     def _slots(self, start: int, slice_: Slice, at: PullConditions, sent: int) -> SendSlots:
-        """Returns how many entries of a slice with a deadline can be sent in time, after those that the frame has.
+        """Returns how many entries of a slice with a deadline can be sent in time, after the entries of the frame.
 
         If the deadline has passed before the first frame of a closed slice, such as after an outage, groups are sent
         for as long as the budget, less the time of newer slices. A late answer should not be empty, and should not
@@ -523,8 +523,8 @@ class Shipper:
 
     def _before_first_close(self, end: int, at: PullConditions) -> int:
         """Returns how many entries of an open slice the link carries before it has to carry first closes in time."""
-        budget, link = self._spec.staleness_budget, at.link
-        if budget is None or link.bytes_per_ms <= 0.0:
+        link = at.link
+        if link.bytes_per_ms <= 0.0:
             return self._max_groups
         free_ms = self._deadline_ms(end, link) - at.now_ms
         first_bytes = min(FIRST_GROUPS * self.entry_bytes, at.capacity_bytes)
