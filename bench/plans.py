@@ -1,4 +1,4 @@
-"""Plans of the job one after the other, without a JVM: for benches of what the driver and its tasks do."""
+"""Runs plans of the job one after the other, without a JVM. Benches measure the driver and its tasks with it."""
 
 from __future__ import annotations
 

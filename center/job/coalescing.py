@@ -67,8 +67,10 @@ class BatchCoalescer:
         return False
 
     def expects_many(self, pending: Collection[str]) -> bool:
-        """Returns whether frames of `MANY_QUERIES` or more queries are expected: these, or those of a recent batch that
-        had these."""
+        """Returns whether frames of `MANY_QUERIES` or more queries are expected.
+
+        So many queries are pending, or a recent batch of so many queries had all pending ones.
+        """
         return len(pending) >= MANY_QUERIES or any(pending and tick.issuperset(pending) for tick in self._ticks)
 
     def should_wait_for_queries(self, pending: Collection[str], now_s: float) -> bool:

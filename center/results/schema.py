@@ -125,7 +125,7 @@ corrections = Table(
     Column("to_ms", BigInteger, primary_key=True),
     Column("due_ms", BigInteger, nullable=False),
 )
-"""Windows that start in [from, to). The newest answers of those that are final may not state all late records. From the
+"""Windows that start in [from, to). The newest answer of a final window may not state all late records. From the
 wall time ``due_ms`` on, the job examines them."""
 
 late_records = Table(

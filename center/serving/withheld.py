@@ -104,7 +104,7 @@ class GroupsWithheld:
         return replace(self, sent=sent).of_edges(groups, stated)
 
     def of_edges(self, groups: Mapping[str, pa.Array], stated: EdgeStatements) -> GroupsWithheld:
-        """Takes account of which edges may have records of each row."""
+        """Returns bounds that count, for each row, only the edges that may have records of the row."""
         classes, row_classes = self._classes(groups, stated)
         return replace(self, classes=classes, row_classes=row_classes)
 

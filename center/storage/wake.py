@@ -20,7 +20,7 @@ BEAT_S = 1.0
 ANNOUNCED_S = 0.5
 """An announcement comes within this time of the frames."""
 UNANNOUNCED_S = 60.0
-"""After frames that nobody announced, more of them are expected for this long."""
+"""After frames that nobody announced, further such frames are expected for this long."""
 _SUFFIX = ".wake"
 _FRAMES = b"+"
 

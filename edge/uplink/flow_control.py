@@ -25,11 +25,11 @@ SMALL_FRAME_BYTES = 1 << 10
 FRAME_S, MOST_LEAST_FRAME_BYTES = QUEUE_S / 2, 8 << 10
 """Behind others, a frame waits until there is room for the bytes of this time, and at most for so many."""
 LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S, ROUND_EXTRA_S = 2_560, 54_000.0, 0.03
-"""The bytes in flight on a link of which nothing is known: at least the first, and this rate for a round trip and the
+"""The bytes in flight on an unknown link: at least the first, and this rate for a round trip and the
 center's disk."""
 GROWTH = 1 / 4
-"""More than what has passed at once may be in flight by this fraction. If a bucket is empty then, what it delays is in
-proportion to what it had let pass."""
+"""The bytes in flight may exceed the bytes that have passed at once by this fraction. If the bucket is empty then, the
+delay is in proportion to the bytes that have passed."""
 OVERDUE_S = 0.25
 """Nothing is sent while an arrival is later than predicted by more: the link may be gone."""
 GUARD_STEP_S, LATE_SHARE, MOST_GUARD_S = 0.1, 0.07, 2.0
@@ -52,7 +52,7 @@ STATED_RATIO, STATED_S, STATED_WINDOWS = 1.25, 10.0, 2.0
 """A rate is stated if the quantiles of 10 % and 90 % agree within the first, for so many times the bytes that empty the
 bucket and fill the link for `STATED_S`."""
 MOST_STATED_BYTES_S = RATES_BYTES_S[-1] / 2
-"""A faster link has a rate beyond the hypotheses, or one that processes limit."""
+"""A faster link has a rate beyond the hypotheses, or the processes limit the rate."""
 HORIZON_S = 1.0
 """A forecast is what the link carries within this time, and then the rate."""
 PACKING_MEMORY_BYTES = 32 << 10

@@ -1,7 +1,7 @@
 """A model of the link: what a token bucket behind a queue lets pass, learned from when messages arrive.
 
 Providers and routers limit a link with a token bucket (`tc tbf`, `htb`, policers, cellular plans): up to its depth,
-bytes pass at the speed of the line, the rest at the rate. So how fast a small frame passes says nothing of the rate.
+bytes pass at the speed of the line, the rest at the rate. So the speed of a small frame does not show the rate.
 The model has a grid of hypotheses, rate × depth. Each predicts when a message leaves the link, and is weighted by how
 well earlier predictions held (a clipped log-likelihood). A decision is a quantile over the hypotheses: what is sent
 must arrive in time with 90 %, and an entry may wait if half of the weight says so.
@@ -101,7 +101,7 @@ class LinkModel:
         depths, rates = (each.ravel() for each in np.meshgrid(DEPTHS_BYTES, RATES_BYTES_S, indexing="ij"))
         self._rates, self._depths, self._s_per_byte, self._spare_s = rates, depths, 1.0 / rates, depths / rates
         # A bucket is paid until `now - spare_s` if it is full, and until `now` if it is empty. Later: bytes wait.
-        # The first is the state behind the last message that has arrived, the second behind the last one that was sent.
+        # `_paid_s` is the state behind the last message that has arrived, `_end_s` behind the last one that was sent.
         self._paid_s = np.full(rates.size, -np.inf)
         self._end_s = self._paid_s.copy()
         self._scratch = np.empty(rates.size)

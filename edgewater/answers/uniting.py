@@ -103,8 +103,8 @@ def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswere
 
 
 def _united_edges(parts: Sequence[EdgeStatements], spec: QuerySpec) -> EdgeStatements:
-    """Returns what each edge withholds of several windows together. An edge has its constants if it has them in each
-    window of which it withholds anything.
+    """Returns what each edge withholds of several windows together. An edge has its constants if it has them in
+    each window in which it withholds values.
     """
     by_edge: dict[str, list[tuple[Mapping[str, WithheldBound], Constants]]] = {}
     for part in parts:
