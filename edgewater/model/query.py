@@ -34,7 +34,7 @@ from edgewater.model.quantities import (
 )
 from edgewater.model.record_functions import CallFailures
 from edgewater.model.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
-from edgewater.model.syntax import check_calls, column_names, parse_sql
+from edgewater.model.syntax import MAX_EXPRESSIONS_LENGTH, check_calls, column_names, parse_sql
 from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.model.windows import ACCEPTED_IN_QUERIES, SlicedWindow, Window
 from edgewater.runtime.plain_yaml import load_yaml
@@ -49,10 +49,6 @@ KEYS = {
 """The keys of a query, and whether each is required."""
 MAX_MEASURES = 32
 MAX_GROUP_COLUMNS = 16
-MAX_EXPRESSIONS_LENGTH = 32_768
-"""The largest total length of all expressions of a query, in characters, so that parsing them takes at most about a
-second.
-"""
 DEFAULT_LATENESS_MS = 0
 BEGINNING = "beginning"
 _MARKS_OF_EXPRESSIONS = ("(", "||", '"')

@@ -18,9 +18,9 @@ from sqlglot.tokens import Token, TokenType
 
 from edgewater.model.errors import InvalidQuery, did_you_mean
 from edgewater.model.measure import NAME, NAME_ACCEPTED
-from edgewater.model.query import MAX_EXPRESSIONS_LENGTH, QuerySpec, column_text
+from edgewater.model.query import QuerySpec, column_text
 from edgewater.model.streams import TIME_COLUMN
-from edgewater.model.syntax import MAX_DIGITS, BoundedParser, TooManySteps, syntax_error
+from edgewater.model.syntax import MAX_DIGITS, MAX_EXPRESSIONS_LENGTH, BoundedParser, TooManySteps, syntax_error
 from edgewater.model.time_functions import is_zone
 from edgewater.synopses import function_named, meant_function
 

@@ -19,6 +19,10 @@ MAX_TOKENS = 4_000
 """The largest number of tokens of an expression, enough for a list of 2,000 values. The parser takes 3 to 15 µs per
 token.
 """
+MAX_EXPRESSIONS_LENGTH = 32_768
+"""The largest length of an expression, and the largest total length of all expressions of a query, in characters, so
+that reading and parsing them takes at most about a second.
+"""
 MAX_DIGITS = 400
 """The largest number of digits of a number. The largest float has 309, and Python converts at most 4,300."""
 STEPS_PER_TOKEN = 6
@@ -97,6 +101,9 @@ class BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
 
 def _parsed(text: str, field: str) -> exp.Expression:
     """Returns sqlglot's tree of a text. Raises SqlglotError, RecursionError and InvalidQuery."""
+    if len(text) > MAX_EXPRESSIONS_LENGTH:
+        accepted = f"an expression of at most {MAX_EXPRESSIONS_LENGTH} characters"
+        raise InvalidQuery(field, text, accepted, f"it has {len(text)}")
     tokens = _DIALECT.tokenize(text)
     if len(tokens) > MAX_TOKENS:
         raise InvalidQuery(field, text, f"an expression of at most {MAX_TOKENS} tokens", f"it has {len(tokens)}")
@@ -113,7 +120,8 @@ def _parsed(text: str, field: str) -> exp.Expression:
 def parse_sql(text: str, field: str) -> exp.Expression:
     """Returns the parsed expression. Raises InvalidQuery with the position of a syntax error.
 
-    A text may have at most `MAX_TOKENS` tokens. The time is linear in the number of tokens.
+    A text may have at most `MAX_EXPRESSIONS_LENGTH` characters and `MAX_TOKENS` tokens. The time is
+    linear in the number of tokens.
     """
     try:
         tree = _parsed(text, field)

@@ -11,7 +11,7 @@ import pytest
 from bench.hostile.__main__ import fuzz
 from bench.hostile.targets import all_targets
 from edgewater.model.errors import InvalidQuery
-from edgewater.model.syntax import MAX_TOKENS, parse_sql
+from edgewater.model.syntax import MAX_EXPRESSIONS_LENGTH, MAX_TOKENS, parse_sql
 from edgewater.runtime.plain_yaml import MAX_NESTING
 
 SPEC: dict[str, Any] = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
@@ -72,3 +72,10 @@ def test_an_expression_has_at_most_so_many_tokens():
     with pytest.raises(InvalidQuery, match=f"at most {MAX_TOKENS} tokens"):
         parse_sql(f"a IN ({', '.join(['1'] * (MAX_TOKENS // 2))})", "where")
     parse_sql(f"a IN ({', '.join(['1'] * (MAX_TOKENS // 2 - 2))})", "where")
+
+
+def test_a_longer_expression_is_refused_before_it_is_read():
+    text = "'" + "x" * (MAX_EXPRESSIONS_LENGTH - 2) + "'"
+    assert parse_sql(text, "where").is_string
+    with pytest.raises(InvalidQuery, match=f"at most {MAX_EXPRESSIONS_LENGTH} characters"):
+        parse_sql(f"{text} ", "where")
