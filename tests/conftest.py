@@ -94,7 +94,8 @@ def _leave_products_to_the_night(items: list[pytest.Item]) -> None:
     """Marks the cells of a product of parameters as nightly that have no value which the other cells lack."""
     cells: dict[str, list[tuple[pytest.Item, set[tuple[int, str]]]]] = {}
     for item in items:
-        if (spec := getattr(item, "callspec", None)) and not item.get_closest_marker("nightly"):
+        whole = item.get_closest_marker("nightly") or item.get_closest_marker("product")
+        if (spec := getattr(item, "callspec", None)) and not whole:
             cells.setdefault(item.nodeid.partition("[")[0], []).append((item, set(enumerate(spec._idlist))))
     for left in cells.values():
         missing = set().union(*(values for _, values in left))
