@@ -15,16 +15,14 @@ import pytest
 
 from center.early import EarlyAnswerEstimator, GroupPrediction, Prediction
 from center.early import groups as group_module
-from center.ledger import EdgesChanged, Emission, Ledger, TimeAdvanced, early_answers, pack_state
-from edge.core import EdgeCore, SamplingSet, StreamSpec
+from center.ledger import EdgesChanged, Emission, TimeAdvanced
+from edge.core import SamplingSet
 from edgewater.answers import Phase
 from edgewater.answers.statement import requested
 from edgewater.model.accuracy import MAX_GROUPS, group_values
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE
 from tests.center.accuracy_world import (
     BEGIN_MS,
-    COLUMNS,
     DISORDER_MS,
     REF,
     WINDOW_MS,
@@ -263,66 +261,6 @@ def test_all_records_are_needed_while_a_group_has_no_interval() -> None:
         world.run(8)
     assert all(rate < 1 for rate in known.estimator().rates().values())
     assert set(rare.estimator().rates().values()) == {1.0}
-
-
-@pytest.mark.parametrize("scope", ["all", pytest.param("each", marks=pytest.mark.full)])
-def test_a_restart_gives_the_answers_of_an_uninterrupted_run(scope: str) -> None:
-    whole, cut = (World(grouped(scope=scope), sites(seconds=10, shares=(1, 1, 0.02))) for _ in range(2))
-    for world in (whole, cut):
-        world.sites[1].cut = (BEGIN_MS + 4_000, BEGIN_MS + 6_500)
-    whole.run(9)
-    for _ in range(6):
-        cut.run(1.5)
-        cut.restart()
-    assert cut.answers == whole.answers
-    assert len(whole.answers) >= 10
-
-
-@pytest.mark.parametrize("compact_bytes", [1 << 18, 30_000], ids=["log", "snapshot"])
-def test_the_entries_of_each_transaction_restore_the_estimator(
-    compact_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(early_answers, "COMPACT_BYTES", compact_bytes)
-    whole, other = (World(grouped(scope="all"), sites(seconds=8)) for _ in range(2))
-    whole.run(7)
-    parts: dict[tuple[str, int], str] = {}
-    heads: list[str | None] = []
-    handle = other.ledger.handle
-
-    def written(event: Any) -> list[Emission]:
-        with other.ledger.transaction() as transaction:
-            result = handle(event)
-            for change in transaction.changes():
-                heads.append(change.state)
-                for kind, start, text in change.entries:
-                    parts.pop((kind, start), None)
-                    if text is not None:
-                        parts[kind, start] = text
-        return result
-
-    other.ledger.handle = written  # type: ignore[method-assign]
-    other.run(4)
-    ledger = Ledger(margin_ms=50)
-    ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
-    assert heads[-1] is not None
-    ledger.restore(REF, pack_state(heads[-1], ((k, s, t) for (k, s), t in sorted(parts.items()))))
-    other.ledger = ledger
-    other.run(3)
-    assert other.answers == whole.answers
-
-
-def test_an_edge_core_restored_from_its_state_sends_the_same_frames() -> None:
-    whole, cut = (World(grouped(), sites(1, 6)) for _ in range(2))
-    whole.run(4)
-    for _ in range(8):
-        cut.run(0.5)
-        core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000)}, source=1)
-        state = cut.sites[0].core.to_state()
-        core.restore(state)
-        assert core.to_state() == state
-        cut.sites[0].core = core
-    assert (cut.frames, cut.bytes) == (whole.frames, whole.bytes)
-    assert cut.answers == whole.answers
 
 
 def test_coverage_counts_intervals_with_scope_each_and_windows_with_scope_all() -> None:
