@@ -17,6 +17,7 @@ from edgewater.answers import Phase
 from edgewater.answers.statement import requested
 from tests.center.accuracy_world import (
     DISORDER_MS,
+    FINE_MS,
     Delays,
     Site,
     World,
@@ -47,7 +48,7 @@ def least_covered(windows: int, confidence: float = 0.95, false_alarm: float = 0
 
 def run(windows: int, delays: Sequence[Delays], measure: str = "sum(x)", **query: object) -> World:
     sites = [Site.make(f"e{i}", i, windows + 4, d, scale=1 + 0.5 * i) for i, d in enumerate(delays)]
-    world = World(spec({"total": measure}, **query), sites)
+    world = World(spec({"total": measure}, **query), sites, step_ms=FINE_MS)
     world.run(windows + 3)
     return world
 
