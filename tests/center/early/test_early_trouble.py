@@ -97,8 +97,8 @@ def test_a_restart_gives_the_answers_of_an_uninterrupted_run(groups: bool) -> No
     for world in (whole, cut):
         world.sites[1].cut = (BEGIN_MS + 4_000, BEGIN_MS + 6_500)
     whole.run(9)
-    for _ in range(6):
-        cut.run(1.5)
+    for _ in range(5):
+        cut.run(1.8)
         cut.restart()
     assert cut.answers == whole.answers
     assert len(whole.answers) >= 10 and any(a.phase is Phase.EARLY for a in whole.answers)
@@ -242,8 +242,8 @@ def test_an_overloaded_edge_samples_and_its_answers_state_it() -> None:
 def test_an_edge_core_restored_from_its_state_sends_the_same_frames(groups: bool) -> None:
     whole, cut = two_worlds(groups, 1)
     whole.run(4)
-    for _ in range(8):
-        cut.run(0.5)
+    for _ in range(10):
+        cut.run(0.4)
         core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000)}, source=1)
         state = cut.sites[0].core.to_state()
         core.restore(state)
