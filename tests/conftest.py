@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.examples import FULL
 
-pytest_plugins = ["tests.programs"]
+pytest_plugins = ["tests.compiled_statements", "tests.programs"]
 
 # Limits of time fail on a machine that does something else meanwhile. By default the examples are the same in each run,
 # and a quarter of them; `make test-all` draws others.
@@ -58,6 +58,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves tests marked `full` to `make test-all`; `make quick` has one cell of each test without a marker of `SLOW`.
+    Of a test with several parameters, the default lane has cells that contain each value once.
 
     One worker runs the tests that start a JVM, which share one Spark session. One runs the tests that start processes:
     processes of one test do not compete with those of another for two cores. Tests that share a fixture of their module
@@ -71,6 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    _leave_products_to_the_night(items)
     in_file = Counter(item.path for item in items)
     seen = Counter[Path]()
     for item in items:
@@ -86,6 +88,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             group = f"{item.path.relative_to(config.rootpath)}-{seen[item.path] // chunk}"
             seen[item.path] += 1
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _leave_products_to_the_night(items: list[pytest.Item]) -> None:
+    """Marks the cells of a product of parameters as nightly that have no value which the other cells lack."""
+    cells: dict[str, list[tuple[pytest.Item, set[tuple[int, str]]]]] = {}
+    for item in items:
+        whole = item.get_closest_marker("nightly") or item.get_closest_marker("product")
+        if (spec := getattr(item, "callspec", None)) and not whole:
+            cells.setdefault(item.nodeid.partition("[")[0], []).append((item, set(enumerate(spec._idlist))))
+    for left in cells.values():
+        missing = set().union(*(values for _, values in left))
+        while missing:
+            best = max(left, key=lambda cell: len(missing & cell[1]))
+            missing -= best[1]
+            left.remove(best)
+        for item, _ in left:
+            item.add_marker(pytest.mark.nightly)
 
 
 def _module_fixtures(item: pytest.Item) -> list[str]:

@@ -11,7 +11,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame
-from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec
+from tests.center.accuracy_world import BEGIN_MS, FINE_MS, REF, Site, World, exponential, record_of, spec
 
 KEY = "q@1"
 
@@ -63,6 +63,7 @@ def stored(
         query,
         [Site.make(f"e{i}", i, seconds, exponential(80.0), rate=rate, **more) for i in range(2)],
         Ledger(margin_ms=50),
+        step_ms=FINE_MS,
     )
     world.open(path)
     world.ledger = Ledger(margin_ms=50)

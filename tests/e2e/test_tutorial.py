@@ -93,7 +93,7 @@ class Terminals:
             if matches(self.with_ports(command.shown), done.stdout):
                 return
             assert repeatable and time.monotonic() < deadline, f"$ {command.text}\n{done.stdout}\n\n{command.shown}"
-            time.sleep(1)  # each try starts an interpreter
+            time.sleep(2)  # each try starts an interpreter, for a second of CPU time
 
     def serve(self, command: Command) -> None:
         """Starts a server in a terminal of its own; one edge at a time, as the page says."""

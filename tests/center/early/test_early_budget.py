@@ -11,7 +11,9 @@ from edgewater.answers import Phase
 from edgewater.answers.statement import requested
 from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import (
+    FINE_MS,
     REF,
+    STEP_MS,
     DataWorld,
     Delays,
     Site,
@@ -39,10 +41,11 @@ def run(
     delays: Delays = EXPONENTIAL,
     rate: float = 1.0,
     measures: dict[str, str] | None = None,
+    step_ms: int = STEP_MS,
 ) -> DataWorld:
     sites = [Site.make(f"e{i}", i, windows + 4, delays, rate=1200.0, shares=SHARES) for i in range(3)]
     parts: dict[str, Any] = {} if budget is None else {"budget": budget}
-    world = DataWorld(spec({"total": "sum(x)", **(measures or {})}, group_by=["k"], **parts), sites)
+    world = DataWorld(spec({"total": "sum(x)", **(measures or {})}, group_by=["k"], **parts), sites, step_ms=step_ms)
     if rate < 1:
         for site in sites:
             site.core.handle(SamplingSet(REF, rate, 0.0, SamplingReason.PROCESSOR))
@@ -112,7 +115,7 @@ def test_stragglers_are_not_sent_again_for_a_small_change(exact: DataWorld, perc
 
 
 def test_with_a_staleness_budget_too_the_early_answer_is_in_time_and_the_complete_one_within_the_error() -> None:
-    world = run({**BUDGET, "staleness": "300ms"}, windows=8, delays=exponential(600.0))
+    world = run({**BUDGET, "staleness": "300ms"}, windows=8, delays=exponential(600.0), step_ms=FINE_MS)
     firsts = first_answers(world.answers, 1)
     assert max(map(wait_ms, firsts)) <= 300 and {e.phase for e in firsts} == {Phase.EARLY}
     assert requested(firsts[0].spec)["staleness_ms"] == 300

@@ -15,17 +15,16 @@ import pytest
 
 from center.early import EarlyAnswerEstimator, GroupPrediction, Prediction
 from center.early import groups as group_module
-from center.ledger import EdgesChanged, Emission, Ledger, TimeAdvanced, early_answers, pack_state
-from edge.core import EdgeCore, SamplingSet, StreamSpec
+from center.ledger import EdgesChanged, Emission, TimeAdvanced
+from edge.core import SamplingSet
 from edgewater.answers import Phase
 from edgewater.answers.statement import requested
 from edgewater.model.accuracy import MAX_GROUPS, group_values
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE
 from tests.center.accuracy_world import (
     BEGIN_MS,
-    COLUMNS,
     DISORDER_MS,
+    FINE_MS,
     REF,
     WINDOW_MS,
     Site,
@@ -84,7 +83,7 @@ def test_intervals_of_groups_with_delays_of_their_own_hold_within_the_binomial_b
     measure: str, scope: str, error: str
 ) -> None:
     windows, kind = 30, measure.partition("(")[0]
-    world = World(grouped(measure, scope, error), sites(2, windows + 4, rate=700.0))
+    world = World(grouped(measure, scope, error), sites(2, windows + 4, rate=700.0), step_ms=FINE_MS)
     world.run(windows + 3)
     answers = early(world)
     assert len(answers) >= windows - 2
@@ -152,7 +151,7 @@ def test_a_group_that_ends_delays_no_answer_and_is_removed() -> None:
 
 
 def test_a_silent_edge_widens_the_intervals_of_its_groups() -> None:
-    world = World(grouped(error="20%"), sites(3, 18, slower=()))
+    world = World(grouped(error="20%"), sites(3, 18, slower=()), step_ms=FINE_MS)
     for site in world.sites[:2]:
         site.group[:] = np.minimum(site.group, 1)  # only the last edge has group 2
     world.sites[2].group[:] = np.maximum(world.sites[2].group, 1)  # and it has nothing of group 0
@@ -209,7 +208,7 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
     for size in (group_module.BATCH_SIZE, 2):  # of five groups, so the last batch has one
         monkeypatch.setattr(group_module, "BATCH_SIZE", size)
         parts = sites(seconds=10, shares=(1, 1, 0.05, 1, 0.5), slower=(0.5, 1, 2, 1, 3))
-        world = World(grouped(scope=scope), parts)
+        world = World(grouped(scope=scope), parts, step_ms=FINE_MS)
         for site in world.sites:  # a group that appears late
             site.group[(site.group == 3) & (site.born < BEGIN_MS + 3_300)] = 0
         world.sites[1].cut = (BEGIN_MS + 5_000, BEGIN_MS + 7_500)
@@ -231,7 +230,7 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
 
 
 def test_a_staleness_budget_limits_the_wait_and_the_reason_names_groups_beyond_the_error() -> None:
-    world = World(grouped(error="1%", budget={"staleness": "300ms"}), sites(slower=()))
+    world = World(grouped(error="1%", budget={"staleness": "300ms"}), sites(slower=()), step_ms=FINE_MS)
     world.run(10)
     answers = early(world)[7:]
     assert answers
@@ -263,66 +262,6 @@ def test_all_records_are_needed_while_a_group_has_no_interval() -> None:
         world.run(8)
     assert all(rate < 1 for rate in known.estimator().rates().values())
     assert set(rare.estimator().rates().values()) == {1.0}
-
-
-@pytest.mark.parametrize("scope", ["all", pytest.param("each", marks=pytest.mark.full)])
-def test_a_restart_gives_the_answers_of_an_uninterrupted_run(scope: str) -> None:
-    whole, cut = (World(grouped(scope=scope), sites(seconds=10, shares=(1, 1, 0.02))) for _ in range(2))
-    for world in (whole, cut):
-        world.sites[1].cut = (BEGIN_MS + 4_000, BEGIN_MS + 6_500)
-    whole.run(9)
-    for _ in range(6):
-        cut.run(1.5)
-        cut.restart()
-    assert cut.answers == whole.answers
-    assert len(whole.answers) >= 10
-
-
-@pytest.mark.parametrize("compact_bytes", [1 << 18, 30_000], ids=["log", "snapshot"])
-def test_the_entries_of_each_transaction_restore_the_estimator(
-    compact_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(early_answers, "COMPACT_BYTES", compact_bytes)
-    whole, other = (World(grouped(scope="all"), sites(seconds=8)) for _ in range(2))
-    whole.run(7)
-    parts: dict[tuple[str, int], str] = {}
-    heads: list[str | None] = []
-    handle = other.ledger.handle
-
-    def written(event: Any) -> list[Emission]:
-        with other.ledger.transaction() as transaction:
-            result = handle(event)
-            for change in transaction.changes():
-                heads.append(change.state)
-                for kind, start, text in change.entries:
-                    parts.pop((kind, start), None)
-                    if text is not None:
-                        parts[kind, start] = text
-        return result
-
-    other.ledger.handle = written  # type: ignore[method-assign]
-    other.run(4)
-    ledger = Ledger(margin_ms=50)
-    ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
-    assert heads[-1] is not None
-    ledger.restore(REF, pack_state(heads[-1], ((k, s, t) for (k, s), t in sorted(parts.items()))))
-    other.ledger = ledger
-    other.run(3)
-    assert other.answers == whole.answers
-
-
-def test_an_edge_core_restored_from_its_state_sends_the_same_frames() -> None:
-    whole, cut = (World(grouped(), sites(1, 6)) for _ in range(2))
-    whole.run(4)
-    for _ in range(8):
-        cut.run(0.5)
-        core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000)}, source=1)
-        state = cut.sites[0].core.to_state()
-        core.restore(state)
-        assert core.to_state() == state
-        cut.sites[0].core = core
-    assert (cut.frames, cut.bytes) == (whole.frames, whole.bytes)
-    assert cut.answers == whole.answers
 
 
 def test_coverage_counts_intervals_with_scope_each_and_windows_with_scope_all() -> None:

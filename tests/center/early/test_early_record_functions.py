@@ -12,7 +12,7 @@ import pytest
 from center.early.evaluation import UNKNOWN_RANGE
 from edge.core import SamplingSet
 from edgewater.answers import Phase
-from tests.center.accuracy_world import REF, WINDOW_MS, Site, World, exponential, first_answers, spec
+from tests.center.accuracy_world import FINE_MS, REF, WINDOW_MS, Site, World, exponential, first_answers, spec
 from tests.center.early.test_early_promise import least_covered
 from tests.edgewater.functions_world import Counting, install_functions
 
@@ -33,7 +33,7 @@ def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPat
     sites = [Site.make(f"e{i}", i, WINDOWS + 4, exponential(80.0), rate=1_000.0, scale=1 + i) for i in range(2)]
     greatest = max(float(site.values.max()) for site in sites) ** 2
     accuracy = {"error": "5%", "measure": "total", "substream": "500ms", "range": [0, greatest]}
-    world = World(spec({"total": f"{kind}(score(x))"}, accuracy=accuracy), sites, step_ms=40)
+    world = World(spec({"total": f"{kind}(score(x))"}, accuracy=accuracy), sites, step_ms=FINE_MS)
     for site in sites:
         site.core.handle(SamplingSet(REF, RATE))
     world.run(WINDOWS + 3)
@@ -63,7 +63,7 @@ def test_without_a_range_that_holds_a_sample_has_an_estimate_and_no_interval(
     install_functions(monkeypatch, Counting(lambda x: x * x).named("score"))
     sites = [Site.make("e0", 0, 14, exponential(80.0), rate=1_000.0)]
     accuracy = {"error": "5%", "measure": "total", "substream": "500ms"} | ({"range": declared} if declared else {})
-    world = World(spec({"total": "sum(score(x))"}, accuracy=accuracy), sites, step_ms=40)
+    world = World(spec({"total": "sum(score(x))"}, accuracy=accuracy), sites, step_ms=FINE_MS)
     sites[0].core.handle(SamplingSet(REF, RATE))
     world.run(12)
     answers = [a for a in first_answers(world.answers, 4) if a.phase is Phase.EARLY]

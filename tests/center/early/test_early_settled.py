@@ -109,7 +109,7 @@ def test_groups_sampled_during_a_long_outage_are_scaled_up() -> None:
     are_scaled_up(world, answers)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_restarts_during_a_long_outage_change_no_answer() -> None:
     plain, cut = after_an_outage(grouped=False), after_an_outage(grouped=False, restarts=True)
     assert [e.facts for e in cut.answers] == [e.facts for e in plain.answers]

@@ -15,6 +15,7 @@ from tests.center.sinks.systems import SYSTEMS
 
 
 @pytest.mark.slow
+@pytest.mark.product
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:pyiceberg.*", "ignore::UserWarning:pyiceberg.*")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("kind", SYSTEMS)

@@ -143,6 +143,7 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]
         yield request.param(tmp_path, stack)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_source_keeps_its_promises(case: Callable[[Subject, Path], None], subject: Subject, tmp_path: Path) -> None:
     case(subject, tmp_path)
