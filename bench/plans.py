@@ -15,7 +15,7 @@ def next_run(planner: FramePlanner, after: Mapping[str, int]) -> Run | None:
     """Returns the next frames after the positions; None: there are none."""
     while (looked := planner.look(Look(after, frozenset()))).again_s is not None:
         pass
-    return looked.run
+    return looked.run or next(iter(looked.heavy), None)
 
 
 def merge(run: Run, log_dir: Path, parallelism: int = 2) -> list[PartMerged]:

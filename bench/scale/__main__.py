@@ -13,7 +13,19 @@ from typing import Any
 
 import click
 
-from bench.scale import catalog, commits, drivers, edge_process, executors, ledger, pulls, rates, sessions, takeover
+from bench.scale import (
+    catalog,
+    commits,
+    drivers,
+    edge_process,
+    executors,
+    heavy,
+    ledger,
+    pulls,
+    rates,
+    sessions,
+    takeover,
+)
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -23,6 +35,7 @@ PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "rates": rates.measure,
     "takeover": takeover.measure,
     "executors": executors.measure,
+    "heavy": heavy.measure,
     "drivers": drivers.measure,
     "commits": commits.measure,
     "pulls": pulls.measure,
@@ -40,6 +53,7 @@ HEADLINES = {
     "takeover_s": ("takeover", takeover.SMOKE.name, "next_answer_s"),
     "executors_ratio": ("executors", "wall_ratio"),
     "slow_executors_ratio": ("executors", "slow_executors_ratio"),
+    "heavy_p95_ratio": ("heavy", "p95_ratio"),
     "edge_core_percent": ("edge", edge_process.HEADLINE, "core_percent"),
     "edge_rss_mib": ("edge", edge_process.HEADLINE, "rss_mib"),
     "drivers_ratio": ("drivers", "ratio"),

@@ -59,6 +59,7 @@ from center.results import ResultStore
 from center.serving import SynopsisCache
 from center.serving.answer_tables import answer_schema
 from center.sinks import SinkStore
+from center.storage.wake import Channel
 from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.problems import MEDIA_TYPE
 from edgewater.runtime.tasks import Tasks
@@ -117,6 +118,7 @@ def create_app(
     monotonic: Callable[[], float] = time.monotonic,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
     sink_secrets: Collection[str] = (),
+    wakes: Channel | None = None,
 ) -> FastAPI:
     """Creates the API as an ASGI application.
 
@@ -126,8 +128,11 @@ def create_app(
         draw_seed: draws the seed of a new query's synopses. The seed must not be predictable: with it, anybody could
             choose records that distort the synopses.
         sink_secrets: the setting `sink.secrets`.
+        wakes: how drivers wake live streams; None: by polls only.
     """
-    services = _services(catalog, results, components, config, now_ms, monotonic, draw_seed, frozenset(sink_secrets))
+    services = _services(
+        catalog, results, components, config, now_ms, monotonic, draw_seed, frozenset(sink_secrets), wakes
+    )
     app = FastAPI(
         title="Edgewater",
         summary="Streaming queries whose answers state their error, completeness and age",
@@ -166,6 +171,7 @@ def _services(
     monotonic: Callable[[], float],
     draw_seed: Callable[[], int],
     sink_secrets: frozenset[str],
+    wakes: Channel | None,
 ) -> Services:
     metrics, limits = ApiMetrics(), config.limits
     audit = AuditLog(config.audit, now_ms, metrics.audit_failures.inc, required=config.audit_required)
@@ -174,9 +180,8 @@ def _services(
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
     tasks = Tasks()
     metrics.registry.register(tasks.failures)
-    feed = LiveFeed(
-        results, progress, renderer, AnswerPoller(results.newest_answers), config.progress_ms / 1000, monotonic
-    )
+    changes = AnswerPoller(results.newest_answers, wakes)
+    feed = LiveFeed(results, progress, renderer, changes, config.progress_ms / 1000, monotonic)
     return Services(
         catalog,
         results,

@@ -31,6 +31,7 @@ from center.api.edge_progress import EdgeProgress
 from center.api_access import ANYONE, Principal
 from center.results import AnswerRecord, NewestAnswers, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
+from center.storage.wake import Channel, PollPace, Topic
 from edgewater.answers import Phase
 from edgewater.answers.cells import to_json
 from edgewater.model.errors import InvalidRequest, NotFound, StorageError
@@ -42,9 +43,11 @@ PAGE = 100
 MAX_PAGES = 10
 """Full pages in a row after which a client is too far behind. It then gets a `gap` and the newest answers."""
 POLL_S = 0.03
-"""Half of this is added to every answer's age. A poll is an indexed read of 0.2 ms, and runs only while clients
-wait.
+"""The interval of polls while no driver wakes this process. Half of this is added to every answer's age. A poll is an
+indexed read of 0.2 ms, and runs only while clients wait.
 """
+FAILED_S = 0.5
+"""The interval of polls while the result store cannot be read."""
 
 AT_ONCE = 8
 """Clients that are woken per turn of the event loop: each takes about 0.2 ms of it."""
@@ -75,15 +78,19 @@ class AnswerPoller:
 
     Args:
         read_newest: `ResultStore.newest_answers`; blocks.
+        wakes: how drivers wake this process; None: it polls.
+        poll_s: interval of polls while no driver wakes this process.
 
     Attributes:
         newest: the id of the newest answer of any query.
     """
 
-    def __init__(self, read_newest: Callable[[int], NewestAnswers], poll_s: float = POLL_S) -> None:
+    def __init__(
+        self, read_newest: Callable[[int], NewestAnswers], wakes: Channel | None = None, poll_s: float = POLL_S
+    ) -> None:
         self._read = read_newest
-        self._poll_s = poll_s
-        self._wanted = asyncio.Event()
+        self._wakes, self._pace = wakes, PollPace(poll_s)
+        self._wanted, self._woken = asyncio.Event(), asyncio.Event()
         self._waiting: dict[asyncio.Future[None], QueryRef | None] = {}
         self._by_query: dict[QueryRef, int] = {}
         # Queries without an entry may have answers up to this id.
@@ -109,15 +116,35 @@ class AnswerPoller:
 
     async def run(self) -> None:
         """Polls while any stream waits. Cancelled at the end of the process."""
-        while True:
-            await self._wanted.wait()
-            try:
-                found = await run_sync(self._read, self.newest, limiter=self._thread)
-                if found.answer_id != self.newest:
-                    await self._notify(found)
-            except StorageError as exc:
-                log.warning("cannot poll for new answers: %s", exc)
-            await asyncio.sleep(self._poll_s)
+        loop, problem = asyncio.get_running_loop(), ""
+
+        def heard(has_news: bool) -> None:
+            self._pace.heard(loop.time(), has_news=has_news)
+            if has_news:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._woken.set)
+
+        with contextlib.nullcontext() if self._wakes is None else self._wakes.listen(Topic.ANSWERS, heard):
+            while True:
+                was_idle = not self._wanted.is_set()
+                await self._wanted.wait()
+                self._woken.clear()
+                pause_s = self._pace.interval_s(loop.time())
+                try:
+                    found = await run_sync(self._read, self.newest, limiter=self._thread)
+                    problem = ""
+                    if found.answer_id != self.newest:
+                        if not was_idle:  # else the news may be old
+                            self._pace.found(loop.time())
+                        await self._notify(found)
+                except StorageError as exc:
+                    pause_s = FAILED_S
+                    if not problem:  # once per outage
+                        log.warning("cannot poll for new answers: %s", exc)
+                    problem = exc.message
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._woken.wait()
 
     async def _notify(self, found: NewestAnswers) -> None:
         # The first poll does not read older answers. If the store was replaced, polling begins again.

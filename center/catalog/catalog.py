@@ -5,7 +5,7 @@ Any number of processes and threads use it concurrently.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sqlalchemy import insert, select, text
 
@@ -33,6 +33,7 @@ class Catalog:
     Args:
         url: SQLAlchemy URL, ``sqlite:////path/to/catalog.db`` or ``postgresql+psycopg://…``.
         columns: the declared columns by name, of each stream that the configuration declares.
+        changed: called after a change for which `version` or `Budgets.version` increases.
 
     Raises:
         InvalidConfig: not a URL of SQLite or PostgreSQL.
@@ -40,7 +41,12 @@ class Catalog:
         IncompatibleState: another release wrote the catalog in another format.
     """
 
-    def __init__(self, url: str, columns: Mapping[str, Mapping[str, ColumnEntry]] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        columns: Mapping[str, Mapping[str, ColumnEntry]] | None = None,
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
         self._engine = open_engine(url)
         with schema_transaction(self._engine, t.metadata) as connection:
             rows = select(t.counters.c.name, t.counters.c.value)
@@ -52,7 +58,7 @@ class Catalog:
             for name in ("catalog", "budgets"):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=0))
-        self._transactions = Transactions(self._engine)
+        self._transactions = Transactions(self._engine, changed)
         self.streams = Streams(self._transactions, columns or {})
         self.queries = Queries(self._transactions, self.streams)
         self.edges = Edges(self._transactions, self.streams)

@@ -31,7 +31,7 @@ Role = Literal["", "leader", "standby"]
 COMPONENTS: tuple[Component, ...] = ("gateway", "job", "api")
 
 HEARTBEAT_INTERVAL_S = 1.0
-CHECKS = 10
+CHECKS = 4
 """How often within an interval a component checks whether its problem or its role has changed."""
 STALE_AFTER_MS = 5_000
 """A component without a heartbeat for this long is not ready."""

@@ -44,18 +44,24 @@ class BudgetSync:
 
     Args:
         now_ms: wall clock.
+        reported: called when a report waits for `sync`.
 
     Attributes:
         snapshot: the catalog's budgets at the last `sync`.
     """
 
     def __init__(
-        self, catalog: Catalog, status: StatusWriter, now_ms: Callable[[], int], policy: AllocationPolicy
+        self,
+        catalog: Catalog,
+        status: StatusWriter,
+        now_ms: Callable[[], int],
+        policy: AllocationPolicy,
+        reported: Callable[[], object] = lambda: None,
     ) -> None:
         self._catalog = catalog
         self._status = status
         self._now_ms = now_ms
-        self._policy = policy
+        self._policy, self._reported = policy, reported
         self._reports: dict[QueryRef, dict[EdgeId, BudgetReport]] = {}
         self._budgets_version = -1
         self._plan_version = -1
@@ -64,6 +70,7 @@ class BudgetSync:
     def on_report(self, edge: EdgeId, ref: QueryRef, report: BudgetReport) -> None:
         """Buffers the shares that an edge applies for the next `sync`."""
         self._reports.setdefault(ref, {})[edge] = report
+        self._reported()
 
     async def sync(self, plan: AssignmentPlan) -> bool:
         """Applies the reports and reads what other gateways have stored; returns whether `snapshot` has changed.

@@ -38,7 +38,7 @@ from center.ingest.status_writer import StatusWriter
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import Hello, permitted, read_hello
 from center.storage.frame_log import FrameLog
-from center.storage.wake import Waker
+from center.storage.wake import POLL_S, Channel, Topic, Waker
 from edgewater.guard.frame_work import MAX_FRAME_WORK, WORK_PER_S
 from edgewater.model.errors import (
     Conflict,
@@ -100,7 +100,7 @@ class GatewayConfig:
             gateway. Frames beyond it are delayed.
         max_pending_bytes: bytes of frames not yet committed, over all sessions.
         max_sessions: how many edges may be connected at the same time. As many calls may wait for their Hello.
-        poll_ms: interval of polling the catalog. A new query reaches its edges within this time.
+        poll_ms: least time between two reads of the catalog. It is read when it has changed, and each `POLL_S`.
         reload_ms: interval of checking the files of credentials. A revoked credential ends its session within this
             time.
         heartbeat_ms: least time between two writes of `StatusWriter`.
@@ -110,7 +110,7 @@ class GatewayConfig:
         streams: which columns and clocks of streams are accepted. Without credentials, edges set the clocks of streams
             without a `replay`.
         allocation: when error budgets are reallocated.
-        wake_dir: directory in which the drivers of this machine are woken; None: they are not.
+        wakes: how the gateway wakes drivers, and is woken when the catalog changes; None: by polls only.
     """
 
     tokens: Mapping[str, EdgeAccess] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class GatewayConfig:
     hello_timeout_ms: int = 10_000
     streams: Mapping[str, StreamSection] = field(default_factory=dict)
     allocation: AllocationPolicy = field(default_factory=AllocationPolicy)
-    wake_dir: Path | None = None
+    wakes: Channel | None = None
 
 
 class Gateway:
@@ -162,6 +162,7 @@ class Gateway:
         self._shares: LRUCache[EdgeId, TokenBucket] = LRUCache(config.max_sessions)
         self._plan = AssignmentPlan(-1, ())
         self._unsent = False
+        self._wanted = asyncio.Event()
         self._refreshing = asyncio.Lock()
         self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
@@ -173,8 +174,8 @@ class Gateway:
         self._validator = FrameValidator(self._stream_rules, self._read_plan, config.open_windows)
         self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000, now_ms)
         self._hello_queue = HelloQueue(catalog, self._refresh, self.metrics)
-        self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation)
-        self._waker = None if config.wake_dir is None else Waker(config.wake_dir)
+        self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation, self._wanted.set)
+        self._waker = Waker(config.wakes, Topic.FRAMES)
         self._group_commit = GroupCommit(
             catalog,
             log,
@@ -446,18 +447,29 @@ class Gateway:
         )
 
     async def _poll(self) -> None:
-        """Polls the catalog for changes, until cancelled."""
-        while True:
-            await asyncio.sleep(self._config.poll_ms / 1000)
-            if self._waker is not None:
+        """Reads the catalog when it has changed, and each `POLL_S`, until cancelled."""
+        loop = asyncio.get_running_loop()
+
+        def woken(_: bool) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._wanted.set)
+
+        wakes, least_s = self._config.wakes, self._config.poll_ms / 1000
+        with contextlib.nullcontext() if wakes is None else wakes.listen(Topic.CATALOG, woken):
+            while True:
+                await asyncio.sleep(least_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0 if wakes is None else POLL_S - least_s):
+                        await self._wanted.wait()
+                self._wanted.clear()
                 self._waker.beat()
-            try:
-                await self._refresh()
-                self._catalog_problem = None
-            except StorageError as exc:
-                if self._catalog_problem is None:
-                    log.error("the catalog cannot be read: %s", exc)
-                self._catalog_problem = str(exc)
+                try:
+                    await self._refresh()
+                    self._catalog_problem = None
+                except StorageError as exc:
+                    if self._catalog_problem is None:
+                        log.error("the catalog cannot be read: %s", exc)
+                    self._catalog_problem = str(exc)
 
     async def _watch_credentials(self) -> None:
         """Ends the sessions whose credential is no longer accepted, until cancelled."""

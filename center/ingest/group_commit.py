@@ -94,7 +94,7 @@ class GroupCommit:
         *,
         max_pending_bytes: int,
         read_plan: Callable[[AssignmentPlan], AssignmentPlan],
-        waker: Waker | None,
+        waker: Waker,
         on_stall: Callable[[], None],
         retry_ms: int,
         retry_max_ms: int,
@@ -273,8 +273,7 @@ class GroupCommit:
                 for a, location, is_refused in zip(batch, located, refused, strict=True)
             ]
         )
-        if self._waker is not None:
-            self._waker.wake()
+        self._waker.wake()
         return outcomes
 
     def _stall(self, state: RetryCallState) -> None:

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from center.spark.java import require_java
 from center.spark.spark_session import SessionConfig, start_session
 from center.storage.frame_log import FrameLog
 from center.storage.progress import DriverProgress, Track
-from center.storage.wake import POLL_S, PollPace, WakeSocket
+from center.storage.wake import POLL_S, Channel, PollPace, Topic, Waker
 from edgewater.model.errors import StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.runtime.clock import now_ms
@@ -73,7 +73,7 @@ class JobConfig:
         catalog_url, results_url: SQLAlchemy URLs.
         log_dir: the frame log that the gateways write.
         work_dir: directory of the job's own files; may be deleted while the job does not run.
-        wake_dir: directory in which gateways wake drivers; None: they do not.
+        wakes: how gateways wake drivers, and drivers wake APIs; None: they do not.
         metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
         margin_ms: how long before the end of a staleness budget the early answer is given.
         lease_ms: how long the leading driver may be silent before another driver takes over.
@@ -89,7 +89,7 @@ class JobConfig:
     work_dir: Path
     session: SessionConfig = field(default_factory=SessionConfig)
     limits: BatchLimits = field(default_factory=BatchLimits)
-    wake_dir: Path | None = None
+    wakes: Channel | None = None
     keep_frames_ms: int = 0
     retention_every_ms: int = 10_000
     metrics: str | None = None
@@ -129,6 +129,7 @@ class Job:
         require_pair(self._catalog, self._store, secrets.randbits(62) | 1)
         ledger = Ledger(margin_ms=config.margin_ms)
         self._progress = DriverProgress(config.progress_dir or config.work_dir / "progress")
+        self._answers = Waker(config.wakes, Topic.ANSWERS)
         self._writer = LedgerWriter(
             ledger,
             self._store,
@@ -137,6 +138,7 @@ class Job:
             now_ms=config.clock,
             monotonic=time.monotonic,
             progress=self._progress,
+            answered=self._answers.wake,
         )
         self.applier = BatchApplier(
             self._writer,
@@ -302,19 +304,29 @@ class Job:
 
     def _keep_merging(self, loop: MergeLoop, merger: SparkMerger, stop: threading.Event) -> None:
         """Runs the loop until `stop` is set. Raises SparkLost."""
-        pace = PollPace()
-        with self._woken_by_gateways(loop, pace):
-            looked_s, planned = time.monotonic(), 0
+        wakes, pace, planned = self._config.wakes, PollPace(), 0
+
+        def heard(has_frames: bool) -> None:
+            pace.heard(time.monotonic(), has_news=has_frames)
+            if has_frames:
+                loop.wake()
+
+        def wake_to_stop() -> None:
+            stop.wait()
+            loop.wake()
+
+        threading.Thread(target=wake_to_stop, name="stop", daemon=True).start()
+        with contextlib.nullcontext() if wakes is None else wakes.listen(Topic.FRAMES, heard):
             while not stop.is_set():
                 self._check_progress(loop)
+                leads = self.leadership.leads.is_set()
+                if leads:
+                    self._answers.beat()
                 try:
                     merger.require_jvm()
                     self._follow_leadership(loop)
                     self.release_queries(loop)
-                    poll_s = pace.interval_s(time.monotonic()) if self.leadership.leads.is_set() else POLL_S
-                    loop.turn(min(poll_s, STOP_POLL_S))
-                    if time.monotonic() - looked_s >= poll_s:
-                        looked_s = time.monotonic()
+                    if not loop.turn(pace.interval_s(time.monotonic()) if leads else POLL_S):
                         loop.handle(Woken())
                 except LeaseLost:
                     loop.end_term()
@@ -327,32 +339,6 @@ class Job:
                     planned = loop.planned
                     pace.found(time.monotonic())
                 self._observe(loop, merger)
-
-    @contextlib.contextmanager
-    def _woken_by_gateways(self, loop: MergeLoop, pace: PollPace) -> Iterator[None]:
-        if self._config.wake_dir is None:
-            yield
-            return
-        try:
-            wakes = WakeSocket(self._config.wake_dir)
-        except OSError as exc:
-            log.warning("gateways cannot wake this driver, which polls the index: %s", exc)
-            yield
-            return
-
-        def follow() -> None:
-            while (has_frames := wakes.wait()) is not None:
-                pace.heard(time.monotonic(), has_frames=has_frames)
-                if has_frames:
-                    loop.wake()
-
-        thread = threading.Thread(target=follow, name="wakes", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            wakes.close()
-            thread.join()
 
     def _observe(self, loop: MergeLoop, merger: SparkMerger) -> None:
         if self._warm_at_s and time.monotonic() - self._warm_at_s > WARM_EVERY_S:

@@ -115,6 +115,7 @@ class LedgerWriter:
         now_ms: wall clock, ms; the time of answers.
         monotonic: clock in seconds that nobody sets, which shows steps of the wall clock; None if there is none.
         progress: where it notes the query that it works on.
+        answered: called after the commit of answers.
     """
 
     def __init__(
@@ -127,9 +128,10 @@ class LedgerWriter:
         now_ms: Callable[[], int],
         monotonic: Callable[[], float] | None = None,
         progress: DriverProgress = NoProgress(),  # noqa: B008
+        answered: Callable[[], object] = lambda: None,
     ) -> None:
         ledger.on_query = lambda ref: progress.enter(Track.LEDGER, query_key(ref))
-        self._progress = progress
+        self._progress, self._answered = progress, answered
         self._ledger = ledger
         self._store = store
         self._catalog_events = catalog_events
@@ -228,6 +230,7 @@ class LedgerWriter:
                 emissions = [*emissions, *self._tick([], now_ms)]
             elif (correct_ms := self._store.correct_at_ms) is not None and correct_ms <= now_ms:
                 self._metrics.answers.labels("correction").inc(self._store.correct(now_ms))
+                self._answered()
             self._report_refused()
             self._raise_alarms()
             self._end_queries(now_ms)
@@ -364,6 +367,8 @@ class LedgerWriter:
                 log.warning("the alarm about a refused partial is not stored: %s", exc)
 
     def _count(self, emissions: Sequence[Emission], cause: str) -> None:
+        if emissions:
+            self._answered()
         self._metrics.answers.labels(cause).inc(len(emissions))
         for emission in emissions:
             self._metrics.observe_accuracy(emission)

@@ -4,6 +4,8 @@ A plan is a run of frames of several queries. Its frames are merged together, by
 transaction. While a plan is applied, the next one is merged. The frames of a query are applied in order: a plan is
 applied to a query only if it begins where the query's applied frames end.
 
+All light queries of a look are one plan. Each heavy query is a plan of its own, which no other query waits for.
+
 Frames that end workers, that need too much memory, or that the store cannot apply are found by bisecting: by query,
 and then by prefix. They are tried in a lane of their own, while the other queries go on. A single frame that fails is
 quarantined: it is applied as a stated loss of its edge. One edge must not be able to pause a query. So a query is
@@ -34,10 +36,13 @@ FIRST_DELAY_S, MAX_DELAY_S = 0.2, 10.0
 """Delay after a failure that is not the frames', doubled with each further one."""
 MAX_LOOK_DELAY_S = 1.0
 """The same, if the index cannot be read."""
+MAX_HEAVY = 2
+"""The most plans of heavy queries that are merged or applied. It limits the memory for their results."""
 
 
 class Lane(StrEnum):
-    MAIN = "main"
+    LIGHT = "light"
+    HEAVY = "heavy"
     SUSPECT = "suspect"
 
 
@@ -111,13 +116,15 @@ class Looked:
 
     Attributes:
         applied: the applied positions, if the look has read them from the store.
-        run: the admitted frames; None: there are none.
+        run: the admitted frames of light queries; None: there are none.
         again_s: when to look again, because frames are expected; None: when the index changes.
+        heavy: the admitted frames of heavy queries, each of one query.
     """
 
     applied: Mapping[str, int] | None
     run: Run | None
     again_s: float | None = None
+    heavy: tuple[Run, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +216,12 @@ class Look:
     Attributes:
         after: positions up to which frames are planned, by query key. None: read the applied positions.
         without: queries whose frames are not planned.
+        heavy: the most plans of heavy queries.
     """
 
     after: Mapping[str, int] | None
     without: frozenset[str]
+    heavy: int = MAX_HEAVY
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,8 +366,8 @@ class LoopCore:
             case Woken():
                 self._must_look = True
                 return self._end_silent(now_s)
-            case Looked(applied, run, again_s):
-                return self._plan(applied, run, again_s)
+            case Looked():
+                return self._plan(event)
             case LookFailed(reason):
                 self._fail(reason, now_s, MAX_LOOK_DELAY_S)
             case Merged(number) if (plan := self._merging(number)) is not None:
@@ -387,23 +396,24 @@ class LoopCore:
             return []  # if that fails, the applied positions are unknown
         self._resume_s = None
         effects: list[Effect] = []
-        main = [plan for plan in self._plans.values() if plan.lane is Lane.MAIN]
+        main = [plan for plan in self._plans.values() if plan.lane is not Lane.SUSPECT]
+        light = [plan for plan in main if plan.lane is Lane.LIGHT]
         while self._suspects and len(main) == len(self._plans):
             if any(not plan.run.through.keys().isdisjoint(self._suspects[0].through) for plan in main):
                 break  # an earlier plan of its queries is not applied yet
             run = self._suspects.popleft()
             if self._is_next(run):
                 effects.append(self._submit(run, Lane.SUSPECT, now_s + SUSPECT_S))
-        if self._must_look and len(main) < 2 and not any(p.state is _State.MERGING for p in main):
+        if self._must_look and len(light) < 2 and not any(p.state is _State.MERGING for p in light):
             self._must_look, self._again_s = False, None
-            effects.append(Look(self._planned(), self._without()))
+            effects.append(Look(self._planned(), self._without(), MAX_HEAVY - len(main) + len(light)))
         return effects + self._apply_next()
 
     def _apply_next(self) -> list[Effect]:
-        for number, plan in list(self._plans.items()):
+        for number, plan in sorted(self._plans.items(), key=lambda item: item[1].lane is Lane.HEAVY):
             if plan.state is not _State.MERGED:
                 continue
-            left = self._set_aside | (self._suspect_keys() if plan.lane is Lane.MAIN else set())
+            left = self._set_aside | (self._suspect_keys() if plan.lane is not Lane.SUSPECT else set())
             plan.run = plan.run.of(
                 {key for key in plan.run.through if self._is_next(plan.run, key) and key not in left}
             )
@@ -414,17 +424,19 @@ class LoopCore:
             self._must_look = True
         return []
 
-    def _plan(self, applied: Mapping[str, int] | None, run: Run | None, again_s: float | None) -> list[Effect]:
-        if applied is not None:
-            self._applied = dict(applied)
-        self._again_s = again_s
-        if run is not None:
+    def _plan(self, looked: Looked) -> list[Effect]:
+        if looked.applied is not None:
+            self._applied = dict(looked.applied)
+        self._again_s = looked.again_s
+        effects: list[Effect] = [self._submit(run, Lane.HEAVY, None) for run in looked.heavy]
+        if looked.run is not None:
+            effects.append(self._submit(looked.run, Lane.LIGHT, None))
+        if effects:
             self._must_look = True  # after this one
-            return [self._submit(run, Lane.MAIN, None)]
-        if again_s is None and not self._plans and not self._suspects:
+        elif looked.again_s is None and not self._plans and not self._suspects:
             self._recovered()
-            return [Sweep()]
-        return []
+            effects.append(Sweep())
+        return effects
 
     def _submit(self, run: Run, lane: Lane, until_s: float | None) -> Submit:
         self._number += 1
@@ -441,7 +453,7 @@ class LoopCore:
             return None
         planned = dict(self._applied)
         for plan in self._plans.values():
-            if plan.lane is Lane.MAIN:
+            if plan.lane is not Lane.SUSPECT:
                 for key, through in plan.run.through.items():
                     if planned.get(key, 0) == plan.run.after[key]:
                         planned[key] = through
@@ -457,7 +469,8 @@ class LoopCore:
         return {key for run in runs for key in run.through}
 
     def _without(self) -> frozenset[str]:
-        return frozenset(self._set_aside | self._suspect_keys())
+        heavy = {key for plan in self._plans.values() if plan.lane is Lane.HEAVY for key in plan.run.through}
+        return frozenset(self._set_aside | self._suspect_keys() | heavy)
 
     def _merge_failed(self, number: int, plan: _Plan, fault: Fault, reason: str, now_s: float) -> list[Effect]:
         self.problem = reason
@@ -467,7 +480,7 @@ class LoopCore:
             if plan.lane is Lane.SUSPECT:
                 self._suspects.appendleft(plan.run)
             self._fail(reason, now_s)
-        elif len(halves) > 1 or plan.lane is Lane.MAIN:
+        elif len(halves) > 1 or plan.lane is not Lane.SUSPECT:
             del self._plans[number]
             self._suspects.extendleft(reversed(halves))
         else:

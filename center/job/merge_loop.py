@@ -153,7 +153,7 @@ class MergeLoop:
             looked = self._planner.look(effect)
         except Exception as exc:
             return loop_core.LookFailed(named(exc))
-        self.planned += looked.run is not None
+        self.planned += looked.run is not None or bool(looked.heavy)
         return looked
 
     def _submit(self, number: int, run: Run, lane: Lane) -> Event | None:
@@ -168,7 +168,9 @@ class MergeLoop:
             for key, e in run.frames
             if (key, e.position) in quarantined
         )
-        parts = divide(read, self._parallelism if lane is Lane.MAIN else 1) if read else []
+        # A heavy query leaves a core to the others.
+        tasks = {Lane.LIGHT: self._parallelism, Lane.HEAVY: max(1, self._parallelism - 1), Lane.SUSPECT: 1}
+        parts = divide(read, tasks[lane]) if read else []
         if not parts:
             return self._returned(number, [])
         described = f"plan {number}, {lane}: {len(read)} frames of {len(run.through)} queries"

@@ -72,16 +72,17 @@ class SparkMerger:
 
     def __init__(self, context: Any, task: Task, cores: int, reason_of: Callable[[BaseException], str]) -> None:
         self._context, self._task, self._cores, self._reason_of = context, task, cores, reason_of
-        # A thread for each lane, and one for tasks without frames. PySpark has a thread of the JVM for each.
-        self._threads = ThreadPoolExecutor(len(Lane) + 1, "spark")
+        # A plan waits for the plans of its lane. PySpark has a thread of the JVM for each of these threads.
+        self._lanes = {lane: ThreadPoolExecutor(1, f"spark-{lane}") for lane in Lane}
+        self._probes = ThreadPoolExecutor(1, "spark-probe")
 
     def submit(
         self, number: int, parts: Sequence[Sequence[Frame]], lane: Lane, description: str
     ) -> Future[list[PartOutcome]]:
-        return self._threads.submit(self._run, _tag(number), list(parts), description)
+        return self._lanes[lane].submit(self._run, _tag(number), list(parts), lane, description)
 
     def probe(self) -> Future[None]:
-        return self._threads.submit(self._warm, 1)
+        return self._probes.submit(self._warm, 1)
 
     def warm(self) -> None:
         """Runs tasks without frames on every core, so that workers have loaded their code. Raises as the futures."""
@@ -90,7 +91,7 @@ class SparkMerger:
 
     def keep_warm(self) -> None:
         """Starts tasks as `warm`: Spark ends a worker that is idle for a minute. Their failure is ignored."""
-        self._threads.submit(self._warm, self._cores)
+        self._probes.submit(self._warm, self._cores)
 
     def require_jvm(self) -> None:
         """Raises SparkLost if the JVM has ended."""
@@ -105,11 +106,13 @@ class SparkMerger:
     def close(self) -> None:
         with contextlib.suppress(PySparkException, Py4JError, OSError):
             self._context.cancelAllJobs()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (*self._lanes.values(), self._probes):
+            threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, tag: str, parts: list[Sequence[Frame]], description: str) -> list[PartOutcome]:
+    def _run(self, tag: str, parts: list[Sequence[Frame]], lane: Lane, description: str) -> list[PartOutcome]:
         with self._stating_failures():
             self._context.addJobTag(tag)
+            self._context.setLocalProperty("spark.scheduler.pool", lane)  # pools share the cores equally
             try:
                 self._context.setJobDescription(description)
                 rdd = self._context.parallelize(parts, len(parts))

@@ -15,6 +15,12 @@ from edgewater.guard.frame_work import BYTES_PER_UNIT
 from edgewater.model.registered_query import query_key
 from edgewater.model.windows import window_ends
 
+HEAVY_BYTES = 4 << 20
+"""A query is heavy if its pending frames have more bytes than this per window (`_size`): a merge of 0.15 s. A query
+that is behind has pending frames of many windows, and is as light as before."""
+HEAVY_PLAN_BYTES = 64 << 20
+"""Of a plan of a heavy query, which no other query waits for. Its partials are merged by tasks. With smaller plans, the
+driver would merge more of their results, and all queries wait for the driver."""
 MIN_PART_BYTES = 2 << 20
 """A smaller part costs more as a task than it saves."""
 COALESCING_POLL_S = 0.005
@@ -67,14 +73,42 @@ class FramePlanner:
         if self._must_wait(after, last, known):
             return Looked(applied, None, self._monotonic() + COALESCING_POLL_S)
         self._read_ahead(after, last)
-        ends = self._admission.admit(after, last, self._pending, self._limits)
-        if not ends:
-            self._nothing = known, after, effect.without, partition
+        heavy = self._heavy(last) if len(known.by_key) > 1 else []
+        light = {key: end for key, end in last.items() if key not in heavy}
+        ends = self._admission.admit(after, light, self._pending, self._limits)
+        alone = [self._run(after, {key: self._share(key)}) for key in heavy[: effect.heavy]]
+        if not ends and not alone:
+            self._nothing = None if heavy else (known, after, effect.without, partition)
             return Looked(applied, None)
         self._nothing = None
+        return Looked(applied, self._run(after, ends) if ends else None, None, tuple(alone))
+
+    def _run(self, after: Mapping[str, int], ends: Mapping[str, int]) -> Run:
         begins = {key: after.get(key, 0) for key in ends}
         frames = ((key, entry) for key in sorted(ends) for entry in self._frames(key, begins[key], ends[key]))
-        return Looked(applied, Run(tuple(frames), begins, ends))
+        return Run(tuple(frames), begins, ends)
+
+    def _heavy(self, last: Mapping[str, int]) -> list[str]:
+        """Returns the queries that are heavy, the one that has waited longest first."""
+        heavy: list[tuple[int, str]] = []
+        for key in last:
+            read = self._read[key]
+            size = sum(map(_size, read))
+            if size > HEAVY_BYTES:
+                step_ms, offset_ms = self._step_ms(key) or (0, 0)
+                windows = {(e.through_ms - offset_ms) // step_ms for e in read} if step_ms else ()
+                if size > HEAVY_BYTES * max(1, len(windows)):
+                    heavy.append((read[0].received_at_ms, key))
+        return [key for _, key in sorted(heavy)]
+
+    def _share(self, key: str) -> int:
+        """Returns the position up to which a heavy query's frames are one plan."""
+        read, size = self._read[key], 0
+        for number, entry in enumerate(read[: self._limits.frames_per_query]):
+            size += _size(entry)
+            if number and size > HEAVY_PLAN_BYTES:
+                return read[number - 1].position
+        return read[: self._limits.frames_per_query][-1].position
 
     def done(self, run: Run, took_s: float) -> None:
         """Tells the admission how long a plan took until it could be applied."""

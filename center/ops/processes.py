@@ -115,6 +115,7 @@ def run_api(config: CenterConfig) -> None:
     from center.api.server import ApiServer, server_config
     from center.catalog import Catalog, ComponentRegistry
     from center.results import ResultStore
+    from center.storage.wake import Topic, Waker, channel_of
 
     config.api.require_credentials()
     return_large_blocks()
@@ -126,13 +127,15 @@ def run_api(config: CenterConfig) -> None:
     sys.setswitchinterval(SWITCH_S)
     listener = listen(config.api.listen, "api.listen")
     registry = opened(lambda: ComponentRegistry(config.catalog_url))
+    wakes = channel_of(config.catalog_url, config.wake_dir)
     app = create_app(
-        opened(lambda: Catalog(config.catalog_url, config.columns)),
+        opened(lambda: Catalog(config.catalog_url, config.columns, Waker(wakes, Topic.CATALOG).wake)),
         opened(lambda: ResultStore(config.results_url)),
         registry,
         config.api,
         now_ms=now_ms,
         sink_secrets=config.sink.secrets,
+        wakes=wakes,
     )
     services, api = app.state.services, config.api
     tasks = services.tasks
@@ -157,6 +160,7 @@ def run_api(config: CenterConfig) -> None:
 def run_gateway(config: CenterConfig) -> None:
     """Serves edges until SIGTERM or SIGINT."""
     from center.catalog import Catalog
+    from center.storage.wake import Topic, Waker
 
     return_large_blocks()
     # The event loop waits for the threads that check frames. While one edge sent 100 frames/s of 4,000 partials,
@@ -164,7 +168,10 @@ def run_gateway(config: CenterConfig) -> None:
     # were the same.
     sys.setswitchinterval(GATEWAY_SWITCH_S)
     # The catalog is opened before the event loop runs. Until then, a signal ends the process.
-    asyncio.run(_gateway(config, opened(lambda: Catalog(config.catalog_url, config.columns))))
+    gateway = gateway_config(config)
+    changed = Waker(gateway.wakes, Topic.CATALOG).wake
+    catalog = opened(lambda: Catalog(config.catalog_url, config.columns, changed))
+    asyncio.run(_gateway(config, gateway, catalog))
 
 
 def _relax_collection() -> None:
@@ -178,14 +185,14 @@ def _relax_collection() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-async def _gateway(config: CenterConfig, catalog: Catalog) -> None:
+async def _gateway(config: CenterConfig, limits: GatewayConfig, catalog: Catalog) -> None:
     from center.ingest.gateway import Gateway
     from center.storage.frame_log import FrameLog
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    gateway = Gateway(catalog, FrameLog(config.log_dir), gateway_config(config), now_ms)
+    gateway = Gateway(catalog, FrameLog(config.log_dir), limits, now_ms)
     loop = asyncio.get_running_loop()
     gateway.tasks.end = within_limit(lambda: loop.call_soon_threadsafe(stop.set))
     port = await gateway.start(config.gateway.listen)
@@ -292,6 +299,7 @@ def run_sinks(config: CenterConfig) -> None:
 def gateway_config(config: CenterConfig) -> GatewayConfig:
     """Returns the gateway's configuration."""
     from center.ingest.gateway import GatewayConfig
+    from center.storage.wake import channel_of
 
     section = config.gateway
     return GatewayConfig(
@@ -305,7 +313,7 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
         work_per_s=section.work_per_s,
         open_windows=section.open_windows,
         streams=config.streams,
-        wake_dir=config.wake_dir,
+        wakes=channel_of(config.catalog_url, config.wake_dir),
     )
 
 
@@ -313,6 +321,7 @@ def job_config(config: CenterConfig) -> JobConfig:
     """Returns the job's configuration."""
     from center.job.job import JobConfig
     from center.spark.spark_session import SessionConfig
+    from center.storage.wake import channel_of
 
     spark = config.spark
     if spark.trigger_ms:
@@ -324,7 +333,7 @@ def job_config(config: CenterConfig) -> JobConfig:
         work_dir=config.work_dir,
         progress_dir=config.progress_dir,
         session=SessionConfig(master=spark.master, driver_memory=spark.driver_memory, conf=spark.conf),
-        wake_dir=config.wake_dir,
+        wakes=channel_of(config.catalog_url, config.wake_dir),
         keep_frames_ms=config.retention.keep_frames_ms,
         metrics=spark.metrics,
         lease_ms=spark.lease_ms,

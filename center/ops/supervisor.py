@@ -35,7 +35,7 @@ from edgewater.runtime.tasks import Tasks
 log = logging.getLogger(__name__)
 
 EXIT_BAD_INPUT = 2
-WATCH_S = 1.0
+WATCH_S = 3.0
 GRACE_S = 25.0
 """Time in seconds after which components that have not stopped are killed. Spark ends its batch within a few
 seconds."""

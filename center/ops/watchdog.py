@@ -55,19 +55,23 @@ class HangWatch:
         self._checked_s = 0.0
         self._steps: dict[Track, int] = {}
         self._still_s: dict[Track, float] = {}
-        self._waited: dict[int, float] = {}
+        self._waited: dict[int, float] | None = None
 
     def check(self, pid: int) -> str:
-        """Returns why a process hangs, or an empty string if no hang is known. Called about every second."""
+        """Returns why a process hangs, or an empty string if no hang is known. Called every few seconds."""
         now_s, found = self._monotonic(), read_progress(progress_path(self._directory, pid))
         passed_s = min(now_s - self._checked_s, MAX_CHECK_S)
         self._checked_s = now_s
         if pid != self._pid:
-            self._pid, self._steps, self._still_s, self._waited = pid, {}, {}, {}
-            return ""
-        waits = self._waits(pid)
-        starved_s = max((waits[task] - before for task, before in self._waited.items() if task in waits), default=0.0)
-        self._waited = waits
+            self._pid, self._steps, self._still_s, self._waited = pid, {}, {}, None
+        waited, self._waited = self._waited, None
+        if any(state.is_live and state.steps == self._steps.get(track) for track, state in found.items()):
+            self._waited = self._waits(pid)  # only now, because it reads all of /proc
+        if waited is None or self._waited is None:  # time counts from here on
+            passed_s = starved_s = 0.0
+        else:
+            waits = self._waited
+            starved_s = max((waits[task] - before for task, before in waited.items() if task in waits), default=0.0)
         for track, state in found.items():
             if not state.is_live or state.steps != self._steps.get(track):
                 self._still_s[track] = 0.0

@@ -21,10 +21,9 @@ from center.results import schema as t
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import Conflict
 
-DRIVER = "driver"
-_SHELVED = "driver 1 of 1"
-"""The name of the lease of all queries while they are divided. A driver of an earlier release would take it under its
-usual name."""
+DRIVER = "leading driver"
+_OF_FORMAT_1 = "driver"
+"""A driver of 0.3 that runs as a standby looks for this name, so it cannot lead."""
 
 
 class LeaseLost(Conflict):
@@ -50,8 +49,6 @@ class Lease:
 def create(connection: Connection, partition: QueryPartition) -> None:
     """Adds a free lease, unless the partition has one, even of an earlier division."""
     name = partition.name(DRIVER)
-    if partition == ALL_QUERIES:
-        _rename(connection, _SHELVED, DRIVER)
     if connection.execute(select(t.leases.c.epoch).where(t.leases.c.name == name)).scalar() is None:
         connection.execute(insert(t.leases).values(name=name, owner="", epoch=0, until_ms=0))
 
@@ -80,12 +77,15 @@ def end(connection: Connection, seen: Mapping[QueryPartition, Lease]) -> None:
     for partition, lease in seen.items():
         if take(connection, partition, "", lease, lease.until_ms) is None:
             raise LeaseLost(f"the driver's lease of partition {partition} has changed")
-    # The epoch continues when all queries are in one partition again.
-    _rename(connection, DRIVER, _SHELVED)
 
 
-def _rename(connection: Connection, name: str, to: str) -> None:
-    connection.execute(update(t.leases).where(t.leases.c.name == name).values(name=to))
+def migrate(connection: Connection) -> None:
+    """Renames the leases of format 1. Their owners lose them."""
+    for (name,) in connection.execute(select(t.leases.c.name)).all():
+        # Format 1 names the lease of all queries `driver 1 of 1` while they are divided.
+        partition = QueryPartition.parse(name.removeprefix(_OF_FORMAT_1).strip()) or ALL_QUERIES
+        renamed = {"name": partition.name(DRIVER), "owner": "", "epoch": t.leases.c.epoch + 1}
+        connection.execute(update(t.leases).where(t.leases.c.name == name).values(**renamed))
 
 
 def hold(connection: Connection, partition: QueryPartition, epoch: int, until_ms: int) -> None:
@@ -94,9 +94,9 @@ def hold(connection: Connection, partition: QueryPartition, epoch: int, until_ms
     later = case((c.until_ms < until_ms, until_ms), else_=c.until_ms + 1)
     mine = (c.name == partition.name(DRIVER)) & (c.epoch == epoch)
     if connection.execute(update(t.leases).where(mine).values(until_ms=later)).rowcount == 0:
-        lease = connection.execute(select(c.epoch, c.owner).where(c.name == partition.name(DRIVER))).one_or_none()
-        if lease is None:
-            raise LeaseLost("the driver's lease is gone: the queries have been divided among another number of drivers")
+        lease = connection.execute(select(c.epoch, c.owner).where(c.name == partition.name(DRIVER))).one()
+        if not lease.owner:
+            raise LeaseLost("the driver's lease was ended: the queries were divided among another number of drivers")
         raise LeaseLost(f"the driver's lease has epoch {lease.epoch} and is held by {lease.owner}, not by this process")
 
 

@@ -67,9 +67,9 @@ from edgewater.model.errors import Conflict, StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
 
-FORMAT = 1
+FORMAT = 2
 """The format of the tables, the ledger's state and the answers. Increment it with each change after which an older
-release cannot read new data, or this release cannot read old data."""
+release cannot read new data, or this release cannot read old data. Format 1 (0.3) has other names of leases."""
 REVISIONS = "revisions"
 """The counter that each new answer's revision exceeds. It is set when the store is restored."""
 STEP, STARTS, DRIVERS = "step", "starts", "drivers"
@@ -117,7 +117,8 @@ class ResultStore(AnswerReader):
         self._refused: list[RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
-            require_store_format(connection, "results", FORMAT, is_new=not counters)
+            if require_store_format(connection, "results", FORMAT, is_new=not counters, oldest=1) == 1:
+                leases.migrate(connection)
             for name, value in (("answer", 0), (DRIVERS, 1), (REVISIONS, 0), (TRIMMED, 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))

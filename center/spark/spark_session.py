@@ -179,6 +179,7 @@ def _set_for_plans(settings: dict[str, str], config: SessionConfig) -> None:
     # The driver finds the frame that a task has failed for (`center.job.loop_core`).
     settings["spark.task.maxFailures"] = "1"
     settings["spark.speculation"] = "false"
+    settings["spark.scheduler.mode"] = "FAIR"  # a light plan does not wait for the tasks of a heavy one
     # If a worker hangs because of the bytes of a frame, its plan fails in the same way as if the worker had died.
     settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
     settings["spark.python.worker.killOnIdleTimeout"] = "true"

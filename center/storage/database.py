@@ -283,13 +283,19 @@ MAX_ADDED = 1 << 53
 counts add up over edges."""
 
 
-def require_store_format(connection: Connection, store: str, reads: int, *, is_new: bool) -> None:
+def require_store_format(
+    connection: Connection, store: str, reads: int, *, is_new: bool, oldest: int | None = None
+) -> int:
     """Records this release in a store, or refuses the store. Called in the store's `schema_transaction`.
 
     Args:
         store: name of the store, such as ``catalog``. Two stores may share a database.
         reads: the store format that this release reads and writes.
         is_new: whether the store has no contents yet.
+        oldest: the oldest format that the caller migrates; None: `reads`.
+
+    Returns:
+        The format of the store's contents. The caller migrates them to `reads`.
 
     Raises:
         IncompatibleState: another release wrote the store in another format.
@@ -298,12 +304,15 @@ def require_store_format(connection: Connection, store: str, reads: int, *, is_n
     row = connection.execute(select(_releases.c.format, _releases.c.release).where(_releases.c.store == store)).first()
     if row is None and is_new:
         connection.execute(insert(_releases).values(store=store, format=reads, release=RELEASE))
-        return
+        return reads
     remedy = "start with an empty database and an empty log_dir, and register the queries again"
     where = f"{store} {shown_url(connection.engine.url)}"
-    require_format(where, None if row is None else (row.format, row.release), reads, remedy)
-    if row is not None and row.release != RELEASE:
-        connection.execute(update(_releases).where(_releases.c.store == store).values(release=RELEASE))
+    if row is None or not (reads if oldest is None else oldest) <= row.format < reads:
+        require_format(where, None if row is None else (row.format, row.release), reads, remedy)
+    assert row is not None, "a store without a format is refused"
+    if (row.format, row.release) != (reads, RELEASE):
+        connection.execute(update(_releases).where(_releases.c.store == store).values(format=reads, release=RELEASE))
+    return int(row.format)
 
 
 def upsert(

@@ -256,7 +256,7 @@ class VirtualMerger:
         copies = pickle.loads(pickle.dumps(list(parts)))
         frames = sum(map(len, copies))
         # Two deaths of a frame that is alone would be its fault.
-        dies = (lane is Lane.MAIN or frames > 1) and self._process.rng.random() < self._deaths
+        dies = (lane is not Lane.SUSPECT or frames > 1) and self._process.rng.random() < self._deaths
         self._process.spawn(self._run(done, copies, dies), f"plan {number}")
         return done
 

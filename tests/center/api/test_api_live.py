@@ -22,6 +22,7 @@ from center.catalog import Change
 from center.results import NewestAnswers
 from center.results.schema import answers as stored
 from center.serving import NO_QUESTIONS, MeasureQuestions
+from center.storage.wake import Topic
 from edgewater.model.errors import StorageError
 from edgewater.wire import QueryRef
 from tests.center.rendered import render
@@ -495,3 +496,48 @@ def test_a_new_answer_wakes_the_streams_of_its_query_and_the_store_is_polled_onl
 
     asyncio.run(scenario())
     assert asked[0] == 0 and asked[-1] in (7, 9, 3)
+
+
+def test_a_poller_that_is_woken_reads_at_once_and_logs_an_outage_once(caplog):
+    asked: list[int] = []
+    newest, fails = [NewestAnswers(1)], [False]
+
+    def read(after: int) -> NewestAnswers:
+        asked.append(after)
+        if fails[0]:
+            raise StorageError("away")
+        return newest[0]
+
+    class Wakes:
+        heard = staticmethod(lambda _: None)
+
+        @contextmanager
+        def listen(self, topic, heard):
+            assert topic is Topic.ANSWERS
+            self.heard = heard
+            yield
+
+        def send(self, topic, data):
+            raise AssertionError("the API has no answers")
+
+    async def scenario() -> None:
+        wakes = Wakes()
+        changes = AnswerPoller(read, wakes, poll_s=WAIT_S)
+        polling = asyncio.create_task(changes.run())
+        await changes.wait(0, WAIT_S)
+        waiting = asyncio.create_task(changes.wait(1, WAIT_S))
+        newest[0] = NewestAnswers(2)
+        wakes.heard(True)
+        await asyncio.wait_for(waiting, WAIT_S)
+        fails[0] = True
+        waiting = asyncio.create_task(changes.wait(2, WAIT_S))
+        while asked.count(2) < 4:
+            wakes.heard(True)
+            await asyncio.sleep(0)
+        fails[0], newest[0] = False, NewestAnswers(3)
+        wakes.heard(True)
+        await asyncio.wait_for(waiting, WAIT_S)
+        polling.cancel()
+
+    asyncio.run(scenario())
+    assert caplog.text.count("cannot poll for new answers") == 1

@@ -15,7 +15,7 @@ from center.ingest.assignments import AssignmentPlan
 from center.ingest.group_commit import COMMIT_EVERY_S, GroupCommit, ReceivedFrame
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLog
-from center.storage.wake import Waker
+from center.storage.wake import Topic, Waker
 from edgewater.model.registered_query import query_key
 from edgewater.wire import Frame, FrameBody
 from tests.center.catalog_world import hello, spec
@@ -48,7 +48,7 @@ def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is
     query, frames = catalog.queries.register(spec(), 1)[0].ref, 100
     assert hello(catalog) is None
     plan = AssignmentPlan.of(catalog.version(), catalog.queries.all(), catalog.edges.all(), {})
-    loop, metrics, waker = Threads(random.Random(1)), GatewayMetrics(), CountedWaker(tmp_path)
+    loop, metrics, waker = Threads(random.Random(1)), GatewayMetrics(), CountedWaker(None, Topic.FRAMES)
     commits = GroupCommit(
         catalog, FrameLog(tmp_path / "log"), metrics, max_pending_bytes=1 << 20, read_plan=lambda p: p,
         waker=waker, on_stall=lambda: None, retry_ms=1, retry_max_ms=1,

@@ -107,6 +107,7 @@ class World:
             location,
             frame.raw_bytes,
             work,
+            body.through_ms,
             facts=facts,
         )
         (outcome,) = self.catalog.frames.index([row])

@@ -12,6 +12,7 @@ from center.job.loop_core import (
     DEATHS,
     FIRST_DELAY_S,
     MAX_CULPRITS,
+    MAX_HEAVY,
     SUSPECT_S,
     Applied,
     Apply,
@@ -59,7 +60,7 @@ def run_of(**spans: tuple[int, int]) -> Run:
 
 class Around:
     """What surrounds the core: an index, a store and workers. Frames in `kills` end their worker; frames in `fails`
-    cannot be applied; queries in `broken` apply nothing."""
+    cannot be applied; queries in `broken` apply nothing; queries in `heavy` are heavy."""
 
     def __init__(self, last: dict[str, int], most: int = 1000, edges: Collection[str] = ("e",)) -> None:
         self.core, self.now_s, self.last, self.most = LoopCore(), 0.0, dict(last), most
@@ -70,6 +71,7 @@ class Around:
         self.kills: set[At] = set()
         self.fails: set[At] = set()
         self.broken: set[str] = set()
+        self.heavy: set[str] = set()
         self.refused_writes: Counter[At] = Counter()
         self.merging: deque[tuple[int, Run, Lane]] = deque()
         self.log: list[Effect] = []
@@ -84,7 +86,7 @@ class Around:
 
     def _do(self, effect: Effect) -> Event | None:
         match effect:
-            case Look(after, without):
+            case Look(after, without, heavy):
                 applied = None if after is not None else dict(self.applied)
                 begins = applied if after is None else after
                 assert begins is not None
@@ -93,13 +95,9 @@ class Around:
                     for key, end in self.last.items()
                     if end > begins.get(key, 0) and key not in without
                 }
-                if not spans:
-                    return Looked(applied, None)
-                frames = tuple(
-                    (k, self.entry(k, n)) for k, (a, t) in sorted(spans.items()) for n in range(a + 1, t + 1)
-                )
-                run = Run(frames, {k: a for k, (a, _) in spans.items()}, {k: t for k, (_, t) in spans.items()})
-                return Looked(applied, run)
+                light = self._run({key: span for key, span in spans.items() if key not in self.heavy})
+                alone = [self._run({key: span}) for key, span in spans.items() if key in self.heavy]
+                return Looked(applied, light if light.through else None, None, tuple(alone[:heavy]))
             case Submit(number, run, lane):
                 self.merging.append((number, run, lane))
             case Apply(number, run):
@@ -119,6 +117,10 @@ class Around:
             case Pause(key, _):
                 self.paused.add(key)
         return None
+
+    def _run(self, spans: dict[str, tuple[int, int]]) -> Run:
+        frames = tuple((k, self.entry(k, n)) for k, (a, t) in sorted(spans.items()) for n in range(a + 1, t + 1))
+        return Run(frames, {k: a for k, (a, _) in spans.items()}, {k: t for k, (_, t) in spans.items()})
 
     def entry(self, key: str, position: int) -> FrameEntry:
         return entry(key, position, self.edges[position % len(self.edges)])
@@ -156,6 +158,34 @@ def began(around: Around, *set_aside: str) -> Around:
     return around
 
 
+def test_a_heavy_query_is_a_plan_of_its_own_that_no_light_query_waits_for() -> None:
+    around = Around({"a@1": 3, "b@1": 3, "heavy@1": 9}, most=3)
+    around.heavy = {"heavy@1"}
+    began(around)
+    (number, _, lane), light = around.merging
+    assert (lane, light[2], set(light[1].through)) == (Lane.HEAVY, Lane.LIGHT, {"a@1", "b@1"})
+    for end in (4, 5, 6):  # the heavy plan is still merged
+        around.merging.clear()
+        around.handle(Merged(light[0]))
+        assert around.applied == {"a@1": 3, "b@1": end - 1}
+        around.last["b@1"] = end
+        around.handle(Woken())
+        (light,) = around.merging
+        assert set(light[1].through) == {"b@1"}, "a heavy query has one plan at a time"
+    around.handle(Merged(number))
+    around.finish()
+    assert around.applied == around.last
+
+
+def test_the_plans_of_heavy_queries_are_limited() -> None:
+    around = Around({f"{n}@1": 1 for n in range(MAX_HEAVY + 3)})
+    around.heavy = set(around.last)
+    began(around)
+    assert len(around.merging) == MAX_HEAVY
+    around.finish()
+    assert around.applied == around.last
+
+
 def test_the_next_plan_is_merged_while_one_is_applied_and_no_third_one_is() -> None:
     core = LoopCore()
     look, *_ = core.handle(TermBegan(frozenset()), 0.0)
@@ -185,6 +215,7 @@ def test_each_frame_is_applied_once_in_order_or_lost_alone_whatever_fails(
     around = Around(last, most)
     around.kills = data.draw(st.sets(st.sampled_from(every)))
     around.fails = data.draw(st.sets(st.sampled_from(every)))
+    around.heavy = data.draw(st.sets(st.sampled_from(sorted(last))))
     began(around)
     around.finish(data)
     assert around.applied == last
@@ -265,6 +296,7 @@ def test_nothing_is_lost_applied_twice_or_due_in_the_past_in_any_order_of_events
     around = Unsteady(data, last, most)
     around.kills = data.draw(st.sets(st.sampled_from(every), max_size=3))
     around.fails = data.draw(st.sets(st.sampled_from(every), max_size=3))
+    around.heavy = data.draw(st.sets(st.sampled_from(sorted(last))))
     began(around)
     for _ in range(data.draw(st.integers(0, 30))):
         around.step()
@@ -313,11 +345,11 @@ def test_other_queries_are_planned_while_suspects_are_tried() -> None:
     around.kills = {("a@1", 3)}
     began(around)
     number, _, lane = around.merging.popleft()
-    assert lane is Lane.MAIN
+    assert lane is Lane.LIGHT
     around.last["c@1"] = 1
     around.handle(MergeFailed(number, Fault.FRAMES, "killed"))
     assert {(lane, *sorted(run.through)) for _, run, lane in around.merging} == {
-        (Lane.SUSPECT, "a@1"), (Lane.MAIN, "c@1"),
+        (Lane.SUSPECT, "a@1"), (Lane.LIGHT, "c@1"),
     }  # fmt: skip
     around.finish()
     assert around.lost == [("a@1", 3)] and around.applied == around.last

@@ -51,7 +51,7 @@ def total(outcomes: Sequence[object], key: str) -> int:
 
 def test_each_part_is_merged_by_query_and_slice(world: World, merger: Merger) -> None:
     frames = frames_of(world, "a", "b")
-    outcomes = merger.submit(1, [frames[:8], frames[8:]], Lane.MAIN, "a plan").result(WITHIN_S)
+    outcomes = merger.submit(1, [frames[:8], frames[8:]], Lane.LIGHT, "a plan").result(WITHIN_S)
     assert sorted(len(o.partials) for o in outcomes if isinstance(o, PartMerged)) == [1, 2]
     for ref in {ref for ref, *_ in world.truth}:
         expected = sum(size for at, size in world.truth.items() if at[0] == ref)
@@ -61,7 +61,7 @@ def test_each_part_is_merged_by_query_and_slice(world: World, merger: Merger) ->
 def test_several_plans_run_at_the_same_time(world: World, merger: Merger) -> None:
     frames = frames_of(world, "a", "b")
     plans = [merger.submit(n, [part], lane, "a plan") for n, (part, lane) in enumerate(
-        [(frames[:6], Lane.MAIN), (frames[6:], Lane.SUSPECT)]
+        [(frames[:6], Lane.LIGHT), (frames[6:], Lane.SUSPECT)]
     )]  # fmt: skip
     found = [{p.key for o in plan.result(WITHIN_S) if isinstance(o, PartMerged) for p in o.partials} for plan in plans]
     assert found == [{"a@1"}, {"b@1"}]
@@ -70,11 +70,11 @@ def test_several_plans_run_at_the_same_time(world: World, merger: Merger) -> Non
 def test_damage_and_a_log_that_is_not_there_are_values_and_no_failures(world: World, merger: Merger) -> None:
     frames = frames_of(world, "a")
     damaged = [(key, replace(entry, offset=entry.offset + 1)) for key, entry in frames[:1]]
-    (outcome,) = merger.submit(1, [damaged + frames[1:]], Lane.MAIN, "a plan").result(WITHIN_S)
+    (outcome,) = merger.submit(1, [damaged + frames[1:]], Lane.LIGHT, "a plan").result(WITHIN_S)
     assert isinstance(outcome, PartMerged)
     assert [(s.kind, s.position) for s in outcome.skipped] == [(SkipKind.DAMAGED, 1)]
     world.log_dir.rename(world.path / "unmounted")
-    (outcome,) = merger.submit(2, [frames], Lane.MAIN, "a plan").result(WITHIN_S)
+    (outcome,) = merger.submit(2, [frames], Lane.LIGHT, "a plan").result(WITHIN_S)
     assert isinstance(outcome, StorageFailed)
 
 
@@ -93,7 +93,7 @@ def test_a_worker_that_ends_fails_its_plan_and_no_later_one(spark: Any, world: W
 
     deadly = SparkMerger(spark.sparkContext, dies, 2, reason_of)
     with pytest.raises(TasksFailed) as caught:
-        deadly.submit(1, [frames], Lane.MAIN, "a plan").result(WITHIN_S)
+        deadly.submit(1, [frames], Lane.LIGHT, "a plan").result(WITHIN_S)
     assert caught.value.fault is Fault.FRAMES and "\n" not in str(caught.value)
     assert deadly.probe().result(WITHIN_S) is None
     deadly.close()

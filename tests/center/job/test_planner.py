@@ -16,6 +16,7 @@ from center.job.merge import Frame, PartMerged, SkipKind, StorageFailed, merge_p
 from center.job.planner import FramePlanner, divide
 from center.storage.frame_log import FrameEntry
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
+from edgewater.guard.frame_work import BYTES_PER_UNIT
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import EdgeId
 from edgewater.wire import FrameBody, QueryRef
@@ -216,6 +217,39 @@ def test_a_lost_segment_is_damage_but_a_log_that_is_not_there_is_not(world: Any)
     world.log_dir.rename(Path(world.path / "unmounted"))
     unmounted = merge_part(str(world.log_dir), frames)
     assert isinstance(unmounted, StorageFailed) and "cannot be read" in unmounted.reason
+
+
+# Heavy queries
+
+
+def test_a_query_with_much_work_per_window_is_a_plan_of_its_own_unless_it_is_alone(
+    world: Any, planning: Planning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (heavy,) = world.register("heavy")
+    for _ in range(6):
+        world.ship_records(world.edges[0], heavy, 0, ["/a"])
+    sizes = [max(e.plain_bytes, e.work * BYTES_PER_UNIT) for _, e in frames_of_world(world)]
+    monkeypatch.setattr("center.job.planner.HEAVY_BYTES", sum(sizes) - 1)
+    assert planning.look({}).heavy == () and planning.run({}) is not None, "it has all cores"
+    (light, behind) = world.register("light", "behind")
+    world.ship_records(world.edges[0], light, 0, ["/a"])
+    for window in range(6):  # as much as the heavy query, of many windows
+        world.ship_records(world.edges[0], behind, window, ["/a"])
+    looked = planning.look({})
+    assert [list(run.through) for run in looked.heavy] == [["heavy@1"]]
+    assert positions(looked.run).keys() == {"light@1", "behind@1"}
+    none = planning.planner.look(Look({}, NOTHING, heavy=0))
+    assert none.heavy == () and positions(none.run).keys() == {"light@1", "behind@1"}, "it waits for its turn"
+
+
+def test_a_heavy_plan_is_limited_too(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    refs = world.register("heavy", "light")
+    for ref in refs:
+        world.ship_window(ref, 0)
+    monkeypatch.setattr("center.job.planner.HEAVY_BYTES", 1)
+    monkeypatch.setattr("center.job.planner.HEAVY_PLAN_BYTES", 1)
+    planning = Planning(world)
+    assert [dict(run.through) for run in planning.look({}).heavy] == [{"heavy@1": 1}, {"light@1": 1}]
 
 
 # Parts

@@ -12,6 +12,7 @@ import pytest
 from center.ledger import EdgesChanged, Ledger
 from center.results import Lease, LeaseLost, ResultStore
 from center.results import lease as leases
+from center.results.store import FORMAT
 from center.storage.database import open_engine, write_transaction
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.model.errors import Conflict
@@ -246,3 +247,21 @@ def test_the_driver_of_all_queries_that_was_stalled_learns_that_they_have_been_d
             write()
     pair.one.store.release_lease()
     assert [lease.owner for lease in pair.two.leases().values()] == ["", ""]
+
+
+@pytest.mark.parametrize("name", ["driver", "driver 1 of 1"])  # the second one while the queries are divided
+def test_a_standby_of_release_0_3_finds_no_lease_and_its_leader_has_lost_it(pair: Pair, name: str) -> None:
+    seen, engine = pair.two.lease(), open_engine(pair.url)
+    with write_transaction(engine) as connection:
+        connection.exec_driver_sql("UPDATE releases SET format = 1 WHERE store = 'results'")
+        connection.exec_driver_sql(f"UPDATE leases SET name = '{name}'")
+    with closing(ResultStore(pair.url)) as store:
+        assert store.lease() == replace(seen, owner="", epoch=seen.epoch + 1)
+    with write_transaction(engine) as connection:
+        names = connection.exec_driver_sql("SELECT name FROM leases").scalars().all()
+        assert not [name for name in names if name.startswith("driver")]
+        formats = connection.exec_driver_sql("SELECT format FROM releases WHERE store = 'results'")
+        assert formats.scalars().all() == [FORMAT]
+    engine.dispose()
+    with pytest.raises(LeaseLost):
+        pair.one.store.renew_lease(20)

@@ -1,90 +1,141 @@
-"""Gateways wake the drivers of their machine."""
+"""Processes of a center wake each other: by datagrams, or by notifications of PostgreSQL."""
 
 from __future__ import annotations
 
+import queue
+import shutil
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from center.storage.wake import BEAT_S, BUSY_POLL_S, POLL_S, UNANNOUNCED_S, PollPace, Waker, WakeSocket
+from center.catalog import Catalog
+from center.storage.wake import (
+    BEAT_S,
+    BUSY_POLL_S,
+    POLL_S,
+    UNANNOUNCED_S,
+    Channel,
+    PollPace,
+    SocketChannel,
+    Topic,
+    Waker,
+    channel_of,
+)
+from tests.center.catalog_world import spec
+from tests.center.postgres import PostgresServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses /proc")
+WAIT_S = 60.0
+
+
+class Heard:
+    """What a listener has heard."""
+
+    def __init__(self) -> None:
+        self._heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.on_wake = self._heard.put
+
+    def next(self) -> bool:
+        return self._heard.get(timeout=WAIT_S)
+
+    def until_news(self, send: Callable[[], None]) -> None:
+        """Repeats `send` until news have been heard."""
+        for _ in range(round(WAIT_S / BEAT_S)):
+            send()
+            try:
+                if self._heard.get(timeout=BEAT_S):
+                    return
+            except queue.Empty:
+                continue
+        raise AssertionError("no news")
 
 
 @pytest.fixture
-def long_directory(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     """One whose path is longer than a socket's may be."""
     return tmp_path / ("d" * 100) / ("e" * 100)
 
 
-@pytest.fixture
-def driver(long_directory: Path) -> Iterator[WakeSocket]:
-    with closing(WakeSocket(long_directory)) as driver:
-        yield driver
+@pytest.fixture(params=["datagrams", pytest.param("notifications", marks=pytest.mark.slow)])
+def channel(request: pytest.FixtureRequest, directory: Path) -> Iterator[Channel]:
+    if request.param == "datagrams":
+        yield channel_of("sqlite:///catalog.db", directory)
+        return
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    yield channel_of(postgres.new_database(), directory)
 
 
-def test_a_driver_learns_of_frames_and_of_beats(driver: WakeSocket, long_directory: Path) -> None:
-    waker = Waker(long_directory)
-    waker.beat()
+def test_listeners_of_a_topic_hear_news_and_beats(channel: Channel) -> None:
+    first, second, other = Heard(), Heard(), Heard()
+    frames = Waker(channel, Topic.FRAMES)
+    with (
+        channel.listen(Topic.FRAMES, first.on_wake),
+        channel.listen(Topic.FRAMES, second.on_wake),
+        channel.listen(Topic.ANSWERS, other.on_wake),
+    ):
+        first.until_news(frames.wake)
+        second.until_news(frames.wake)
+        Waker(channel, Topic.FRAMES).beat()
+        while first.next():  # a wake of before
+            Waker(channel, Topic.FRAMES).beat()
+        other.until_news(Waker(channel, Topic.ANSWERS).wake)
+
+
+def test_a_listener_whose_directory_is_deleted_hears_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("center.storage.wake.SILENT_S", 0.05)
+    channel, heard = SocketChannel(directory), Heard()
+    monkeypatch.setattr(sys.modules[__name__], "BEAT_S", 0.05)
+    with channel.listen(Topic.FRAMES, heard.on_wake):
+        heard.until_news(Waker(channel, Topic.FRAMES).wake)
+        shutil.rmtree(directory)
+        heard.until_news(Waker(channel, Topic.FRAMES).wake)
+    assert list(directory.iterdir()) == []
+
+
+def test_a_listener_sweeps_sockets_of_the_dead_and_minds_no_other_entries(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    (directory / "swept-meanwhile.frames.wake").symlink_to("nowhere")  # as of another process that begins now
+    (directory / "directory.frames.wake").mkdir()
+    channel, heard = SocketChannel(directory), Heard()
+    with channel.listen(Topic.FRAMES, heard.on_wake):
+        heard.until_news(Waker(channel, Topic.FRAMES).wake)
+
+
+def test_a_waker_never_waits_and_needs_no_listener(directory: Path) -> None:
+    channel, heard = SocketChannel(directory), Heard()
+    waker = Waker(channel, Topic.FRAMES)
     waker.wake()
-    assert [driver.wait(), driver.wait()] == [False, True]
+    with channel.listen(Topic.FRAMES, heard.on_wake):
+        for _ in range(10_000):  # more than its socket takes
+            waker.wake()
+        assert heard.next()
+    Waker(None, Topic.FRAMES).wake()
 
 
-def test_all_drivers_are_woken_and_one_that_has_died_is_forgotten_by_the_next(
-    driver: WakeSocket, long_directory: Path
-) -> None:
-    dead = WakeSocket(long_directory)
-    dead._socket.close()  # its process is killed: the file stays
-    Waker(long_directory).wake()
-    with closing(WakeSocket(long_directory)) as other:
-        assert len(list(long_directory.iterdir())) == 2
-        Waker(long_directory).wake()
-        assert driver.wait() and driver.wait() and other.wait()
+def test_a_catalog_says_when_its_version_has_increased(tmp_path: Path) -> None:
+    changes: list[int] = []
+    catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db", changed=lambda: changes.append(catalog.version()))
+    catalog.queries.register(spec(), 1)
+    catalog.queries.all()
+    assert changes == [catalog.version()]
+    catalog.close()
 
 
-def test_a_driver_listens_though_its_directory_has_entries_that_it_cannot_sweep(long_directory: Path) -> None:
-    long_directory.mkdir(parents=True)
-    (long_directory / "swept-meanwhile.wake").symlink_to("nowhere")  # as of another driver that begins now
-    (long_directory / "directory.wake").mkdir()
-    with closing(WakeSocket(long_directory)) as driver:
-        Waker(long_directory).wake()
-        assert driver.wait()
-
-
-def test_a_waker_never_waits_and_needs_no_driver(driver: WakeSocket, long_directory: Path, tmp_path: Path) -> None:
-    Waker(tmp_path / "nowhere").wake()
-    waker = Waker(long_directory)
-    for _ in range(10_000):  # more than its socket takes
-        waker.wake()
-    assert driver.wait()
-
-
-def test_a_closed_driver_ends_its_wait(long_directory: Path) -> None:
-    driver, ended = WakeSocket(long_directory), list[bool | None]()
-    thread = threading.Thread(target=lambda: ended.append(driver.wait()))
-    thread.start()
-    driver.close()
-    thread.join(60)
-    assert ended == [None] and list(long_directory.iterdir()) == []
-
-
-def test_a_driver_polls_seldom_only_while_gateways_announce_all_frames() -> None:
+def test_a_process_polls_seldom_only_while_all_news_are_announced() -> None:
     pace = PollPace()
-    assert pace.interval_s(0.0) == BUSY_POLL_S, "no gateway is known"
+    assert pace.interval_s(0.0) == BUSY_POLL_S, "no sender is known"
     at_s = 100.0
     for _ in range(20):
         at_s += BEAT_S
-        pace.heard(at_s, has_frames=False)
+        pace.heard(at_s, has_news=False)
         pace.found(at_s)  # a little before its announcement
-        pace.heard(at_s + 0.01, has_frames=True)
+        pace.heard(at_s + 0.01, has_news=True)
         assert pace.interval_s(at_s + 0.9) == POLL_S
     pace.found(at_s + 3.0)
-    pace.heard(at_s + 3.9, has_frames=False)
+    pace.heard(at_s + 3.9, has_news=False)
     assert pace.interval_s(at_s + 4.0) == BUSY_POLL_S, "of a gateway elsewhere"
-    pace.heard(at_s + 4.0 + UNANNOUNCED_S, has_frames=False)
+    pace.heard(at_s + 4.0 + UNANNOUNCED_S, has_news=False)
     assert pace.interval_s(at_s + 4.0 + UNANNOUNCED_S) == POLL_S
-    assert pace.interval_s(at_s + 10.0 + UNANNOUNCED_S) == BUSY_POLL_S, "the gateways are silent"
+    assert pace.interval_s(at_s + 10.0 + UNANNOUNCED_S) == BUSY_POLL_S, "the senders are silent"
