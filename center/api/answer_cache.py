@@ -21,9 +21,9 @@ import pyarrow.csv
 from cachetools import LRUCache
 
 from center.api.negotiation import ARROW, CSV, JSON
-from center.results import AnswerRecord
+from center.results import AnswerRecord, as_far_as_readable
 from center.serving import MeasureQuestions, csv_table, evaluated, render
-from center.serving.answer_tables import as_far_as_readable, with_quality, with_types, with_version
+from center.serving.answer_tables import with_quality, with_types, with_version
 from edgewater.answers.cells import to_json
 from edgewater.model.number_columns import concatenated
 from edgewater.model.query import QuerySpec

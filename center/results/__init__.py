@@ -3,7 +3,15 @@
 `center.job` writes; `center.serving` and `center.api` read. `center.ledger` decides which answers are given, and when.
 """
 
-from center.results.answers import UNREADABLE, AnswerChanges, AnswerReader, AnswerRecord, NewestAnswers, read_cursor
+from center.results.answers import (
+    UNREADABLE,
+    AnswerChanges,
+    AnswerReader,
+    AnswerRecord,
+    NewestAnswers,
+    as_far_as_readable,
+    read_cursor,
+)
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
 from center.results.store import ResultStore, restored_at_ms
@@ -20,6 +28,7 @@ __all__ = [
     "MergedDelta",
     "NewestAnswers",
     "ResultStore",
+    "as_far_as_readable",
     "read_cursor",
     "restored_at_ms",
     "trimming",

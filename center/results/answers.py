@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import Counter
 from sqlalchemy import ColumnElement, Engine, FromClause, Row, Select, case, func, null, select
 
 from center.results import schema as t
-from center.results.late_records import late_by_window
+from center.results.late_records import late_by_window, late_from_json
 from center.results.writes import TRIMMED, read_counter
 from center.storage.database import read_transaction
 from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
@@ -21,7 +20,7 @@ from edgewater.answers.statement import Contract
 from edgewater.answers.stored import facts_from_json
 from edgewater.answers.uniting import with_late
 from edgewater.answers.work import spend
-from edgewater.model.errors import InvalidRequest, NotFound, StorageError
+from edgewater.model.errors import InvalidInput, InvalidRequest, NotFound, StorageError, UnsupportedVersion
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import QueryRef
@@ -35,6 +34,7 @@ MAX_NEWEST = 10_000
 """If more answers than this are new, `AnswerReader.newest_answers` does not name their queries."""
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,33 @@ class AnswerRecord:
     data_of: int = 0
     data_id: int = 0
     of_windows: Contract | None = None
+
+    def unreadable(self, why: str) -> AnswerRecord:
+        """Returns the answer without data, and with facts that say so. Counts and logs it.
+
+        Called where its facts or its data cannot be read or evaluated, so that the answer costs only itself.
+        """
+        UNREADABLE.inc()
+        where = f"query {query_key(self.query)}, window at {self.window_start_ms}, revision {self.revision}"
+        log.error("%s: %s", where, why, exc_info=True)
+        unreadable = Deviation(Cause.UNREADABLE, reason=why, lacks=UNKNOWN)
+        facts = replace(self.facts, deviations=(*self.facts.deviations, unreadable))
+        return replace(self, facts=facts, synopsis=None)
+
+
+def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:
+    """Returns what `make` makes of an answer. If its merged data raise an error, it is made without data and says so.
+
+    So the other windows of a page, and the other queries of a live stream, do not depend on it. An InvalidInput of the
+    request is raised as it is.
+    """
+    try:
+        return make(record)
+    except InvalidInput:
+        raise
+    except Exception as exc:
+        what = f"the merged data of the window cannot be evaluated ({type(exc).__name__}); see the center's log"
+        return make(record.unreadable(what))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +251,7 @@ class AnswerReader:
                 last = next((i for i, size in zip(ids, accumulate(lengths), strict=True) if size >= max_bytes), ids[-1])
                 counts = {i: count for i, count in counts.items() if i <= last}
             rows = _rows().where(a.answer_id.in_(list(counts))).order_by(a.answer_id)
-            records = [_record(row) for row in connection.execute(rows)]
+            records = [_record(row) for row in connection.execute(rows).all()]
         _spend(records)
         return AnswerChanges(records, {i: count - 1 for i, count in counts.items()}, sum(counts.values()))
 
@@ -333,7 +360,7 @@ class AnswerReader:
 
     def _answers(self, rows: Any) -> list[AnswerRecord]:
         with read_transaction(self._engine) as connection:
-            records = [_record(row) for row in connection.execute(rows)]
+            records = [_record(row) for row in connection.execute(rows).all()]
         _spend(records)
         return records
 
@@ -396,28 +423,25 @@ def _spend(records: Sequence[AnswerRecord]) -> None:
     spend(nbytes=sum(len(record.synopsis or b"") for record in records))
 
 
-def _facts(row: Row[Any]) -> tuple[Facts, bytes | None]:
-    """Returns the facts and the data of a stored answer. Facts that are damaged cost only their own answer.
+def _record(row: Row[Any]) -> AnswerRecord:
+    """Returns a stored answer. Facts that are damaged, or of a newer format, cost only their own answer.
 
     Its data are left out then, because nothing says what they lack.
-
-    Raises:
-        UnsupportedVersion: a newer release has written the facts.
     """
+    # Unpacked, because a row takes long to look up a column by its name.
+    answer_id, key, start, end, revision, phase, given, staleness, late, data_id, quality, data_of, synopsis = (
+        row._tuple()
+    )
+    facts, damage = Facts(0, 0, 0.0), ""
     try:
-        return with_late(facts_from_json(row.quality), json.loads(row.late or "{}")), row.synopsis
-    except StorageError as exc:
-        UNREADABLE.inc()
-        log.error("answer %d to %s: %s", row.answer_id, row.query, exc.message)
-        return Facts(0, 0, 0.0, deviations=(Deviation(Cause.UNREADABLE, reason=exc.message, lacks=UNKNOWN),)), None
-
-
-def _record(row: Row[Any]) -> AnswerRecord:
-    facts, synopsis = _facts(row)
-    return AnswerRecord(
-        row.answer_id, query_from_key(row.query), row.window_start_ms, row.window_end_ms, row.revision,
-        Phase(row.phase), row.answered_at_ms, row.staleness_ms, facts, synopsis, row.data_revision, row.data_of,
+        facts = with_late(facts_from_json(quality), late_from_json(late))
+    except (StorageError, UnsupportedVersion) as exc:
+        damage = exc.message
+    record = AnswerRecord(
+        answer_id, query_from_key(key), start, end, revision, Phase(phase), given, staleness, facts, synopsis, data_of,
+        data_id,
     )  # fmt: skip
+    return record.unreadable(damage) if damage else record
 
 
 def read_cursor(cursor: str) -> int:

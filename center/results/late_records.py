@@ -9,16 +9,19 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, Row, delete, func, insert, select
 
 from center.ledger import AT_ONCE_MS, QueryChanges
 from center.results import schema as t
 from center.storage.database import MAX_ADDED, upsert
+from edgewater.model.errors import StorageError
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MIN_TIME_MS
 
 MAX_RANGES = 32
 """Maximum ranges of slices with the same start by which rejected records are counted, over all reasons."""
+_COUNTS = TypeAdapter(dict[str, int])
 _CHUNK = 200
 """Starts of slices in one statement: fewer than the bound parameters that any database accepts."""
 
@@ -129,3 +132,11 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
 def late_to_json(counts: Mapping[str, int]) -> str:
     """Returns numbers by reason as they are stored beside an answer."""
     return json.dumps(counts, sort_keys=True, separators=(",", ":")) if counts else ""
+
+
+def late_from_json(text: str) -> dict[str, int]:
+    """Reads the output of `late_to_json`. Raises StorageError if it is damaged."""
+    try:
+        return _COUNTS.validate_json(text) if text else {}
+    except ValidationError as exc:
+        raise StorageError("the numbers of late records of an answer cannot be read") from exc

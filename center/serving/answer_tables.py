@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from center.catalog import Catalog
-from center.results import UNREADABLE, AnswerRecord
+from center.results import AnswerRecord, as_far_as_readable
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from center.serving.render import Answer, evaluated
-from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
+from edgewater.answers import Facts, Phase
 from edgewater.answers.cells import beyond_int64, to_json
-from edgewater.model.errors import InvalidInput, InvalidQuery
+from edgewater.model.errors import InvalidQuery
 from edgewater.model.key_texts import OWN_COLUMNS, own_names
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
@@ -26,13 +22,10 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 
-R = TypeVar("R")
 BEYOND = "beyond-int64"
 """The code in the column ``contract`` of a row in which an integer beyond int64 is null. JSON has the integer."""
 TIME = pa.timestamp("ms")
 """Times are UTC without a zone, because DuckDB converts times with a zone to the machine's zone."""
-
-log = logging.getLogger(__name__)
 
 
 def stated_answer(record: AnswerRecord, query: RegisteredQuery, schema: pa.Schema) -> tuple[pa.Table, Answer]:
@@ -43,26 +36,6 @@ def stated_answer(record: AnswerRecord, query: RegisteredQuery, schema: pa.Schem
     """
     answer = as_far_as_readable(partial(evaluated, spec=query.spec), record)
     return without_zone(with_quality(with_types(answer.table(), schema), answer)), answer
-
-
-def as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:
-    """Renders an answer. If its merged data raise an error, the answer is rendered without data and says so.
-
-    So the other windows of a page, and the other queries of a live stream, do not depend on it. An InvalidInput of the
-    request is raised as it is.
-    """
-    try:
-        return make(record)
-    except InvalidInput:
-        raise
-    except Exception as exc:
-        where = f"query {record.query.name}@{record.query.version}, window at {record.window_start_ms}"
-        UNREADABLE.inc()
-        log.exception("%s, revision %d: its data cannot be evaluated", where, record.revision)
-        message = f"the merged data of the window cannot be evaluated ({type(exc).__name__}); see the center's log"
-        unreadable = Deviation(Cause.UNREADABLE, reason=message, lacks=UNKNOWN)
-        facts = replace(record.facts, deviations=(*record.facts.deviations, unreadable))
-        return make(replace(record, synopsis=None, facts=facts))
 
 
 def with_quality(table: pa.Table, answer: Answer, *, text_times: bool = False) -> pa.Table:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
-from center.results import AnswerRecord
+from center.results import AnswerRecord, as_far_as_readable
 from center.serving.render import statement_of
 from edgewater.answers.statement import Violation, united_contract, violations_of_facts
 from edgewater.answers.uniting import united
@@ -137,7 +138,6 @@ def roll_up(
     Raises:
         InvalidRequest: the query's windows cross the borders of intervals, or its accuracy is about a function of a
             sample.
-        SynopsisError: stored bytes cannot be read.
     """
     if spec.accuracy is not None and spec.accuracy.kind is None:
         raise InvalidRequest("every", spec.accuracy.measure, "no roll-up: functions of a sample do not merge")
@@ -179,15 +179,20 @@ class _Union:
         self.starts: set[int] = set()
 
     def add(self, records: Sequence[AnswerRecord]) -> None:
-        """Adds answers to further windows."""
+        """Adds answers to further windows. An answer whose data cannot be merged costs only itself."""
+        known = [] if self._answer is None else [self._answer]
+        try:
+            merged = _merged([*known, *records])
+        except Exception:  # reading them one by one finds the answers, and their errors
+            records = [as_far_as_readable(_checked, record) for record in records]
+            merged = _merged([*known, *records])
+        parts = [*known, *records]
         for record in records:
             self.starts.add(record.window_start_ms)
-            first = {violation.code: violation.message for violation in reversed(_violations(record, self._spec))}
-            for code, message in first.items():
-                known = self._violated.get(code, (0, message))
-                self._violated[code] = known[0] + 1, known[1]
-        parts = records if self._answer is None else [self._answer, *records]
-        synopses = [part.synopsis for part in parts if part.synopsis is not None]
+            violations = as_far_as_readable(partial(_violations, spec=self._spec), record)
+            for code, message in {violation.code: violation.message for violation in reversed(violations)}.items():
+                count, first = self._violated.get(code, (0, message))
+                self._violated[code] = count + 1, first
         self._answer = replace(
             parts[0],
             answer_id=max(part.answer_id for part in parts),
@@ -196,7 +201,7 @@ class _Union:
             answered_at_ms=max(part.answered_at_ms for part in parts),
             staleness_ms=max(part.staleness_ms for part in parts),
             facts=united([part.facts for part in parts], self._spec),
-            synopsis=GroupedAggregate.merge_bytes(synopses) if synopses else None,
+            synopsis=merged,
             data_of=0,
         )
 
@@ -213,6 +218,16 @@ class _Union:
         contract = united_contract(facts, self._violated, windows, self._spec)
         begin, end = interval.start_ms, interval.end_ms
         return replace(self._answer, window_start_ms=begin, window_end_ms=end, facts=facts, of_windows=contract)
+
+
+def _merged(records: Sequence[AnswerRecord]) -> bytes | None:
+    synopses = [record.synopsis for record in records if record.synopsis is not None]
+    return GroupedAggregate.merge_bytes(synopses) if synopses else None
+
+
+def _checked(record: AnswerRecord) -> AnswerRecord:
+    _merged([record])
+    return record
 
 
 def _violations(record: AnswerRecord, spec: QuerySpec) -> Sequence[Violation]:

@@ -7,12 +7,14 @@ Synopses are read and decoded once, and cached in a `SynopsisCache`.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 
 from cachetools import LRUCache
 
-from center.results import AnswerRecord, ResultStore
+from center.results import AnswerRecord, ResultStore, as_far_as_readable
 from center.serving.evaluator import WindowAnswer
 from center.serving.synopsis_cache import SynopsisCache
+from edgewater.answers import Cause
 from edgewater.answers.work import spend
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
@@ -105,17 +107,23 @@ class StoredWindows:
 
     def _take(self, record: AnswerRecord) -> WindowAnswer:
         """Returns the record without its synopsis, which goes into the cache."""
-        start, end, synopsis = record.window_start_ms, record.window_end_ms, record.synopsis
-        key = record.query.name, record.query.version, start, record.data_of or record.revision
-        window = WindowAnswer(key, start, end, record.phase, record.revision, record.facts)
-        if synopsis is not None:
-            spend()
-            self._synopses.get(window.key, lambda: GroupedAggregate.from_bytes(synopsis, are_distinct=True))
-        return window
+        spend()
+        key = record.query.name, record.query.version, record.window_start_ms, record.data_of or record.revision
+
+        def window(record: AnswerRecord) -> WindowAnswer:
+            if record.synopsis is not None:
+                self._synopses.get(key, lambda: _aggregate(record))
+            start, end = record.window_start_ms, record.window_end_ms
+            return WindowAnswer(key, start, end, record.phase, record.revision, record.facts)
+
+        return as_far_as_readable(window, record)
 
     def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
-        return self._synopses.get(window.key, lambda: self._read(window))
+        if window.facts.by_cause(Cause.UNREADABLE):
+            return None
+        answer = partial(self._results.answer, self._query.ref, window.start_ms, window.revision)
+        return self._synopses.get(window.key, lambda: _aggregate(answer()))
 
-    def _read(self, window: WindowAnswer) -> GroupedAggregate | None:
-        record = self._results.answer(self._query.ref, window.start_ms, window.revision)
-        return None if record.synopsis is None else GroupedAggregate.from_bytes(record.synopsis, are_distinct=True)
+
+def _aggregate(record: AnswerRecord) -> GroupedAggregate | None:
+    return None if record.synopsis is None else GroupedAggregate.from_bytes(record.synopsis, are_distinct=True)

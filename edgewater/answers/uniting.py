@@ -58,7 +58,7 @@ def with_late(facts: Facts, counts: Mapping[str, int]) -> Facts:
     Args:
         counts: number of records by reason; numbers of 0 are ignored.
     """
-    added = late_deviations({reason: n for reason, n in counts.items() if n})
+    added = late_deviations({reason: n for reason, n in counts.items() if n}) if counts else ()
     if not added:
         return facts
     lacking = sum(d.records for d in added if d.lacks != NONE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
@@ -51,6 +52,7 @@ def query_key(query: QueryRef) -> str:
     return f"{query.name}@{query.version}"
 
 
+@lru_cache(maxsize=1024)
 def query_from_key(key: str) -> QueryRef:
     """Parses a result of `query_key`. Raises StorageError for other texts."""
     name, _, version = key.rpartition("@")

@@ -426,8 +426,13 @@ class GroupedAggregate:
     def _stacked_codes(self, messages: Sequence[SynopsisMessage], groups: IntArray) -> IntArray:
         """Returns the codes of the groups of all messages. Messages with equal keys share a look-up."""
         runs: dict[tuple[Any, ...], int] = {}
-        which = [runs.setdefault(_key_bytes(message), len(runs)) for message in messages]
-        firsts = [which.index(run) for run in range(len(runs))]
+        which, last = list[int](), None
+        for message in messages:
+            arrays = message.arrays
+            if arrays != last:  # faster than the bytes
+                last, run = arrays, runs.setdefault(_key_bytes(message), len(runs))
+            which.append(run)
+        firsts = np.unique(which, return_index=True)[1].tolist()
         counts = groups[firsts]
         found = self.encode(self._stacked_keys([messages[i] for i in firsts], counts), int(counts.sum()))
         require_stackable(not _repeats(found, counts, len(self)))

@@ -17,7 +17,7 @@ from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.api.versions import clipped, version_with, versions_of
 from center.budgets import BudgetAllocator, Holding, error_limits
-from center.results import AnswerRecord
+from center.results import AnswerRecord, as_far_as_readable
 from center.serving import edge_statements, explain_value, value_of_group
 from edgewater.answers import Cause
 from edgewater.model.edge_records import expected_edges
@@ -77,7 +77,7 @@ def _explained(name: str, start: Time, params: ExplainParams, center: Services) 
     history = []
     for revision in revisions[-MAX_REVISIONS:]:
         other = center.results.answer(query.ref, start, revision)
-        cell = value_of_group(other, query.spec, measure, questions, value.group)
+        cell = as_far_as_readable(lambda r: value_of_group(r, query.spec, measure, questions, value.group), other)
         history.append(
             {
                 "revision": revision,

@@ -286,18 +286,23 @@ def plain(array: ArrayMessage) -> tuple[str, bytes]:
         return array.stored, array.data
     width = TYPES[array.stored].itemsize
     data = _transposed(array.data, len(array.data) // width) if array.data else b""
-    exponent = array.exponent
-    if not exponent:
-        return array.stored, data
-    stored, declared = np.frombuffer(data, array.stored), TYPES[array.type]
+    return scaled(array.stored, array.type, data, array.exponent) if array.exponent else (array.stored, data)
+
+
+def scaled(stored_as: str, type: str, data: bytes, exponent: int) -> tuple[str, bytes]:
+    """Returns the type and the bytes of numbers that are stored as their quotients by a power of two.
+
+    Raises CorruptSynopsis: the exponent is out of range.
+    """
+    stored, declared = np.frombuffer(data, stored_as), TYPES[type]
     if stored.dtype.kind in "iu" and declared.kind == "f" and MIN_EXPONENT <= exponent < MAX_EXPONENT:
-        return array.type, np.ldexp(stored.astype(np.float64), exponent).astype(declared).tobytes()
+        return type, np.ldexp(stored.astype(np.float64), exponent).astype(declared).tobytes()
     if stored.dtype.kind in "iu" and declared.kind in "iu" and 0 < exponent < 8 * declared.itemsize:
         values = stored.astype(declared)
         shifted = values << exponent
         if (shifted >> exponent == values).all():
-            return array.type, shifted.tobytes()
-    raise CorruptSynopsis(f"an array of {array.type} stored as {array.stored} has the exponent {exponent}")
+            return type, shifted.tobytes()
+    raise CorruptSynopsis(f"an array of {type} stored as {stored_as} has the exponent {exponent}")
 
 
 def decode(message: ArrayMessage) -> npt.NDArray[Any]:
@@ -305,7 +310,7 @@ def decode(message: ArrayMessage) -> npt.NDArray[Any]:
     if message.encoding not in NUMBERS:
         raise CorruptSynopsis(f"an array of type {message.type!r} has another encoding than numbers")
     require_exact(message.type, message.stored)
-    shape, stored, data = tuple(message.shape), TYPES[message.stored], message.data
+    shape, stored, data = tuple(message.shape[:]), TYPES[message.stored], message.data
     if len(shape) > _MAX_AXES or math.prod(shape) * stored.itemsize != len(data) or (not data and not _is_short(shape)):
         raise CorruptSynopsis(f"an array of shape {shape[:_MAX_AXES]} has {len(data)} bytes of {message.stored}")
     of, data = plain(message)
@@ -465,7 +470,7 @@ def decode_strings(messages: Sequence[ArrayMessage]) -> pa.Array:
     """Returns the strings of arrays, concatenated, without nulls. Raises CorruptSynopsis."""
     texts = [message.data for message in messages]
     if not any(message.codes or message.HasField("repeats") for message in messages):
-        shapes = [tuple(message.shape) for message in messages]
+        shapes = [message.shape[:] for message in messages]
         if all(len(shape) == 1 for shape in shapes):
             return distinct_strings(texts, [length for (length,) in shapes])
     facts = [string_facts(message) for message in messages]

@@ -56,7 +56,7 @@ class Layout:
                 inner = (place for number, place in _fields(partial, where.start, where.stop) if number == _DATA)
                 found.append(next(inner, slice(where.stop, where.stop)))
         arrays = tuple(
-            (where, np.dtype(array.stored), tuple(array.shape))
+            (where, np.dtype(array.stored), tuple(array.shape[:]))
             for where, array in zip(found, message.arrays, strict=True)
         )
         differing = (_CHECKSUM, *(arrays[number][0] for number in varying))

@@ -172,7 +172,7 @@ def check_array(kind: str, name: str, array: ArrayMessage) -> _Checked:
 
     An array without numbers must have a first axis of 0, or short axes, since their lengths cost no bytes.
     """
-    shape, data, stored, declared = tuple(array.shape), array.data, array.stored, array.type
+    shape, data, stored, declared = tuple(array.shape[:]), array.data, array.stored, array.type
     if array.encoding == ArrayMessage.UTF8:
         try:
             return STRINGS, shape, data, stored, codec.string_facts(array).nbytes

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from edgewater.synopses.array_stack import run_indices
 from edgewater.synopses.base import IntArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.codec import ArrayRoles
@@ -69,8 +70,8 @@ def keys(arrays: Sequence[ArrayMessage], groups: IntArray) -> pa.Array:
     first = arrays[0]
     validity = [array.valid for array in arrays]
     if first.encoding == ArrayMessage.UTF8:
-        require_stackable(all(array.encoding == first.encoding for array in arrays))
-        require_stackable([tuple(array.shape) for array in arrays] == [(n,) for n in groups.tolist()])
+        require_stackable({array.encoding for array in arrays} == {first.encoding})
+        require_stackable([array.shape[:] for array in arrays] == [[n] for n in groups.tolist()])
         result = codec.decode_strings(arrays)
     else:
         field = Field("keys", (first.type,), (("groups",),))
@@ -106,28 +107,89 @@ def _message(declared: str, values: npt.NDArray[Any]) -> ArrayMessage:
     )
 
 
-def _require_numbers(field: Field, arrays: Sequence[ArrayMessage], checked_validity: bool = False) -> None:
-    """Checks that all arrays contain numbers of one declared type that the field accepts."""
-    types = {array.type for array in arrays}
-    require_stackable(len(types) == 1 and all(array.encoding in codec.NUMBERS for array in arrays))
-    require_stackable(types <= set(field.types) and KEYS not in field.types)
-    require_stackable(checked_validity or not any(array.valid for array in arrays))
+class _Arrays:
+    """The same array of all partials, by attribute. Each attribute of a message is read once, because reading is slow.
+
+    Attributes:
+        shapes: as lists, because a slice of a repeated field is read faster than its items.
+    """
+
+    def __init__(self, arrays: Sequence[ArrayMessage]) -> None:
+        self.encodings = [array.encoding for array in arrays]
+        self.types = [array.type for array in arrays]
+        self.stored = [array.stored for array in arrays]
+        self.exponents = [array.exponent for array in arrays]
+        self.shapes = [array.shape[:] for array in arrays]
+        self.data = [array.data for array in arrays]
+        self.has_nulls = {array.valid for array in arrays} != {b""}
+
+    def require_numbers(self, field: Field, checked_validity: bool = False) -> None:
+        """Checks that all arrays contain numbers of one declared type that the field accepts."""
+        types = set(self.types)
+        require_stackable(len(types) == 1 and set(self.encodings) <= set(codec.NUMBERS))
+        require_stackable(types <= set(field.types) and KEYS not in field.types)
+        require_stackable(checked_validity or not self.has_nulls)
+
+    def numbers(self, items: IntArray) -> npt.NDArray[Any]:
+        """Returns the numbers of all arrays, one after the other. NumPy widens them to a common type.
+
+        Args:
+            items: int64, how many numbers each array has.
+        """
+        declared = self.types[0]
+        kinds: dict[tuple[str, int, int], int] = {}
+        each = zip(self.stored, self.encodings, self.exponents, strict=True)
+        which = np.array([kinds.setdefault(kind, len(kinds)) for kind in each])
+        require_stackable(all((stored, declared) in codec.EXACTLY for stored, _, _ in kinds))
+        widths = np.array([codec.TYPES[stored].itemsize for stored, _, _ in kinds])
+        require_stackable(np.array_equal(np.array(list(map(len, self.data))), items * widths[which]))
+        if len(kinds) == 1:
+            return _plain(*next(iter(kinds)), declared, b"".join(self.data), items)
+        parts = []
+        for kind, number in kinds.items():
+            (chosen,) = np.nonzero(which == number)
+            data = b"".join([self.data[i] for i in chosen.tolist()])
+            parts.append((chosen, _plain(*kind, declared, data, items[chosen])))
+        require_stackable(not any(of.dtype.kind == "b" for _, of in parts))  # other bytes would become numbers
+        common = np.result_type(*(values.dtype for _, values in parts))
+        if common.str not in codec.TYPES or (common.str, declared) not in codec.EXACTLY:
+            require_stackable(common.kind == codec.TYPES[declared].kind)
+            common = codec.TYPES[declared]
+        joined, starts = np.empty(int(items.sum()), common), np.cumsum(items) - items
+        for chosen, values in parts:
+            joined[run_indices(starts[chosen], items[chosen])] = values
+        return joined
+
+
+def _plain(stored: str, encoding: int, exponent: int, declared: str, data: bytes, items: IntArray) -> npt.NDArray[Any]:
+    """Returns the numbers of some arrays of one encoding, one after the other, from their concatenated bytes."""
+    width = codec.TYPES[stored].itemsize
+    if encoding == ArrayMessage.PLANES and width > 1:
+        # Byte j of number k of an array of n numbers is at j * n + k, from the start of the array on.
+        starts = np.repeat((np.cumsum(items) - items) * (width - 1), items) + np.arange(int(items.sum()))
+        places = starts[:, None] + np.repeat(items, items)[:, None] * np.arange(width)
+        data = np.frombuffer(data, np.uint8)[places].tobytes()
+    require_stackable(stored != "|b1" or not data.strip(b"\0\1"))
+    if encoding == ArrayMessage.PLANES and exponent:
+        stored, data = codec.scaled(stored, declared, data, exponent)
+    return np.frombuffer(data, stored)
 
 
 def _joined(
-    field: Field, arrays: Sequence[ArrayMessage], lengths: dict[str, IntArray], *, checked_validity: bool = False
+    field: Field, messages: Sequence[ArrayMessage], lengths: dict[str, IntArray], *, checked_validity: bool = False
 ) -> npt.NDArray[Any]:
     """Returns the numbers of all arrays, concatenated along the first axis, in a type that stores them exactly."""
-    _require_numbers(field, arrays, checked_validity)
-    shapes = [tuple(array.shape) for array in arrays]
-    rest = shapes[0][1:]
-    require_stackable({shape[1:] for shape in shapes} == {rest} and len(rest) == len(field.shapes[0]) - 1)
-    require_stackable(() not in shapes)
-    counts = np.array([shape[0] for shape in shapes], np.int64)
+    arrays = _Arrays(messages)
+    arrays.require_numbers(field, checked_validity)
+    rest = arrays.shapes[0][1:]
+    require_stackable([shape[1:] for shape in arrays.shapes] == [rest] * len(messages))
+    require_stackable(len(rest) == len(field.shapes[0]) - 1)
+    require_stackable(all(arrays.shapes))
+    counts = np.array([shape[0] for shape in arrays.shapes], np.int64)
     each = int(np.prod(rest, dtype=np.int64))
     require_stackable(bool((counts >= 0).all()) and 0 < each <= codec.MAX_BYTES)
     _agree(lengths, field.shapes[0][0], counts)
-    numbers = _numbers(arrays, (counts * each).tolist())
+    numbers = arrays.numbers(counts * each)
     if field.total or field.used:
         ends = np.cumsum(counts)
         for name, added in ((field.total, numbers), (field.used, numbers != 0)):
@@ -143,43 +205,23 @@ def _agree(lengths: dict[str, IntArray], name: Any, found: IntArray) -> None:
         require_stackable(np.array_equal(lengths.setdefault(name, found), found))
 
 
-def _numbers(arrays: Sequence[ArrayMessage], items: Sequence[int]) -> npt.NDArray[Any]:
-    """Returns the stored numbers of all arrays, one after the other. NumPy widens them to a common type."""
-    declared = arrays[0].type
-    require_stackable(all((array.stored, declared) in codec.EXACTLY for array in arrays))
-    sizes = [len(array.data) for array in arrays]
-    require_stackable(sizes == [n * codec.TYPES[a.stored].itemsize for n, a in zip(items, arrays, strict=True)])
-    are_plain = all(array.encoding == ArrayMessage.FIXED for array in arrays)
-    found = [(a.stored, a.data) if are_plain else codec.plain(a) for a in arrays]
-    stored = {of for of, _ in found}
-    if len(stored) == 1:
-        joined_bytes = b"".join([data for _, data in found])
-        require_stackable(stored != {"|b1"} or not joined_bytes.strip(b"\0\1"))
-        return np.frombuffer(joined_bytes, stored.pop())
-    require_stackable("|b1" not in stored)  # stored bytes other than 0 and 1 would become numbers
-    joined = np.concatenate([np.frombuffer(data, of) for of, data in found])
-    if joined.dtype.str not in codec.TYPES or (joined.dtype.str, declared) not in codec.EXACTLY:
-        joined = joined.astype(declared) if joined.dtype.kind == codec.TYPES[declared].kind else _reject()
-    return joined
-
-
-def _reject() -> Any:
-    raise NotStackable
-
-
-def _joined_sums(field: Field, arrays: Sequence[ArrayMessage], groups: IntArray) -> npt.NDArray[Any]:
+def _joined_sums(field: Field, messages: Sequence[ArrayMessage], groups: IntArray) -> npt.NDArray[Any]:
     """Returns expansions of sums, shape (parts, groups); each array has the shape (groups,) or (parts, groups)."""
-    _require_numbers(field, arrays)
-    shapes = [tuple(array.shape) for array in arrays]
-    if all(len(shape) == 1 for shape in shapes):
-        return _joined(Field(field.name, field.types, (("groups",),)), arrays, {"groups": groups})
-    most = max(shape[0] if len(shape) == 2 else 1 for shape in shapes)
-    require_stackable(1 <= most <= 64)
-    result = np.zeros((most, int(groups.sum())))
-    at = 0
-    for array, shape, count in zip(arrays, shapes, groups.tolist(), strict=True):
-        parts = shape[0] if len(shape) == 2 else 1
-        require_stackable(len(shape) in (1, 2) and parts >= 1 and shape[-1] == count)
-        result[:parts, at : at + count] = _numbers([array], [parts * count]).reshape(parts, count)
-        at += count
+    arrays = _Arrays(messages)
+    arrays.require_numbers(field)
+    axes = {len(shape) for shape in arrays.shapes}
+    require_stackable(axes <= {1, 2})
+    parts = np.array([shape[0] if len(shape) == 2 else 1 for shape in arrays.shapes], np.int64)
+    require_stackable(bool((parts >= 1).all()) and parts.max() <= 64)
+    require_stackable(np.array_equal(np.array([shape[-1] for shape in arrays.shapes]), groups))
+    numbers = arrays.numbers(parts * groups)
+    if axes == {1}:
+        return numbers
+    result = np.zeros((int(parts.max()), int(groups.sum())))
+    # Of each array, part p begins p * groups numbers after its start.
+    starts, columns = np.cumsum(parts * groups) - parts * groups, np.cumsum(groups) - groups
+    for part in range(len(result)):
+        (has,) = np.nonzero(parts > part)
+        place = run_indices(columns[has], groups[has])
+        result[part, place] = numbers[run_indices(starts[has] + part * groups[has], groups[has])]
     return result

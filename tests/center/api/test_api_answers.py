@@ -152,12 +152,22 @@ def test_csv_has_a_row_per_group_that_states_its_window_and_completeness(two_hou
     assert given.text.splitlines()[1].startswith('"2013-01-01T00:00:00Z","2013-01-01T01:00:00Z","final",2,1,"2013')
 
 
-def test_an_answer_whose_facts_are_damaged_costs_only_itself(two_hours):
+DAMAGED = {
+    "facts": {"quality": '{"format":2,"facts":{"expected":'},
+    "newer format": {"quality": '{"format":3,"facts":{}}'},
+    "text of late records": {"late": '{"late": "many"'},
+    "late records": {"late": '["late"]'},
+    "data": {"synopsis": b"no synopsis"},
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_an_answer_that_cannot_be_read_costs_only_itself(two_hours, damaged):
     desk, _ = two_hours
     whole = desk.get("/v1/queries/flights/windows").json()["answers"]
     with desk.results.engine.begin() as connection:
-        damaged = update(stored_answers).where(stored_answers.c.window_start_ms == T0)
-        connection.execute(damaged.values(quality='{"format":2,"facts":{"expected":'))
+        this = update(stored_answers).where(stored_answers.c.window_start_ms == T0)
+        connection.execute(this.values(**DAMAGED[damaged]))
     app = desk.app()  # without the answers that were rendered before the damage
     first, second = desk.get("/v1/queries/flights/windows", app=app).json()["answers"]
     assert second == whole[1]
@@ -167,8 +177,19 @@ def test_an_answer_whose_facts_are_damaged_costs_only_itself(two_hours):
         assert desk.get("/v1/queries/flights/windows", params={"format": form}, app=app).status_code == 200
     (rolled,) = desk.get("/v1/queries/flights/rollup?every=2h", app=app).json()["answers"]
     assert not rolled["contract"]["met"] and all(row["n"]["upper"] is None for row in rolled["data"])
-    lines = desk.get("/metrics", app=app).text.splitlines()
-    (count,) = (line for line in lines if line.startswith("edgewater_unreadable_answers_total"))
+    lines = [json.dumps({"id": 1, "latest": 2, "measure": "n"})]
+    replies = desk.ask("POST", "/v1/queries/flights/evaluate", content="\n".join(lines), app=app)
+    old, new = (json.loads(line) for line in replies.text.splitlines())
+    assert old["data"] == [] and new["data"]
+    selected = desk.ask("POST", "/v1/sql", json={"sql": "SELECT n, contract FROM flights"}, app=app)
+    assert selected.status_code == 200
+    assert sum("unreadable-data" in contract for _, contract in selected.json()["rows"]) == 1
+    start, end = f"{T0 / 1000 + 3600:.0f}", f"{T0 / 1000 + 7200:.0f}"
+    path = f"/prometheus/api/v1/query_range?query=flights:n&start={start}&end={end}&step=3600"
+    assert desk.get(path, app=app).status_code == 200
+    assert desk.get(f"/v1/queries/flights/windows/{T0 + HOUR}/explain", app=app).status_code == 200
+    counts = desk.get("/metrics", app=app).text.splitlines()
+    (count,) = (line for line in counts if line.startswith("edgewater_unreadable_answers_total"))
     assert float(count.split()[1]) >= 4
 
 
