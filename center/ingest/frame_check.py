@@ -316,10 +316,17 @@ class FrameCheck:
 
     def _bound_statements(self, body: pb.FrameBody, latest_ms: int, faults: _Faults) -> None:
         """Limits the number of losses that the edge states, and of its counts of dropped records."""
-        dropped = [d for d in body.dropped if _is_countable(d, latest_ms)][:MAX_STATEMENTS]
+        dropped, late = (
+            [d for d in each if _is_countable(d, latest_ms)][:MAX_STATEMENTS] for each in (body.dropped, body.late)
+        )
+        for each in (*dropped, *late):
+            is_usable = len(each.amounts) <= MAX_MEASURES and not any(map(self._fault_of_withheld, each.amounts))
+            if not is_usable:  # they are unknown then
+                faults.note(f"slice {each.slice_start_ms}: amounts of late records that are none")
+                each.ClearField("amounts")
         losses = [x for x in body.losses if not x.HasField("from_ms") or x.from_ms <= latest_ms]
         united = reduce(InputLoss.union, map(loss_from_wire, losses[MAX_LOSSES:])) if losses[MAX_LOSSES:] else None
-        for items, kept in ((body.dropped, dropped), (body.losses, losses[:MAX_LOSSES])):
+        for items, kept in ((body.dropped, dropped), (body.late, late), (body.losses, losses[:MAX_LOSSES])):
             if len(kept) < len(items):
                 faults.note(f"{len(items) - len(kept)} statements are too many, or of times after {latest_ms}")
                 _keep(items, kept)
@@ -335,7 +342,7 @@ class FrameCheck:
 
 def _checking(body: pb.FrameBody, fields: int) -> int:
     """Returns the work of the check of a body, in units. It counts refused parts, too."""
-    lists = (body.partials, body.closes, body.losses, body.dropped, body.arrivals.substreams)
+    lists = (body.partials, body.closes, body.losses, body.dropped, body.late, body.arrivals.substreams)
     return max(sum(len(each) for each in lists) // STATEMENTS_PER_UNIT, fields // FIELDS_PER_UNIT)
 
 

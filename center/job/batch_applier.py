@@ -177,6 +177,7 @@ def _summary(query: QueryRef, facts: FrameFacts) -> FrameSummary:
         arrivals=body.arrivals,
         losses=body.losses,
         dropped=body.dropped,
+        late=body.late,
     )
 
 

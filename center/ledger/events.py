@@ -34,6 +34,7 @@ class FrameSummary:
         arrivals: arrival statistics, for a query with an accuracy; None if the frame has no such statistics.
         losses: input of the edge that is lost or may be lost.
         dropped: records that came too late, that a source rejected, or that the edge counted or left out on a guess.
+        late: records that came after the close of their slice, and are counted.
     """
 
     query: QueryRef
@@ -49,19 +50,23 @@ class FrameSummary:
     arrivals: Arrivals | None = None
     losses: tuple[InputLoss, ...] = ()
     dropped: tuple[DroppedRecords, ...] = ()
+    late: tuple[DroppedRecords, ...] = ()
 
     def within(self, begin_ms: int, end_ms: int) -> FrameSummary:
         """Returns the frame without slices outside of [begin_ms, end_ms).
 
         An edge may send such slices before it receives a border.
         """
+        dropped, late = (
+            tuple(d for d in each if d.slice_start_ms == MIN_TIME_MS or begin_ms <= d.slice_start_ms < end_ms)
+            for each in (self.dropped, self.late)
+        )
         return replace(
             self,
             touched=tuple(start for start in self.touched if begin_ms <= start < end_ms),
             closes=tuple(c for c in self.closes if begin_ms <= c.slice_start_ms < end_ms),
-            dropped=tuple(
-                d for d in self.dropped if d.slice_start_ms == MIN_TIME_MS or begin_ms <= d.slice_start_ms < end_ms
-            ),
+            dropped=dropped,
+            late=late,
         )
 
 

@@ -125,6 +125,13 @@ class ReportedSlices:
         state = self.open.get(start_ms)
         return state is not None and state.has_data
 
+    def counts(self, start_ms: int) -> tuple[int, int]:
+        """Returns the number of records of a slice, and the number of late ones if the slice is not sealed."""
+        state, sealed = self.open.get(start_ms), self.sealed.get(start_ms)
+        if state is not None:
+            return state.totals.observed, state.totals.late
+        return (0 if sealed is None else sum(sealed.observed.values())), 0
+
     def edges_with_records(self, start_ms: int) -> set[str]:
         """Returns the edges whose closes of the slice count records."""
         state = self.open.get(start_ms)

@@ -12,6 +12,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
+from center.ledger.late_history import LateHistory
 from center.ledger.sessionize import ObservedSession
 from center.ledger.withheld import Totals
 from edgewater.answers import Constants, Phase
@@ -70,6 +71,7 @@ class QueryState:
         constants: per edge, the columns of `group_by` that have one value in all records of the edge.
         empty_from_ms, empty_through_ms: each window that starts at or after the first event time, ends at or before the
             second one, and has no answer is empty: all expected edges have closed it with all their records.
+        late_history: the late records of recent windows.
     """
 
     query: RegisteredQuery
@@ -92,6 +94,7 @@ class QueryState:
     rejected: int = 0
     empty_from_ms: int = MIN_TIME_MS
     empty_through_ms: int = MIN_TIME_MS
+    late_history: LateHistory = field(default_factory=LateHistory)
 
     def to_mapping(self) -> dict[str, Any]:
         query = self.query
@@ -121,6 +124,7 @@ class QueryState:
             "constants": dict(self.constants),
             "rejected": self.rejected,
             "empty": [self.empty_from_ms, self.empty_through_ms],
+            "late_history": self.late_history.to_value(),
         }
 
     @classmethod
@@ -130,6 +134,7 @@ class QueryState:
         ref = QueryRef(value["name"], value["query_version"])
         spec = QuerySpec.from_mapping(value["spec"])
         windows = WindowRange(*(value.get("windows") or ()))
+        empty: tuple[int, int] = tuple(value.get("empty", (value["final_through_ms"], MIN_TIME_MS)))
         return cls(
             RegisteredQuery(ref, spec, value["registered_at_ms"], value["deleted_at_ms"], windows),
             tuple(map(EdgeId, value["expected"])),
@@ -149,7 +154,8 @@ class QueryState:
             {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value["reach"].items()},
             value["constants"],
             value["rejected"],
-            *value.get("empty", (value["final_through_ms"], MIN_TIME_MS)),
+            *empty,
+            LateHistory.from_value(value["late_history"]) if "late_history" in value else LateHistory(),
         )
 
     @property

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
@@ -29,6 +29,7 @@ from center.ledger.answer_work import AnswerWork
 from center.ledger.deadlines import Deadlines
 from center.ledger.events import Emission, FrameSummary, refusal
 from center.ledger.expected_edges import with_edges
+from center.ledger.late_history import LateHistory, slices_of_blocks
 from center.ledger.losses import Losses, Span, bounded_loss, loss_of_uncertain
 from center.ledger.slices import FrameReports, ReportedSlices
 from center.ledger.state import QueryState, SealedSlice, SliceState, StateEntry, StateTable, WindowState, at_most
@@ -316,7 +317,10 @@ class WindowBook(ABC):
         late_before, rejected_before = self.slices.late_counts()
         reports = FrameReports.of(frames, self._state)
         self.slices.add_dropped(frames)
+        has_late = [start for start, closes in reports.closes.items() if any(c.late for c in closes.values())]
+        before = {start: self.slices.counts(start)[1] for start in has_late}
         changed = self.slices.apply(reports, self.sealed_before(), self._lost_through)
+        history = self._late_history(frames, before)
         late, rejected = self.slices.late_counts()
         state = self._state
         expected = state.expected
@@ -332,9 +336,33 @@ class WindowBook(ABC):
                 rejected=state.rejected + rejected - rejected_before,
                 reach=reports.reach,
                 lost_states=reports.lost_states,
+                late_history=history,
             )
         )
         return changed
+
+    @property
+    def _learns_late(self) -> bool:
+        """Whether answers allow for late records. The estimator of an accuracy does this itself."""
+        return isinstance(self._spec.window, TimeWindow) and self._spec.accuracy is None
+
+    def _late_history(self, frames: Sequence[FrameSummary], late_before: Mapping[int, int]) -> LateHistory:
+        """Returns the history with the late records of frames.
+
+        Args:
+            late_before: by slice whose closes count late records, how many they counted before the frames.
+        """
+        history, window = self._state.late_history, self._spec.window
+        dropped = [each for frame in frames for each in frame.dropped if each.reason.is_late]
+        counted = [each for frame in frames for each in frame.late]
+        by_closes = {start: self.slices.counts(start)[1] - late for start, late in late_before.items()}
+        by_closes = {start: records for start, records in by_closes.items() if records > 0}
+        if not (self._learns_late and (dropped or counted or by_closes)) or not history.answered:
+            return history  # without an answer, nothing was late for one
+        assert isinstance(window, TimeWindow)
+        slices = {*by_closes, *(each.slice_start_ms for each in (*dropped, *counted))}
+        observed = {start: self.slices.counts(start)[0] for start in slices_of_blocks(window, slices)}
+        return history.with_late(window, by_closes, counted, dropped, observed)
 
     def _windows_lacking(self, losses: Sequence[InputLoss], now_ms: int) -> set[int]:
         """Returns the windows that are not final and need a new answer because of losses."""
@@ -452,6 +480,16 @@ class WindowBook(ABC):
                 in_budget_ms = staleness
         else:
             facts = self._facts(start_ms, slices, staleness, first)
+        if self._learns_late:
+            assert isinstance(self._spec.window, TimeWindow)
+            is_later = state.is_answered and phase is Phase.FINAL
+            history = self._state.late_history
+            allowed = history.allowance(slices, facts.observed, facts.late, self._spec, is_final=is_later)
+            if allowed is not None:
+                facts = replace(facts, deviations=(*facts.deviations, allowed))
+            if not state.is_answered:
+                history = history.with_answer(start_ms, self._spec.window)
+                self._set_state(replace(self._state, late_history=history))
         revision = self._next_revision(state)
         if phase is Phase.FINAL:
             self._close_window(start_ms)

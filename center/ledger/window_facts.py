@@ -111,8 +111,9 @@ def edge_statements(
 def keeps_error(facts: Facts, spec: QuerySpec) -> bool:
     """Returns whether an answer certainly violates nothing except its staleness budget, whatever its values are.
 
-    It is also false if a maximum is unsent, because the error of the maximum depends on the values.
+    Late records that may follow do not count: to wait for them would break the budget. It is also false if a maximum is
+    unsent, because the error of the maximum depends on the values.
     """
     if any(bound.unsent is not None for bound in facts.withheld.values()):
         return False
-    return all(violation.code == STALENESS for violation in violations_of_facts(facts, spec))
+    return all(v.code in (STALENESS, Cause.MAY_CHANGE) for v in violations_of_facts(facts, spec))

@@ -260,8 +260,10 @@ def _missing_part(
         says = "; ".join(facts.reasons) or "no edge is expected"
     if not lacking.is_unknown[row] and name == "count":
         return (ErrorPart("missing", int(lacking.records[row]), 0, says),)
-    if not lacking.is_unknown[row] and measure.function.error is None and before is not None and cell:
-        says = f"{says}: at most {int(lacking.records[row])} records, of any values"
+    is_bounded = measure.function.error is None or measure.name in lacking.amounts
+    if not lacking.is_unknown[row] and is_bounded and before is not None and cell:
+        says = f"{says}: at most {int(lacking.records[row])} records"
+        says += ", of any values" if measure.function.error is None else ", with such values as those of recent windows"
         if rows.withheld.edges_of(row).bounds:
             says += "; the bounds also include what edges withhold"
         return (ErrorPart("missing", *_widened(before, row, cell), says),)

@@ -92,8 +92,8 @@ def answer_totals(
             total[measure.name] = _UNKNOWN
             continue
         stack, is_whole = rests.merged(measure, groups), rests.missing(measure, groups) == 0.0
-        # A known number of absent records bounds only a count.
-        is_unbounded = not is_whole or (measure.function.name != "count" and lacking.records > 0)
+        # A known number of absent records does not bound a mean or a variance.
+        is_unbounded = not is_whole or (measure.function.error is None and lacking.records > 0)
         estimates = replace(lacking, is_unknown=lacking.is_unknown | is_unbounded).widen(stack.query(), measure)
         numbers[measure.name] = estimates
         total[measure.name] = intervals(estimates, shows_integers(stack))[0]

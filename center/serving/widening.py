@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, with_prediction
-from center.serving.withheld import GroupsWithheld
-from edgewater.answers import NONE, RULES, Constants, Facts, Predicted
+from center.serving.withheld import GroupsWithheld, with_withheld_amounts
+from edgewater.answers import NONE, RULES, Cause, Constants, Facts, Predicted, WithheldBound
 from edgewater.answers.work import spend
 from edgewater.model.measure import Measure
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray, Question, Stack
@@ -26,12 +26,18 @@ class Lacking:
     Attributes:
         is_unknown: bool per row: an unknown number of records may be absent from its data.
         records: float64 per row, the most records of a known number that may be absent besides.
+        amounts: by measure, by how much the `records` of a row together may move its value; an absent one is unknown.
+        confidence: probability that `records` and `amounts` are not exceeded.
+        may_change: some records may still come.
         may_count_twice: some records may be in the data twice.
         lacks_excluded_records: no prediction stands for some of the records, because no answer will have them.
     """
 
     is_unknown: BoolArray
     records: FloatArray
+    amounts: Mapping[str, WithheldBound] = field(default_factory=dict)
+    confidence: float = 1.0
+    may_change: bool = False
     may_count_twice: bool = False
     lacks_excluded_records: bool = False
 
@@ -54,9 +60,14 @@ class Lacking:
                 unknown |= chosen
             else:
                 records[chosen] += each.lacks.most
+        numbered = [d.amounts for d in deviations if d.lacks.most]
+        names = frozenset.intersection(*map(frozenset, numbered)) if numbered else ()
         return cls(
             unknown,
             records,
+            {name: WithheldBound.union(amounts[name] for amounts in numbered) for name in sorted(names)},
+            min((d.confidence for d in deviations), default=1.0),
+            any(d.cause is Cause.MAY_CHANGE for d in deviations),
             any(each.may_count_twice for each in facts),
             any(not RULES[d.cause].predicted for d in deviations),
         )
@@ -69,7 +80,7 @@ class Lacking:
         """Removes or moves the bounds that the absent records may exceed.
 
         Further records can only raise a count or a maximum, and lower a minimum. They may move any other value either
-        way, by an unknown amount.
+        way, by an unknown amount unless `amounts` states it.
 
         Args:
             measure: the measure whose values the estimates are; None: they answer another question.
@@ -77,16 +88,19 @@ class Lacking:
         if self.may_count_twice:
             return without_bounds(estimates)
         function, lacking = None if measure is None else measure.function.name, self.is_unknown
-        upper = estimates.upper
+        lower, upper = estimates.lower, estimates.upper
         if function == "count":
             upper = upper + self.records
             upper = np.where((self.records > 0) & (upper >= _EXACT_FLOATS), np.nextafter(upper, np.inf), upper)
+        elif measure is not None and (amounts := self.amounts.get(measure.name)) is not None:
+            moved = with_withheld_amounts(lower, upper, amounts, whole=estimates.integers is not None)
+            lower, upper = (np.where(self.records > 0, *both) for both in zip(moved, (lower, upper), strict=True))
         elif measure is not None and measure.function.error is not None:
             lacking = lacking | (self.records > 0)
         if not lacking.any() and upper is estimates.upper:
             return estimates
         unknown = np.where(lacking, np.nan, 0.0)
-        lower = estimates.lower if function in ("count", "max") else estimates.lower + unknown
+        lower = lower if function in ("count", "max") else lower + unknown
         return replace(estimates, lower=lower, upper=upper if function == "min" else upper + unknown)
 
 
@@ -157,9 +171,13 @@ class Widening:
         missing = withheld + self.lacking.records
         widened = self.withheld.widen(measure, stack, estimates, question, missing, own=own, groups=rows)
         lacking = self.lacking.at(rows)
-        if lacking.is_unknown.any():
-            return lacking.widen(widened, measure if own else None)
         widened = lacking.widen(widened, measure if own else None)
+        if lacking.confidence < 1.0 and widened is not estimates:
+            widened = replace(widened, confidence=max(widened.confidence + lacking.confidence - 1.0, 0.0))
+        if lacking.may_change and own:
+            self.withheld.note_late(measure, estimates, widened)
+        if lacking.is_unknown.any():
+            return widened
         if self.accuracy is not None and self.accuracy.measure == measure.name:
             self.accuracy.note(stack, estimates, widened, missing, rows)
         return widened

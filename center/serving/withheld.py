@@ -188,16 +188,29 @@ class GroupsWithheld:
             return estimates
         if measure.function.error is not None and own:
             widened = self._with_amounts(measure.name, estimates)
-            self._note_excess(measure.name, widened)
+            if measure.name in self.edges.bounds:
+                self._note_excess(measure.name, widened)
         else:
             lacking = missing if groups is None else missing[groups]
             widened = with_missing_records(stack, question, estimates, lacking)
-        if widened is estimates:
-            return estimates
-        for before, after in ((estimates.lower, widened.lower), (estimates.upper, widened.upper)):
-            if self.edges.bounds and (np.isfinite(before) & ~np.isfinite(after)).any():
-                self.without_bound.add(measure.name)
+        if self.edges.bounds:
+            self._note_lost_bound(measure.name, estimates, widened)
         return widened
+
+    def note_late(self, measure: Measure, estimates: Estimates, widened: Estimates) -> None:
+        """Notes what it means for the contract that values are widened by late records, which may still come.
+
+        Args:
+            estimates, widened: the values without late and withheld records, and with them.
+        """
+        self._note_lost_bound(measure.name, estimates, widened)
+        if measure.function.error is not None:
+            self._note_excess(measure.name, widened)
+
+    def _note_lost_bound(self, name: str, estimates: Estimates, widened: Estimates) -> None:
+        for before, after in ((estimates.lower, widened.lower), (estimates.upper, widened.upper)):
+            if before is not after and (np.isfinite(before) & ~np.isfinite(after)).any():
+                self.without_bound.add(name)
 
     def _with_amounts(self, name: str, estimates: Estimates) -> Estimates:
         if name not in self.edges.bounds:
@@ -213,7 +226,7 @@ class GroupsWithheld:
 
     def _note_excess(self, name: str, widened: Estimates) -> None:
         budget = self.spec.error_budget
-        if budget is None or name not in self.edges.bounds:
+        if budget is None:
             return
         limits, relative = dict(budget.limits), dict(budget.relative)
         if name not in budget.measures:

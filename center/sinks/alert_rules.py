@@ -445,8 +445,13 @@ def _outcome(verdicts: Verdicts, read: Mapping[str, Estimates], row: int | None,
 
 
 def _lacks_records(answer: SinkAnswer) -> bool:
-    """Returns whether a group may have records although the answer has no row for the group."""
-    return answer.stated.facts.lacks_records
+    """Returns whether a group may have records although the answer has no row for the group.
+
+    Late records that may follow do not count. Otherwise no alert of a group that is gone would end.
+    """
+    facts = answer.stated.facts
+    certain = tuple(d for d in facts.deviations if d.cause is not Cause.MAY_CHANGE)
+    return replace(facts, deviations=certain).lacks_records
 
 
 def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, dict[str, Any]]:

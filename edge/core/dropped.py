@@ -1,25 +1,93 @@
-"""The records of a query that came too late, that a source rejected, or that the edge guessed about.
+"""The records of a query that came late, that a source rejected, or that the edge guessed about.
 
 They stay here until a frame reports them to the center.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from edge.core.measure_inputs import MeasureArguments
+from edgewater.model.arithmetic import to_float
 from edgewater.model.streams import MIN_TIME_MS
-from edgewater.wire import UNCERTAIN, DroppedRecords, DropReason
+from edgewater.wire import UNCERTAIN, DroppedRecords, DropReason, FrameBody, Withheld
 
 MAX_SLICES = 1_024
 """The largest number of slices for which one frame states dropped records. Beyond it, late records are reported without
 their slice, and other records are reported per reason, with the range of their slices."""
-_REASONS = {reason.label: reason for reason in DropReason if reason.is_late} | UNCERTAIN
+COUNTED = DropReason.COUNTED.label
+"""The reason of late records that are counted."""
+LATE = {reason.label: reason for reason in DropReason if reason.is_late}
+"""The reasons of late records that are not counted, by label."""
+_REASONS = LATE | UNCERTAIN | {COUNTED: DropReason.COUNTED}
 
 _Place = tuple[int, int, DropReason]
 """Slice, end of the last slice (`_ONE`: there is only this slice), reason."""
 _ONE = MIN_TIME_MS
+_Amounts = dict[str, Withheld]
+"""By measure, by how much late records may move a value; an absent measure is unknown."""
+
+
+def late_amounts(arguments: MeasureArguments) -> _Amounts:
+    """Returns by how much some late records, all together, move the value of any group.
+
+    The effect of late records on other measures than counts, sums and maxima is stated by their number only.
+    """
+    result: _Amounts = {}
+    for bound in arguments.bound.measures:
+        measure = bound.measure
+        if measure.is_expensive or measure.function.name not in ("count", "sum", "max"):
+            continue
+        column = arguments.argument(bound)
+        if measure.function.name == "count":
+            counted = arguments.records.num_rows if column is None else len(column) - column.null_count
+            result[measure.name] = Withheld(measure.name, float(counted), 0.0, 1)
+        elif column is not None:
+            values = to_float(column.drop_null()).to_numpy(zero_copy_only=False)
+            if measure.function.name == "max":
+                largest = float(np.max(values, initial=-np.inf))
+                unsent = math.inf if math.isnan(largest) else largest
+                result[measure.name] = Withheld(measure.name, 0.0, 0.0, 1, unsent if len(values) else None)
+            else:
+                is_exact = pa.types.is_integer(column.type)
+                above, below = (_sum_above(sign * values, is_exact=is_exact) for sign in (1.0, -1.0))
+                result[measure.name] = Withheld(measure.name, above, below, 1)
+    return result
+
+
+def _sum_above(values: np.ndarray[Any, np.dtype[np.float64]], *, is_exact: bool) -> float:
+    """Returns the sum of the values above 0, or slightly more if it is rounded; infinite if a value is NaN."""
+    total = float(np.sum(values, where=~(values <= 0.0)))
+    rounding = 0.0 if is_exact and total < 2.0**53 else total * len(values) * 2.0**-50
+    return math.inf if math.isnan(total) else total + rounding
+
+
+def _both(some: _Amounts, others: _Amounts) -> _Amounts:
+    """Returns the amounts of the records of both statements."""
+    united = {}
+    for name in some.keys() & others.keys():
+        a, b = some[name], others[name]
+        unsent = max((w.largest_unsent for w in (a, b) if w.largest_unsent is not None), default=None)
+        united[name] = Withheld(
+            name, a.largest_above + b.largest_above, a.largest_below + b.largest_below, 1, largest_unsent=unsent
+        )
+    return united
+
+
+_Report = tuple[DroppedRecords, ...]
+
+
+def as_recorded(dropped: _Report, late: _Report, recorded: FrameBody) -> tuple[_Report, _Report]:
+    """Returns the reports of a replay without what release 0.3.0 did not state, if it has recorded the frame."""
+    if not any(each.amounts for each in recorded.dropped):
+        dropped = tuple(replace(each, amounts=()) for each in dropped)
+    return dropped, late if recorded.late else ()
 
 
 @dataclass(slots=True)
@@ -28,33 +96,46 @@ class UnreportedDrops:
 
     Attributes:
         counts: number of records by place.
+        amounts: of late records, by place.
         since_ms: wall time of the first unreported record; None: there are none.
     """
 
     counts: dict[_Place, int] = field(default_factory=dict)
     since_ms: int | None = None
+    amounts: dict[_Place, _Amounts] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.counts)
 
-    def add(self, slice_start_ms: int, reason: str, records: int, until_ms: int | None = None) -> None:
-        """Adds records that were dropped or guessed for one of the reasons of `DropReason`; other reasons are not
-        reported by slice.
+    def add(
+        self,
+        slice_start_ms: int,
+        reason: str,
+        records: int,
+        until_ms: int | None = None,
+        late: MeasureArguments | None = None,
+    ) -> None:
+        """Adds records that came late, or were dropped or guessed for one of the reasons of `DropReason`; other reasons
+        are not reported by slice.
 
         Args:
             until_ms: as in `DroppedRecords`; always given for records that did not come too late.
+            late: the arguments of records that came late; None: their amounts are unknown.
         """
         if reason not in _REASONS:
             return
         key = slice_start_ms, _ONE if until_ms is None else until_ms, _REASONS[reason]
         if key not in self.counts and len(self.counts) >= MAX_SLICES:
-            key = (MIN_TIME_MS, _ONE, key[2]) if key[2].is_late else self._unite(key)
+            key = self._unite(key) if key[2].label in UNCERTAIN else (MIN_TIME_MS, _ONE, key[2])
+        if key[2].label not in UNCERTAIN:
+            added = {} if late is None else late_amounts(late)
+            self.amounts[key] = _both(self.amounts.get(key, {}), added) if key in self.counts else added
         self.counts[key] = self.counts.get(key, 0) + records
 
     def inherit(self, other: UnreportedDrops) -> None:
         """Adds the late records of a removed version. They have no slices here, because no version has these slices."""
         for (_, _, reason), records in other.counts.items():
-            if not reason.is_rejection:
+            if not reason.is_rejection and reason is not DropReason.COUNTED:
                 self.add(MIN_TIME_MS, reason.label, records)
         self.since_ms = self.since_ms if other.since_ms is None or not self.counts else other.since_ms
 
@@ -72,20 +153,48 @@ class UnreportedDrops:
         if self.counts and self.since_ms is None:
             self.since_ms = arrival_ms
 
-    def take(self) -> tuple[DroppedRecords, ...]:
-        """Returns the report, ordered by slice, and begins a new one."""
-        report = tuple(
-            DroppedRecords(start, reason, records, None if until == _ONE else until)
+    def take(self) -> tuple[_Report, _Report]:
+        """Returns the reports of dropped records and of late records that are counted, ordered by slice, and begins new
+        ones.
+        """
+        report = [
+            DroppedRecords(
+                start, reason, records, None if until == _ONE else until, self._amounts((start, until, reason))
+            )
             for (start, until, reason), records in sorted(self.counts.items())
-        )
-        self.counts, self.since_ms = {}, None
-        return report
+        ]
+        self.counts, self.amounts, self.since_ms = {}, {}, None
+        dropped = tuple(each for each in report if each.reason is not DropReason.COUNTED)
+        return dropped, tuple(each for each in report if each.reason is DropReason.COUNTED)
+
+    def _amounts(self, place: _Place) -> tuple[Withheld, ...]:
+        return tuple(amounts for _, amounts in sorted(self.amounts.get(place, {}).items()))
 
     def to_state(self) -> list[Any]:
-        counts = [[start, int(reason), n, until] for (start, until, reason), n in sorted(self.counts.items())]
-        return [self.since_ms, counts]
+        rows = []
+        for place, n in sorted(self.counts.items()):
+            start, until, reason = place
+            rows.append([start, int(reason), n, until, *map(_amount_to_row, self._amounts(place))])
+        return [self.since_ms, rows]
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> UnreportedDrops:
-        since_ms, counts = state
-        return cls({(start, until, DropReason(reason)): n for start, reason, n, until in counts}, since_ms)
+        result = cls(since_ms=state[0])
+        for start, reason, n, until, *amounts in state[1]:
+            place = start, until, DropReason(reason)
+            result.counts[place] = n
+            if place[2].label not in UNCERTAIN:
+                result.amounts[place] = {row[0]: _amount_of_row(row) for row in amounts}
+        return result
+
+
+def _amount_to_row(amount: Withheld) -> list[Any]:
+    """Returns the amount as JSON, which has no infinity: such a number is a text."""
+    numbers: Iterable[float | None] = amount.largest_above, amount.largest_below, amount.largest_unsent
+    return [amount.measure, *(str(n) if n is not None and math.isinf(n) else n for n in numbers)]
+
+
+def _amount_of_row(row: Sequence[Any]) -> Withheld:
+    above, below, unsent = (None if n is None else float(n) for n in row[1:])
+    assert above is not None and below is not None
+    return Withheld(row[0], above, below, 1, unsent)

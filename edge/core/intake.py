@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from edge.cache import parts_of, positions_of
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
+from edge.core.dropped import COUNTED, LATE
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
 from edge.core.shared_batch import BatchRecords, Reading
 from edge.core.slice_store import SliceStore
@@ -77,12 +78,14 @@ class Intake:
                 # Another version of the query counts them, unless it is gone because its windows are final.
                 if start < self._store.begin_ms and self._store.counts_earlier and not is_backfill:
                     dropped["too-late"] = dropped.get("too-late", 0) + len(records)
-                    self._store.losses.drops.add(MIN_TIME_MS, "too-late", len(records))
+                    arguments = MeasureArguments(self._bound, records.batch)
+                    self._store.losses.drops.add(MIN_TIME_MS, "too-late", len(records), late=arguments)
                 continue
             reason = self._drop_reason(start, watermark_ms) or self._too_large(start, records)
             if reason:
                 dropped[reason] = dropped.get(reason, 0) + len(records)
-                self._store.losses.drops.add(start, reason, len(records))
+                late = MeasureArguments(self._bound, records.batch) if reason in LATE else None
+                self._store.losses.drops.add(start, reason, len(records), late=late)
                 if reason == LossReason.QUERY_MEMORY:
                     self._store.refused(start)
                 continue
@@ -94,6 +97,8 @@ class Intake:
             slice_ = self._store.open(start, arrival_ms)
             self._count(slice_, records, is_late=is_late)
             self._update(start, slice_, records, arguments, batch_number, kept)
+            if is_late and self._monitor is None:  # otherwise reports of arrivals state them
+                self._store.losses.drops.add(start, COUNTED, len(records), late=arguments)
             if kept is not None and self._monitor is not None:
                 slice_.unreported_until_ms = self._monitor.last_arrival_ms
         return dropped

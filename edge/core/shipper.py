@@ -32,6 +32,7 @@ from edge.cache import (
 from edge.core.arrival_reports import ArrivalMonitor
 from edge.core.close_barrier import close_barrier_ms, is_unreported
 from edge.core.drift import estimate_drift
+from edge.core.dropped import as_recorded
 from edge.core.least_bytes import LEAST_EARLY_GROUPS, EarlySends, SlicePeriod, early_sends, quanta_of
 from edge.core.selection import (
     PLANNED_SHARE,
@@ -389,8 +390,11 @@ class Shipper:
         store.through_ms = through_ms
         store.drop_final(watermark_ms)
         since = None if store.since_ms == MIN_TIME_MS else store.since_ms
-        dropped, partials = store.losses.drops.take(), tuple(draft.partials)
-        body = FrameBody(through_ms, partials, tuple(draft.closes), since, draft.arrivals, losses, dropped)
+        partials = tuple(draft.partials)
+        dropped, late = store.losses.drops.take()
+        if recorded is not None and recorded.result is not None:
+            dropped, late = as_recorded(dropped, late, recorded.result.body)
+        body = FrameBody(through_ms, partials, tuple(draft.closes), since, draft.arrivals, losses, dropped, late)
         return PullResult(body, tuple(draft.closed))
 
     def _close(self, start: int, slice_: Slice) -> SliceClose:

@@ -17,6 +17,7 @@ class Cause(StrEnum):
     AFTER_FINAL = "after-final"
     REJECTED = "rejected"
     GUESSED = "guessed"
+    MAY_CHANGE = "may-change"
     UNANSWERED = "unanswered-windows"
     UNREADABLE = "unreadable-data"
 
@@ -84,6 +85,12 @@ def _rule(cause: Cause) -> Rule:
                 "an edge left records out on a guess, or counted them on a guess",
                 "unknown, if they were left out", "unknown, if they were counted", False,
                 "never for this window",
+            )  # fmt: skip
+        case Cause.MAY_CHANGE:
+            return Rule(
+                "recent windows of the query had late records, so this one may get some",
+                "at most the largest part that one of the last 100 windows had, with a stated confidence", _NONE, True,
+                "an answer is final, if it is not the first one",
             )  # fmt: skip
         case Cause.UNANSWERED:
             return Rule(

@@ -67,6 +67,8 @@ class Deviation:
         from_ms, to_ms: event times of the records, [from, to); None: unknown.
         only: the records are only in groups with these values; empty: they may be in any group.
         windows: number of windows without an answer.
+        amounts: by measure, by how much the records of `lacks` together may move a value. An absent measure is unknown.
+        confidence: probability that `lacks` and `amounts` are not exceeded.
     """
 
     cause: Cause
@@ -80,6 +82,8 @@ class Deviation:
     to_ms: int | None = None
     only: Constants = field(default_factory=dict)
     windows: int = 0
+    amounts: Mapping[str, WithheldBound] = field(default_factory=dict)
+    confidence: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ TOO_MANY_GROUPS = (
     " groups: windows are answered when complete"
 )
 
+LEAST_CONFIDENCE = 0.95
+"""An answer that allows for late records with less confidence does not meet its contract."""
 _ROUNDING = 1e-9
 """Relative tolerance of comparisons, because in floating point n shares of E/n do not always add up to E."""
 
@@ -148,6 +150,7 @@ def completeness(facts: Facts) -> dict[str, Any]:
         for d in facts.by_cause(Cause.INPUT_LOST)
     ]  # fmt: skip
     guessed = facts.records_by(Cause.GUESSED)
+    late = facts.by_cause(Cause.MAY_CHANGE)
     optional = {
         "lost_state": facts.edges_by(Cause.LOST_STATE),
         "left": facts.edges_by(Cause.LEFT),
@@ -157,6 +160,7 @@ def completeness(facts: Facts) -> dict[str, Any]:
         "after_final": facts.records_by(Cause.AFTER_FINAL).total(),
         "rejected": facts.records_by(Cause.REJECTED).total(),
         "guessed": dict(guessed),
+        "may_change": {"records": d.lacks.most, "confidence": d.confidence} if (d := next(iter(late), None)) else None,
         "unanswered": sum(d.windows for d in facts.by_cause(Cause.UNANSWERED)),
     }
     windows = {"windows": facts.windows} if facts.windows else {}
@@ -167,7 +171,7 @@ def _records(facts: Facts) -> dict[str, Any]:
     """Returns the numbers of records, without the sampled ones."""
     after_final, rejected, guessed = facts.late_counts
     expected: int | None = None
-    if not rejected and not guessed:
+    if not rejected and not guessed and not facts.by_cause(Cause.MAY_CHANGE):
         if facts.accuracy is not None and facts.predicted is not None:
             expected = facts.accuracy.expected
         elif facts.is_complete and facts.predicted is None:
@@ -237,6 +241,10 @@ def violations_of_facts(facts: Facts, spec: QuerySpec) -> list[Violation]:
     if accuracy is not None and accuracy.unmet:
         violations.append(Violation(ACCURACY, accuracy.unmet))
     violations += _unreadable(facts)
+    for each in facts.by_cause(Cause.MAY_CHANGE):
+        if each.confidence < LEAST_CONFIDENCE:
+            text = f"up to {each.lacks.most} late records may follow, by recent windows, which are few"
+            violations.append(Violation(Cause.MAY_CHANGE, text))
     for cause, what in (
         (Cause.AFTER_FINAL, "accepted records of the window are not in the answer"),
         (Cause.REJECTED, "records that sources rejected are, or may be, records of the window"),
@@ -252,6 +260,7 @@ def _of_values(facts: Facts, columns: Sequence[Column], spec: QuerySpec) -> list
     """Returns what the values of an answer violate, without what `violations_of_facts` has said of a measure."""
     violations, budget, accuracy = list[Violation](), spec.error_budget, spec.accuracy
     said = {v.message.split(":")[0] for v in _over_budget(facts, spec)} if budget is not None else set()
+    may_change = bool(facts.by_cause(Cause.MAY_CHANGE))
     for column in columns:
         name, own = column.measure, column.own
         if budget is not None and name not in said:
@@ -259,9 +268,14 @@ def _of_values(facts: Facts, columns: Sequence[Column], spec: QuerySpec) -> list
                 width, limit = column.excess
                 stated = f"by up to {width:g}" if math.isfinite(width) else "by an unknown amount"
                 allowed = f"; the budget there is {limit:g}" if math.isfinite(limit) else ""
-                violations.append(Violation(ERROR_BUDGET, f"{name}: a value may be off {stated}{allowed}"))
-            if column.has_lost_bound and name not in budget.measures:
+                by = ", with the late records that may follow" if may_change else ""
+                code = Cause.MAY_CHANGE if may_change else ERROR_BUDGET
+                violations.append(Violation(code, f"{name}: a value may be off {stated}{by}{allowed}"))
+            if column.has_lost_bound and name not in budget.measures and not may_change:
                 violations.append(_unbounded(name))
+        if column.has_lost_bound and may_change:
+            text = f"{name}: late records may follow, and nothing bounds their effect on a value"
+            violations.append(Violation(Cause.MAY_CHANGE, text))
         if accuracy is None or accuracy.measure != name:
             continue
         if accuracy.kind is not None and own.has_odd:
@@ -333,7 +347,7 @@ def error_by_cause(facts: Facts, own: Mapping[str, OwnError]) -> dict[str, dict[
         own: the synopsis' own errors of all measures.
     """
     predicted = None if facts.predicted is None else facts.predicted.measure
-    is_lacking = any(facts.late_counts)
+    is_lacking = any(facts.late_counts) or bool(facts.by_cause(Cause.MAY_CHANGE))
     whole: int | None = 0 if facts.is_complete and not is_lacking else None
     result: dict[str, dict[str, Any]] = {
         "rounding": {n: _number(e.rounding) for n, e in own.items() if e.rounding is not None and n != predicted},

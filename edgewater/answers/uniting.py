@@ -63,7 +63,16 @@ def with_late(facts: Facts, counts: Mapping[str, int]) -> Facts:
         return facts
     lacking = sum(d.records for d in added if d.lacks != NONE)
     share = facts.observed / (facts.observed + lacking) if lacking else 1.0
-    return replace(facts, ratio=facts.ratio * share, deviations=(*facts.deviations, *added))
+    came = sum(d.records for d in added if d.cause is Cause.AFTER_FINAL)
+    allowed = [each if each.cause is not Cause.MAY_CHANGE else _left_of(each, came) for each in facts.deviations]
+    deviations = (*filter(None, allowed), *added)
+    return replace(facts, ratio=facts.ratio * share, deviations=deviations)
+
+
+def _left_of(allowed: Deviation, came: int) -> Deviation | None:
+    """Returns what an answer still allows for when some late records have come; None: nothing."""
+    most = (allowed.lacks.most or 0) - came
+    return replace(allowed, lacks=Amount(0, most)) if most > 0 else None
 
 
 def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswered: int = 0) -> Facts:
@@ -144,6 +153,11 @@ def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]
                 lacks=known.lacks + each.lacks,
                 extra=known.extra + each.extra,
                 windows=known.windows + each.windows,
+                amounts={
+                    name: WithheldBound.union([known.amounts[name], each.amounts[name]])
+                    for name in sorted(known.amounts.keys() & each.amounts.keys())
+                },
+                confidence=min(known.confidence, each.confidence),
             )
     return tuple(by_identity.values())
 

@@ -26,7 +26,10 @@ _LEAST_COMPRESSED_BYTES = 256
 """Smaller bodies hardly become smaller if they are compressed alone."""
 
 _WITHHELD = Nesting(packed=frozenset({10}))
-_BODY_NESTING = Nesting({1: Nesting(), 2: Nesting({4: _WITHHELD}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
+_DROPPED = Nesting({5: _WITHHELD})
+_BODY_NESTING = Nesting(
+    {1: Nesting(), 2: Nesting({4: _WITHHELD}), 5: Nesting(), 6: Nesting(), 7: _DROPPED, 8: _DROPPED}
+)
 MAX_MESSAGES = 1 << 16
 """Maximum messages in a body that a reader accepts: a third more than a center applies
 (`edgewater.guard.frame_work`).
@@ -149,10 +152,13 @@ class SliceClose:
 
 
 class DropReason(IntEnum):
-    """Why an edge did not count a record that it had read, or counted it on a guess. The numbers are the numbers on the
-    wire.
+    """Why an edge did not count a record that it had read, or counted it late or on a guess.
+
+    The numbers are the numbers on the wire.
     """
 
+    COUNTED = -1
+    """It was counted, after the close of its slice. It is in `FrameBody.late` only, and has no number on the wire."""
     TOO_LATE = 0
     """The lateness had passed at the edge."""
     OUT_OF_ORDER = 1
@@ -186,7 +192,7 @@ class DropReason(IntEnum):
     @property
     def is_late(self) -> bool:
         """Whether the record came too late. Only of such a record the slice is known."""
-        return self <= DropReason.OUT_OF_ORDER
+        return self in (DropReason.TOO_LATE, DropReason.OUT_OF_ORDER)
 
     @property
     def is_rejection(self) -> bool:
@@ -211,7 +217,7 @@ class DropReason(IntEnum):
     @classmethod
     def from_number(cls, number: int) -> DropReason:
         """Returns the reason with this number; TOO_LATE for a number that a newer release has added."""
-        return cls(number) if number in cls._value2member_map_ else cls.TOO_LATE
+        return cls(number) if number >= 0 and number in cls._value2member_map_ else cls.TOO_LATE
 
 
 REJECTIONS = {reason.label: reason for reason in DropReason if reason.is_rejection} | {
@@ -233,12 +239,15 @@ class DroppedRecords:
         slice_start_ms: `MIN_TIME_MS` without `until_ms`: the slices are not known, because there were too many.
         until_ms: end of the last slice that may contain the records; it is not known which slices do. None: the records
             are in the slice that starts at `slice_start_ms`.
+        amounts: of records that came late, per measure, by how much all of them together may move a value. An absent
+            measure is unknown.
     """
 
     slice_start_ms: int
     reason: DropReason
     records: int
     until_ms: int | None = None
+    amounts: tuple[Withheld, ...] = ()
 
 
 class SamplingReason(IntEnum):
@@ -348,6 +357,7 @@ class FrameBody:
         arrivals: new arrival statistics, for a query with an accuracy.
         losses: input that is or may be lost, stated since the query's last frame.
         dropped: records not counted since the last frame; additive.
+        late: records that came after the close of their slice and were counted, since the last frame; additive.
     """
 
     through_ms: int
@@ -357,6 +367,7 @@ class FrameBody:
     arrivals: Arrivals | None = None
     losses: tuple[InputLoss, ...] = ()
     dropped: tuple[DroppedRecords, ...] = ()
+    late: tuple[DroppedRecords, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,15 +525,18 @@ def body_to_wire(body: FrameBody) -> pb.FrameBody:
             pb.InputLoss(source=x.source, reason=x.reason, from_ms=x.from_ms, to_ms=x.to_ms, records=x.records)
             for x in body.losses
         ],
-        dropped=[
-            pb.DroppedRecords(
-                slice_start_ms=d.slice_start_ms,
-                reason=pb.DroppedRecords.Reason.ValueType(d.reason),
-                records=d.records,
-                until_ms=d.until_ms,
-            )
-            for d in body.dropped
-        ],
+        dropped=list(map(_dropped_to_wire, body.dropped)),
+        late=list(map(_dropped_to_wire, body.late)),
+    )
+
+
+def _dropped_to_wire(d: DroppedRecords) -> pb.DroppedRecords:
+    return pb.DroppedRecords(
+        slice_start_ms=d.slice_start_ms,
+        reason=pb.DroppedRecords.Reason.ValueType(max(d.reason, 0)),
+        records=d.records,
+        until_ms=d.until_ms,
+        amounts=list(map(_withheld_to_wire, d.amounts)),
     )
 
 
@@ -534,16 +548,15 @@ def body_from_wire(message: pb.FrameBody) -> FrameBody:
         message.since_ms if message.HasField("since_ms") else None,
         arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None,
         tuple(loss_from_wire(loss) for loss in message.losses),
-        tuple(
-            DroppedRecords(
-                d.slice_start_ms,
-                DropReason.from_number(d.reason),
-                d.records,
-                d.until_ms if d.HasField("until_ms") else None,
-            )
-            for d in message.dropped
-        ),
+        tuple(_dropped_from_wire(d, DropReason.from_number(d.reason)) for d in message.dropped),
+        tuple(_dropped_from_wire(d, DropReason.COUNTED) for d in message.late),
     )
+
+
+def _dropped_from_wire(message: pb.DroppedRecords, reason: DropReason) -> DroppedRecords:
+    until_ms = message.until_ms if message.HasField("until_ms") else None
+    amounts = tuple(map(_withheld_from_wire, message.amounts))
+    return DroppedRecords(message.slice_start_ms, reason, message.records, until_ms, amounts)
 
 
 def loss_from_wire(message: pb.InputLoss) -> InputLoss:

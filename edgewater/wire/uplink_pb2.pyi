@@ -504,6 +504,7 @@ class FrameBody(_message.Message):
     ARRIVALS_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
     through_ms: _builtins.int
     """The edge's data of all slices that end at or before this event time has been shipped in this frame
     or an earlier one, or is stated as withheld in a SliceClose. Never decreases.
@@ -530,6 +531,12 @@ class FrameBody(_message.Message):
         Additive.
         """
 
+    @_builtins.property
+    def late(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedRecords]:
+        """Records that came after the close of their slice and are counted (`SliceClose.late`), since the last frame. They
+        have no reason. Additive. A center that knows this field expects as many, and as large ones, in later windows.
+        """
+
     def __init__(
         self,
         *,
@@ -540,10 +547,11 @@ class FrameBody(_message.Message):
         arrivals: Global___Arrivals | None = ...,
         losses: _abc.Iterable[Global___InputLoss] | None = ...,
         dropped: _abc.Iterable[Global___DroppedRecords] | None = ...,
+        late: _abc.Iterable[Global___DroppedRecords] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "since_ms", b"since_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "closes", b"closes", "dropped", b"dropped", "losses", b"losses", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "closes", b"closes", "dropped", b"dropped", "late", b"late", "losses", b"losses", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__arrivals: _TypeAlias = _typing.Literal["arrivals"]  # noqa: Y015
     _WhichOneofArgType__arrivals: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals"]  # noqa: Y015
@@ -667,6 +675,7 @@ class DroppedRecords(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     UNTIL_MS_FIELD_NUMBER: _builtins.int
+    AMOUNTS_FIELD_NUMBER: _builtins.int
     slice_start_ms: _builtins.int
     """-2^62: the slices are not known, as there were too many."""
     reason: Global___DroppedRecords.Reason.ValueType
@@ -675,6 +684,12 @@ class DroppedRecords(_message.Message):
     """The records lie between slice_start_ms and this event time, which is the end of a slice; it is not known in which
     slices. Absent: they lie in the slice that starts at slice_start_ms.
     """
+    @_builtins.property
+    def amounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Withheld]:
+        """Of records that came late, per measure: by how much all of them together raise (largest_above) and lower
+        (largest_below) a value, and their largest value for a maximum (largest_unsent). An absent measure is unknown.
+        """
+
     def __init__(
         self,
         *,
@@ -682,10 +697,11 @@ class DroppedRecords(_message.Message):
         reason: Global___DroppedRecords.Reason.ValueType = ...,
         records: _builtins.int = ...,
         until_ms: _builtins.int | None = ...,
+        amounts: _abc.Iterable[Global___Withheld] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms", "until_ms", b"until_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms", "reason", b"reason", "records", b"records", "slice_start_ms", b"slice_start_ms", "until_ms", b"until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms", "amounts", b"amounts", "reason", b"reason", "records", b"records", "slice_start_ms", b"slice_start_ms", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__until_ms: _TypeAlias = _typing.Literal["until_ms"]  # noqa: Y015
     _WhichOneofArgType__until_ms: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms"]  # noqa: Y015

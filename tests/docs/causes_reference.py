@@ -26,6 +26,13 @@ What a reason does to the bounds of a value follows from the number of records t
   frequencies, ranks and quantiles are widened as by
   [records that edges withhold](../explanation/budgets.md#how-an-interval-follows-from-what-is-withheld). A sum, a mean
   or a variance has no bounds.
+- **late records that may follow** (`may-change`): a record that comes after its window was closed is late. An answer
+  allows for the largest part of late records that one of the last 100 windows had, so its bounds hold with a stated
+  confidence (`completeness.may_change`): 1 − 1/(k + 1) after k windows. Sums and maxima keep bounds by the late values
+  that edges of this release state. The contract is met if the widened bounds are within its budget, all of them are
+  known, and the confidence is at least 0.95; an exact query has no budget for late records, and its bounds state them.
+  Otherwise the violation is `may-change`. Answers to session windows, and to queries with an `accuracy`, do not allow
+  for late records in this way.
 - **too many**: if records may count twice, no value has bounds.
 
 For example, 1,000 records have arrived and 2 came when the window was final: `count()` is 1000 with the bounds

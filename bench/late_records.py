@@ -1,0 +1,222 @@
+"""`python -m bench.late_records [--windows N]`: how often first answers miss late records.
+
+One production `EdgeCore`, a production `Ledger` and the evaluation of answers, in virtual time. A part of the records
+comes later than the stream's `disorder`, after the first answer to their window. A first answer misses if it says that
+its contract is met and a true value lies outside of its interval.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+
+from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered
+from center.results import AnswerRecord
+from center.serving.render import evaluated
+from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec, TickEvent
+from edgewater.model.edge_records import EdgeRecord, StreamRecord
+from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import FrameBody, QueryRef
+
+REF, EDGE = QueryRef("late", 1), EdgeId("e")
+COLUMNS = {"x": pa.int64(), "k": pa.int64()}
+MEASURES = {"n": "count()", "s": "sum(x)", "m": "max(x)", "d": "distinct(k)"}
+WINDOW_MS, DISORDER_MS, STEP_MS = 10_000, 1_000, 1_000
+RATES = (0.0, 0.001, 0.01, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class LateTrace:
+    """Records in the order of their arrival.
+
+    Attributes:
+        rate: the part of the records that comes later than `DISORDER_MS`, by an exponential time of `delay_ms`.
+        burst: number of records that are late together; 1: each alone.
+    """
+
+    rate: float
+    windows: int
+    records: int = 1_000
+    delay_ms: float = 15_000.0
+    burst: int = 1
+    seed: int = 1
+
+    def batch(self) -> tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.int64]]]:
+        """Returns the records, and their arrival times in ms, ascending."""
+        rng, count = np.random.default_rng(self.seed), self.windows * self.records
+        times = np.sort(rng.integers(0, self.windows * WINDOW_MS, count))
+        late = np.repeat(rng.random(-(-count // self.burst)) < self.rate, self.burst)[:count]
+        delay = np.where(late, DISORDER_MS + rng.exponential(self.delay_ms, count), rng.uniform(0, 900, count))
+        arrival = times + delay.astype(np.int64)
+        order = np.argsort(arrival, kind="stable")
+        values = np.ceil(rng.exponential(100.0, count)).astype(np.int64)
+        columns = {"x": values, "k": rng.integers(0, 5_000, count), TIME_COLUMN: times}
+        batch = pa.record_batch({name: pa.array(column[order]) for name, column in columns.items()})
+        return batch, arrival[order]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAnswer:
+    """The first answer to a window.
+
+    Attributes:
+        lacks: number of records that came after it.
+        met: whether its contract is met.
+        missed: the measures whose true value lies outside of its interval.
+        width: the width of the interval of the count, as a part of the count.
+    """
+
+    lacks: int
+    met: bool
+    missed: tuple[str, ...]
+    width: float
+
+
+class LateWorld:
+    """An edge, a ledger, and the data that the center has merged.
+
+    Args:
+        statements: whether the edge states its late records with their amounts, as releases after 0.3.0 do.
+    """
+
+    def __init__(self, spec: QuerySpec, *, statements: bool = True) -> None:
+        self._spec, self._statements = spec, statements
+        self._core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS)})
+        self._core.handle(SourcesOpened((("s", "file"),)))
+        self._core.handle(Configured(((REF, spec),)))
+        self._ledger = Ledger(margin_ms=0)
+        self._ledger.handle(EdgesChanged((_edge_record(),)))
+        self._ledger.handle(QueryRegistered(RegisteredQuery(REF, spec, 0, None)))
+        self._merged: dict[int, list[bytes]] = defaultdict(list)
+        self._position = 0
+
+    def step(self, batch: pa.RecordBatch, now_ms: int) -> list[AnswerRecord]:
+        """Reads a batch; returns the answers that the center gives then."""
+        if batch.num_rows:
+            self._core.handle(Ingested("s", "file", batch, now_ms))
+        self._core.handle(TickEvent(now_ms))
+        built = self._core.handle(PullEvent(1 << 20, {"s": (now_ms, now_ms + STEP_MS)}))
+        answers: list[Emission] = []
+        for frame in (effect.frame for effect in built if isinstance(effect, FrameBuilt)):
+            answers += self._ledger.handle(FramesMerged((self._summary(frame.unpack(), now_ms),), now_ms))
+        return [self._record(each) for each in answers]
+
+    def _summary(self, body: FrameBody, now_ms: int) -> FrameSummary:
+        self._position += 1
+        for partial in body.partials:
+            self._merged[partial.slice_start_ms].append(partial.synopsis)
+        touched = tuple(partial.slice_start_ms for partial in body.partials)
+        dropped, late = body.dropped, body.late
+        if not self._statements:
+            dropped, late = tuple(replace(each, amounts=()) for each in dropped), ()
+        return FrameSummary(
+            REF, self._position, EDGE, body.through_ms, body.closes, touched, 100, now_ms, "i", body.since_ms,
+            losses=body.losses, dropped=dropped, late=late,
+        )  # fmt: skip
+
+    def _record(self, given: Emission) -> AnswerRecord:
+        slices = range(given.slices_from_ms, given.slices_to_ms, self._spec.window.slice_ms)
+        parts = [part for start in slices for part in self._merged.get(start, ())]
+        return AnswerRecord(
+            1, REF, given.window_start_ms, given.window_end_ms, given.revision, given.phase, given.answered_at_ms,
+            given.facts.staleness_ms, given.facts, GroupedAggregate.merge_bytes(parts) if parts else None,
+        )  # fmt: skip
+
+
+def first_answers(trace: LateTrace, query: Mapping[str, Any], *, statements: bool = True) -> list[FirstAnswer]:
+    """Returns the first answers to all windows of a trace but the last two."""
+    given = {"name": "late", "from": "s", "measures": MEASURES, "window": {"tumbling": f"{WINDOW_MS}ms"}, **query}
+    spec = QuerySpec.from_mapping(given)
+    world, (batch, arrivals) = LateWorld(spec, statements=statements), trace.batch()
+    first, row = dict[int, AnswerRecord](), 0
+    for now_ms in range(STEP_MS, trace.windows * WINDOW_MS + 5 * DISORDER_MS, STEP_MS):
+        until = int(np.searchsorted(arrivals, now_ms))
+        for record in world.step(batch.slice(row, until - row), now_ms):
+            first.setdefault(record.window_start_ms, record)
+        row = until
+    times = batch.column(TIME_COLUMN).to_numpy()
+    ends = range(0, (trace.windows - 2) * WINDOW_MS, WINDOW_MS)
+    return [
+        _compared(first[start], spec, batch.filter(pa.array((times >= start) & (times < start + WINDOW_MS))))
+        for start in ends
+    ]
+
+
+def _compared(record: AnswerRecord, spec: QuerySpec, batch: pa.RecordBatch) -> FirstAnswer:
+    answer = evaluated(record, spec)
+    columns = {column.measure: column for column in answer.rows.values}
+    x, k = batch.column("x").to_numpy(), batch.column("k").to_numpy()
+    truth = {"n": len(x), "s": x.sum(), "m": x.max(), "d": len(np.unique(k)), "mean": x.mean()}
+    missed = list[str]()
+    for name, column in columns.items():
+        (interval,) = column.intervals
+        lower, upper = interval.estimates.lower[0], interval.estimates.upper[0]
+        if not (np.isnan(lower) or lower <= truth[name]) or not (np.isnan(upper) or truth[name] <= upper):
+            missed.append(name)
+    (count,) = columns["n"].intervals
+    width = float(count.estimates.upper[0] - count.estimates.lower[0]) / len(x)
+    return FirstAnswer(len(x) - record.facts.observed, answer.stated.contract.met, tuple(missed), width)
+
+
+def _edge_record() -> EdgeRecord:
+    return EdgeRecord(
+        edge=EDGE, incarnation="i", labels={}, streams=(StreamRecord("s", dict(COLUMNS), LIVE),),
+        first_seen_ms=0, last_seen_ms=0, connected=True, watermarks={}, records={}, drops={}, backlog_bytes=0,
+        bandwidth_bytes_s=0.0, rtt_ms=0.0, clock_offset_ms=0.0, retired=False, incarnations=1,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Of the first answers of a run: those that say met, those of them that miss, and those of windows without late
+    records that say met.
+    """
+
+    answers: int
+    met: int
+    missed: int
+    whole: int
+    whole_met: int
+    width: float
+
+    @classmethod
+    def of(cls, answers: list[FirstAnswer]) -> Score:
+        met, whole = [a for a in answers if a.met], [a for a in answers if not a.lacks]
+        missed, whole_met = sum(bool(a.missed) for a in met), sum(a.met for a in whole)
+        return cls(len(answers), len(met), missed, len(whole), whole_met, float(np.mean([a.width for a in answers])))
+
+
+QUERIES: Mapping[str, Mapping[str, Any]] = {
+    "exact": {},
+    "exact, lateness 1m": {"lateness": "1m"},
+    "error 3 %": {"budget": {"error": {"n": "3%", "s": "3%"}}},
+}
+
+
+@click.command()
+@click.option("--windows", default=400, show_default=True)
+@click.option("--records", default=1_000, show_default=True)
+@click.option("--burst", default=1, show_default=True)
+def main(windows: int, records: int, burst: int) -> None:
+    click.echo(f"{'query':20} {'late':>6} {'met':>10} {'of them miss':>14} {'without late: met':>20} {'width':>7}")
+    for name, query in QUERIES.items():
+        for rate in RATES:
+            score = Score.of(first_answers(LateTrace(rate, windows, records, burst=burst), query))
+            met, whole = f"{score.met}/{score.answers}", f"{score.whole_met}/{score.whole}"
+            click.echo(
+                f"{name:20} {rate:6.1%} {met:>10} {score.missed:>6} {score.missed / max(score.met, 1):>7.1%}"
+                f" {whole:>20} {score.width:>7.2%}"
+            )
+
+
+if __name__ == "__main__":
+    main()
