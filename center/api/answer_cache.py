@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.csv
 from cachetools import LRUCache
 
-from center.api.negotiation import ARROW, CSV, JSON
 from center.results import AnswerRecord, as_far_as_readable
-from center.serving import MeasureQuestions, csv_table, evaluated, render
+from center.serving import MeasureQuestions, evaluated, render
 from center.serving.answer_tables import with_quality, with_types, with_version
-from edgewater.answers.cells import to_json
+from edgewater.model.json_types import Json
 from edgewater.model.number_columns import concatenated
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.table_texts import ARROW, CSV, JSON, csv_table, to_json
 
 R = TypeVar("R")
 RELEASE = version("edgewater")
@@ -158,7 +158,7 @@ class AnswerRenderer:
 
 
 def _page_json(query: RegisteredQuery, page: Page | None, answers: Iterable[bytes]) -> bytes:
-    head: dict[str, Any] = {"query": query.ref.name, "version": query.ref.version}
+    head: dict[str, Json] = {"query": query.ref.name, "version": query.ref.version}
     if page is not None:
         head["range"] = {"start": page.start, "end": page.end, "limit": page.limit}
         head["next_cursor"] = page.next_cursor

@@ -15,7 +15,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.model.json_types import Document
 from edgewater.model.timestamps import rfc3339
 
 REFUSED = (401, 403, 421, 429)
@@ -67,7 +68,7 @@ class AuditLog:
             accepted = "a file that can be written, not a symbolic link"
             raise InvalidConfig("api.audit", str(target), accepted, exc.strerror or str(exc)) from exc
 
-    def begin(self, entry: Mapping[str, Any]) -> None:
+    def begin(self, entry: Document) -> None:
         """Writes a line of a change that is about to be made, if the log is required; blocks.
 
         Raises:
@@ -82,7 +83,7 @@ class AuditLog:
                 self._on_failed()
                 raise StorageError(f"the audit log cannot be written, so no change is made: {exc.strerror}") from exc
 
-    def write(self, entry: Mapping[str, Any], *, is_refusal: bool) -> None:
+    def write(self, entry: Document, *, is_refusal: bool) -> None:
         """Writes a line; blocks.
 
         A failure is logged and counted. It is not raised, because the event has happened already.
@@ -122,7 +123,7 @@ class AuditLog:
             os.close(descriptor)
 
 
-def _line(entry: Mapping[str, Any]) -> str:
+def _line(entry: Document) -> str:
     return json.dumps(entry) + "\n"
 
 
@@ -165,7 +166,7 @@ class AuditMiddleware:
         await self._app(scope, receive, audited_send)
 
 
-def _entry(scope: Scope, state: Mapping[str, Any], request_id: str | None, status: int | None) -> dict[str, Any]:
+def _entry(scope: Scope, state: MutableMapping[str, Any], request_id: str | None, status: int | None) -> Document:
     endpoint, principal, client = scope.get("endpoint"), state.get("principal"), scope.get("client")
     refused = status in REFUSED or "refused" in state
     return {

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from center.api_access import ANYONE, OidcSection, Principal, PrincipalEntry, read_principals_file
 from center.config import ApiSection
 from edgewater.model.errors import InvalidConfig, StorageError, Unauthenticated
+from edgewater.model.json_types import Document
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.bearer import bearer_token, token_digest
 from edgewater.runtime.configuration import file_signature
@@ -245,7 +246,7 @@ class _JwtVerifier:
             return self._jwks_url
 
 
-def _values(claims: Mapping[str, Any], path: str) -> list[str]:
+def _values(claims: Document, path: str) -> list[str]:
     """Returns the values of a claim. It is a list, or a text of values with spaces between them."""
     value: Any = claims
     for part in path.split("."):

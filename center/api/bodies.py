@@ -6,13 +6,13 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import yaml
 from fastapi import Request
 
 from center.api.problems import HttpProblem
 from edgewater.model.errors import InvalidQuery
+from edgewater.model.json_types import Json
 from edgewater.model.quantities import require_serialisable
 from edgewater.runtime.plain_yaml import load_yaml
 
@@ -75,7 +75,7 @@ def _json_or_yaml(text: str, media_type: str) -> object:
     return load_yaml(text, aliases=False)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     """Refuses duplicate keys: the second entry would silently replace the first."""
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from cachetools import TTLCache
 
@@ -18,6 +18,43 @@ from edgewater.model.timestamps import rfc3339
 
 FRESH_S = 0.5
 """Maximum age of the catalog view that all streams share."""
+
+
+EdgeState = Literal["up", "unreachable", "retired"]
+
+
+class Watermark(TypedDict):
+    """A stream's watermark at an edge, and whether the stream has ended there."""
+
+    watermark: str | None
+    ended: bool
+
+
+class EdgeProgressJson(Watermark):
+    """One edge's progress in a stream."""
+
+    edge: str
+    state: EdgeState | Literal["never_connected"]
+    last_seen: str | None
+
+
+class QueryProgress(TypedDict):
+    """The progress of a query's expected edges.
+
+    ``first_version``: the first version that has answers.
+    """
+
+    query: str
+    version: int
+    edges: list[EdgeProgressJson]
+    first_version: int
+
+
+class ProgressJson(TypedDict):
+    """The data of a `progress` event."""
+
+    time: str
+    queries: list[QueryProgress]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +83,7 @@ class EdgeProgress:
                 self._cache[None] = view
             return view
 
-    def event_data(self, query: RegisteredQuery | None, reads: Callable[[str], bool]) -> dict[str, Any]:
+    def event_data(self, query: RegisteredQuery | None, reads: Callable[[str], bool]) -> ProgressJson:
         """Returns the data of a `progress` event of one query; with None, of all queries whose names `reads` accepts.
 
         Raises:
@@ -63,29 +100,25 @@ class EdgeProgress:
         first: dict[str, int] = {}
         for each in view.queries:
             first.setdefault(each.ref.name, each.ref.version)
-        progress = [query_progress(q, view.edges, now_ms) for q in queries]
-        for item in progress:
-            item["first_version"] = min(first.get(item["query"], item["version"]), item["version"])
+        records = {e.edge: e for e in view.edges}
+        progress: list[QueryProgress] = [
+            {
+                "query": q.ref.name,
+                "version": q.ref.version,
+                "edges": [
+                    edge_progress(edge, records.get(edge), q.spec.stream, now_ms)
+                    for edge in expected_edges(q.spec, view.edges)
+                ],
+                "first_version": min(first.get(q.ref.name, q.ref.version), q.ref.version),
+            }
+            for q in queries
+        ]
         return {"time": rfc3339(now_ms), "queries": progress}
 
     def newer(self, query: RegisteredQuery) -> RegisteredQuery | None:
         """Returns the newest version of a query if the query given is an older version."""
         newest = [q for q in self.view().queries if q.ref.name == query.ref.name][-1:]
         return newest[0] if newest and newest[0].ref.version > query.ref.version else None
-
-
-def query_progress(query: RegisteredQuery, edges: tuple[EdgeRecord, ...], now_ms: int) -> dict[str, Any]:
-    """Returns a query's expected edges, each with its progress in the stream."""
-    known = {e.edge: e for e in edges}
-    expected = expected_edges(query.spec, edges)
-    return {
-        "query": query.ref.name,
-        "version": query.ref.version,
-        "edges": [edge_progress(e, known.get(e), query.spec.stream, now_ms) for e in expected],
-    }
-
-
-EdgeState = Literal["up", "unreachable", "retired"]
 
 
 def edge_state(record: EdgeRecord, now_ms: int) -> EdgeState:
@@ -95,19 +128,15 @@ def edge_state(record: EdgeRecord, now_ms: int) -> EdgeState:
     return "up" if record.reachable(now_ms) else "unreachable"
 
 
-def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: int) -> dict[str, Any]:
+def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: int) -> EdgeProgressJson:
     """Returns one edge's progress in a stream."""
     if record is None:
         return {"edge": edge, "state": "never_connected", "watermark": None, "ended": False, "last_seen": None}
-    return {
-        "edge": edge,
-        "state": edge_state(record, now_ms),
-        **watermark(record.watermarks.get(stream)),
-        "last_seen": rfc3339(record.last_seen_ms),
-    }
+    state, seen = edge_state(record, now_ms), rfc3339(record.last_seen_ms)
+    return {"edge": edge, "state": state, **watermark(record.watermarks.get(stream)), "last_seen": seen}
 
 
-def watermark(millis: int | None) -> dict[str, Any]:
+def watermark(millis: int | None) -> Watermark:
     """Returns a stream's watermark; null before the first watermark and after the stream's end."""
     ended = millis is not None and millis >= MAX_TIME_MS
     return {"watermark": None if millis is None or ended else rfc3339(millis), "ended": ended}

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from io import BytesIO
 
 from anyio.to_thread import run_sync
 from starlette.responses import Response
@@ -20,9 +21,9 @@ from starlette.types import Receive, Scope, Send
 from center.api.lanes import Lane
 from center.api.problems import INTERNAL_ERROR, problem_of
 from center.serving import Evaluator, StoredWindows, WindowQuestion, parse_json
-from edgewater.answers.cells import to_json
 from edgewater.answers.work import WorkEnded, renew
 from edgewater.model.errors import ClientGone, EdgewaterError, InvalidRequest
+from edgewater.model.table_texts import to_json
 from edgewater.model.timestamps import parse_time
 
 NDJSON = "application/x-ndjson"
@@ -52,7 +53,7 @@ class LineSplitter:
 
     def feed(self, part: bytes, *, ends: bool = False) -> Iterator[bytes | OversizedLine]:
         """Yields the lines that this chunk completes. With `ends`, the last line needs no line break."""
-        for piece in _split(part):
+        for piece in BytesIO(part):  # lines end with line feeds only: a carriage return is white space in JSON
             if not self._dropping:
                 self._rest += piece
                 if len(self._rest) > MAX_LINE_BYTES + 1:
@@ -70,16 +71,6 @@ class LineSplitter:
             yield bytes(self._rest)
         self._rest.clear()
         self._dropping = False
-
-
-def _split(part: bytes) -> Iterator[bytes]:
-    """Splits at line feeds only: a carriage return is white space in JSON."""
-    start = 0
-    while start < len(part):
-        end = part.find(b"\n", start)
-        end = len(part) if end < 0 else end + 1
-        yield part[start:end]
-        start = end
 
 
 @dataclass(slots=True)

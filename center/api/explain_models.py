@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 
 from center.api.edge_progress import EdgeState
 from center.api.measure_models import IntervalCell, Rfc3339, WindowRange
 from center.api.models import Column
+from edgewater.model.json_types import Key
 
 Phase = Literal["early", "complete", "final"]
 
@@ -69,7 +70,7 @@ class Explanation(BaseModel):
     given_at: Rfc3339
     measure: str
     value: str = Field(description="Which value of the measure, such as `quantiles 0.5`; empty: it has one value.")
-    group: dict[str, Any]
+    group: dict[str, Key]
     groups: int = Field(description="Selected groups. The group with the widest interval is explained.")
     estimate: float | int | None
     lower: float | int | None
@@ -81,7 +82,7 @@ class Explanation(BaseModel):
     parts: list[ErrorPart]
     edges: list[ExplainedEdge]
     revisions: list[ExplainedRevision] = Field(description="The last revisions, ascending.")
-    contract: dict[str, Any]
+    contract: dict[str, JsonValue]
     coverage: float | None = Field(
         description="Fraction of recent final windows whose first interval contained the true value. Null: unknown."
     )
@@ -111,13 +112,18 @@ class EdgeBudget(BaseModel):
     """An edge's part of a query's error budget, per measure."""
 
     edge: str
-    granted: dict[str, float] | None = Field(description="The last granted share. Null: none yet.")
+    granted: dict[str, float] | None = Field(default=None, description="The last granted share. Null: none yet.")
     in_force: dict[str, float] | None = Field(
-        description="The most that it may withhold of a new slice, without what is pending. Null: unknown."
+        default=None,
+        description="The most that it may withhold of a new slice, without what is pending. Null: unknown.",
     )
-    pending: PendingGrant | None = Field(description="A granted, unconfirmed share. It counts in addition.")
-    from_: Rfc3339 | None = Field(alias="from", description="First slice of `in_force`. Null: all slices.")
-    heard_at: Rfc3339 | None = Field(description="Of its last report.")
+    pending: PendingGrant | None = Field(
+        default=None, description="A granted, unconfirmed share. It counts in addition."
+    )
+    from_: Rfc3339 | None = Field(
+        default=None, alias="from", description="First slice of `in_force`. Null: all slices."
+    )
+    heard_at: Rfc3339 | None = Field(default=None, description="Of its last report.")
     withheld_last: dict[str, Sides] | None = Field(
         description="What it withholds of the last window that has an answer. Null: unknown."
     )
@@ -129,7 +135,7 @@ class QueryBudget(BaseModel):
     """A query's error budget and how it is divided."""
 
     query: str
-    budget: dict[str, Any] | None = Field(description="As registered.")
+    budget: JsonValue = Field(description="As registered.")
     limits: dict[str, float] = Field(description="Per measure; in its unit.")
     divided: list[str] = Field(description="Measures whose limit the edges share; each may use the others in full.")
     sums: dict[str, float] = Field(
@@ -152,7 +158,7 @@ class DryRunEdge(BaseModel):
 class DryRun(BaseModel):
     """What a registration would do; nothing is registered."""
 
-    spec: dict[str, Any] = Field(description="In canonical form.")
+    spec: dict[str, JsonValue] = Field(description="In canonical form.")
     sql: str = Field(description="The same query in SQL, without its seed.")
     columns: list[Column] = Field(description="Of the table of its answers, which SELECT reads.")
     registered: bool = Field(description="Whether the same query is already registered.")

@@ -33,9 +33,9 @@ from center.results import AnswerRecord, NewestAnswers, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.storage.wake import Channel, PollPace, Topic
 from edgewater.answers import Phase
-from edgewater.answers.cells import to_json
 from edgewater.model.errors import InvalidRequest, NotFound, StorageError
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.table_texts import to_json
 from edgewater.wire import QueryRef
 
 PAGE = 100
@@ -496,7 +496,7 @@ def _gap(after: int, through: int, reason: str) -> Event:
     return _event("gap", {"after": after, "through": through, "reason": reason})
 
 
-def _event(name: str, data: dict[str, Any]) -> Event:
+def _event(name: str, data: object) -> Event:
     return Event(name, to_json(data))
 
 

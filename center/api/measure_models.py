@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 Rfc3339 = Annotated[str, Field(examples=["2013-01-01T06:00:00Z"])]
 
@@ -60,7 +60,7 @@ class AnswerRow(BaseModel):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, MeasureCell] = Field(init=False)
 
-    group: dict[str, Any]
+    group: dict[str, JsonValue]
 
 
 class SecondSynopsisModel(BaseModel):
@@ -68,7 +68,7 @@ class SecondSynopsisModel(BaseModel):
 
     query: str
     measure: str | None = None
-    group: dict[str, Any] | None = Field(default=None, description="Null: all groups merged.")
+    group: dict[str, JsonValue] | None = Field(default=None, description="Null: all groups merged.")
 
 
 class QuestionLine(BaseModel):
@@ -91,7 +91,7 @@ class QuestionLine(BaseModel):
     lo: float | None = None
     hi: float | None = None
     k: int | None = None
-    group: dict[str, Any] | None = Field(default=None, description="Only groups with these values.")
+    group: dict[str, JsonValue] | None = Field(default=None, description="Only groups with these values.")
     global_: bool = Field(default=False, alias="global", description="All groups merged.")
     merge: bool = Field(default=False, description="All windows merged.")
     confidence: float | None = Field(default=None, gt=0, lt=1)
@@ -102,20 +102,24 @@ class EvaluatedLine(BaseModel):
     """The answer to a question over one window, or an `error` in its place."""
 
     id: Any
-    error: dict[str, Any] | None = Field(default=None, description="Problem details (RFC 9457).")
+    error: dict[str, JsonValue] | None = Field(default=None, description="Problem details (RFC 9457).")
     query: str | None = None
     measure: str | None = None
     question: str | None = None
-    group: dict[str, Any] | None = None
+    group: dict[str, JsonValue] | None = None
     window: WindowRange | None = None
-    windows: list[dict[str, Any]] | None = Field(default=None, description="With `merge`: start and revision of each.")
+    windows: list[dict[str, JsonValue]] | None = Field(
+        default=None, description="With `merge`: start and revision of each."
+    )
     phase: Literal["early", "complete", "final"] | None = None
     revision: int | None = None
-    completeness: dict[str, Any] | None = None
+    completeness: dict[str, JsonValue] | None = None
     estimate: float | int | None = None
     lower: float | int | None = None
     upper: float | int | None = None
     top: list[ItemCell] | None = None
-    data: list[dict[str, Any]] | None = Field(default=None, description="A row per group: `group`, and an interval.")
+    data: list[dict[str, JsonValue]] | None = Field(
+        default=None, description="A row per group: `group`, and an interval."
+    )
     confidence: float | None = None
     basis: str | None = Field(default=None, description="Source of the interval.")

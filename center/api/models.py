@@ -8,21 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from center.api.edge_progress import EdgeState, edge_state, watermark
+from center.api.edge_progress import EdgeProgressJson, EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, IntervalCell, PartShape, Rfc3339, WindowRange
 from center.api.waiting import EdgeCause, QueryWait, WaitState
 from center.catalog import AlarmRecord, DeclaredStream, SetAside
 from center.catalog import QuarantinedFrame as QuarantinedRecord
 from center.catalog import SetAsideQuery as SetAsideRecord
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
+from edgewater.model.json_types import as_document
 from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Constant, Delivery, type_name
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import GUESSES, REJECTIONS, UNCERTAIN
 
-EXAMPLE_SPEC: dict[str, Any] = {
+EXAMPLE_SPEC: dict[str, JsonValue] = {
     "name": "flights_by_carrier",
     "from": "flights",
     "group_by": ["carrier"],
@@ -44,7 +45,7 @@ window: {tumbling: 1d}
 budget: {staleness: 2s}        # or {error: {flights: 100}}, or both; none: exact
 lateness: 1h                   # until then a window may be revised
 """
-EXAMPLE_ANSWER: dict[str, Any] = {
+EXAMPLE_ANSWER: dict[str, JsonValue] = {
     "query": "flights_by_carrier",
     "version": 1,
     "window": {"start": "2013-01-01T00:00:00Z", "end": "2013-01-02T00:00:00Z"},
@@ -121,7 +122,7 @@ class Query(BaseModel):
 
     name: str
     version: int = Field(description="Each change makes another version. A number is never used again.")
-    spec: dict[str, Any] = Field(examples=[EXAMPLE_SPEC], description="In canonical form, without the seed.")
+    spec: dict[str, JsonValue] = Field(examples=[EXAMPLE_SPEC], description="In canonical form, without the seed.")
     registered_at: Rfc3339
     begins: Rfc3339 | None = Field(
         default=None,
@@ -141,7 +142,7 @@ class Query(BaseModel):
         return cls(
             name=query.ref.name,
             version=query.ref.version,
-            spec=query.asked.to_mapping(seed=False),
+            spec=as_document(query.asked.to_mapping(seed=False)),
             registered_at=rfc3339(query.registered_at_ms),
             begins=border(windows.from_ms),
             until=border(windows.until_ms),
@@ -205,7 +206,7 @@ class QueryEdge(BaseModel):
     @classmethod
     def of(
         cls,
-        progress: dict[str, Any],
+        progress: EdgeProgressJson,
         expected: bool,
         status: QueryStatusRecord | None,
         shipped: dict[str, int],
@@ -570,7 +571,7 @@ class Answer(BaseModel):
         description="Probability that a value of `data` lies in [lower, upper]; 1: the bounds always hold, as those of"
         " totals do. Null: no bound is known."
     )
-    quality: dict[str, Any] = Field(
+    quality: dict[str, JsonValue] = Field(
         description="Completeness (with the `delivery` of edges that do not count each record exactly once, and stated"
         " `losses` of input), records, staleness (until `given_at`, without the way to a reader), and the error by"
         " cause."
@@ -578,7 +579,7 @@ class Answer(BaseModel):
         " whether it was `cut` at its maximum length, and the number of such sessions (`cuts`). `merged_into`: start of"
         " the session that this one was merged into; its window is empty and has no data."
     )
-    contract: dict[str, Any] = Field(
+    contract: dict[str, JsonValue] = Field(
         description="What was requested, whether it is met, and the violations. `uncovered`: the measures that have a"
         " value without a bound. A met contract says nothing about the errors of these measures."
     )

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from center.api.problems import HttpProblem
+from edgewater.model.table_texts import ARROW, CSV, JSON
 
-JSON = "application/json"
-CSV = "text/csv"
 SQL = "application/sql"
-ARROW = "application/vnd.apache.arrow.stream"
 ANSWER_FORMS = (JSON, CSV, ARROW)
 FORMATS = {"json": JSON, "csv": CSV, "arrow": ARROW}
 """By value of the parameter `format`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from center.api.models import ProblemDetails
-from center.api.negotiation import ARROW, CSV, JSON
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS
+from edgewater.model.table_texts import ARROW, CSV, JSON
 from edgewater.runtime.problems import MEDIA_TYPE
 
 _TITLES = {p.status: p.title for p in (*PROBLEMS.values(), *HTTP_PROBLEMS.values())} | {
@@ -15,7 +15,9 @@ _TITLES = {p.status: p.title for p in (*PROBLEMS.values(), *HTTP_PROBLEMS.values
 }
 
 
-Responses = dict[int | str, dict[str, Any]]
+OpenApi = dict[str, Any]
+"""A part of the OpenAPI document, as FastAPI takes it."""
+Responses = dict[int | str, OpenApi]
 """FastAPI's `responses` argument."""
 
 

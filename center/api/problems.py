@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgewater.model.errors import EdgewaterError, InvalidInput, InvalidRequest
+from edgewater.model.json_types import Document, Json, as_document
 from edgewater.runtime.configuration import as_phrase
 from edgewater.runtime.problems import problem, problem_body
 
@@ -99,7 +100,7 @@ def problem_response(
     *,
     instance: str,
     status: int | None = None,
-    extra: Mapping[str, object] | None = None,
+    extra: Document | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Returns the response for a code.
@@ -118,21 +119,22 @@ def _type(code: str) -> ProblemType:
     return PROBLEMS.get(code) or HTTP_PROBLEMS.get(code) or PROBLEMS["internal"]
 
 
-def problem_of(exc: EdgewaterError, instance: str) -> dict[str, Any]:
+def problem_of(exc: EdgewaterError, instance: str) -> Document:
     """Returns an error as problem details, for a line of a stream whose status was already sent."""
-    kind, members = _type(exc.code), {"instance": instance, **_members(exc)}
-    return problem_body(kind.status, exc.code, exc.message, title=kind.title, members=members)
+    kind = _type(exc.code)
+    members: Document = {"instance": instance, **_members(exc)}
+    return as_document(problem_body(kind.status, exc.code, exc.message, title=kind.title, members=members))
 
 
-def _members(exc: EdgewaterError) -> dict[str, object]:
+def _members(exc: EdgewaterError) -> Document:
     """Returns the extension members of an error's problem."""
     if not isinstance(exc, InvalidInput):
         return {}
-    members: dict[str, object] = {"field": exc.field, "value": _shown(exc.value), "accepted": exc.accepted}
+    members: dict[str, Json] = {"field": exc.field, "value": _shown(exc.value), "accepted": exc.accepted}
     return {**members, "reason": exc.reason} if exc.reason else members
 
 
-def _shown(value: object) -> object:
+def _shown(value: object) -> Json:
     """Returns a value for a problem's `value` member: the value itself if it is small JSON, else the beginning of its
     text.
     """
@@ -145,9 +147,10 @@ def _shown(value: object) -> object:
     except (TypeError, ValueError):
         text = ""
     if text and len(text) <= 200:
-        return value
-    shown = repr(value)
-    return shown if len(shown) <= 200 else shown[:200] + "…"
+        shown: Json = json.loads(text)
+        return shown
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "…"
 
 
 def _edgewater_error(request: Request, exc: Exception) -> Response:

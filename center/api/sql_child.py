@@ -1,7 +1,8 @@
 """Runs one SELECT on DuckDB in a separate process, with little memory and without files; see `center.api.sql_guard`.
 
 The process is started by the path of this file, so that it imports nothing of the center. It reads one request from its
-standard input and writes one reply to its standard output: JSON in a line, and tables as Arrow IPC streams.
+standard input: JSON in a line, and tables as Arrow IPC streams. It writes one reply to its standard output: JSON in a
+line, and the rows in the form that the request names.
 """
 
 from __future__ import annotations
@@ -9,15 +10,31 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+
+
+class _WithoutPandas:
+    """Hides pandas, which pyarrow would import for most of a second to look at the type of a text."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, _WithoutPandas)
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from edgewater.model.table_texts import JSON, TooLong, rendered  # noqa: E402  # of the same installation
 
 READY = b"+"
 MEMORY_BYTES = 512 << 20
 MAX_RESULT_ROWS = 100_000
 MAX_VALUES = 2_000_000
 MAX_RESULT_BYTES = 64 << 20
+"""Of the table, and of its text."""
 SETTINGS = (
     "enable_external_access = false",
     "autoinstall_known_extensions = false",
@@ -41,38 +58,38 @@ def limit_memory() -> None:
         resource.setrlimit(kind, (limit, limit))
 
 
-def answer(connection: duckdb.DuckDBPyConnection) -> tuple[dict[str, str], pa.Table | None]:
-    """Reads the request, and returns the head and the table of its reply."""
+def answer(connection: duckdb.DuckDBPyConnection) -> tuple[dict[str, str], bytes]:
+    """Reads the request, and returns the head and the rows of its reply."""
     request = json.loads(sys.stdin.buffer.readline())
     for name in request["tables"]:
         size = int(sys.stdin.buffer.readline())
         connection.register(name, pa.ipc.open_stream(sys.stdin.buffer.read(size)).read_all())
     try:
         table = connection.sql(request["sql"]).limit(MAX_RESULT_ROWS + 1).to_arrow_table()
+        rows, values = table.num_rows, table.num_rows * table.num_columns
+        if rows > MAX_RESULT_ROWS or values > MAX_VALUES or table.nbytes > MAX_RESULT_BYTES:
+            return {"error": "rows"}, b""
+        return {}, rendered(table, request["form"], MAX_RESULT_BYTES)
+    except TooLong:
+        return {"error": "text"}, b""
     except (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError):
-        return {"error": "memory"}, None
+        return {"error": "memory"}, b""
     except (duckdb.Error, pa.ArrowException) as exc:
-        return {"error": "statement", "message": str(exc).splitlines()[0]}, None
-    rows, values = table.num_rows, table.num_rows * table.num_columns
-    if rows > MAX_RESULT_ROWS or values > MAX_VALUES or table.nbytes > MAX_RESULT_BYTES:
-        return {"error": "rows"}, None
-    return {}, table
+        return {"error": "statement", "message": str(exc).splitlines()[0]}, b""
 
 
 def main() -> None:
     connection = duckdb.connect(":memory:", config={"threads": 1})
     for setting in SETTINGS:
         connection.execute(f"SET {setting}")
-    connection.sql("SELECT 1").to_arrow_table()  # loads the code that the first statement needs
+    # Loads the code that the first statement needs.
+    rendered(connection.sql("SELECT 1 AS a").to_arrow_table(), JSON, MAX_RESULT_BYTES)
     limit_memory()
     out = sys.stdout.buffer
     out.write(READY)
     out.flush()
-    head, table = answer(connection)
-    out.write(json.dumps(head).encode() + b"\n")
-    if table is not None:
-        with pa.ipc.new_stream(out, table.schema) as writer:
-            writer.write_table(table)
+    head, rows = answer(connection)
+    out.write(json.dumps(head).encode() + b"\n" + rows)
     out.flush()
 
 

@@ -39,6 +39,7 @@ _ACCEPTED = {
     "memory": "a statement that needs at most 512 MiB of memory",
     "time": f"a statement that takes at most {TIMEOUT_S:g} s",
     "rows": "a result of at most 100,000 rows, 2,000,000 values and 64 MiB; add LIMIT, or GROUP BY",
+    "text": "a text of at most 64 MiB; ask for fewer rows or columns, or for application/vnd.apache.arrow.stream",
     "statement": "a SELECT in the SQL of DuckDB over the columns that DESCRIBE lists",
 }
 
@@ -61,20 +62,21 @@ class SqlGuard:
         """Ends the spare child."""
         self._finalizer()
 
-    def run(self, text: str, tables: Mapping[str, pa.Table]) -> pa.Table:
-        """Returns the rows of a SELECT. Blocks for the time of the statement at most.
+    def run(self, text: str, tables: Mapping[str, pa.Table], form: str) -> bytes:
+        """Returns the rows of a SELECT, rendered. Blocks for the time of the statement at most.
 
         Args:
             text: a SELECT that `check_select` has passed.
             tables: the tables that it may read, by name.
+            form: a form of `edgewater.model.table_texts.rendered`.
 
         Raises:
-            InvalidQuery: it fails, or needs more time, memory or rows than allowed.
+            InvalidQuery: it fails, or needs more time, memory, rows or text than allowed.
             HttpProblem: DuckDB is not installed.
         """
         if find_spec("duckdb") is None:
             raise HttpProblem("unavailable", f"SELECT needs the package duckdb at the center: {installation('sql')}")
-        parts = [json.dumps({"sql": text, "tables": list(tables)}).encode() + b"\n"]
+        parts = [json.dumps({"sql": text, "tables": list(tables), "form": form}).encode() + b"\n"]
         for table in tables.values():
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -86,10 +88,10 @@ class SqlGuard:
         head, body = self._exchange(b"".join(parts))
         if (error := head.get("error")) is not None:
             raise InvalidQuery("sql", text, _ACCEPTED[error], head.get("message", ""))
-        return pa.ipc.open_stream(body).read_all()
+        return body
 
     def _exchange(self, request: bytes) -> tuple[dict[str, str], bytes]:
-        """Sends a request to a child, and returns the head and the tables of its reply."""
+        """Sends a request to a child, and returns the head and the rows of its reply."""
         with waiting():
             while not self._running.acquire(timeout=LOOK_S):
                 require_client()

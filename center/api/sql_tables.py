@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 
 from center.api.services import Services
 from center.api.versions import clipped
-from center.serving.answer_tables import TIME, empty_table, stated_answer, with_types, with_version
+from center.serving.answer_tables import empty_table, stated_answer, with_types, with_version
 from edgewater.answers import Phase
-from edgewater.answers.cells import plain_key
 from edgewater.model.errors import InvalidQuery
 from edgewater.model.number_columns import concatenated
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import type_name
 from edgewater.model.timestamps import rfc3339
 
 CHUNK = 100
@@ -67,39 +63,7 @@ def _version_table(center: Services, query: RegisteredQuery, start_ms: int | Non
             return concatenated(tables)
 
 
-def columns_of(table: pa.Table) -> list[tuple[str, str]]:
-    """Returns the names and types of a table's columns."""
-    return [(field.name, "timestamp" if field.type == TIME else type_name(field.type)) for field in table.schema]
-
-
 def rows_table(columns: Mapping[str, pa.DataType], rows: Iterable[Sequence[object]]) -> pa.Table:
     """Returns rows as a table."""
     values = list(zip(*rows, strict=True)) or [()] * len(columns)
     return pa.table({n: pa.array(v, t) for (n, t), v in zip(columns.items(), values, strict=True)})
-
-
-def to_rows(table: pa.Table) -> list[list[Any]]:
-    """Returns a table's rows as JSON values: times in RFC 3339, NaN and infinity by name, other types as text."""
-    columns = [[_json(value) for value in column.to_pylist()] for column in _renderable(table).columns]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _renderable(table: pa.Table) -> pa.Table:
-    for at, field in enumerate(table.schema):
-        if pa.types.is_timestamp(field.type):
-            millis = table.column(at).cast(pa.timestamp("ms", field.type.tz), safe=False).cast(pa.int64())
-            texts = pa.array([None if m is None else rfc3339(m) for m in millis.to_pylist()], pa.string())
-            table = table.set_column(at, field.name, texts)
-    return table
-
-
-def _json(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return plain_key(value)
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, list):
-        return [_json(item) for item in value]
-    if isinstance(value, dict):
-        return {str(k): _json(v) for k, v in value.items()}
-    return str(value)

@@ -429,8 +429,8 @@ def _record(row: Row[Any]) -> AnswerRecord:
     Its data are left out then, because nothing says what they lack.
     """
     # Unpacked, because a row takes long to look up a column by its name.
-    answer_id, key, start, end, revision, phase, given, staleness, late, data_id, quality, data_of, synopsis = (
-        row._tuple()
+    answer_id, key, start, end, revision, phase, given, staleness, late, data_id, quality, data_of, synopsis = tuple(
+        row
     )
     facts, damage = Facts(0, 0, 0.0), ""
     try:

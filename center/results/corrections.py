@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, bindparam, case, delete, func, select, u
 
 from center.results import schema as t
 from center.results.late_records import await_corrections, late_by_window, late_to_json
-from center.results.writes import TRIMMED, insert_answers
+from center.results.writes import TRIMMED, StoredRow, insert_answers
 from center.storage.query_partition import QueryPartition
 from edgewater.answers import Phase
 
@@ -73,7 +73,7 @@ def write_corrections(connection: Connection, partition: QueryPartition, now_ms:
         revisions_after: as in `Ledger.load`.
     """
     lock_corrected(connection)
-    c, left, rows, later = t.corrections.c, MAX_CORRECTED, dict[tuple[str, int], dict[str, Any]](), list[Any]()
+    c, left, rows, later = t.corrections.c, MAX_CORRECTED, dict[tuple[str, int], StoredRow](), list[Any]()
     keys = [key for key, due_ms in _waiting(connection, partition).items() if due_ms <= now_ms][:MAX_CORRECTED]
     due = select(t.corrections).where(c.query.in_(keys), c.due_ms <= now_ms).order_by(c.due_ms, c.query, c.from_ms)
     for waiting in connection.execute(due.limit(MAX_CORRECTED)).all():
@@ -83,7 +83,7 @@ def write_corrections(connection: Connection, partition: QueryPartition, now_ms:
         if len(windows) == left:
             later.append((key, (windows[-1].window_start_ms + 1, waiting.to_ms), now_ms))
         corrected, waits_ms = _corrected(connection, key, windows, now_ms, revisions_after)
-        rows |= {(key, row["window_start_ms"]): row for row in corrected}  # ranges may overlap
+        rows |= {(key, start): row for start, row in corrected.items()}  # ranges may overlap
         if waits_ms:
             later.append((key, (min(waits_ms), max(waits_ms) + 1), now_ms + min(waits_ms.values())))
         left -= len(windows)
@@ -112,13 +112,13 @@ def _newest(connection: Connection, waiting: Row[Any], limit: int) -> list[Row[A
 
 def _corrected(
     connection: Connection, key: str, windows: list[Row[Any]], now_ms: int, revisions_after: int
-) -> tuple[list[dict[str, Any]], dict[int, int]]:
-    """Returns the corrections that may be given now. By start of each other window that needs one, it returns the wait
-    in ms.
+) -> tuple[dict[int, StoredRow], dict[int, int]]:
+    """Returns, by start of the window, the corrections that may be given now. For each other window that needs a
+    correction, it returns the wait in ms.
     """
     final = [w for w in windows if w.phase == Phase.FINAL.value and w.window_end_ms > w.window_start_ms]
     late = late_by_window(connection, key, [(w.window_start_ms, w.window_end_ms) for w in final]) if final else {}
-    rows, waits_ms = list[dict[str, Any]](), dict[int, int]()
+    rows, waits_ms = dict[int, StoredRow](), dict[int, int]()
     for w in final:
         text = late_to_json(late.get(w.window_start_ms, {}))
         if text in ("", w.late):
@@ -130,5 +130,5 @@ def _corrected(
         same = {name: w._mapping[name] for name in _SAME}
         revision, data_of = max(w.revision, revisions_after) + 1, w.data_of or w.answer_id
         own = {"revision": revision, "answered_at_ms": now_ms, "quality": "", "late": text, "data_of": data_of}
-        rows.append(same | own)
+        rows[w.window_start_ms] = same | own
     return rows, waits_ms

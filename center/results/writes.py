@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
@@ -72,6 +72,8 @@ _CHUNK = 200
 _SLICE_START = attrgetter("slice_start_ms")
 _Span = tuple[int, str, int, int]
 """A window's number, its query, the start of its first slice, and the start of the first slice after it."""
+StoredRow: TypeAlias = dict[str, str | int | bytes | None]
+"""The columns of an answer, without its id."""
 _SPAN = {"n": Integer(), "query": Identifier(96), "begin_ms": BigInteger(), "end_ms": BigInteger()}
 
 
@@ -282,7 +284,7 @@ def write_answers(
     insert_answers(connection, rows)
 
 
-def insert_answers(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+def insert_answers(connection: Connection, rows: Sequence[StoredRow]) -> None:
     """Inserts answers with the next ids.
 
     Called last in a transaction: the drivers of other partitions wait for the counter's row until the transaction ends.
@@ -313,7 +315,7 @@ def split_spent(
     return kept, spent
 
 
-def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> dict[str, Any]:
+def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> StoredRow:
     """Returns the columns of an answer except its id. Raises QueryFailed for facts that cannot be written."""
     try:
         text = facts_to_json(e.facts)

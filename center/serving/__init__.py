@@ -5,7 +5,7 @@
 
 from center.serving.computed import MAX_COMPUTED, ComputedValue, RowSelection
 from center.serving.evaluator import AnsweredWindows, Evaluator, WindowAnswer
-from center.serving.explanation import edge_statements, explain_value, value_of_group
+from center.serving.explanation import EdgeStatement, Sides, edge_statements, explain_value, value_of_group
 from center.serving.function_values import SEED, function_confidence
 from center.serving.measures import MAX_ASKED, NO_QUESTIONS, MeasureQuestions, require_possible
 from center.serving.question_lines import WindowQuestion, parse_json
@@ -13,7 +13,6 @@ from center.serving.render import Answer, evaluated, render
 from center.serving.rollup import EVERY_ACCEPTED, Intervals, roll_up
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
-from edgewater.answers.cells import csv_table
 
 __all__ = [
     "EVERY_ACCEPTED",
@@ -24,15 +23,16 @@ __all__ = [
     "Answer",
     "AnsweredWindows",
     "ComputedValue",
+    "EdgeStatement",
     "Evaluator",
     "Intervals",
     "MeasureQuestions",
     "RowSelection",
+    "Sides",
     "StoredWindows",
     "SynopsisCache",
     "WindowAnswer",
     "WindowQuestion",
-    "csv_table",
     "edge_statements",
     "evaluated",
     "explain_value",

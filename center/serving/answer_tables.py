@@ -13,19 +13,18 @@ from center.results import AnswerRecord, as_far_as_readable
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from center.serving.render import Answer, evaluated
 from edgewater.answers import Facts, Phase
-from edgewater.answers.cells import beyond_int64, to_json
+from edgewater.answers.cells import beyond_int64
 from edgewater.model.errors import InvalidQuery
 from edgewater.model.key_texts import OWN_COLUMNS, own_names
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.table_texts import TIME, to_json
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 
 BEYOND = "beyond-int64"
 """The code in the column ``contract`` of a row in which an integer beyond int64 is null. JSON has the integer."""
-TIME = pa.timestamp("ms")
-"""Times are UTC without a zone, because DuckDB converts times with a zone to the machine's zone."""
 
 
 def stated_answer(record: AnswerRecord, query: RegisteredQuery, schema: pa.Schema) -> tuple[pa.Table, Answer]:

@@ -18,22 +18,24 @@ import pyarrow.compute as pc
 
 from center.serving.function_values import FunctionValues, function_confidence
 from center.serving.predictions import RecordsOut
-from center.serving.question_lines import SecondSynopsis, WindowQuestion, WindowSelector
+from center.serving.question_lines import Arguments, SecondSynopsis, WindowQuestion, WindowSelector
 from center.serving.render import sorted_groups
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import Rests
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld, of_all_groups, record_count
 from edgewater.answers import Facts, Phase, Predicted
-from edgewater.answers.cells import Column, ListPart, intervals, plain_key, stated_confidence
+from edgewater.answers.cells import Column, IntervalPart, ListPart, Part
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import completeness
 from edgewater.answers.uniting import union_of_windows, united, united_rests
 from edgewater.answers.work import spend
 from edgewater.model.errors import IncompatibleSynopses, InvalidRequest, NotFound
+from edgewater.model.json_types import Document, Group, Json
 from edgewater.model.key_texts import NOT_FINITE
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
+from edgewater.model.table_texts import plain_key
 from edgewater.model.timestamps import rfc3339
 from edgewater.model.windows import TimeWindow
 from edgewater.synopses import (
@@ -113,7 +115,7 @@ class Evaluator:
     windows: AnsweredWindows
     synopses: SynopsisCache
 
-    def answer(self, question: WindowQuestion) -> Iterator[dict[str, Any]]:
+    def answer(self, question: WindowQuestion) -> Iterator[Document]:
         """Yields one line per window, or a single line with `merge`. Lazy: a reader that leaves stops the work.
 
         Raises:
@@ -153,7 +155,7 @@ class Evaluator:
         start_ms = window.slice_start(time_ms) if selector.start_ms is None else time_ms
         return bool(self.windows.empty([(start_ms, window.end(start_ms))]))
 
-    def _answer_line(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
+    def _answer_line(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> Document:
         spec = self.windows.spec
         stack, groups = self._stack(measure, found, question.group, question.is_global)
         head = _head(question, spec, measure, found)
@@ -179,7 +181,7 @@ class Evaluator:
         measure: Measure,
         windows: Sequence[WindowAnswer],
         stack: Stack,
-        groups: list[dict[str, Any]] | None,
+        groups: list[Group] | None,
         withheld: GroupsWithheld,
     ) -> Widening:
         """Returns how to widen the intervals of a stack that was merged from the data of some windows."""
@@ -219,7 +221,7 @@ class Evaluator:
         question: WindowQuestion,
         measure: Measure,
         found: Sequence[WindowAnswer],
-        groups: list[dict[str, Any]] | None,
+        groups: list[Group] | None,
     ) -> GroupsWithheld:
         """What edges withhold of the groups that a question selects."""
         spec = self.windows.spec
@@ -241,8 +243,8 @@ class Evaluator:
         return replace(withheld, sent=counts.query().value)
 
     def _stack(
-        self, measure: Measure, found: Sequence[WindowAnswer], group: Mapping[str, Any] | None, is_global: bool
-    ) -> tuple[Stack, list[dict[str, Any]] | None]:
+        self, measure: Measure, found: Sequence[WindowAnswer], group: Group | None, is_global: bool
+    ) -> tuple[Stack, list[Group] | None]:
         """The stack to evaluate and its groups; None: it is one synopsis, of all groups or of the selected one."""
         spec = self.windows.spec
         key = (tuple(w.key for w in found), measure.name)
@@ -271,7 +273,7 @@ class Evaluator:
         spend(cells=len(aggregate))
         codes = sorted_groups(aggregate, np.arange(len(aggregate))) if group is None else _chosen(aggregate, group)
         rows = zip(*(c.to_pylist() for c in aggregate.rows(codes)), strict=True)
-        groups = [dict(zip(aggregate.key_names, row, strict=True)) for row in rows]
+        groups: list[Group] = [dict(zip(aggregate.key_names, row, strict=True)) for row in rows]
         return stack.take(codes), groups
 
     def _aggregate(self, found: Sequence[WindowAnswer], key: tuple[Any, ...]) -> GroupedAggregate | None:
@@ -322,18 +324,17 @@ class _StackAnswer:
     measure: Measure
     question: WindowQuestion
     stack: Stack
-    groups: list[dict[str, Any]] | None
+    groups: list[Group] | None
     widening: Widening
     confidence: float
 
-    def to_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def to_json(self, arguments: Arguments) -> Document:
         question, stack, name = self.question, self.stack, self.measure.name
         if question.name == "top":
             return self._ranked(arguments)
         if question.name is None and self.measure.function.sample is not None:
             values = FunctionValues.of(self.measure, stack, self.confidence, lambda e: self._widened(e, None))
-            column = Column(name, values.parts(), OwnError())
-            return self._rows(column.cells(len(stack)), column.confidence, stack.kind)
+            return self._rows(values.parts(), stack.kind)
         try:
             if question.name is None:
                 kind = self.measure.question or default_question(stack, question.confidence)
@@ -349,18 +350,17 @@ class _StackAnswer:
                 str(exc),
             ) from exc
         whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and shows_integers(stack))
-        return self._rows(intervals(estimates, whole), stated_confidence(estimates), estimates.basis)
+        return self._rows([IntervalPart("", estimates, whole)], estimates.basis)
 
-    def _rows(self, cells: Sequence[Mapping[str, Any]], confidence: float | None, basis: str) -> dict[str, Any]:
-        stated = {"confidence": confidence, "basis": basis}
+    def _rows(self, parts: Sequence[Part], basis: str) -> Document:
+        column = Column(self.measure.name, parts, OwnError())
+        cells, stated = column.cells(len(self.stack)), {"confidence": column.confidence, "basis": basis}
         if self.groups is None:
             return {**cells[0], **stated}
-        return {
-            "data": [{"group": _json_group(g), **cell} for g, cell in zip(self.groups, cells, strict=True)],
-            **stated,
-        }
+        each = zip(self.groups, cells, strict=True)
+        return {"data": [{"group": _json_group(g), **cell} for g, cell in each], **stated}
 
-    def _ranked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _ranked(self, arguments: Arguments) -> Document:
         name = self.measure.name
         if not isinstance(self.stack, ItemRanking):
             parse_question("top", arguments, self.stack, measure=name)  # raises, and names the possible questions
@@ -369,8 +369,7 @@ class _StackAnswer:
         ranked = self.stack.top(asked)
         require_confidence(ranked.frequencies, self.question.confidence, name)
         estimates = self._widened(ranked.frequencies, asked or TopItems(1), ranked.groups)
-        column = Column(name, [ListPart("top", ranked.groups, {"item": ranked.items}, estimates, True)], OwnError())
-        return self._rows(column.cells(len(self.stack)), column.confidence, estimates.basis)
+        return self._rows([ListPart("top", ranked.groups, {"item": ranked.items}, estimates, True)], estimates.basis)
 
     def _widened(self, estimates: Estimates, kind: Question | None, groups: IntArray | None = None) -> Estimates:
         """Widens intervals by the records that the windows lack.
@@ -383,9 +382,7 @@ class _StackAnswer:
         )
 
 
-def _key_columns(
-    group_by: Sequence[str], question: WindowQuestion, groups: list[dict[str, Any]] | None
-) -> dict[str, pa.Array]:
+def _key_columns(group_by: Sequence[str], question: WindowQuestion, groups: list[Group] | None) -> dict[str, pa.Array]:
     """Returns the key columns of the groups; None: of the group that the question selects."""
     rows = [question.group or {}] if groups is None else groups
     return {name: pa.array([row[name] for row in rows]) for name in group_by}
@@ -419,7 +416,7 @@ def _check_group(question: WindowQuestion, spec: QuerySpec, field: str = "group"
         raise InvalidRequest(field, question.group, "a group, or global: true, not both")
 
 
-def _chosen(aggregate: GroupedAggregate, group: Mapping[str, Any]) -> Any:
+def _chosen(aggregate: GroupedAggregate, group: Group) -> Any:
     """Codes of the groups with these values. Raises InvalidRequest for a value of another type."""
     keep = np.ones(len(aggregate), bool)
     for name, column in zip(aggregate.key_names, aggregate.rows(), strict=True):
@@ -447,7 +444,7 @@ def _chosen(aggregate: GroupedAggregate, group: Mapping[str, Any]) -> Any:
     return sorted_groups(aggregate, np.flatnonzero(keep))
 
 
-def _only(stack: Stack, aggregate: GroupedAggregate, group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> Stack:
+def _only(stack: Stack, aggregate: GroupedAggregate, group: Group, found: Sequence[WindowAnswer]) -> Stack:
     """The stack of the one group with these values. Raises NotFound, InvalidRequest."""
     codes = _chosen(aggregate, group)
     if not len(codes):
@@ -455,7 +452,7 @@ def _only(stack: Stack, aggregate: GroupedAggregate, group: Mapping[str, Any], f
     return stack.take(codes[:1])
 
 
-def _no_group(group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> NotFound:
+def _no_group(group: Group, found: Sequence[WindowAnswer]) -> NotFound:
     return NotFound(f"no record of the group {dict(group)} in the window at {rfc3339(found[0].start_ms)}")
 
 
@@ -480,14 +477,14 @@ def _same_window(there: AnsweredWindows, window: WindowAnswer, second: SecondSyn
     return theirs
 
 
-def _json_group(group: Mapping[str, Any]) -> dict[str, Any]:
+def _json_group(group: Group) -> Group:
     return {name: plain_key(value) for name, value in group.items()}
 
 
-def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
+def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> Document:
     """The members of a line besides its values. Merged windows have the least advanced phase and all revisions."""
     first = found[0]
-    head: dict[str, Any] = {"id": question.id, "query": spec.name, "measure": measure.name}
+    head: dict[str, Json] = {"id": question.id, "query": spec.name, "measure": measure.name}
     if question.name is not None:
         head["question"] = question.name
     if question.group is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -15,15 +14,17 @@ from center.serving.render import AnswerRows, answer_rows, group_cells, statemen
 from center.serving.widening import Lacking
 from center.serving.withheld import with_withheld_amounts
 from edgewater.answers import Cause, WithheldBound, finite
-from edgewater.answers.cells import Cell, Column, intervals
+from edgewater.answers.cells import Column, intervals
 from edgewater.answers.own_error import OwnError
 from edgewater.model.errors import NotFound
+from edgewater.model.json_types import Document, Group, IntervalCell
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import Estimates
 
 NO_BOUND = "no bound is known"
+_NO_VALUE: IntervalCell = {"estimate": None, "lower": None, "upper": None}
 
 
 @dataclass(slots=True)
@@ -50,9 +51,34 @@ class ErrorPart:
     below: float | None
     says: str
 
-    def to_json(self) -> dict[str, Any]:
-        known = self.above is not None and self.below is not None
-        return {"cause": self.cause, "above": self.above, "below": self.below, "known": known, "says": self.says}
+    @property
+    def known(self) -> bool:
+        return self.above is not None and self.below is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """How far a value may be above and below an estimate; None: unknown."""
+
+    above: float | None
+    below: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeStatement:
+    """What an edge had stated about a window and a measure when an answer was given. None: unknown.
+
+    Attributes:
+        closed: it had closed the window with all its records.
+        closed_until: if not, the event time before which it had closed everything.
+        late: number of its records that arrived after their slice's close.
+        withheld: what it withholds of a group, at most.
+    """
+
+    closed: bool | None = None
+    closed_until: str | None = None
+    late: int | None = None
+    withheld: Sides | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +90,13 @@ class ExplainedValue:
         groups: number of groups that were compared; its interval is the widest.
     """
 
-    group: dict[str, Any]
+    group: Group
     name: str
-    cell: Cell
+    cell: IntervalCell
     confidence: float | None
     parts: tuple[ErrorPart, ...]
     groups: int
-    contract: Mapping[str, Any]
+    contract: Document
     coverage: float | None
 
 
@@ -98,7 +124,7 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
     cell = cells[at]
     stated = statement_of(record, spec, rows, questions)
     own = errors[0]
-    before = own.noted[0] if own.noted and cell else None
+    before = own.noted[0] if own.noted and cell is not _NO_VALUE else None
     parts = (
         _own_part(own, before, at, measure),
         _withheld_part(rows, measure, before, at, cell),
@@ -119,51 +145,48 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
 
 
 def value_of_group(
-    record: AnswerRecord, spec: QuerySpec, measure: Measure, asked: MeasureQuestions, group: Mapping[str, Any]
-) -> Cell:
-    """Returns the same value in another revision; without members if the revision has no such group."""
+    record: AnswerRecord, spec: QuerySpec, measure: Measure, asked: MeasureQuestions, group: Group
+) -> IntervalCell:
+    """Returns the same value in another revision; unknown if the revision has no such group."""
     rows: AnswerRows = answer_rows(record, spec, replace(asked, measures=(measure.name,)))
     _, cells = _main_value(rows.values[0], rows.length)
     found = (cell for cell, key in zip(cells, group_cells(rows.groups, rows.length), strict=True) if key == group)
-    return next(found, {})
+    return next(found, _NO_VALUE)
 
 
-def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, dict[str, Any]]:
-    """Returns what each edge had stated about the window when the answer was given; None: unknown."""
+def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, EdgeStatement]:
+    """Returns what each edge had stated about the window when the answer was given."""
     stated = record.facts.edges
     until, held, late = stated.closed_until_ms or {}, stated.withheld, stated.late
-    result = {}
-    having, lacking = frozenset(stated.closed or ()), frozenset(record.facts.lacking)
+    having, lacking, result = frozenset(stated.closed or ()), frozenset(record.facts.lacking), {}
     for edge in sorted({*having, *lacking, *(held or ()), *(late or ())}):
         has_closed = True if edge in having else False if edge in lacking else None
-        result[edge] = {
-            "closed": has_closed,
-            "closed_until": rfc3339(until[edge]) if edge in until else None,
-            "late": None if late is None else late.get(edge, 0 if has_closed else None),
-            "withheld": None if held is None else _withheld_at_edge(held.get(edge), measure, bool(has_closed)),
-        }
+        result[edge] = EdgeStatement(
+            has_closed,
+            rfc3339(until[edge]) if edge in until else None,
+            None if late is None else late.get(edge, 0 if has_closed else None),
+            None if held is None else _withheld_at_edge(held.get(edge), measure, bool(has_closed)),
+        )
     return result
 
 
-def _withheld_at_edge(
-    bounds: Mapping[str, WithheldBound] | None, measure: Measure, closed: bool
-) -> dict[str, Any] | None:
+def _withheld_at_edge(bounds: Mapping[str, WithheldBound] | None, measure: Measure, closed: bool) -> Sides | None:
     if bounds is None or (measure.name not in bounds and measure.function.error is not None):
-        return {"above": 0, "below": 0} if closed else None
+        return Sides(0, 0) if closed else None
     bound = bounds.get(measure.name)
-    return None if bound is None else {"above": finite(bound.above), "below": finite(bound.below)}
+    return None if bound is None else Sides(finite(bound.above), finite(bound.below))
 
 
-def _main_value(values: Column, rows: int) -> tuple[str, list[Cell]]:
+def _main_value(values: Column, rows: int) -> tuple[str, list[IntervalCell]]:
     """Returns the name of the first interval of a measure, and its members in each row. Lists have none."""
     if not values.intervals:
-        return "", [{}] * rows
+        return "", [_NO_VALUE] * rows
     first = values.intervals[0]
     return first.name, intervals(first.estimates, first.whole)
 
 
-def _width(value: Cell) -> float:
-    if not value or value["lower"] is None or value["upper"] is None:
+def _width(value: IntervalCell) -> float:
+    if value["lower"] is None or value["upper"] is None:
         return math.inf
     return float(value["upper"]) - float(value["lower"])
 
@@ -172,17 +195,19 @@ def _own_part(own: NotedError, before: Estimates | None, row: int, measure: Meas
     """Returns the synopsis' own error, from the bounds before they are widened by the answer's missing records."""
     cause = "sampling" if own.is_sample else "sketch"
     if before is None:
-        width = _finite(own.half_width)
+        width = finite(own.half_width)
         return ErrorPart(cause, width, width, f"the largest error of any value of {measure.function.name}")
     value, lower, upper = (float(getattr(before, name)[row]) for name in ("value", "lower", "upper"))
-    above, below = _finite(upper - value), _finite(value - lower)
+    above, below = finite(upper - value), finite(value - lower)
     if above == 0 and below == 0:
         return ErrorPart(cause, 0, 0, f"{measure.function.name} is exact for the records that have arrived")
     what = "a sample of the records" if own.is_sample else f"the synopsis of {measure.function.name}"
     return ErrorPart(cause, above, below, f"the error of {what}")
 
 
-def _withheld_part(rows: AnswerRows, measure: Measure, before: Estimates | None, row: int, cell: Cell) -> ErrorPart:
+def _withheld_part(
+    rows: AnswerRows, measure: Measure, before: Estimates | None, row: int, cell: IntervalCell
+) -> ErrorPart:
     """Returns the part of the interval in `cell` that results from withheld values."""
     edges, is_bounded = rows.withheld.edges_of(row), measure.function.error is not None
     bound = edges.bounds.get(measure.name)
@@ -194,13 +219,13 @@ def _withheld_part(rows: AnswerRows, measure: Measure, before: Estimates | None,
         if bound is not None and is_bounded:
             bounds, whole = (np.array([lower]), np.array([upper])), before.integers is not None
             (low,), (high,) = with_withheld_amounts(*bounds, bound, whole=whole)
-            above, below = _finite(float(high) - upper), _finite(lower - float(low))
+            above, below = finite(float(high) - upper), finite(lower - float(low))
         else:
             above, below = _widened(before, row, cell)
     return ErrorPart("withheld", above, below, "what edges withhold of a group, at most, under the error budget")
 
 
-def _widened(before: Estimates, row: int, cell: Cell) -> tuple[float | None, float | None]:
+def _widened(before: Estimates, row: int, cell: IntervalCell) -> tuple[float | None, float | None]:
     """Returns by how much the interval in `cell` is wider than the synopsis' own; None: it has no bound."""
     lower, upper = float(before.lower[row]), float(before.upper[row])
     above = None if cell["upper"] is None else max(cell["upper"] - upper, 0)
@@ -208,7 +233,7 @@ def _widened(before: Estimates, row: int, cell: Cell) -> tuple[float | None, flo
 
 
 def _predicted_parts(
-    record: AnswerRecord, spec: QuerySpec, measure: Measure, before: Estimates | None, row: int, cell: Cell
+    record: AnswerRecord, spec: QuerySpec, measure: Measure, before: Estimates | None, row: int, cell: IntervalCell
 ) -> tuple[ErrorPart, ...]:
     """Returns the errors of an estimate that stands for records which have not arrived."""
     facts = record.facts
@@ -239,7 +264,7 @@ def _predicted_parts(
 
 
 def _missing_part(
-    record: AnswerRecord, measure: Measure, rows: AnswerRows, before: Estimates | None, row: int, cell: Cell
+    record: AnswerRecord, measure: Measure, rows: AnswerRows, before: Estimates | None, row: int, cell: IntervalCell
 ) -> tuple[ErrorPart, ...]:
     """Returns how far missing records may move the value, if no estimate stands for them."""
     facts, name = record.facts, measure.function.name
@@ -261,7 +286,7 @@ def _missing_part(
     if not lacking.is_unknown[row] and name == "count":
         return (ErrorPart("missing", int(lacking.records[row]), 0, says),)
     is_bounded = measure.function.error is None or measure.name in lacking.amounts
-    if not lacking.is_unknown[row] and is_bounded and before is not None and cell:
+    if not lacking.is_unknown[row] and is_bounded and before is not None:
         says = f"{says}: at most {int(lacking.records[row])} records"
         says += ", of any values" if measure.function.error is None else ", with such values as those of recent windows"
         if rows.withheld.edges_of(row).bounds:
@@ -272,7 +297,3 @@ def _missing_part(
             "missing", 0 if name == "min" else None, 0 if name in ("count", "max") else None, f"{says}: {NO_BOUND}"
         ),
     )
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

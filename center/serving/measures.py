@@ -89,7 +89,7 @@ class MeasureQuestions:
                 raise InvalidRequest(name.rstrip("s"), given, f"at most {MAX_ASKED} of them")
 
     @property
-    def by_parameter(self) -> dict[str, Any]:
+    def by_parameter(self) -> Mapping[str, object]:
         """The questions that are asked, by parameter name."""
         each = {
             "quantile": self.quantiles,

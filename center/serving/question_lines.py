@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from edgewater.model.errors import InvalidRequest
+from edgewater.model.json_types import Document, Group, Json
 from edgewater.synopses.named_questions import BINARY_QUESTIONS, QUESTION_KINDS, read_confidence
 
 MAX_LATEST = 1000
+Arguments: TypeAlias = Mapping[str, Any]  # `parse_question` checks them
 _KEYS = (
     "id",
     "at",
@@ -54,10 +56,10 @@ class SecondSynopsis:
 
     query: str
     measure: str | None = None
-    group: Mapping[str, Any] | None = None
+    group: Group | None = None
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Document:
         return {"query": self.query, "measure": self.measure}
 
 
@@ -76,11 +78,11 @@ class WindowQuestion:
     """
 
     selector: WindowSelector
-    id: Any = None
+    id: Json = None
     measure: str | None = None
     name: str | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    group: Mapping[str, Any] | None = None
+    arguments: Arguments = field(default_factory=dict)
+    group: Group | None = None
     is_global: bool = False
     merge: bool = False
     confidence: float | None = None
@@ -150,7 +152,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _selector(fields: Mapping[str, Any], read_time: Callable[[str], int]) -> WindowSelector:
+def _selector(fields: Document, read_time: Callable[[str], int]) -> WindowSelector:
     named = [key for key in ("latest", "at", "window") if fields.get(key) is not None]
     if len(named) != 1:
         accepted = 'one of "latest": a number of windows, "at": a time, "window": a start time'
@@ -170,21 +172,21 @@ def _selector(fields: Mapping[str, Any], read_time: Callable[[str], int]) -> Win
     return WindowSelector(at_ms=millis) if key == "at" else WindowSelector(start_ms=millis)
 
 
-def _string(fields: Mapping[str, Any], key: str) -> str | None:
+def _string(fields: Document, key: str) -> str | None:
     value = fields.get(key)
     if value is not None and not isinstance(value, str):
         raise InvalidRequest(key, value, "a text")
     return value
 
 
-def _flag(fields: Mapping[str, Any], key: str) -> bool:
+def _flag(fields: Document, key: str) -> bool:
     value = fields.get(key, False)
     if not isinstance(value, bool):
         raise InvalidRequest(key, value, "true or false")
     return value
 
 
-def _group(value: object, field: str) -> Mapping[str, Any] | None:
+def _group(value: object, field: str) -> Group | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not value:

@@ -25,7 +25,7 @@ from center.serving.measures import (
     includes,
 )
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, add_expected
-from center.serving.totals import Rests, answer_totals, is_sampled
+from center.serving.totals import AnswerTotals, Rests, answer_totals, is_sampled
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
 from edgewater.answers.cells import (
@@ -33,23 +33,19 @@ from edgewater.answers.cells import (
     FunctionErrors,
     IntervalPart,
     Part,
-    Texts,
     equal_cells,
-    joined,
     joined_rows,
-    json_text,
-    key_texts,
     part_columns,
     part_shape,
-    plain_key,
-    to_json,
 )
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import Statement, judged
 from edgewater.answers.work import spend
+from edgewater.model.json_types import Document, Group, Json
 from edgewater.model.key_texts import NOT_FINITE, NULL, text_of_key
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
+from edgewater.model.table_texts import Texts, joined, json_text, key_texts, plain_key, to_json
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import (
     Estimates,
@@ -64,7 +60,7 @@ from edgewater.synopses.rests import has_exact_rest
 
 _NOTHING = object()
 SUMMARY_GROUPS = 5
-_NO_MEMBERS: Mapping[str, Any] = {}
+_NO_MEMBERS: Document = {}
 
 __all__ = [
     "NO_QUESTIONS",
@@ -106,7 +102,7 @@ class AnswerRows:
         width = np.where(np.isfinite(first.lower) & np.isfinite(first.upper), width, np.inf)
         return np.sort(np.argsort(-width, kind="stable")[:count])
 
-    def changed_since(self, before: AnswerRows) -> tuple[IntArray, list[dict[str, Any]]]:
+    def changed_since(self, before: AnswerRows) -> tuple[IntArray, list[Group]]:
         """Compares two revisions of a window: the rows that are new or have other cells, and the groups that are gone.
 
         Args:
@@ -148,7 +144,7 @@ def render(
     rows = answer.rows
     if base is None and not summary:
         return answer.json(rows)
-    shown, removed = np.arange(rows.length), list[dict[str, Any]]()
+    shown, removed = np.arange(rows.length), list[Group]()
     if summary:
         shown = rows.widest(SUMMARY_GROUPS)
     elif base is not None:
@@ -156,7 +152,7 @@ def render(
     chosen = rows
     if len(shown) < rows.length:
         chosen = answer_rows(record, spec, questions, merged=answer.merged, codes=rows.codes[shown])
-    members: dict[str, Any] = {"groups": rows.length}
+    members: dict[str, Json] = {"groups": rows.length}
     if base is not None:
         members |= {"base": base.revision, "removed": removed}
     return answer.json(chosen, members)
@@ -169,22 +165,22 @@ class Answer:
     Attributes:
         rows: the rows that the questions select.
         stated: the statement of the whole answer.
-        totals: the members `total`, `rest` and `notes`.
+        totals: what it states about all groups.
         merged: `merged_data` of the record.
     """
 
     record: AnswerRecord
     rows: AnswerRows
     stated: Statement
-    totals: Mapping[str, Any]
+    totals: AnswerTotals
     merged: GroupedAggregate | None
 
-    def json(self, rows: AnswerRows, more: Mapping[str, Any] = _NO_MEMBERS) -> bytes:
+    def json(self, rows: AnswerRows, more: Document = _NO_MEMBERS) -> bytes:
         """Returns the answer as JSON with these rows, and with more members."""
         before, after = to_json(self.members({"data": [], **more})).split(b'"data":[]', 1)
         return b"".join((before, b'"data":[', b",".join(joined_rows(rows.texts())), b"]", after))
 
-    def members(self, more: Mapping[str, Any] = _NO_MEMBERS) -> dict[str, Any]:
+    def members(self, more: Document = _NO_MEMBERS) -> Document:
         """Returns the members of the answer as JSON without its rows, and more members in their place."""
         record = self.record
         return {
@@ -196,7 +192,7 @@ class Answer:
             **({"data_of": record.data_of} if record.data_of else {}),
             "given_at": rfc3339(record.answered_at_ms),
             **more,
-            **self.totals,
+            **self.totals.members(),
             "shapes": {c.measure: [part_shape(part, c.measure) for part in c.parts] for c in self.rows.values},
             "confidence": min((c for column in self.rows.values if (c := column.confidence) is not None), default=None),
             "quality": self.stated.quality(),
@@ -414,7 +410,7 @@ def _with_rests(
     return replace(withheld, exact=frozenset(exact))
 
 
-def group_cells(groups: Mapping[str, pa.Array], rows: int) -> list[dict[str, Any]]:
+def group_cells(groups: Mapping[str, pa.Array], rows: int) -> list[Group]:
     """The group of each row as JSON."""
     if not groups:
         return [{} for _ in range(rows)]

@@ -7,9 +7,8 @@ Under a budget each group of an answer lacks little, but all groups together may
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,8 @@ from center.results import AnswerRecord
 from center.serving.measures import MeasureQuestions, includes
 from center.serving.widening import Lacking
 from edgewater.answers import Cause, Facts
-from edgewater.answers.cells import Cell, intervals
+from edgewater.answers.cells import intervals
+from edgewater.model.json_types import Document, IntervalCell
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, GroupedAggregate, Stack
@@ -27,7 +27,19 @@ from edgewater.synopses.rests import NOTHING, has_exact_rest, with_rest
 from edgewater.synopses.shapes import shows_integers
 from edgewater.wire import Rest
 
-_UNKNOWN: Cell = {"estimate": None, "lower": None, "upper": None}
+_UNKNOWN: IntervalCell = {"estimate": None, "lower": None, "upper": None}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTotals:
+    """The members `total`, `rest` and `notes` of an answer, which are about all its groups."""
+
+    total: Mapping[str, IntervalCell]
+    rest: Mapping[str, float | int | None]
+    notes: Sequence[str] = ()
+
+    def members(self) -> Document:
+        return {"total": self.total, "rest": self.rest, **({"notes": self.notes} if self.notes else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +80,21 @@ class Rests:
 
 def answer_totals(
     record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions, merged: GroupedAggregate | None
-) -> dict[str, Any]:
-    """Returns the members `total` and `rest` of an answer, for the exact measures that the questions include.
+) -> AnswerTotals:
+    """Returns the totals of an answer, for the exact measures that the questions include.
 
     They are about all groups, whatever groups the questions select. Both are empty for a session that was merged into
     another session, and for an answer whose data cannot be read.
 
-    If edges withhold values that are in no group, the member `notes` says so.
+    If edges withhold values that are in no group, the notes say so.
 
     Args:
         merged: the merged data of the record; None: nothing has arrived.
     """
     facts = record.facts
     if facts.is_merged_session or facts.by_cause(Cause.UNREADABLE):
-        return {"total": {}, "rest": {}}
-    rests, total, rest = Rests(facts.rests), dict[str, Cell](), dict[str, float | None]()
+        return AnswerTotals({}, {})
+    rests, total, rest = Rests(facts.rests), dict[str, IntervalCell](), dict[str, float | None]()
     lacking, numbers = Lacking.of([facts], {}, 1), dict[str, Estimates]()
     for measure in spec.measures:
         groups = rests.stack_without_data(measure) if merged is None else merged.measures[measure.name]
@@ -107,11 +119,7 @@ def answer_totals(
     rest = {name: amount for name, amount in rest.items() if name not in hidden}
     held = ", ".join(f"{name} {amount:,.15g}" for name, amount in rest.items() if amount)
     notes = [f"edges withhold values under the budget: {held} in `total` and in no group of `data`"] if held else []
-    return {
-        "total": {name: cell for name, cell in total.items() if name not in hidden},
-        "rest": rest,
-        **({"notes": notes} if notes else {}),
-    }
+    return AnswerTotals({name: cell for name, cell in total.items() if name not in hidden}, rest, notes)
 
 
 def is_sampled(spec: QuerySpec, facts: Facts) -> bool:

@@ -19,6 +19,7 @@ from center.catalog import Catalog
 from edgewater.answers import Facts, Phase
 from edgewater.answers.statement import Contract, Statement
 from edgewater.model.errors import StorageError
+from edgewater.model.json_types import Document, Group
 from edgewater.model.key_texts import OWN_COLUMNS
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
@@ -72,9 +73,9 @@ class SinkAnswer:
     answered_at_ms: int
     answer_id: int
     rows: pa.Table = field(repr=False)
-    statement: dict[str, Any] = field(repr=False)
+    statement: Document = field(repr=False)
     group_columns: tuple[str, ...] = ()
-    removed: Callable[[], list[dict[str, Any]]] = field(default=list, repr=False)
+    removed: Callable[[], list[Group]] = field(default=list, repr=False)
     data_id: int = 0
     repeats: bool = False
     stated: Statement = field(default=Statement(Facts(0, 0, 0.0), {}, Contract({})), repr=False)
@@ -87,17 +88,17 @@ class SinkAnswer:
     @property
     def data_of(self) -> int | None:
         """Of a correction: the revision of the answer that it corrects."""
-        return self.statement.get("data_of")
+        revision = self.statement.get("data_of")
+        return revision if isinstance(revision, int) else None
 
     @property
     def completeness(self) -> float:
-        ratio: float = self.statement["quality"]["completeness"]["ratio"]
-        return ratio
+        return self.stated.facts.ratio
 
     @property
     def contract(self) -> str:
         """The codes of the contract of the whole answer, as in the column ``contract``."""
-        return "; ".join(violation["code"] for violation in self.statement["contract"]["violations"]) or "met"
+        return self.stated.contract.codes
 
     @property
     def measure_columns(self) -> list[str]:

@@ -8,9 +8,9 @@ positions are messages in another topic, written in the same transaction.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 
 import confluent_kafka
 import pyarrow as pa
@@ -19,10 +19,12 @@ from confluent_kafka.cimpl import NewTopic
 
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from center.sinks.kinds import KafkaSinkConfig
-from edgewater.answers.cells import list_texts, plain, plain_key
+from edgewater.answers.cells import plain
 from edgewater.model.errors import StorageError
+from edgewater.model.json_types import Document, Json
 from edgewater.model.key_texts import own_names
 from edgewater.model.registered_query import query_key
+from edgewater.model.table_texts import list_texts, plain_key
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
@@ -32,7 +34,17 @@ CLOSE_S = 1.0
 QUEUED = 200_000
 POSITIONS = ".positions"
 """Suffix of the topic that has the positions of sinks."""
+Setting: TypeAlias = str | int | float | bool | Callable[[confluent_kafka.KafkaError], None]
+"""A value of a setting of librdkafka."""
 _CONNECT = {"int64": "int64", "double": "double", "bool": "boolean"}
+
+
+class Mark(TypedDict):
+    """A position of a query in the topic, with the center and the sink that have written it."""
+
+    answer_id: int
+    center: int
+    sink: str
 
 
 class KafkaSink:
@@ -44,7 +56,7 @@ class KafkaSink:
         self._positions = options.topic.replace("{query}", "all") + POSITIONS
         self._topics: set[str] = set()
         self._problem = ""
-        self._marks: dict[str, dict[str, Any]] = {}
+        self._marks: dict[str, Mark] = {}
         self.refused, self.refusal = 0, ""
 
     def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
@@ -52,7 +64,7 @@ class KafkaSink:
         try:
             self._create({self._positions, *(self._topic(query.ref) for query in queries)})
             if self._producer is None:
-                transactions = {
+                transactions: dict[str, Setting] = {
                     "transactional.id": f"edgewater-sink-{self._context.center:x}-{self._context.name}",
                     "transaction.timeout.ms": 60_000,
                     "queue.buffering.max.messages": QUEUED,
@@ -96,10 +108,9 @@ class KafkaSink:
                             f"query {query_key(answer.query)}, window {window}: a message of {size} bytes is too large"
                         )
                         self._send(topic, key, None)  # the topic must not keep an earlier revision
-            writer = {"center": self._context.center, "sink": self._context.name}
             for ref, answer_id in positions.items():
                 key = _key({"query": ref.name, "version": ref.version})
-                self._marks[key] = {"answer_id": answer_id, **writer}
+                self._marks[key] = Mark(answer_id=answer_id, center=self._context.center, sink=self._context.name)
                 self._send(self._positions, key, json.dumps(self._marks[key]))
             self._producer.commit_transaction(TIMEOUT_S)
         except confluent_kafka.KafkaException as exc:
@@ -124,7 +135,7 @@ class KafkaSink:
 
     def _connection(self) -> dict[str, Any]:
         options = self._options
-        sasl: dict[str, Any] = {}
+        sasl: dict[str, Setting] = {}
         if options.username is not None:
             password = "" if options.password is None else options.password.get_secret_value()
             sasl = {"sasl.username": options.username, "sasl.password": password, "sasl.mechanisms": "SCRAM-SHA-512",
@@ -163,11 +174,11 @@ class KafkaSink:
                     raise
         self._topics |= topics
 
-    def _stored(self) -> dict[str, dict[str, Any]]:
+    def _stored(self) -> dict[str, Mark]:
         """Returns the positions in the topic, by key. Brokers compact the topic, so it is short."""
         groups = {"group.id": "edgewater sink", "enable.auto.commit": False, "isolation.level": "read_committed"}
         ends = {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, Mark] = {}
         consumer = confluent_kafka.Consumer({**self._connection(), **groups, **ends})
         try:
             consumer.assign([confluent_kafka.TopicPartition(self._positions, 0, confluent_kafka.OFFSET_BEGINNING)])
@@ -198,24 +209,28 @@ class KafkaSink:
 
     def _messages(self, answer: SinkAnswer) -> Iterator[tuple[str, str | None]]:
         """Yields key and value of messages: tombstones of removed groups, the groups of a window, and the statement."""
-        window = {"query": answer.query.name, "version": answer.query.version,
+        window: dict[str, Json] = {"query": answer.query.name, "version": answer.query.version,
                   "window_start": rfc3339(answer.window_start_ms)}  # fmt: skip
         types = {field.name: _connect_type(field.type) for field in answer.rows.schema}
         for group in answer.removed():
             yield _key({**window, "group": {name: plain_key(value) for name, value in group.items()}}), None
         names = own_names((*answer.group_columns, *answer.measure_columns))
         query, version = names["query"], names["version"]
-        own = {query: answer.query.name, version: answer.query.version, names["data_of"]: answer.data_of}
+        own: dict[str, Json] = {
+            query: answer.query.name,
+            version: answer.query.version,
+            names["data_of"]: answer.data_of,
+        }
         own_types = {query: "string", version: "int64", names["data_of"]: "int64"}
         for row in _rows(answer.rows, answer.group_columns):
             key = _key({**window, "group": {name: row[name] for name in answer.group_columns}})
             yield key, self._value({**own, **row}, {**own_types, **types})
-        statement = {**window, "window_end": rfc3339(answer.window_end_ms), "data_of": answer.data_of,
+        statement: Document = {**window, "window_end": rfc3339(answer.window_end_ms), "data_of": answer.data_of,
                      "statement": json.dumps(answer.statement)}  # fmt: skip
-        strings = dict.fromkeys(statement, "string")
+        strings: dict[str, str] = dict.fromkeys(statement, "string")
         yield _key(window), self._value(statement, {**strings, "version": "int64", "data_of": "int64"})
 
-    def _value(self, payload: Mapping[str, Any], types: Mapping[str, str]) -> str:
+    def _value(self, payload: Document, types: Mapping[str, str]) -> str:
         if self._options.format == "json":
             return json.dumps(payload, separators=(",", ":"))
         # A key that is not finite is a text in JSON: null is another key.
@@ -225,7 +240,7 @@ class KafkaSink:
         return json.dumps({"schema": schema, "payload": payload}, separators=(",", ":"))
 
 
-def _key(parts: Mapping[str, Any]) -> str:
+def _key(parts: Document) -> str:
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
 
 
@@ -233,8 +248,8 @@ def _connect_type(kind: pa.DataType) -> str:
     return _CONNECT.get(str(kind), "string")
 
 
-def _rows(rows: pa.Table, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-    columns: dict[str, list[Any]] = {}
+def _rows(rows: pa.Table, keys: Sequence[str]) -> Iterator[dict[str, Json]]:
+    columns: dict[str, list[Json]] = {}
     for name in rows.column_names:
         column = rows.column(name)
         if pa.types.is_list(column.type):

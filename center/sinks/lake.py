@@ -28,11 +28,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
-from edgewater.answers.cells import json_text, list_texts
 from edgewater.model.errors import StorageError
-from edgewater.model.float_bounds import side_of
 from edgewater.model.key_texts import OWN_COLUMNS, own_names
-from edgewater.model.number_columns import float_column, is_number
+from edgewater.model.number_columns import fitted
+from edgewater.model.table_texts import json_text, list_texts
 from edgewater.wire import QueryRef
 
 if TYPE_CHECKING:
@@ -186,28 +185,11 @@ def _rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
                 columns.append(pa.nulls(rows, field.type))
                 continue
             column = answer.rows.column(field.name)
-            columns.append(_fitted(column, field))
+            columns.append(list_texts(column) if pa.types.is_list(column.type) else fitted(column, field))
         day = pc.strftime(columns[OWN_COLUMNS.index("window_start")], format="%Y-%m-%d")
         answer_id = pa.repeat(pa.scalar(answer.answer_id, pa.int64()), rows)
         tables.append(pa.table([day, answer_id, *columns], schema=_named(target)))
     return pa.concat_tables(tables)
-
-
-def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray | pa.Array:
-    """Returns a column in the type of the table, which was a guess if no edge was known. A bound is rounded outwards. A
-    number that does not fit is null.
-    """
-    if pa.types.is_list(column.type):
-        return list_texts(column)
-    if column.null_count == len(column):
-        return pa.nulls(len(column), field.type)
-    if pa.types.is_floating(field.type) and is_number(column.type):
-        return pa.array(float_column(column, side_of(field.name)), field.type, mask=column.is_null().to_numpy())
-    if pa.types.is_integer(field.type) and pa.types.is_floating(column.type):
-        column = pc.round(column, round_mode={-1: "down", 0: "half_to_even", 1: "up"}[side_of(field.name)])
-        column = pc.if_else(pc.and_(pc.greater_equal(column, -(2.0**63)), pc.less(column, 2.0**63)), column, None)
-        return pc.cast(column, field.type)
-    return pc.cast(column, field.type)
 
 
 class ParquetFiles:

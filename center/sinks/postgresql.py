@@ -29,9 +29,10 @@ import pyarrow.csv
 from psycopg import sql
 
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
-from edgewater.answers.cells import list_texts, to_json
 from edgewater.model.errors import StorageError
+from edgewater.model.json_types import Document
 from edgewater.model.key_texts import own_names
+from edgewater.model.table_texts import list_texts, to_json
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
@@ -39,7 +40,7 @@ MAX_NAME_BYTES = 63
 """The longest name in bytes. PostgreSQL truncates longer names."""
 TAKEN_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
 """Names that columns cannot have: PostgreSQL's own columns."""
-CONNECTION: dict[str, Any] = {
+CONNECTION = {
     "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 30_000, "application_name": "edgewater sink",
 }  # fmt: skip
@@ -91,7 +92,11 @@ class PostgresSink:
         """Implements `Sink.open`. Raises StorageError."""
         with _stated():
             if self._connection is None or self._connection.closed:
-                given = {**CONNECTION, **psycopg.conninfo.conninfo_to_dict(self._url), "client_encoding": "utf8"}
+                given: dict[str, Any] = {
+                    **CONNECTION,
+                    **psycopg.conninfo.conninfo_to_dict(self._url),
+                    "client_encoding": "utf8",
+                }
                 # A raw cursor, because the others read a `%` in a name as a placeholder.
                 self._connection = psycopg.connect(**given, prepare_threshold=None, cursor_factory=psycopg.RawCursor)
         with self._transaction() as cursor:
@@ -471,7 +476,7 @@ def _texts(rows: pa.Table) -> pa.Table:
     return pa.table([_text(column) for column in rows.columns], rows.column_names)
 
 
-def _jsonb(statement: Mapping[str, Any]) -> str:
+def _jsonb(statement: Document) -> str:
     return _without_nul(to_json(statement).decode())
 
 

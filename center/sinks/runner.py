@@ -25,6 +25,7 @@ from center.sinks.base import Sink, SinkAnswer, SinkQuery
 from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import SinkStatus, SinkStore, WaitingQuery
 from edgewater.model.errors import EdgewaterError, StorageError, plain
+from edgewater.model.json_types import Group
 from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
@@ -430,7 +431,7 @@ class SinkRunner:
         answer = replace(sink_answer(record, query), repeats=0 < record.data_id <= has)
         return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
 
-    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: ReadQuery) -> list[dict[str, Any]]:
+    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: ReadQuery) -> list[Group]:
         """Returns the groups of earlier revisions that the newest revision lacks."""
         last = record.data_of or record.revision - 1
         earlier = [r for r in self._results.revisions(record.query, record.window_start_ms) if r <= last]

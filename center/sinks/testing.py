@@ -17,8 +17,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from center.sinks.base import Sink, SinkAnswer, SinkContext, SinkQuery
-from edgewater.answers import Phase
+from edgewater.answers import Facts, Phase
+from edgewater.answers.statement import Contract, Statement
 from edgewater.model.errors import StorageError
+from edgewater.model.json_types import Document
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 
@@ -93,13 +95,13 @@ def answer(
         "n": list(groups.values()), "n_lower": list(groups.values()), "n_upper": list(groups.values()),
     }  # fmt: skip
     table = pa.table({f.name: pa.array(columns[f.name], f.type) for f in SCHEMA}, schema=SCHEMA)
-    statement = {
+    statement: Document = {
         "query": query.name, "revision": revision, "quality": {"completeness": {"ratio": 1.0, "missing": []}},
         "contract": {"met": True, "violations": []},
     }  # fmt: skip
     return SinkAnswer(
         query, start_ms, end_ms, revision, Phase.FINAL, end_ms, answer_id, table, statement, ("k",),
-        lambda: [{"k": key} for key in removed],
+        lambda: [{"k": key} for key in removed], stated=Statement(Facts(1, 1, 1.0), {}, Contract({})),
     )  # fmt: skip
 
 

@@ -20,15 +20,13 @@ import pyarrow.compute as pc
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.work import spend
 from edgewater.model.float_bounds import SIDES, Side
+from edgewater.model.json_types import Document, IntervalCell
 from edgewater.model.key_texts import not_finite
 from edgewater.model.number_columns import DECIMAL, float_column, outwards
+from edgewater.model.table_texts import Texts, joined, json_text, key_texts, plain_key
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
 from edgewater.synopses.shapes import Label
 
-Cell = dict[str, Any]
-Texts: TypeAlias = pa.StringArray
-_ESCAPED = r'["\\\x00-\x1f]'
-"""Texts with characters that JSON escapes."""
 _ROWS = 10_000
 _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
@@ -206,7 +204,7 @@ def part_columns(part: Part, measure: str, rows: int) -> dict[str, pa.Array]:
             assert_never(part)
 
 
-def part_shape(part: Part, measure: str) -> dict[str, Any]:
+def part_shape(part: Part, measure: str) -> Document:
     """Returns the form of a part, for readers: its member, its shape, and its columns without those of bounds."""
     columns = [each.column for each in row_intervals(part, measure)]
     if isinstance(part, ListPart) or (isinstance(part, NumberPart) and not isinstance(part.values, pa.Array)):
@@ -284,7 +282,7 @@ class Column:
         """The measure's cell per row as JSON: the members of all its parts."""
         return joined("{", _listed([part_texts(part, rows) for part in self.parts], rows), "}")
 
-    def cells(self, rows: int) -> list[Cell]:
+    def cells(self, rows: int) -> list[Document]:
         """The measure's cell per row."""
         return [json.loads(text) for text in self.texts(rows).to_pylist()]
 
@@ -316,40 +314,6 @@ def _equal_estimates(a: Estimates, b: Estimates, at: IntArray, there: IntArray) 
     exact = pc.equal(a.integers.take(pa.array(at)), b.integers.take(pa.array(there)))
     equal &= np.asarray(pc.fill_null(exact, True), bool)  # the `value` of a null is NaN
     return equal
-
-
-_FORMULA = "^'*[=+@\\-\t\r\n]"
-"""Texts that a spreadsheet reads as formulas. Apostrophes before the formula match too, so that a reader can undo what
-`csv_table` adds."""
-
-
-def csv_table(table: pa.Table) -> pa.Table:
-    """Returns the table in the form for CSV: lists as JSON strings, and no text that a spreadsheet executes.
-
-    If a text or a column name begins like a formula, an apostrophe is put before it. Numbers do not change.
-    """
-    for at, field in enumerate(table.schema):
-        column = table.column(at)
-        if pa.types.is_list(field.type):
-            column = list_texts(column)
-        elif pa.types.is_string(field.type):
-            column = _without_formulas(column)
-        table = table.set_column(at, field.name, column)
-    return table.rename_columns(_without_formulas(pa.array(table.column_names, pa.string())).to_pylist())
-
-
-def list_texts(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Returns the lists of a column as JSON texts."""
-    return pa.array([None if v is None else _text(v) for v in column.to_pylist()], pa.string())
-
-
-def _without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    escaped = pc.binary_join_element_wise("'", texts, "")
-    return pc.if_else(pc.match_substring_regex(texts, _FORMULA), escaped, texts)
-
-
-def _text(value: list[Any]) -> str:
-    return json_text([{k: plain_key(v) for k, v in e.items()} if isinstance(e, dict) else plain_key(e) for e in value])
 
 
 def interval_columns(name: str, estimates: Estimates, *, wide: bool = False) -> dict[str, pa.Array]:
@@ -401,7 +365,7 @@ def beyond_int64(estimates: Estimates) -> BoolArray:
     return np.asarray(pc.fill_null(beyond, False), bool)
 
 
-def intervals(estimates: Estimates, whole: bool) -> list[Cell]:
+def intervals(estimates: Estimates, whole: bool) -> list[IntervalCell]:
     """Returns one interval per row."""
     return [json.loads(f"{{{text}}}") for text in interval_texts(estimates, whole).to_pylist()]
 
@@ -452,27 +416,6 @@ def number_texts(values: FloatArray, whole: bool) -> Texts:
     return texts
 
 
-def key_texts(column: pa.Array | pa.ChunkedArray) -> Texts:
-    """Returns values of keys, or items, as JSON (`plain_key`)."""
-    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return pc.cast(column, pa.string())
-    if pa.types.is_string(kind) and not pc.any(pc.match_substring_regex(column, _ESCAPED)).as_py():
-        return pc.binary_join_element_wise('"', column, '"', "")
-    return pa.array([None if v is None else json_text(plain_key(v)) for v in column.to_pylist()], pa.string())
-
-
-def json_text(value: object) -> str:
-    """Returns JSON without white space. Raises ValueError for NaN and infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def to_json(value: object) -> bytes:
-    """Returns `json_text` as UTF-8."""
-    return json_text(value).encode()
-
-
 def joined_rows(texts: Texts) -> Iterator[bytes]:
     """Yields the texts of many rows with commas between, in parts that fit into one text of Arrow."""
     for at in range(0, len(texts), _ROWS):
@@ -480,11 +423,6 @@ def joined_rows(texts: Texts) -> Iterator[bytes]:
         part = texts.slice(at, _ROWS)
         (text,) = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(part)], pa.int32()), part), ",")
         yield text.as_buffer().to_pybytes()
-
-
-def joined(*texts: Texts | str) -> Texts:
-    """Returns the texts of each row, one after another. A null is ``null``."""
-    return pc.binary_join_element_wise(*texts, "", null_handling="replace", null_replacement="null")
 
 
 def _member(name: str, *value: Texts | str) -> Texts:
@@ -501,11 +439,6 @@ def _listed(each: Sequence[Texts], rows: int) -> Texts:
 def plain(value: Any) -> Any:
     """A value as JSON: NaN and infinity become null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def plain_key(value: Any) -> Any:
-    """A value of a group's key, or an item, as JSON: NaN and infinity become their names, since null is another key."""
-    return not_finite(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def nullable(values: FloatArray) -> pa.Array:

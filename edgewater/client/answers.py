@@ -7,12 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from edgewater.client.display import answer_html, answers_html
 from edgewater.client.interval import Interval, Number
+from edgewater.client.replies import (
+    EdgeProgress,
+    Members,
+    PartShape,
+    ProgressData,
+    Quality,
+    Spec,
+    Violation,
+)
 from edgewater.model.errors import EdgewaterError, InvalidRequest
 from edgewater.model.float_bounds import side_of, to_float
+from edgewater.model.json_types import Document, Group, Groups, IntervalCell, Json
 from edgewater.model.key_texts import OWN_COLUMNS, own_names
 from edgewater.model.timestamps import parse_time
 
@@ -45,7 +55,7 @@ class Column:
     columns: tuple[str, ...]
 
     @property
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> list[Group]:
         return self.answer.groups
 
     @property
@@ -110,7 +120,7 @@ class Column:
         groups = ", ".join(str(g) for g in self.groups[:5])
         raise InvalidRequest("group", group, f"one of {len(self.groups)} groups, such as {groups or '(none)'}")
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], Interval]]:
+    def __iter__(self) -> Iterator[tuple[Group, Interval]]:
         return iter(list(zip(self.groups, self.intervals, strict=True)))
 
 
@@ -126,7 +136,7 @@ class Answer:
     """
 
     table: pa.Table
-    members: Mapping[str, Any]
+    members: Members
     group_by: tuple[str, ...]
     explain_with: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
 
@@ -152,8 +162,7 @@ class Answer:
     @property
     def version(self) -> int | None:
         """The version of the query that has the window; None if the center is of an earlier release."""
-        version: int | None = self.members.get("version")
-        return version
+        return self.members.get("version")
 
     @property
     def revision(self) -> int:
@@ -181,9 +190,8 @@ class Answer:
         return dict(self.members["rest"])
 
     @property
-    def quality(self) -> Mapping[str, Any]:
-        quality: Mapping[str, Any] = self.members["quality"]
-        return quality
+    def quality(self) -> Quality:
+        return self.members["quality"]
 
     @property
     def completeness(self) -> float | None:
@@ -231,12 +239,12 @@ class Answer:
         return bool(self.members["contract"]["met"])
 
     @property
-    def violations(self) -> list[Mapping[str, Any]]:
+    def violations(self) -> list[Violation]:
         """The contract's violations, each with `code` and `message`."""
         return list(self.members["contract"]["violations"])
 
     @property
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> list[Group]:
         """The group of each row; `{}` for a query without groups."""
         if not self.group_by:
             return [{} for _ in range(self.table.num_rows)]
@@ -270,7 +278,7 @@ class Answer:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def explain(self, measure: str, group: Mapping[str, Any] | None = None) -> Any:
+    def explain(self, measure: str, group: Groups | None = None) -> Any:
         """Returns what the error of a measure consists of. For an answer of an `AsyncCenter`, returns an awaitable."""
         if self.explain_with is None:
             raise InvalidRequest("explain", self.query, "an answer of a query: center.query(name).latest()")
@@ -353,10 +361,10 @@ class Answers(Sequence[Answer]):
 class Progress:
     """The state of the edges. It arrives at a fixed interval, also without answers."""
 
-    data: Mapping[str, Any]
+    data: ProgressData
 
     @property
-    def edges(self) -> dict[str, Mapping[str, Any]]:
+    def edges(self) -> dict[str, EdgeProgress]:
         """The state of each edge of the stream's queries, by the edge's name: state, watermark, last_seen."""
         return {e["edge"]: e for q in self.data["queries"] for e in q["edges"]}
 
@@ -370,9 +378,7 @@ class Gap:
     reason: str
 
 
-def from_table(
-    table: pa.Table, heads: list[dict[str, Any]], spec: Mapping[str, Any], explain_with: Callable[..., Any] | None
-) -> Answers:
+def from_table(table: pa.Table, heads: list[Members], spec: Spec, explain_with: Callable[..., Any] | None) -> Answers:
     """Returns the answers of an Arrow stream.
 
     Args:
@@ -397,7 +403,7 @@ def from_table(
     answers = tuple(
         Answer(
             values.slice(*bounds[parse_time(h["window"]["start"])]),
-            {name: member for name, member in h.items() if name != "group_by"},
+            cast(Members, {name: member for name, member in h.items() if name != "group_by"}),
             tuple(h.get("group_by", group_by)),
             explain_with,
         )
@@ -412,7 +418,7 @@ DESCRIBING = frozenset({*OWN_COLUMNS, "version"})
 """
 
 
-def group_columns(spec: Mapping[str, Any]) -> tuple[str, ...]:
+def group_columns(spec: Spec) -> tuple[str, ...]:
     """Returns the names of the group columns. In a spec, a computed key is a mapping of its name to an expression."""
     return tuple(key if isinstance(key, str) else next(iter(key)) for key in spec.get("group_by") or ())
 
@@ -430,7 +436,7 @@ def _first_value_column(table: pa.Table, named: set[str]) -> int:
     return int(table.num_columns)
 
 
-def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: Callable[..., Any] | None) -> Answer:
+def from_json(answer: Mapping[str, Any], spec: Spec, explain_with: Callable[..., Any] | None) -> Answer:
     """Returns an answer of a live stream, with the columns of the center's Arrow form."""
     import pyarrow as pa
 
@@ -447,7 +453,7 @@ def from_json(answer: Mapping[str, Any], spec: Mapping[str, Any], explain_with: 
             columns.setdefault(name, [None] * at).append(value)
         for column in columns.values():
             column.extend([None] * (at + 1 - len(column)))
-    members = {k: v for k, v in answer.items() if k != "data"}
+    members = cast(Members, {k: v for k, v in answer.items() if k != "data"})
     table = pa.table({n: _array(n, v) for n, v in columns.items()})
     return Answer(table, members, group_by, explain_with)
 
@@ -464,42 +470,43 @@ def _array(name: str, values: list[Any]) -> pa.Array:
         return pa.array([None if v is None else to_float(v, side_of(name)) for v in values], pa.float64())
 
 
-def _flat(shapes: Sequence[Mapping[str, Any]], cell: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(shapes: Sequence[PartShape], cell: Document) -> dict[str, Json]:
     """Returns the columns of a cell, name -> value.
 
     Args:
         shapes: the members of the cell, as the answer states them.
     """
-    flat: dict[str, Any] = {}
+    flat: dict[str, Json] = {}
     for part in shapes:
         member = cell.get(part["name"]) if part["name"] else cell
         if part["shape"] not in _INTERVALS:
             flat.update(dict.fromkeys(part["columns"], member))
             continue
-        each: Any = {"interval": [member], "items": member}.get(part["shape"]) or (member or {}).values()
+        listed: Any = member
+        each: Any = {"interval": [member], "items": member}.get(part["shape"]) or (listed or {}).values()
         for column, interval in zip(part["columns"], each, strict=False):
             flat.update(_bounds(column, interval))
     return flat
 
 
-def _unstated(measure: str, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _unstated(measure: str, cell: Document) -> list[PartShape]:
     """Returns the shapes of a cell of a center of an earlier release: an interval, or members as they are."""
     if "estimate" in cell:
         return [{"name": "", "shape": "interval", "columns": [measure]}]
     return [{"name": name, "shape": "number", "columns": [f"{measure}.{name}"]} for name in cell]
 
 
-def _number(interval: Mapping[str, Any]) -> Any:
+def _number(interval: IntervalCell) -> Any:
     """Returns the estimate. JSON states NaN and the infinities by name, in `not_finite`."""
     return float(interval["not_finite"]) if "not_finite" in interval else interval["estimate"]
 
 
-def _certain(interval: Mapping[str, Any]) -> float | None:
+def _certain(interval: IntervalCell) -> float | None:
     """Returns 1, the confidence of bounds that always hold; None if there are no bounds."""
     return None if interval["lower"] is None and interval["upper"] is None else 1.0
 
 
-def _bounds(name: str, interval: Mapping[str, Any]) -> dict[str, Number | None]:
+def _bounds(name: str, interval: IntervalCell) -> dict[str, Number | None]:
     return {name: _number(interval), f"{name}_lower": interval["lower"], f"{name}_upper": interval["upper"]}
 
 

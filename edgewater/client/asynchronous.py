@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from edgewater.client.answers import Answer, Answers, Gap, Progress, from_table
 from edgewater.client.center import QueryData
 from edgewater.client.connection import Connection, LiveState, arguments, bounded_async, event_source, unreachable
 from edgewater.client.requests import Flow, IfExists, Moment, Pause, Phase, checked, moment, question_params, segment
+from edgewater.model.json_types import Document, Groups
 
 T = TypeVar("T")
 
@@ -41,18 +42,18 @@ class AsyncCenter:
         return str(self._http.base_url)
 
     async def register(
-        self, spec: Mapping[str, Any] | str | Path, if_exists: IfExists = "same", *, lasts: str | None = None
+        self, spec: Document | str | Path, if_exists: IfExists = "same", *, lasts: str | None = None
     ) -> AsyncQuery:
         return AsyncQuery(await self._run(flows.register(spec, if_exists, lasts)), self)
 
     async def put(
-        self, spec: Mapping[str, Any] | str | Path, *, at: Moment | None = None, version: int | None = None,
+        self, spec: Document | str | Path, *, at: Moment | None = None, version: int | None = None,
         lasts: str | None = None,
     ) -> AsyncQuery:  # fmt: skip
         return AsyncQuery(await self._run(flows.put(spec, at, version, lasts)), self)
 
     async def dry_run(
-        self, spec: Mapping[str, Any] | str | Path, *, change: bool = False, at: Moment | None = None,
+        self, spec: Document | str | Path, *, change: bool = False, at: Moment | None = None,
         version: int | None = None, lasts: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         return await self._run(flows.dry_run(spec, change, at, version, lasts))
@@ -143,11 +144,11 @@ class AsyncQuery(QueryData):
 
     center: AsyncCenter
 
-    async def latest(self, group: Mapping[str, Any] | None = None, **questions: Any) -> Answer:
+    async def latest(self, group: Groups | None = None, **questions: Any) -> Answer:
         return await self._run(flows.latest(self.name, question_params(group, questions), self._build))
 
     async def windows(
-        self, start: Moment | None = None, end: Moment | None = None, group: Mapping[str, Any] | None = None, *,
+        self, start: Moment | None = None, end: Moment | None = None, group: Groups | None = None, *,
         every: str | None = None, zone: str | None = None, **questions: Any,
     ) -> Answers:  # fmt: skip
         bounds, params = (moment(start, "start"), moment(end, "end")), question_params(group, questions)
@@ -156,20 +157,20 @@ class AsyncQuery(QueryData):
         )
 
     async def window(
-        self, start: Moment, revision: int | None = None, group: Mapping[str, Any] | None = None, **questions: Any
+        self, start: Moment, revision: int | None = None, group: Groups | None = None, **questions: Any
     ) -> Answer:
         at = moment(start, "start") or ""
         return await self._run(flows.window(self.name, at, revision, question_params(group, questions), self._build))
 
     async def wait(
-        self, window: Moment, phase: Phase = "final", timeout: float = 60.0, group: Mapping[str, Any] | None = None,
+        self, window: Moment, phase: Phase = "final", timeout: float = 60.0, group: Groups | None = None,
         **questions: Any,
     ) -> Answer:  # fmt: skip
         at, params = moment(window, "window") or "", question_params(group, questions)
         return await self._run(flows.wait(self.name, at, phase, timeout, time.monotonic, params, self._build))
 
     def live(
-        self, group: Mapping[str, Any] | None = None, after: int | None = None, *, changes: bool = False,
+        self, group: Groups | None = None, after: int | None = None, *, changes: bool = False,
         summary: bool = False, **questions: Any,
     ) -> AsyncIterator[Answer | Progress | Gap]:  # fmt: skip
         return self.center._live(LiveState.of(self, question_params(group, questions), after, changes, summary))
@@ -181,7 +182,7 @@ class AsyncQuery(QueryData):
         return dict(await self._run(flows.get(f"/v1/queries/{segment(self.name)}")))
 
     async def explain(
-        self, window: Moment, group: Mapping[str, Any] | None = None, revision: int | None = None, **questions: Any
+        self, window: Moment, group: Groups | None = None, revision: int | None = None, **questions: Any
     ) -> dict[str, Any]:
         at = moment(window, "window") or ""
         return await self._run(flows.explain(self.name, at, revision, question_params(group, questions)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,9 @@ import httpx
 from edgewater.client import requests as flows
 from edgewater.client.answers import Answer, Answers, Gap, Progress, from_table
 from edgewater.client.connection import Connection, LiveState, arguments, bounded, event_source, unreachable
+from edgewater.client.replies import Registered, Spec
 from edgewater.client.requests import Flow, IfExists, Moment, Pause, Phase, checked, moment, question_params, segment
+from edgewater.model.json_types import Document, Groups
 
 T = TypeVar("T")
 
@@ -46,9 +48,7 @@ class Center:
     def url(self) -> str:
         return str(self._http.base_url)
 
-    def register(
-        self, spec: Mapping[str, Any] | str | Path, if_exists: IfExists = "same", *, lasts: str | None = None
-    ) -> Query:
+    def register(self, spec: Document | str | Path, if_exists: IfExists = "same", *, lasts: str | None = None) -> Query:
         """Registers a query.
 
         Args:
@@ -60,7 +60,7 @@ class Center:
         return Query(self._run(flows.register(spec, if_exists, lasts)), self)
 
     def put(
-        self, spec: Mapping[str, Any] | str | Path, *, at: Moment | None = None, version: int | None = None,
+        self, spec: Document | str | Path, *, at: Moment | None = None, version: int | None = None,
         lasts: str | None = None,
     ) -> Query:  # fmt: skip
         """Changes a query, or registers it. No answer is deleted. If the same query is registered already, nothing
@@ -76,7 +76,7 @@ class Center:
         return Query(self._run(flows.put(spec, at, version, lasts)), self)
 
     def dry_run(
-        self, spec: Mapping[str, Any] | str | Path, *, change: bool = False, at: Moment | None = None,
+        self, spec: Document | str | Path, *, change: bool = False, at: Moment | None = None,
         version: int | None = None, lasts: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Returns what `register` would do, or what `put` would do with `change`. Registers nothing.
@@ -188,7 +188,7 @@ class QueryData:
         registered: name, version, spec and registered_at; also notes if the query has just been registered.
     """
 
-    registered: Mapping[str, Any]
+    registered: Registered
 
     @property
     def name(self) -> str:
@@ -200,9 +200,8 @@ class QueryData:
         return int(self.registered["version"])
 
     @property
-    def spec(self) -> Mapping[str, Any]:
-        spec: Mapping[str, Any] = self.registered["spec"]
-        return spec
+    def spec(self) -> Spec:
+        return self.registered["spec"]
 
     @property
     def notes(self) -> list[str]:
@@ -219,7 +218,7 @@ class Query(QueryData):
 
     center: Center
 
-    def latest(self, group: Mapping[str, Any] | None = None, **questions: Any) -> Answer:
+    def latest(self, group: Groups | None = None, **questions: Any) -> Answer:
         """Returns the newest answer to the last window. Raises NotFound if there is none; the message states the
         reason.
 
@@ -231,7 +230,7 @@ class Query(QueryData):
         return self._run(flows.latest(self.name, question_params(group, questions), self._build))
 
     def windows(
-        self, start: Moment | None = None, end: Moment | None = None, group: Mapping[str, Any] | None = None, *,
+        self, start: Moment | None = None, end: Moment | None = None, group: Groups | None = None, *,
         every: str | None = None, zone: str | None = None, **questions: Any,
     ) -> Answers:  # fmt: skip
         """Returns the newest answers to the windows that start in [start, end).
@@ -246,7 +245,7 @@ class Query(QueryData):
         return self._run(flows.windows(self.name, *bounds, time.monotonic, params, self._build, every=every, zone=zone))
 
     def window(
-        self, start: Moment, revision: int | None = None, group: Mapping[str, Any] | None = None, **questions: Any
+        self, start: Moment, revision: int | None = None, group: Groups | None = None, **questions: Any
     ) -> Answer:
         """Returns the answer to one window. Raises NotFound.
 
@@ -257,7 +256,7 @@ class Query(QueryData):
         return self._run(flows.window(self.name, at, revision, question_params(group, questions), self._build))
 
     def wait(
-        self, window: Moment, phase: Phase = "final", timeout: float = 60.0, group: Mapping[str, Any] | None = None,
+        self, window: Moment, phase: Phase = "final", timeout: float = 60.0, group: Groups | None = None,
         **questions: Any,
     ) -> Answer:  # fmt: skip
         """Waits until a window has reached a phase, and returns its answer.
@@ -268,7 +267,7 @@ class Query(QueryData):
         return self._run(flows.wait(self.name, at, phase, timeout, time.monotonic, params, self._build))
 
     def live(
-        self, group: Mapping[str, Any] | None = None, after: int | None = None, *, changes: bool = False,
+        self, group: Groups | None = None, after: int | None = None, *, changes: bool = False,
         summary: bool = False, **questions: Any,
     ) -> Iterator[Answer | Progress | Gap]:  # fmt: skip
         """Yields answers when the center publishes them, without an end. It begins with the latest answer, or after an
@@ -294,7 +293,7 @@ class Query(QueryData):
         return dict(self._run(flows.get(f"/v1/queries/{segment(self.name)}")))
 
     def explain(
-        self, window: Moment, group: Mapping[str, Any] | None = None, revision: int | None = None, **questions: Any
+        self, window: Moment, group: Groups | None = None, revision: int | None = None, **questions: Any
     ) -> dict[str, Any]:
         """Returns what the error of a value in a window consists of: by cause, by edge, by revision.
 

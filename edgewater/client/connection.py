@@ -9,15 +9,17 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from tenacity import wait_random_exponential
 
 from edgewater.client.answers import Answer, Gap, Progress, from_json
+from edgewater.client.replies import Row, WholeAnswer
 from edgewater.client.requests import Pause, Request, RequestRefused, Unreachable, checked, segment
 from edgewater.model.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
+from edgewater.model.json_types import Group
 from edgewater.runtime.http_exchange import failure
 from edgewater.runtime.secret_files import read_secret_file
 
@@ -222,7 +224,7 @@ def _selection(changes: bool, summary: bool) -> list[tuple[str, str]]:
     return [(name, "true") for name, is_asked in (("changes", changes), ("summary", summary)) if is_asked]
 
 
-def _group_key(group: Mapping[str, Any]) -> str:
+def _group_key(group: Group) -> str:
     return json.dumps(list(group.values()))
 
 
@@ -243,7 +245,7 @@ class LiveState:
     queries: Mapping[str, Any]
     last_id: str | None = None
     failures: int = 0
-    whole: dict[tuple[str, str], tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    whole: dict[tuple[str, str], tuple[int, dict[str, Row]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -296,7 +298,7 @@ class LiveState:
             raise ProtocolError(f"{self.path}: an event {sse.event[:50]!r} that cannot be read: {exc!r}") from None
         return None
 
-    def _whole(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def _whole(self, answer: WholeAnswer) -> WholeAnswer:
         """Returns the answer with all its groups, also if it has only the groups that have changed since an earlier
         revision.
         """
@@ -316,7 +318,7 @@ class LiveState:
             if len(self.whole) > WHOLE_WINDOWS:
                 del self.whole[next(iter(self.whole))]
         members = {name: value for name, value in answer.items() if name not in ("base", "removed", "groups")}
-        return members | {"data": list(rows.values())}
+        return cast(WholeAnswer, members | {"data": list(rows.values())})
 
     def pause(self, failure: Exception | None) -> Pause:
         """Returns the pause before the next attempt. Raises `failure` if another attempt cannot help."""

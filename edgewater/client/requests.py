@@ -18,8 +18,10 @@ import httpx
 import yaml
 
 from edgewater.client.answers import ARROW, Answer, Answers
+from edgewater.client.replies import Members, Registered
 from edgewater.model import errors
 from edgewater.model.errors import Conflict, EdgewaterError, InvalidInput, InvalidQuery, InvalidRequest, ProtocolError
+from edgewater.model.json_types import Document, Groups
 from edgewater.model.key_texts import key_text
 from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.runtime.plain_yaml import load_yaml
@@ -189,7 +191,7 @@ QUESTIONS = (
 """The question parameters of the API, except `group`."""
 
 
-def question_params(group: Mapping[str, Any] | None, questions: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def question_params(group: Groups | None, questions: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Returns the parameters of a question. A value may be a list of values.
 
     Raises:
@@ -213,7 +215,7 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def read_spec(spec: Mapping[str, Any] | str | Path) -> tuple[bytes, str, str]:
+def read_spec(spec: Document | str | Path) -> tuple[bytes, str, str]:
     """Returns a query's body, its media type and its name, from a mapping, YAML text or a file of YAML.
 
     The center checks the rest, because only the center knows its functions. Raises InvalidQuery.
@@ -263,7 +265,7 @@ def explain(name: str, start: str, revision: int | None, params: tuple[tuple[str
 
 
 def dry_run(
-    spec: Mapping[str, Any] | str | Path, change: bool, at: Moment | None, version: int | None, lasts: str | None
+    spec: Document | str | Path, change: bool, at: Moment | None, version: int | None, lasts: str | None
 ) -> Flow[dict[str, Any]]:
     body, media, name = read_spec(spec)
     params = (("dry_run", "true"), *_borders(at, lasts))
@@ -273,9 +275,7 @@ def dry_run(
     return found
 
 
-def register(
-    spec: Mapping[str, Any] | str | Path, if_exists: IfExists, lasts: str | None = None
-) -> Flow[dict[str, Any]]:
+def register(spec: Document | str | Path, if_exists: IfExists, lasts: str | None = None) -> Flow[Registered]:
     if if_exists not in ("same", "error", "replace"):
         raise InvalidRequest("if_exists", if_exists, "same, error or replace")
     if if_exists == "replace":
@@ -285,18 +285,16 @@ def register(
     response = yield Request("POST", "/v1/queries", params, content=body, headers={"Content-Type": media})
     if if_exists == "error" and response.status_code == 200:
         raise Conflict(f"query {name} is registered already")
-    registered: dict[str, Any] = json_of(response)
+    registered: Registered = json_of(response)
     return registered
 
 
-def put(
-    spec: Mapping[str, Any] | str | Path, at: Moment | None, version: int | None, lasts: str | None
-) -> Flow[dict[str, Any]]:
+def put(spec: Document | str | Path, at: Moment | None, version: int | None, lasts: str | None) -> Flow[Registered]:
     body, media, name = read_spec(spec)
     params = _borders(at, lasts)
     path, headers = f"/v1/queries/{segment(name)}", _put_headers(media, version)
     response = yield Request("PUT", path, params, content=body, headers=headers)
-    registered: dict[str, Any] = json_of(response)
+    registered: Registered = json_of(response)
     return registered
 
 
@@ -378,9 +376,9 @@ def wait(
         yield Pause(min(POLL_S, max(0.0, deadline - clock())))
 
 
-Build = Callable[["pa.Table", list[dict[str, Any]]], Answers]
+Build = Callable[["pa.Table", list[Members]], Answers]
 """Builds answers from a table and the metadata of an Arrow stream."""
-Page = tuple["pa.Table", list[dict[str, Any]]]
+Page = tuple["pa.Table", list[Members]]
 
 
 def page_of(response: httpx.Response) -> Page:

@@ -67,16 +67,27 @@ def _with_types(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         kind = types.get(name, column.type)
-        if kind == column.type:
-            columns.append(column)
-        elif _is_empty(column):
-            columns.append(pa.nulls(len(column), kind))
-        elif pa.types.is_floating(kind):
-            floats = float_column(column, side_of(name))
-            columns.append(pa.array(floats, kind, mask=np.asarray(column.is_null())))
-        else:
-            columns.append(column.cast(kind) if kind == DECIMAL else column)
+        fits = _is_empty(column) or (is_number(kind) and is_number(column.type))
+        columns.append(fitted(column, pa.field(name, kind)) if fits else column)
     return pa.table(columns, names=table.column_names)
+
+
+def fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    """Returns a column in the type of a field. A bound is rounded outwards. A number that does not fit is null.
+
+    Raises pa.ArrowInvalid or pa.ArrowNotImplementedError if values that are no numbers have another type.
+    """
+    kind, side = field.type, side_of(field.name)
+    if column.type == kind:
+        return column
+    if column.null_count == len(column):
+        return pa.nulls(len(column), kind)
+    if pa.types.is_floating(kind) and is_number(column.type):
+        return pa.array(float_column(column, side), kind, mask=np.asarray(column.is_null()))
+    if pa.types.is_integer(kind) and pa.types.is_floating(column.type):
+        column = pc.round(column, round_mode={-1: "down", 0: "half_to_even", 1: "up"}[side])
+        column = pc.if_else(pc.and_(pc.greater_equal(column, -(2.0**63)), pc.less(column, 2.0**63)), column, None)
+    return pc.cast(column, kind)
 
 
 def rounded_by_pandas(column: pa.ChunkedArray) -> bool:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from center import serving
+from edgewater.model.table_texts import csv_table
 
 
 def render(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -25,6 +26,6 @@ def to_table(*args: Any, **kwargs: Any) -> pa.Table:
 def to_csv(*args: Any, **kwargs: Any) -> bytes:
     """Returns the same table as CSV."""
     sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(serving.csv_table(to_table(*args, **kwargs)), sink)
+    pyarrow.csv.write_csv(csv_table(to_table(*args, **kwargs)), sink)
     text: bytes = sink.getvalue().to_pybytes()
     return text

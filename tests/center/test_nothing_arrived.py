@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from center.api.answer_cache import ARROW_METADATA
-from center.api.negotiation import ARROW, CSV
+from edgewater.model.table_texts import ARROW, CSV
 from tests.center.border_world import MINUTE, T0, Border
 
 UNKNOWN = {"estimate": None, "lower": None, "upper": None}

@@ -29,11 +29,11 @@ from center.api.prometheus.series import (
     is_absent,
     selection,
 )
-from edgewater.answers.cells import json_text
 from edgewater.answers.work import spend
 from edgewater.model.errors import EdgewaterError
 from edgewater.model.float_bounds import LARGEST_EXACT, Side, side_of
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.table_texts import json_text
 
 MAX_LENGTH = 8_192
 """Characters of an expression."""
@@ -481,7 +481,7 @@ def range_json(value: Samples | Scalar, axis: Axis) -> Iterator[bytes]:
     yield from _result("matrix", result)
 
 
-def _result(kind: str, series: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+def _result(kind: str, series: Iterable[object]) -> Iterator[bytes]:
     """Yields a list of series in parts: other threads wait while a text is written."""
     yield b'{"resultType":"%b","result":[' % kind.encode()
     for number, each in enumerate(series):

@@ -28,21 +28,14 @@ from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.serving.render import answer_rows, merged_data, statement_of
 from center.serving.totals import answer_totals
 from edgewater.answers import Phase
-from edgewater.answers.cells import (
-    IntervalPart,
-    ItemsPart,
-    KeyedPart,
-    ListPart,
-    NumberPart,
-    Part,
-    interval_columns,
-    plain_key,
-)
+from edgewater.answers.cells import IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart, Part, interval_columns
 from edgewater.answers.work import spend
 from edgewater.model.errors import Overspent
 from edgewater.model.float_bounds import Side, side_of, to_float
+from edgewater.model.json_types import IntervalCell
 from edgewater.model.key_texts import key_text, label_names
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.table_texts import plain_key
 from edgewater.model.windows import TimeWindow
 from edgewater.synopses import Estimates, GroupedAggregate
 from edgewater.synopses.shapes import Label
@@ -319,13 +312,11 @@ def all_groups(query: RegisteredQuery) -> str:
     return "answer_all" if any(m.name == "all" for m in query.spec.measures) else "all"
 
 
-def totals_of(
-    query: RegisteredQuery, record: AnswerRecord, merged: GroupedAggregate | None
-) -> dict[str, Mapping[str, Any]]:
+def totals_of(query: RegisteredQuery, record: AnswerRecord, merged: GroupedAggregate | None) -> dict[str, IntervalCell]:
     """Returns the totals of an answer by the name of the series. Without groups, the measures are the totals."""
     if not query.spec.group_by:
         return {}
-    totals = answer_totals(record, query.spec, NO_QUESTIONS, merged)["total"]
+    totals = answer_totals(record, query.spec, NO_QUESTIONS, merged).total
     return {f"{all_groups(query)}:{name}": cell for name, cell in totals.items()}
 
 
@@ -359,7 +350,7 @@ def _add(found: dict[Labels, float], name: str, labels: Mapping[str, str], value
         found[tuple(sorted({"__name__": name, **labels}.items()))] = to_float(value, side)
 
 
-def _add_interval(found: dict[Labels, float], name: str, labels: Mapping[str, str], cell: Mapping[str, Any]) -> None:
+def _add_interval(found: dict[Labels, float], name: str, labels: Mapping[str, str], cell: IntervalCell) -> None:
     odd = cell.get("not_finite")
     _add(found, name, labels, cell["estimate"] if odd is None else float(odd))
     _add(found, f"{name}_lower", labels, cell["lower"], -1)

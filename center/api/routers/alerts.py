@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 
 from center.api.access import IN_TURN, READS, Caller, require
 from center.api.bodies import read_document, read_typed_body
-from center.api.openapi import problems
+from center.api.openapi import OpenApi, problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
 from center.sinks import read_definition
@@ -25,7 +25,7 @@ _EXAMPLE = {
     "targets": {"oncall": {"alertmanager": {"url": "http://127.0.0.1:9093"}}},
     "rules": [{"alert": "many", "query": "flights", "certainly": "n > 100"}],
 }
-_BODY: dict[str, Any] = {
+_BODY: OpenApi = {
     "requestBody": {
         "required": True,
         "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
@@ -44,7 +44,7 @@ class FiringAlert(BaseModel):
     annotations: dict[str, str]
     since: str = Field(description="Start of the first window in which the condition held without interruption.")
     starts_at: str | None = Field(description="When it began to fire.")
-    details: dict[str, Any] = Field(
+    details: dict[str, JsonValue] = Field(
         description="What the last answer says: `condition` (`holds` or `unknown`), values with bounds, window, phase"
         " and revision."
     )
@@ -81,7 +81,7 @@ class CheckedAlert(BaseModel):
     status: str
     at: str = Field(description="When the answer was given.")
     labels: dict[str, str]
-    details: dict[str, Any]
+    details: dict[str, JsonValue]
 
 
 class CheckedRule(BaseModel):

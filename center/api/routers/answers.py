@@ -13,7 +13,7 @@ from starlette.responses import Response
 from center.api.access import IN_TURN, READS_QUERY, caller
 from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
-from center.api.negotiation import JSON, matches
+from center.api.negotiation import matches
 from center.api.openapi import answers as answer_responses
 from center.api.openapi import problems
 from center.api.problems import HttpProblem, problem_response
@@ -28,6 +28,7 @@ from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS
+from edgewater.model.table_texts import JSON
 from edgewater.model.timestamps import rfc3339
 
 MAX_LIMIT = 1_000

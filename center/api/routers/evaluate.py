@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +12,7 @@ from center.api.access import READS_QUERY, Caller, require_still
 from center.api.evaluate_stream import MAX_LINE_BYTES, NDJSON, READ_TYPES, DuplexResponse, LineEvaluator
 from center.api.limits import InSlot
 from center.api.measure_models import EvaluatedLine, QuestionLine
-from center.api.openapi import Responses, problems
+from center.api.openapi import OpenApi, Responses, problems
 from center.api.problems import HttpProblem
 from center.api.services import Center, Services
 from center.api_access import Principal
@@ -32,7 +31,7 @@ EXAMPLE_ANSWERS = """\
 {"id":2,…}
 {"id":3,"error":{"type":"https://edgewater.dev/problems/invalid-request","status":422,"field":"measure",…}}
 """
-_BODY: dict[str, Any] = {
+_BODY: OpenApi = {
     "requestBody": {
         "required": True,
         "description": f"One question per line, each a `QuestionLine` of at most {MAX_LINE_BYTES} bytes.",

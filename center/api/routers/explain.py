@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.access import IN_TURN, READS_QUERY
 from center.api.edge_progress import edge_state, watermark
-from center.api.explain_models import CompletenessMatrix, EdgeBudget, Explanation, PendingGrant, QueryBudget
+from center.api.explain_models import (
+    CompletenessMatrix,
+    EdgeBudget,
+    ErrorPart,
+    ExplainedEdge,
+    ExplainedRevision,
+    Explanation,
+    QueryBudget,
+)
+from center.api.measure_models import WindowRange
 from center.api.openapi import problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
@@ -18,10 +29,11 @@ from center.api.time_params import Time
 from center.api.versions import clipped, version_with, versions_of
 from center.budgets import BudgetAllocator, Holding, error_limits
 from center.results import AnswerRecord, as_far_as_readable
-from center.serving import edge_statements, explain_value, value_of_group
+from center.serving import EdgeStatement, Sides, edge_statements, explain_value, value_of_group
 from edgewater.answers import Cause
 from edgewater.model.edge_records import expected_edges
 from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.model.json_types import as_document
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
@@ -78,33 +90,25 @@ def _explained(name: str, start: Time, params: ExplainParams, center: Services) 
     for revision in revisions[-MAX_REVISIONS:]:
         other = center.results.answer(query.ref, start, revision)
         cell = as_far_as_readable(lambda r: value_of_group(r, query.spec, measure, questions, value.group), other)
-        history.append(
-            {
-                "revision": revision,
-                "phase": other.phase.value,
-                "given_at": rfc3339(other.answered_at_ms),
-                **_interval(cell),
-            }
-        )
-    return Explanation.model_validate(
-        {
-            "query": name,
-            "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
-            "phase": record.phase.value,
-            "revision": record.revision,
-            "given_at": rfc3339(record.answered_at_ms),
-            "measure": measure.name,
-            "value": value.name,
-            "group": value.group,
-            "groups": value.groups,
-            **_interval(value.cell),
-            "confidence": value.confidence,
-            "parts": [part.to_json() for part in value.parts],
-            "edges": _edges(center, query, record, measure),
-            "revisions": history,
-            "contract": value.contract,
-            "coverage": value.coverage,
-        }
+        given_at = rfc3339(other.answered_at_ms)
+        history.append(ExplainedRevision(revision=revision, phase=other.phase.value, given_at=given_at, **cell))
+    return Explanation(
+        query=name,
+        window=WindowRange(start=rfc3339(record.window_start_ms), end=rfc3339(record.window_end_ms)),
+        phase=record.phase.value,
+        revision=record.revision,
+        given_at=rfc3339(record.answered_at_ms),
+        measure=measure.name,
+        value=value.name,
+        group=dict(value.group),
+        groups=value.groups,
+        **value.cell,
+        confidence=value.confidence,
+        parts=[ErrorPart(**asdict(part), known=part.known) for part in value.parts],
+        edges=_edges(center, query, record, measure),
+        revisions=history,
+        contract=as_document(value.contract),
+        coverage=value.coverage,
     )
 
 
@@ -115,31 +119,25 @@ def _measure(params: ExplainParams, spec: QuerySpec) -> Measure:
     return spec.measures[names.index(params.measure[0])] if params.measure else spec.measures[0]
 
 
-def _interval(cell: dict[str, Any]) -> dict[str, Any]:
-    return {name: cell.get(name) for name in ("estimate", "lower", "upper", "not_finite")}
-
-
-def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measure: Measure) -> list[dict[str, Any]]:
+def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measure: Measure) -> list[ExplainedEdge]:
     stated = edge_statements(record, measure)
     known = {e.edge: e for e in center.catalog.edges.all()}
     rates = center.catalog.budgets.sampling_rates().get(query.ref, {})
-    unknown = {"closed": None, "closed_until": None, "late": None, "withheld": None}
     until = record.facts.edges.closed_until_ms or {}
-    now_ms, edges = center.now_ms(), sorted({*stated, *expected_edges(query.spec, known.values())})
-    shown = []
-    for edge in edges:
-        found, statement = known.get(EdgeId(edge)), stated.get(edge, unknown)
+    now_ms, shown = center.now_ms(), list[ExplainedEdge]()
+    for edge in sorted({*stated, *expected_edges(query.spec, known.values())}):
+        found, statement = known.get(EdgeId(edge)), stated.get(edge, EdgeStatement())
         # The answer may contain frames that are newer than the last heartbeat.
-        closed_ms = record.window_end_ms if statement["closed"] else until.get(edge)
+        closed_ms = record.window_end_ms if statement.closed else until.get(edge)
         heard_ms = found.watermarks.get(query.spec.stream) if found else None
         shown.append(
-            {
-                "edge": edge,
-                "state": edge_state(found, now_ms) if found else "never_connected",
+            ExplainedEdge(
+                edge=edge,
+                state=edge_state(found, now_ms) if found else "never_connected",
                 **watermark(max((t for t in (closed_ms, heard_ms) if t is not None), default=None)),
-                **statement,
-                "rate": rates.get(EdgeId(edge)),
-            }
+                **asdict(statement),
+                rate=rates.get(EdgeId(edge)),
+            )
         )
     return shown
 
@@ -208,11 +206,10 @@ def budget(name: str, center: Center) -> QueryBudget:
     shipped, rates = center.results.shipped(query.ref), center.catalog.budgets.sampling_rates().get(query.ref, {})
     latest = next(iter(center.results.last_windows(query.ref, None, None, 1)[0]), None)
     stated = {m.name: edge_statements(latest, m) for m in query.spec.measures} if latest else {}
-    spec: dict[str, Any] = query.spec.to_mapping(seed=False)
     edges = sorted({*expected_edges(query.spec, known.values()), *allocator.holdings, *map(EdgeId, shipped)})
     return QueryBudget(
         query=name,
-        budget=spec.get("budget"),
+        budget=as_document(query.spec.to_mapping(seed=False)).get("budget"),
         limits={**divided, **whole},
         divided=list(divided),
         sums=allocator.in_force(MAX_TIME_MS - 1) if state is not None else {},
@@ -221,7 +218,7 @@ def budget(name: str, center: Center) -> QueryBudget:
             _edge_budget(
                 edge,
                 allocator.holdings.get(edge),
-                {name: by_edge[edge]["withheld"] for name, by_edge in stated.items() if edge in by_edge},
+                {name: by_edge[edge].withheld for name, by_edge in stated.items() if edge in by_edge},
                 rates.get(edge),
                 shipped.get(edge, {}).get("wire_bytes", 0),
             )
@@ -231,21 +228,17 @@ def budget(name: str, center: Center) -> QueryBudget:
 
 
 def _edge_budget(
-    edge: EdgeId, holding: Holding | None, withheld: dict[str, Any], rate: float | None, wire_bytes: int
+    edge: EdgeId, holding: Holding | None, withheld: Mapping[str, Sides | None], rate: float | None, wire_bytes: int
 ) -> EdgeBudget:
-    stated: dict[str, Any] = dict.fromkeys(("granted", "in_force", "pending", "from", "heard_at"))
-    if holding is not None:
-        pending = holding.pending
-        stated = {
-            "granted": dict(holding.grant.shares) if holding.grant.version else None,
-            "in_force": dict(holding.last.shares),
-            "pending": None
-            if pending is None
-            else PendingGrant.model_validate({"shares": dict(pending.shares), "from": _time(pending.from_ms)}),
-            "from": _time(holding.last.from_ms),
-            "heard_at": _time(holding.reported_at_ms) if holding.reported_at_ms else None,
-        }
-    known = {name: bound for name, bound in withheld.items() if bound is not None} or None
+    known = {name: asdict(bound) for name, bound in withheld.items() if bound is not None} or None
+    pending = None if holding is None else holding.pending
+    stated = {} if holding is None else {
+        "granted": dict(holding.grant.shares) if holding.grant.version else None,
+        "in_force": dict(holding.last.shares),
+        "pending": pending and {"shares": dict(pending.shares), "from": _time(pending.from_ms)},
+        "from": _time(holding.last.from_ms),
+        "heard_at": _time(holding.reported_at_ms) if holding.reported_at_ms else None,
+    }  # fmt: skip
     rest = {"edge": edge, "withheld_last": known, "rate": rate, "wire_bytes": wire_bytes}
     return EdgeBudget.model_validate({**stated, **rest})
 

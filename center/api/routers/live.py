@@ -53,38 +53,40 @@ MAX_QUERIES = 500
 """Maximum number of names of a stream of several queries."""
 
 
-Summary = Annotated[
-    bool, Field(description="`data` has only the 5 groups with the widest intervals; `groups` counts all.")
-]
-Changes = Annotated[
-    bool,
-    Field(
-        description="An answer to a window that the client has in an earlier revision has only the groups that differ:"
-        " `base` is that revision, `removed` lists the groups that are gone, and `groups` counts all. An answer without"
-        " `base` is whole."
-    ),
-]
-
-
-class SeveralParams(BaseModel):
-    """Selects the queries of a stream of several."""
+class _StreamParams(BaseModel):
+    """What a stream sends of each answer."""
 
     model_config = ConfigDict(extra="forbid")
+
+    summary: Annotated[
+        bool, Field(description="`data` has only the 5 groups with the widest intervals; `groups` counts all.")
+    ] = False
+    changes: Annotated[
+        bool,
+        Field(
+            description="An answer to a window that the client has in an earlier revision has only the groups that"
+            " differ: `base` is that revision, `removed` lists the groups that are gone, and `groups` counts all. An"
+            " answer without `base` is whole."
+        ),
+    ] = False
+    min_phase: Annotated[Phase, Field(description="Only answers that have reached this phase.")] = Phase.EARLY
+
+    def require_one(self) -> None:
+        if self.summary and self.changes:
+            accepted = "false with summary=true: a summary has few groups"
+            raise InvalidRequest("changes", True, accepted, "summary is true")
+
+
+class SeveralParams(_StreamParams):
+    """Selects the queries of a stream of several."""
 
     query: Annotated[
         list[str], Field(max_length=MAX_QUERIES, description="Only these; default: all that the caller may read.")
     ] = []
-    summary: Summary = False
-    changes: Changes = False
-    min_phase: Annotated[Phase, Field(description="Only answers that have reached this phase.")] = Phase.EARLY
 
 
-class LiveParams(QuestionParams):
+class LiveParams(_StreamParams, QuestionParams):
     """The questions of a stream of one query."""
-
-    summary: Summary = False
-    changes: Changes = False
-    min_phase: Annotated[Phase, Field(description="Only answers that have reached this phase.")] = Phase.EARLY
 
 
 @router.get(
@@ -107,7 +109,7 @@ async def live(
 
     A deleted query leaves the stream. A new query with a name of the stream joins it.
     """
-    _require_one(params)
+    params.require_one()
     names = tuple(dict.fromkeys(params.query))
     if names:
         known = {q.ref.name for q in (await run_in_threadpool(center.progress.view, refresh=True)).queries}
@@ -151,7 +153,7 @@ async def live_query(
     number of earlier revisions that it did not get. After a change of the query, the stream continues with the new
     version from its first answer. The stream ends when the query is deleted.
     """
-    _require_one(params)
+    params.require_one()
     query = await run_in_threadpool(_answered_version, center, name, params.min_phase)
     questions = await run_in_threadpool(params.questions, query.spec)
     after, allowed = _answer_id(last_event_id), partial(require_still, request)
@@ -175,11 +177,6 @@ def _answered_version(center: Services, name: str, min_phase: Phase) -> Register
     results = center.results
     answered = (q for q in reversed(versions) if results.latest(q.ref, min_phase, q.windows.until_ms) is not None)
     return next(answered, versions[-1])
-
-
-def _require_one(params: SeveralParams | LiveParams) -> None:
-    if params.summary and params.changes:
-        raise InvalidRequest("changes", True, "false with summary=true: a summary has few groups", "summary is true")
 
 
 def _answer_id(text: str | None) -> int | None:

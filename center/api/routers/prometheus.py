@@ -19,9 +19,9 @@ from center.api.bodies import read_body
 from center.api.prometheus.evaluate import Matchers, PromqlError, evaluate, instant_json, parse, range_json, selectors
 from center.api.prometheus.series import MAX_POINTS, Axis, Labels, SeriesReader
 from center.api.services import Center, Services
-from edgewater.answers.cells import json_text, to_json
 from edgewater.model.errors import Overspent
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.table_texts import json_text, to_json
 from edgewater.model.timestamps import EARLIEST_MS, LATEST_MS, parse_time
 
 PROMETHEUS_VERSION = "2.42.0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from anyio import from_thread
 from anyio.to_thread import run_sync
@@ -30,9 +30,8 @@ from center.api.models import (
     RegisteredAnswer,
 )
 from center.api.negotiation import SQL
-from center.api.openapi import problems
+from center.api.openapi import OpenApi, problems
 from center.api.services import Center, Services
-from center.api.sql_tables import columns_of
 from center.api.time_params import Time
 from center.api.versions import versions_of
 from center.api.waiting import explain
@@ -41,11 +40,13 @@ from center.catalog import COMPONENTS, Change, component_status
 from center.serving.answer_tables import empty_table
 from edgewater.model.edge_records import EdgeRecord, expected_edges
 from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
+from edgewater.model.json_types import as_document
 from edgewater.model.quantities import duration_ms
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.sql import to_sql
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
+from edgewater.model.table_texts import columns_of
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import require_fit
 
@@ -90,7 +91,7 @@ class ChangeParams(RegisterParams):
     ] = None
 
 
-_BODY: dict[str, Any] = {
+_BODY: OpenApi = {
     "requestBody": {
         "required": True,
         "description": "A query, as JSON or as YAML.",
@@ -232,7 +233,7 @@ def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Ch
     else:
         expected = [EdgeId(edge) for edge in spec.edges]
     return DryRun(
-        spec=spec.to_mapping(seed=False),
+        spec=as_document(spec.to_mapping(seed=False)),
         sql=to_sql(spec, seed=False),
         columns=[Column(name=n, type=k) for n, k in columns_of(empty_table(center.catalog, spec))],
         registered=live is not None,

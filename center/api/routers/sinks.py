@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import JSONResponse, Response
 
 from center.api.access import ADMINISTERS, IN_TURN, READS_ALL
 from center.api.bodies import read_document, read_typed_body
-from center.api.openapi import problems
+from center.api.openapi import OpenApi, problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
 from center.sinks import SinkStatus, read_definition
@@ -24,7 +24,7 @@ from edgewater.wire import QueryRef
 
 router = APIRouter(prefix="/v1/sinks", tags=["sinks"])
 _EXAMPLE = {"kind": "postgres", "url": {"env": "WAREHOUSE_URL"}, "queries": ["flights"]}
-_BODY: dict[str, Any] = {
+_BODY: OpenApi = {
     "requestBody": {
         "required": True,
         "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
@@ -68,7 +68,7 @@ class SinkState(BaseModel):
     """A sink and its progress."""
 
     name: str
-    definition: dict[str, Any] | None = Field(description="As it was put here; null: it is in the center's file.")
+    definition: dict[str, JsonValue] | None = Field(description="As it was put here; null: it is in the center's file.")
     state: str = Field(description="`running`, `failing`, `paused`, or `waiting` for `edgewater center sink`.")
     problem: str | None = Field(description="Why the last attempt failed.")
     failing_since: str | None

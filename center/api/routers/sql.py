@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from io import BytesIO
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-import pyarrow.csv
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,21 +18,18 @@ from center.api.access import READS, begin_edit, caller, require
 from center.api.bodies import read_document, read_typed_body
 from center.api.explain_models import DryRun
 from center.api.models import Column, Edge, RegisteredAnswer, StreamColumns, StreamList
-from center.api.negotiation import ARROW, CSV, FORMATS, JSON, SQL, negotiate
-from center.api.openapi import problems
+from center.api.negotiation import FORMATS, SQL, negotiate
+from center.api.openapi import OpenApi, problems
 from center.api.problems import HttpProblem
 from center.api.routers.functions import functions
 from center.api.routers.queries import read_spec, register_query
 from center.api.services import Center, Services
 from center.api.sql_select import check_select
-from center.api.sql_tables import columns_of, query_table, rows_table, to_rows
+from center.api.sql_tables import query_table, rows_table
 from center.api.time_params import Time
 from center.api_access import Principal
 from center.catalog import Change
-from center.serving import csv_table
 from center.serving.answer_tables import empty_table, with_version
-from edgewater.answers.cells import to_json
-from edgewater.answers.work import spend
 from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
 from edgewater.model.key_texts import own_names
 from edgewater.model.sql import (
@@ -48,13 +44,12 @@ from edgewater.model.sql import (
     parse_statement,
     to_sql,
 )
+from edgewater.model.table_texts import ARROW, CSV, JSON, columns_of, rendered
 from edgewater.model.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/sql", tags=["sql"])
-MAX_RENDERED_BYTES = 64 << 20
+TEXT, INT = pa.string(), pa.int64()
 LESS = "fewer windows, with the parameters start and end or with WHERE window_start >= …"
-RENDERED_AT_ONCE = 10_000
-"""The number of values that are rendered between two checks of the limits. Other threads wait meanwhile."""
 
 
 class SqlTable(BaseModel):
@@ -85,7 +80,7 @@ _EXAMPLE = (
     "CREATE MATERIALIZED VIEW bytes_by_host WITH (staleness = '2s') AS\n"
     "SELECT host, sum(bytes) AS bytes FROM access GROUP BY TUMBLE(INTERVAL '1 minute'), host"
 )
-_BODY: dict[str, Any] = {
+_BODY: OpenApi = {
     "requestBody": {
         "required": True,
         "description": "One statement: as text, or as JSON with the member `sql`.",
@@ -142,7 +137,7 @@ async def run_statement(params: Annotated[SqlParams, Query()], request: Request,
             limits = replace(center.costly.limits, less=LESS)
             return Response(await center.costly.run(request, make, limits), media_type=form)
         listing = _listing(request, center, statement)
-        return Response(await run_sync(lambda: _rendered(listing(), form)), media_type=form)
+        return Response(await run_sync(lambda: rendered(listing(), form)), media_type=form)
 
 
 def _read_statement(body: bytes, content_type: str) -> Statement:
@@ -198,7 +193,7 @@ def _selected(request: Request, center: Services, text: str, params: SqlParams, 
         start = max((ms for ms in (start, params.start) if ms is not None), default=None)
         end = min((ms for ms in (end, params.end) if ms is not None), default=None)
         tables[name] = query_table(center, versions, start, end)
-    return _rendered(center.sql.run(checked.text, tables), form)
+    return center.sql.run(checked.text, tables, form)
 
 
 def _listing(request: Request, center: Services, statement: Statement) -> Callable[[], pa.Table]:
@@ -242,114 +237,52 @@ def _listed_streams(center: Services) -> list[StreamColumns]:
     return StreamList.of(center.catalog.streams.declared(), center.catalog.edges.all()).streams
 
 
+def _table(columns: Mapping[str, pa.DataType], items: Iterable[object], /, **own: Callable[[Any], object]) -> pa.Table:
+    """Returns a row per item. A column is an attribute of the item, unless a function of the item is given."""
+    values = [own.get(name, attrgetter(name)) for name in columns]
+    return rows_table(columns, [[each(item) for each in values] for item in items])
+
+
 def _show_queries(center: Services, reader: Principal) -> pa.Table:
-    columns = {
-        "query": pa.string(),
-        "version": pa.int64(),
-        "stream": pa.string(),
-        "measures": pa.string(),
-        "keys": pa.string(),
-        "registered_at": pa.string(),
-    }
-    queries = [q for q in center.catalog.queries.newest() if reader.may("reader", q.ref.name)]
-    return rows_table(
+    columns = {"query": TEXT, "version": INT, "stream": TEXT, "measures": TEXT, "keys": TEXT, "registered_at": TEXT}
+    return _table(
         columns,
-        [
-            (
-                q.ref.name,
-                q.ref.version,
-                q.spec.stream,
-                ", ".join(m.name for m in q.spec.measures),
-                ", ".join(q.spec.group_by),
-                rfc3339(q.registered_at_ms),
-            )
-            for q in queries
-        ],
+        [q for q in center.catalog.queries.newest() if reader.may("reader", q.ref.name)],
+        query=lambda q: q.ref.name,
+        version=lambda q: q.ref.version,
+        stream=lambda q: q.spec.stream,
+        measures=lambda q: ", ".join(m.name for m in q.spec.measures),
+        keys=lambda q: ", ".join(q.spec.group_by),
+        registered_at=lambda q: rfc3339(q.registered_at_ms),
     )
 
 
 def _show_streams(center: Services, reader: Principal) -> pa.Table:
-    columns = {
-        "stream": pa.string(),
-        "declared_by": pa.string(),
-        "columns": pa.string(),
-        "edges": pa.int64(),
-        "records": pa.int64(),
-        "watermark": pa.string(),
-        "ended": pa.bool_(),
-    }
-    return rows_table(
-        columns,
-        [
-            (
-                s.stream,
-                s.source,
-                ", ".join(f"{c.name} {c.type}" for c in s.columns),
-                len(s.edges),
-                s.records,
-                s.watermark,
-                s.ended,
-            )
-            for s in _listed_streams(center)
-        ],
+    columns = {"stream": TEXT, "declared_by": TEXT, "columns": TEXT, "edges": INT, "records": INT, "watermark": TEXT}
+    return _table(
+        {**columns, "ended": pa.bool_()},
+        _listed_streams(center),
+        declared_by=attrgetter("source"),
+        columns=lambda s: ", ".join(f"{c.name} {c.type}" for c in s.columns),
+        edges=lambda s: len(s.edges),
     )
 
 
 def _show_edges(center: Services, reader: Principal) -> pa.Table:
-    columns = {
-        "edge": pa.string(),
-        "state": pa.string(),
-        "last_seen": pa.string(),
-        "streams": pa.string(),
-        "backlog_bytes": pa.int64(),
-        "bandwidth_bytes_s": pa.float64(),
-        "rtt_ms": pa.float64(),
-        "clock_offset_ms": pa.float64(),
-    }
-    now_ms = center.now_ms()
-    edges = [Edge.of(e, now_ms) for e in center.catalog.edges.all()]
-    return rows_table(
-        columns,
-        [
-            (
-                e.edge,
-                e.state,
-                e.last_seen,
-                ", ".join(s.name for s in e.streams),
-                e.backlog_bytes,
-                e.bandwidth_bytes_s,
-                e.rtt_ms,
-                e.clock_offset_ms,
-            )
-            for e in edges
-        ],
-    )
+    columns = {"edge": TEXT, "state": TEXT, "last_seen": TEXT, "streams": TEXT, "backlog_bytes": INT}
+    numbers = dict.fromkeys(("bandwidth_bytes_s", "rtt_ms", "clock_offset_ms"), pa.float64())
+    edges = (Edge.of(e, center.now_ms()) for e in center.catalog.edges.all())
+    return _table({**columns, **numbers}, edges, streams=lambda e: ", ".join(s.name for s in e.streams))
 
 
 def _show_functions(center: Services, reader: Principal) -> pa.Table:
-    columns = {
-        "function": pa.string(),
-        "argument": pa.string(),
-        "types": pa.string(),
-        "parameters": pa.string(),
-        "interval": pa.string(),
-        "error_budget": pa.string(),
-        "origin": pa.string(),
-    }
-    return rows_table(
-        columns,
-        [
-            (
-                f.name,
-                f.argument,
-                ", ".join(f.types),
-                ", ".join(p.name for p in f.parameters),
-                f.interval,
-                f.error_budget,
-                f.origin,
-            )
-            for f in functions().functions
-        ],
+    columns = ("function", "argument", "types", "parameters", "interval", "error_budget", "origin")
+    return _table(
+        dict.fromkeys(columns, TEXT),
+        functions().functions,
+        function=attrgetter("name"),
+        types=lambda f: ", ".join(f.types),
+        parameters=lambda f: ", ".join(p.name for p in f.parameters),
     )
 
 
@@ -359,30 +292,3 @@ _LISTS: dict[Listed, Callable[[Services, Principal], pa.Table]] = {
     "edges": _show_edges,
     "functions": _show_functions,
 }
-
-
-def _rendered(table: pa.Table, form: str) -> bytes:
-    """Returns a table in a media type. Raises InvalidQuery: the text is too long."""
-    sink = BytesIO()
-    if form == ARROW:
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        return sink.getvalue()
-    rows = max(1, RENDERED_AT_ONCE // max(1, table.num_columns))
-    if form == JSON:
-        columns = [{"name": name, "type": kind} for name, kind in columns_of(table)]
-        sink.write(b'{"columns":%b,"rows":[' % to_json(columns))
-    for first in range(0, max(1, table.num_rows), rows):
-        spend()
-        if sink.tell() > MAX_RENDERED_BYTES:
-            limits = f"{MAX_RENDERED_BYTES >> 20} MiB of text"
-            raise InvalidQuery("sql", form, f"fewer rows or columns, or application/vnd.apache.arrow.stream: {limits}")
-        part = table.slice(first, rows)
-        if form == CSV:
-            pyarrow.csv.write_csv(csv_table(part), sink, pyarrow.csv.WriteOptions(include_header=first == 0))
-        else:
-            sink.write(b"," if first else b"")
-            sink.write(to_json(to_rows(part))[1:-1])
-    if form == JSON:
-        sink.write(b"]}")
-    return sink.getvalue()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
 
 from center.api.access import ADMINISTERS, IN_TURN, READS
 from center.api.bodies import read_document, read_typed_body
 from center.api.models import StreamColumns, StreamList
-from center.api.openapi import problems
+from center.api.openapi import OpenApi, problems
 from center.api.services import Center, Services
 from center.config import Columns
 from edgewater.model.errors import InvalidConfig, InvalidRequest
@@ -18,7 +16,7 @@ from edgewater.model.measure import NAME
 from edgewater.runtime.configuration import Section, validate
 
 _EXAMPLE = {"columns": {"carrier": "string", "distance": {"type": "int64", "description": "miles"}}}
-_BODY: dict[str, Any] = {
+_BODY: OpenApi = {
     "requestBody": {
         "required": True,
         "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},

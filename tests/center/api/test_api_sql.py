@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from edgewater.answers.work import WorkLimits
 from edgewater.model.errors import InvalidQuery
 from edgewater.model.query import QuerySpec
 from edgewater.model.sql import to_sql
+from edgewater.model.table_texts import JSON
 from tests.center.api.conftest import HOUR, SPEC, T0, Desk
 
 CREATE = to_sql(QuerySpec.from_mapping(SPEC))
@@ -305,14 +307,14 @@ FULL = pytest.mark.full
 )  # fmt: skip
 def test_the_child_stops_what_the_check_would_let_pass(guard: SqlGuard, text: str, accepted: str) -> None:
     with pytest.raises(InvalidQuery) as refused:
-        guard.run(text, TABLE)
+        guard.run(text, TABLE, JSON)
     assert re.search(accepted, refused.value.accepted)
     assert not Path("/tmp/written-by-a-statement.csv").exists()
 
 
 def test_a_spare_child_that_was_killed_is_replaced(guard: SqlGuard) -> None:
-    guard.run("SELECT 1", {})
+    guard.run("SELECT 1", {}, JSON)
     (spare,) = guard._spares
     spare.kill()
     spare.wait()
-    assert guard.run("SELECT sum(a) AS s FROM q", TABLE).to_pylist() == [{"s": 499500}]
+    assert json.loads(guard.run("SELECT sum(a) AS s FROM q", TABLE, JSON))["rows"] == [[499500]]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import math
 import threading
 import time
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -17,10 +19,9 @@ import pytest
 
 from center.api.evaluate_stream import LineEvaluator
 from center.api.lanes import Lane
-from center.api.negotiation import ARROW, CSV, JSON
 from center.api.prometheus.evaluate import Matchers
 from center.api.prometheus.series import ALL, SamplesCache, SeriesReader
-from center.api.routers import alerts, rollup, sql
+from center.api.routers import alerts, rollup
 from center.api.sql_guard import SqlGuard
 from center.serving import Evaluator, StoredWindows, SynopsisCache
 from center.serving.answer_tables import answer_schema, stated_answer
@@ -30,6 +31,7 @@ from center.sinks.alerts import AlertsConfig
 from edgewater.answers import work
 from edgewater.answers.work import Work, WorkLimits, spend
 from edgewater.model.errors import ClientGone, InvalidQuery, Overspent
+from edgewater.model.table_texts import ARROW, CSV, JSON, TooLong, rendered
 from tests.center.api.conftest import HOUR, SPEC, T0, Desk
 
 RULE = {"alert": "a", "query": "flights", "certainly": "n > 3"}
@@ -246,7 +248,7 @@ def test_a_statement_ends_with_its_client() -> None:
     try:
         leaves = Lane(1).work(lambda: next(looks, True))
         with pytest.raises(ClientGone), leaves.running():
-            guard.run("SELECT count(*) FROM q a, q b, q c", {"q": pa.table({"a": range(100_000)})})
+            guard.run("SELECT count(*) FROM q a, q b, q c", {"q": pa.table({"a": range(100_000)})}, JSON)
         assert time.monotonic() - begin < 30
     finally:
         guard.close()
@@ -294,36 +296,52 @@ def test_a_statement_has_a_limit_of_values() -> None:
     try:
         many = ", ".join(f"NULL AS c{n}" for n in range(1_200))
         with pytest.raises(InvalidQuery) as refused:
-            guard.run(f"SELECT {many} FROM q", {"q": pa.table({"a": range(100_000)})})
+            guard.run(f"SELECT {many} FROM q", {"q": pa.table({"a": range(100_000)})}, JSON)
         assert "values" in refused.value.accepted
     finally:
         guard.close()
 
 
-@pytest.mark.parametrize("form", [JSON, CSV])
-def test_the_text_of_a_result_is_limited_in_size_and_time_and_ends_with_its_client(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_text_of_a_result_is_limited() -> None:
     table = pa.table({"a": ["\x01" * 50] * 1_000, "b": range(1_000)})
-    monkeypatch.setattr(sql, "RENDERED_AT_ONCE", 100)
-    whole = sql._rendered(table, form)
-    with monkeypatch.context() as patch:
-        patch.setattr(sql, "MAX_RENDERED_BYTES", 1_000)
-        with pytest.raises(InvalidQuery):
-            sql._rendered(table, form)
-    for ending, error in ((limited(cpu_s=0.0), Overspent), (GONE, ClientGone)):
-        with pytest.raises(error), ending.running():
-            sql._rendered(table, form)
-    monkeypatch.setattr(sql, "RENDERED_AT_ONCE", 1 << 30)
-    assert sql._rendered(table, form) == whole, "in parts as at once"
-    for length in (0, 1):
-        sql._rendered(table.slice(0, length), form)
+    for form in (JSON, CSV):
+        whole = rendered(table, form)
+        assert rendered(table, form, len(whole)) == whole
+        with pytest.raises(TooLong):
+            rendered(table, form, 1_000)
+    guard = SqlGuard(timeout_s=30)
+    try:
+        with pytest.raises(InvalidQuery) as refused:
+            guard.run("SELECT repeat(chr(1), 200) AS t FROM q", {"q": pa.table({"a": range(90_000)})}, JSON)
+        assert "text" in refused.value.accepted
+        text, small = "SELECT sum(b) AS a, 1.5 AS b FROM q", {"q": table.select(["b"])}
+        (row,) = json.loads(guard.run(text, small, JSON))["rows"]
+        assert row == [499_500, 1.5]
+    finally:
+        guard.close()
+
+
+def test_values_of_each_type_are_json() -> None:
+    values: dict[str, tuple[list[Any], pa.DataType, list[Any]]] = {
+        "int": ([1, None, -(1 << 63)], pa.int64(), [1, None, -(1 << 63)]),
+        "float": ([5.0, None, 1e-300], pa.float64(), [5.0, None, 1e-300]),
+        "odd": ([math.nan, math.inf, -0.0], pa.float64(), ["NaN", "Infinity", -0.0]),
+        "bool": ([True, None, False], pa.bool_(), [True, None, False]),
+        "text": (['"', None, "a"], pa.string(), ['"', None, "a"]),
+        "time": ([0, None, 1], pa.timestamp("ms"), ["1970-01-01T00:00:00Z", None, "1970-01-01T00:00:00.001Z"]),
+        "decimal": ([Decimal(1 << 70), None, Decimal("0")], pa.decimal128(38, 0), [1 << 70, None, 0]),
+        "list": ([[1.5, math.nan], None, []], pa.list_(pa.float64()), [[1.5, "NaN"], None, []]),
+    }
+    table = pa.table({name: pa.array(given, kind) for name, (given, kind, _) in values.items()})
+    assert json.loads(rendered(table, JSON))["rows"] == [
+        list(row) for row in zip(*(v[2] for v in values.values()), strict=True)
+    ]
 
 
 def test_a_result_without_rows_is_whole_in_each_form() -> None:
     table = pa.table({"a": pa.array([], pa.string())})
-    assert json.loads(sql._rendered(table, JSON)) == {
+    assert json.loads(rendered(table, JSON)) == {
         "columns": [{"name": "a", "type": "string"}], "rows": [],
     }  # fmt: skip
-    assert sql._rendered(table, CSV).splitlines() == [b'"a"']
-    assert pa.ipc.open_stream(sql._rendered(table, ARROW)).read_all().num_rows == 0
+    assert rendered(table, CSV).splitlines() == [b'"a"']
+    assert pa.ipc.open_stream(rendered(table, ARROW)).read_all().num_rows == 0
