@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def checked(body: FrameBody, spec: QuerySpec = spec(), latest_ms: int = NOW_MS) 
     return FrameCheck(spec).check(Frame.pack(3, MILES, body), latest_ms)
 
 
+LATE = DroppedRecords(
+    60_000, DropReason.TOO_LATE, 2, None, (Withheld("miles", INF, 0.0, 1), Withheld("farthest", 0.0, 0.0, 1, 7.0))
+)
+
+
 def altered(change: Callable[[codec.SynopsisMessage], object]) -> bytes:
     message = codec.unseal(HONEST.synopsis)
     change(message)
@@ -73,6 +79,7 @@ def test_what_an_edge_ships_is_kept_byte_for_byte() -> None:
         BODY,
         FrameBody(MAX_TIME_MS, (), (budgets,), since_ms=MIN_TIME_MS),
         FrameBody(MIN_TIME_MS, dropped=(DroppedRecords(MIN_TIME_MS, DropReason.TOO_LATE, 7),)),
+        FrameBody(120_000, (HONEST,), (CLOSE,), dropped=(LATE,), late=(replace(LATE, reason=DropReason.COUNTED),)),
     ):
         frame = Frame.pack(3, MILES, body)
         result = FrameCheck(spec()).check(frame, NOW_MS)
@@ -408,3 +415,10 @@ def test_a_statement_about_rejected_records_that_cannot_be_right_is_left_out(
     honest = DroppedRecords(60_000, DropReason.TOO_LATE, 1)
     kept = kept_body(checked(FrameBody(120_000, (HONEST,), (CLOSE,), dropped=(stated, honest))))
     assert (kept.partials, kept.dropped) == ((HONEST,), (stated, honest) if is_kept else (honest,))
+
+
+@pytest.mark.parametrize("amount", [Withheld("miles", -1.0, 0.0, 1), Withheld("other", 1.0, 0.0, 1)])
+def test_amounts_of_late_records_that_cannot_be_right_are_unknown(amount: Withheld) -> None:
+    stated, counted = replace(LATE, amounts=(amount,)), replace(LATE, amounts=(amount,), reason=DropReason.COUNTED)
+    kept = kept_body(checked(FrameBody(120_000, (HONEST,), (CLOSE,), dropped=(stated,), late=(counted,))))
+    assert (kept.dropped, kept.late) == ((replace(stated, amounts=()),), (replace(counted, amounts=()),))
