@@ -154,6 +154,17 @@ class Calibration:
         known = max(o for o in self.offsets if o <= offset)
         return len(self._record[known, self._is_alarm(known, alarm)]) >= MIN_RECORD
 
+    def is_unprecedented(self, offset: int, alarm: float) -> bool:
+        """Returns whether no past error shows how good a prediction with this alarm is.
+
+        This is so if the alarm is above `ALARM_THRESHOLD`, and above each alarm whose prediction has been compared.
+        While fewer than `MIN_RECORD` predictions have been compared, each alarm above the threshold is unprecedented.
+        """
+        tested = max(o for o in self.offsets if o <= offset)
+        still_open = sum(p.offset == tested and not p.initial for p in self._open)
+        compared = list(self._alarms[tested])[: len(self._alarms[tested]) - still_open]
+        return alarm > ALARM_THRESHOLD and (len(compared) < MIN_RECORD or alarm > max(compared))
+
     def to_state(self) -> Arrays:
         """Returns the state. All queues are in one array, in the order of `offsets`; a second array has the length of
         each queue.

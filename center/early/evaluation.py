@@ -56,6 +56,7 @@ TOO_FEW = "too few records for an error bound"
 TOO_YOUNG = "an edge has not been observed for longer than the longest delay"
 UNKNOWN_LATE_VALUES = "no window has shown yet whether late records have other values than punctual records"
 BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
+UNKNOWN_CHANGE = "delays or rates have changed, and it is not known yet by how much"
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
 UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
 ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
@@ -264,6 +265,11 @@ class GroupBatch:
             # late records that these few records do not exclude.
             young = self.triggers.triangle.is_young(self.groups[0].trigger.window_slots).reshape(len(self.groups), -1).T
             share = share + np.where(young & np.isfinite(beyond[2]), beyond[2], 0.0)
+            if self.accuracy.scope is None:
+                # After a change, a tail of delays may be longer than any that was seen.
+                group = self.groups[0]
+                arguments = group.offset(start_ms), group.trigger.steady_slots, 1 - self.accuracy.confidence
+                share = np.maximum(share, self.triggers.triangle.unseen_beyond(*arguments)[:, None])
             unmodelled = (share * model.events).sum(axis=0) / np.maximum(model.size, 1e-9) * np.abs(model.estimate)
             rounding = model.rounding(sample)
             model = replace(model, straggler_width=model.straggler_width + unmodelled + rounding)
@@ -310,11 +316,13 @@ class GroupBatch:
         seen, hidden, unseen = beyond
         late = np.where(events > 0, unseen, 0.0) * events
         enough = late.sum(axis=0) <= error * size
+        offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
+        calibrated = np.ones(len(self.groups), bool)
         if self.accuracy.scope is None:
+            calibrated[0] = not self.groups[0].trigger.is_unprecedented(offset, float(stragglers.alarm[0]))
             # Backtests show how well all sources together are predicted. They show nothing about a source that has just
             # begun to send, because the source has had fewer events than a window has.
             new = (events > MIN_EVENTS) & (late > -math.log(1 - self.accuracy.confidence))
-            offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
             tested = np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
             enough |= tested & (np.where(new, late, 0.0).sum(axis=0) <= error * size)
             enough &= size >= 1 / error
@@ -323,7 +331,7 @@ class GroupBatch:
         has_history = ~(np.isinf(unseen) & (events > 0.5)).any(axis=0)
         resolved = ((seen + hidden) * events).sum(axis=0) <= error * size
         comparable = self._knows_late_values(stragglers.expected)
-        eligible = observed & stragglers.known & has_history & resolved & enough & ranged & comparable
+        eligible = observed & stragglers.known & has_history & resolved & enough & ranged & comparable & calibrated
         eligible &= np.abs(model.estimate) > 0
         causes = {
             "": eligible,
@@ -333,6 +341,7 @@ class GroupBatch:
             UNKNOWN_LATE_VALUES: ~comparable,
             UNKNOWN_RANGE: has_history & enough & ~ranged,
             ZERO_ESTIMATE: has_history & (model.estimate == 0),
+            UNKNOWN_CHANGE: has_history & enough & ~calibrated,
         }
         reasons: list[str] = np.select(list(causes.values()), list(causes), TOO_FEW).tolist()
         return reasons

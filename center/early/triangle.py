@@ -233,6 +233,23 @@ class ArrivalTriangle(ArrayState):
         unseen = np.where(at_risk > 0, np.minimum(unseen, before), np.inf)
         return np.stack([self.hazards()[:, :, -1].max(axis=0), np.minimum(hidden, 1.0), unseen])
 
+    def unseen_beyond(self, lag: int, steady_slots: int, failures: float) -> FloatArray:
+        """Returns a bound, per source, of the share of events with longer lags than were seen (the rule of three).
+
+        Events that are older than `lag` count, since the last change of delays. The events of the short memory count
+        always.
+
+        Args:
+            steady_slots: slots since the last change of delays.
+            failures: as in `beyond_longest`.
+        """
+        long, short = np.asarray(self.sums[1, :, :, min(lag, self.grid.lags - 1)], np.float64)
+        memory = self.grid.substream_slots * LONG_SUBSTREAMS
+        weight = -np.expm1(-np.maximum(np.stack([np.full(self.sources, steady_slots), self.age]) - lag, 0) / memory)
+        at_risk = np.maximum(short, long * np.minimum(weight[0] / np.maximum(weight[1], 1e-9), 1.0))
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.minimum(-math.log(failures) / at_risk, 1.0))
+
     def _shown_beyond(self, lag: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Returns three arrays by source, for the lag and all longer lags.
 

@@ -27,7 +27,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from center.early import named_arrays
-from center.early.calibration import DEFAULT_FACTOR, OFFSETS, Calibration
+from center.early.calibration import ALARM_THRESHOLD, DEFAULT_FACTOR, OFFSETS, Calibration
 from center.early.stragglers import SILENT_SUBSTREAMS, StragglerModel, Stragglers, StragglersByTrigger
 from center.early.triangle import LONG, ArrivalTriangle
 from center.early.values import LateValues, ValueHistory
@@ -149,6 +149,7 @@ class EarlyTrigger:
         failures = (1 - target.confidence) * self.policy.sampling_failures
         self.quantile = normal_quantile(1 - failures)
         self.drifting_substreams = 0
+        self.steady_slots = 0  # slots since the two memories of delays last differed, or since the beginning
         self._straggler_share = 0.02  # the stragglers' half-width, relative to the estimate, at recent answers
 
     def on_slot(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
@@ -254,7 +255,7 @@ class EarlyTrigger:
         numbers = {
             "grid": astuple(self.grid), "window_slots": self.window_slots, "target": astuple(self.target),
             "measure": self.measure, "max_wait_slots": self.max_wait_slots, "policy": astuple(self.policy),
-            "slot": self.slot, "drifting_substreams": self.drifting_substreams,
+            "slot": self.slot, "drifting_substreams": self.drifting_substreams, "steady_slots": self.steady_slots,
             "straggler_share": self._straggler_share, "horizon": self.triangle.horizon,
         }  # fmt: skip
         arrays: named_arrays.Arrays = {}
@@ -279,6 +280,7 @@ class EarlyTrigger:
             )  # fmt: skip
             triangle.horizon = int(numbers["horizon"])
             result.slot, result.drifting_substreams = int(numbers["slot"]), int(numbers["drifting_substreams"])
+            result.steady_slots = int(numbers.get("steady_slots", 0))  # release 0.3.0 does not count them
             result._straggler_share = float(numbers["straggler_share"])
         except (KeyError, TypeError, ValueError, InvalidInput) as exc:
             raise CorruptSynopsis(f"{STATE_KIND} state cannot be read: {type(exc).__name__}: {exc}") from exc
@@ -292,6 +294,13 @@ class EarlyTrigger:
         """Returns the stragglers and the model of a window `offset` slots after its end."""
         stragglers, model = window_models([self], self.model, offset, sample)
         return stragglers.of(0), model
+
+    def is_unprecedented(self, offset: int, alarm: float) -> bool:
+        """Returns `Calibration.is_unprecedented`; False if a source is silent.
+
+        A silence raises the alarm. Backtests cover reporting sources only, so their alarms are not comparable.
+        """
+        return not self.triangle.silent_slots.any() and self.calibration.is_unprecedented(offset, alarm)
 
     def _is_too_small(self, sample: WindowSample, model: WindowModel, allowed: FloatArray) -> bool:
         """Returns whether the sample will be too small when all stragglers have arrived and were sampled at the same
@@ -317,6 +326,8 @@ class EarlyTrigger:
         if offset + 1 >= self.grid.lags:
             return True
         if not stragglers.known or (not earned and self.triangle.is_young(self.grid.lags).any()):
+            return False
+        if not earned and self.is_unprecedented(offset, stragglers.alarm):
             return False
         expected = float(stragglers.expected[self.triangle.silent_slots == 0].sum())
         return expected < NEGLIGIBLE_FAILURES * (1 - self.target.confidence)
@@ -437,6 +448,7 @@ def advance_slot(triggers: Sequence[EarlyTrigger], model: StragglerModel, arrive
     model.on_slot(arrived, triggers[0].slot)
     for trigger in triggers:
         trigger.slot += 1
+        trigger.steady_slots += 1
     slot, substream = triggers[0].slot, triggers[0].grid.substream_slots
     if slot % substream == 0:
         model.on_substream()
@@ -490,6 +502,8 @@ def _have_history(triggers: Sequence[EarlyTrigger], triangle: ArrivalTriangle, s
 
 
 def _track_drift(trigger: EarlyTrigger, drift: float) -> None:
+    if drift > ALARM_THRESHOLD:
+        trigger.steady_slots = 0
     trigger.drifting_substreams = trigger.drifting_substreams + 1 if drift > DRIFT else 0
     if trigger.drifting_substreams >= DRIFT_SUBSTREAMS:
         trigger.triangle.reset_long_memory()

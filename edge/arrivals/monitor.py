@@ -1,14 +1,13 @@
-"""Collects the arrival statistics of a query without groups: delay D, gap G and value V, per sub-stream.
+"""Collects the arrival statistics of a query without groups: delays and values, per sub-stream.
 
-D (in slots) and the counts cover all events. G is measured on the first events of the first batch after each `take`. V
-covers the sampled events, because the values of other events may not have been evaluated. If all values have been
-evaluated, the least and the greatest value are known, too. A sample alone does not bound the values outside of it. All
-statistics can be merged, over the batches of an edge and over edges.
+The delays (in slots) and the counts cover all events. The sums of values cover the sampled events, because the values
+of other events may not have been evaluated. If all values have been evaluated, the least and the greatest value are
+known, too. A sample alone does not bound the values outside of it. All statistics can be merged, over the batches of an
+edge and over edges.
 
 Arrival times are from the edge's clock, corrected by the estimated clock offset. Clock errors remain. If the event time
-is after the arrival time by at most `max_skew_ms`, the delay is 0. An event further in the future is counted only in
-`from_future`, so a device with a wrong clock can neither close windows nor cause negative delays. If a clock is set
-back, the gap is 0.
+is after the arrival time by at most `max_skew_ms`, the delay is 0. An event further in the future is not counted, so a
+device with a wrong clock can neither close windows nor cause negative delays.
 
 The events that arrive in one slot are counted together, so that small batches cost little more than large ones. The
 cost per event is a maximum, a minimum, a subtraction and one `bincount` by milliseconds, and one more `bincount` each
@@ -24,12 +23,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, Moments, SlotGrid, SubstreamStatistics, lag_groups
+from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, SlotGrid, SubstreamStatistics, lag_groups
 from edgewater.model.errors import InvalidConfig, InvalidRecord
-from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
-_GAPS = 512
 _MAX_EVENTS, _MAX_VALUES, _MAX_CHUNKS, _MAX_SLOTS = 1 << 16, 1 << 13, 1 << 10, 1 << 6
 """The largest numbers of events, values, chunks of sums, and slots that are buffered before they are aggregated."""
 _VALUES_BY_MS = 1 << 11
@@ -45,7 +43,7 @@ class SubstreamMonitor:
     """Collects the statistics of one edge. `take` returns and resets them.
 
     Args:
-        max_skew_ms: events that are further in the future than this are counted only in `from_future`.
+        max_skew_ms: events that are further in the future than this are not counted.
     """
 
     def __init__(self, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> None:
@@ -54,8 +52,6 @@ class SubstreamMonitor:
         self.grid, self.max_skew_ms = grid, max_skew_ms
         self._groups = lag_groups(grid.lags)
         self._lag_groups = int(self._groups[-1]) + 1
-        self._last_born_ms: int | None = None
-        self._centre: float | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -63,9 +59,7 @@ class SubstreamMonitor:
         self._slots: list[
             tuple[int, int, IntArray]
         ] = []  # slot of arrival, first slot of birth; events by slot of birth
-        self._values: list[tuple[IntArray, FloatArray]] = []  # part·groups + group; count, Σ(v - c), Σ(v - c)²
-        self._future: dict[int, list[int]] = {}  # part: skewed, from the future
-        self._gaps: dict[int, Moments] = {}
+        self._values: list[tuple[IntArray, FloatArray]] = []  # part·groups + group; count, Σv, Σv²
         self._ranges: dict[int, tuple[float, float]] = {}  # part: least and greatest value, NaN if unknown
         self._arrival_slot = 0
         self._born: list[IntArray] = []  # event times of the events that arrived in this slot
@@ -101,8 +95,8 @@ class SubstreamMonitor:
         if not len(born_ms):
             return
         if int(born_ms.max()) > (arrival_ms if isinstance(arrival_ms, int) else int(arrival_ms.min())):
-            stay = self._within_skew(born_ms, arrival_ms)
-            if stay is not None:
+            stay = born_ms - arrival_ms <= self.max_skew_ms
+            if not stay.all():
                 if kept is not None and values is not None:
                     good = stay[kept]
                     kept, values = (np.cumsum(stay) - 1)[kept[good]], values[good]
@@ -112,9 +106,6 @@ class SubstreamMonitor:
                 arrival_ms = arrival_ms if isinstance(arrival_ms, int) else arrival_ms[stay]
             if not len(born_ms):
                 return
-        if not self._gaps:
-            self._add_gaps(born_ms)
-        self._last_born_ms = int(born_ms[-1])
         slot = arrival_ms // self.grid.slot_ms
         if isinstance(slot, int):
             if slot != self._arrival_slot or self._event_count > _MAX_EVENTS:
@@ -143,10 +134,6 @@ class SubstreamMonitor:
         for keys, sums in self._values:
             for index, rows in _runs(keys // self._lag_groups):
                 self._fill_values(of(index), keys[rows] - index * self._lag_groups, sums[:, rows])
-        for index, gap in self._gaps.items():
-            of(index).gap = gap
-        for index, (skewed, future) in self._future.items():
-            of(index).skewed, of(index).from_future = skewed, future
         for index, (least, greatest) in self._ranges.items():
             of(index).least, of(index).greatest = least, greatest
         self._reset()
@@ -161,14 +148,13 @@ class SubstreamMonitor:
         keys, counts = self._cells[0] if self._cells else (empty, empty)
         codes, sums = self._values[0] if self._values else (empty, np.zeros((3, 0)))
         parts = sorted(self._ranges)
-        gaps = [[index, m.count, m.mean, m.deviations] for index, m in sorted(self._gaps.items())]
         arrays = {
             "keys": keys, "counts": counts, "codes": codes, "sums": sums,
             "born": born, "arrived": np.full(len(born), _joined_slots(buffered)), "values": values,
             "parts": np.array(parts, np.int64),
             "ranges": np.array([self._ranges[part] for part in parts]).reshape(-1, 2),
         }  # fmt: skip
-        return State([self._last_born_ms, self._centre, gaps, sorted(self._future.items())], arrays)
+        return State([None, 0.0, [], []], arrays)  # the numbers that release 0.3.0 expects
 
     @classmethod
     def from_state(cls, state: State, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> Self:
@@ -176,26 +162,14 @@ class SubstreamMonitor:
         result, arrays = cls(grid, max_skew_ms=max_skew_ms), state.arrays
         if len(arrays["born"]):
             result._buffer_values(arrays["born"], _one_if_all(arrays["arrived"]), arrays["values"], None)
-        result._last_born_ms, result._centre, gaps, future = state.numbers
         result._cells = [(arrays["keys"], arrays["counts"])] if len(arrays["keys"]) else []
-        result._values = [(arrays["codes"], arrays["sums"])] if len(arrays["codes"]) else []
-        result._gaps = {index: Moments(*moments) for index, *moments in gaps}
-        result._future = {index: list(counts) for index, counts in future}
+        sums = arrays["sums"]
+        if centre := state.numbers[1]:  # release 0.3.0 sums distances from a centre
+            count, total, squares = sums
+            sums = np.stack([count, total + centre * count, squares + 2 * centre * total + centre * centre * count])
+        result._values = [(arrays["codes"], sums)] if len(arrays["codes"]) else []
         result._ranges = dict(zip(arrays["parts"].tolist(), map(tuple, arrays["ranges"].tolist()), strict=True))
         return result
-
-    def _within_skew(self, born_ms: IntArray, arrival_ms: IntArray | int) -> BoolArray | None:
-        """Counts the events from the future. Returns a mask of the events within the skew; None for all events."""
-        ahead = born_ms - arrival_ms
-        future = ahead > self.max_skew_ms
-        for index, count in _counts(born_ms[(ahead > 0) & ~future] // self.grid.substream_ms):
-            self._future.setdefault(index, [0, 0])[0] += count
-        if not future.any():
-            return None
-        # All are counted in the earliest of their sub-streams.
-        index = int((born_ms[future] // self.grid.substream_ms).min())
-        self._future.setdefault(index, [0, 0])[1] += int(future.sum())
-        return ~future
 
     def _extend_ranges(self, born_ms: IntArray, bounds: tuple[FloatArray, FloatArray] | None) -> None:
         """Extends the value ranges of the events' sub-streams. `bounds` are of all events; None if unknown."""
@@ -294,13 +268,6 @@ class SubstreamMonitor:
         used = np.flatnonzero(counts)
         self._cells.append((self._key(slot[used], np.repeat(np.array(arrived), lengths)[used]), counts[used]))
 
-    def _add_gaps(self, born_ms: IntArray) -> None:
-        """Adds the gaps between consecutive events at the beginning of a batch, enough for a mean and a variance."""
-        head = born_ms[:_GAPS]
-        previous = head[0] if self._last_born_ms is None else self._last_born_ms
-        gap = np.maximum(np.diff(head, prepend=previous), 0)
-        self._gaps[int(head[0]) // self.grid.substream_ms] = Moments.of(gap.astype(np.float64))
-
     def _buffer_values(
         self, born_ms: IntArray, slot: IntArray | int, values: FloatArray, kept: IntArray | None
     ) -> None:
@@ -334,15 +301,11 @@ class SubstreamMonitor:
             arrived = arrived if isinstance(arrived, int) else arrived[finite]
         if not len(values):
             return
-        if self._centre is None:
-            self._centre = float(values.mean())
-        # Values are taken relative to a centre, because far from zero Σv² − n·mean² would lose all digits.
-        gap = values - self._centre
-        if isinstance(arrived, int) and len(gap) >= _VALUES_BY_MS and int(born.max()) - int(born.min()) < _DENSE:
-            self._values.append(self._summed_by_ms(born, arrived, gap))
+        if isinstance(arrived, int) and len(values) >= _VALUES_BY_MS and int(born.max()) - int(born.min()) < _DENSE:
+            self._values.append(self._summed_by_ms(born, arrived, values))
         else:
             code = self._code(born // self.grid.slot_ms, arrived)
-            self._values.append(_sum_by_key(code, np.stack([np.ones(len(gap)), gap, gap * gap])))
+            self._values.append(_sum_by_key(code, np.stack([np.ones(len(values)), values, values * values])))
         if len(self._values) > _MAX_CHUNKS:
             self._fold()
 
@@ -350,7 +313,7 @@ class SubstreamMonitor:
         """Combines the sub-stream of event time and the lag group into one number."""
         return slot // self.grid.substream_slots * self._lag_groups + self._groups[self._lag(slot, arrived)]
 
-    def _summed_by_ms(self, born: IntArray, arrived: int, gap: FloatArray) -> tuple[IntArray, FloatArray]:
+    def _summed_by_ms(self, born: IntArray, arrived: int, values: FloatArray) -> tuple[IntArray, FloatArray]:
         """Does the same as `_sum_by_key` for values that arrived in one slot, as events of one code have adjacent event
         times.
         """
@@ -360,32 +323,19 @@ class SubstreamMonitor:
         count = np.bincount(at)
         code = self._code(np.arange(low, low + -(-len(count) // width)), arrived)
         first = _run_starts(code)
-        by_ms = count, np.bincount(at, gap), np.bincount(at, gap * gap)
+        by_ms = count, np.bincount(at, values), np.bincount(at, values * values)
         sums = np.array([np.add.reduceat(each, first * width) for each in by_ms], np.float64)
         used = np.flatnonzero(sums[0])
         return code[first[used]], sums[:, used]
 
     def _fill_counts(self, of: Callable[[int], SubstreamStatistics], keys: IntArray, counts: IntArray) -> None:
-        width, lag = self.grid.substream_slots * self.grid.lags, keys % self.grid.lags
-        parts = _runs(keys // width)
-        weighted = np.stack([counts, counts * lag, counts * lag * lag])
-        sums = np.add.reduceat(weighted, [rows.start for _, rows in parts], axis=1).T.tolist()
-        for (index, rows), (events, lags, squares) in zip(parts, sums, strict=True):
-            statistics, slot = of(index), self.grid.slot_ms
-            statistics.cells, statistics.counts = keys[rows] - index * width, counts[rows]
-            # Exact integers before the division.
-            statistics.delay = Moments(
-                events, lags * slot / events, (squares * events - lags * lags) * slot * slot / events
-            )
+        width = self.grid.substream_slots * self.grid.lags
+        for index, rows in _runs(keys // width):
+            of(index).cells, of(index).counts = keys[rows] - index * width, counts[rows]
 
     def _fill_values(self, into: SubstreamStatistics, group: IntArray, sums: FloatArray) -> None:
-        centre = self._centre or 0.0
-        count, total, squares = (float(x) for x in sums.sum(axis=1))
-        into.value = Moments(count, centre + total / count, max(0.0, squares - total * total / count))
         into.value_sums = np.zeros((3, self._lag_groups))
-        into.value_sums[0, group] = sums[0]
-        into.value_sums[1, group] = sums[1] + centre * sums[0]
-        into.value_sums[2, group] = sums[2] + 2 * centre * sums[1] + centre * centre * sums[0]
+        into.value_sums[:, group] = sums
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -451,9 +401,3 @@ def _runs(ascending: IntArray) -> list[tuple[int, slice]]:
     first = _run_starts(ascending).tolist()
     ends = [*first[1:], len(ascending)]
     return [(int(ascending[a]), slice(a, b)) for a, b in zip(first, ends, strict=True)]
-
-
-def _counts(values: IntArray) -> list[tuple[int, int]]:
-    """Returns the distinct values, and the number of each value."""
-    distinct, counts = np.unique(values, return_counts=True)
-    return list(zip(distinct.tolist(), counts.tolist(), strict=True))

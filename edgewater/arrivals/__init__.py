@@ -6,13 +6,12 @@ no code here reads a clock or decides anything.
 
 from edgewater.arrivals.grouped import NO_VALUES, GroupedSubstream, summed
 from edgewater.arrivals.schedule import ReportSchedule, SlotGrid, lag_groups
-from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, Moments, SubstreamStatistics
+from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, SubstreamStatistics
 
 __all__ = [
     "DEFAULT_MAX_SKEW_MS",
     "NO_VALUES",
     "GroupedSubstream",
-    "Moments",
     "ReportSchedule",
     "SlotGrid",
     "SubstreamStatistics",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -15,51 +14,14 @@ from edgewater.model.errors import CorruptSynopsis, InvalidRecord, UnsupportedVe
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.layout import MAX_SHIPPED
 
-_HEADER, _RANGE = struct.Struct("<BqIIqq9d"), struct.Struct("<2d")
+_HEADER, _RANGE = struct.Struct("<BqII88x"), struct.Struct("<2d")
+"""No release reads the numbers in the place of the 88 zeros, but release 0.3.0 expects them. Zeros compress well."""
 _VERSION = 1
 """The version of the encoding. Version 1 has no range of values."""
-_MAX_NUMBER = 1 << 53
+_MAX_INDEX = 1 << 53
 
 DEFAULT_MAX_SKEW_MS = 1_000
 """The accepted clock skew in ms. If an event time is after the arrival time by at most this much, the delay is 0."""
-
-
-@dataclass(slots=True)
-class Moments:
-    """Count, mean and sum of squared deviations. They are merged by the formulas of Chan, Golub and LeVeque (1979)."""
-
-    count: float = 0.0
-    mean: float = 0.0
-    deviations: float = 0.0
-
-    @classmethod
-    def of(cls, values: FloatArray) -> Self:
-        if not len(values):
-            return cls()
-        mean = float(values.mean())
-        return cls(float(len(values)), mean, float(((values - mean) ** 2).sum()))
-
-    @classmethod
-    def weighted(cls, values: FloatArray, counts: IntArray) -> Self:
-        total = float(counts.sum())
-        if not total:
-            return cls()
-        mean = float((values * counts).sum()) / total
-        return cls(total, mean, float((counts * (values - mean) ** 2).sum()))
-
-    def merge(self, other: Moments) -> None:
-        total = self.count + other.count
-        if not total:
-            return
-        gap = other.mean - self.mean
-        self.deviations += other.deviations + gap * gap * self.count * other.count / total
-        self.mean += gap * other.count / total
-        self.count = total
-
-    @property
-    def variance(self) -> float:
-        """The sample variance, with divisor n - 1; 0 for fewer than two values."""
-        return self.deviations / (self.count - 1) if self.count > 1 else 0.0
 
 
 @dataclass(slots=True)
@@ -68,27 +30,19 @@ class SubstreamStatistics:
 
     Attributes:
         index: number of the sub-stream.
-        delay, gap, value: moments of delays, of gaps between arrivals, and of sampled values.
         cells: codes slot · lags + lag, int64, ascending, where the slot is counted within the sub-stream. They are the
             cells of the center's run-off triangle.
         counts: number of events per cell, int64.
         value_sums: count, Σv and Σv² of the sampled values by lag group, float64 (3, lag groups).
-        skewed: number of events whose event time is after their arrival, within the accepted clock skew.
-        from_future: number of events beyond the accepted clock skew. No other statistic includes them.
         least, greatest: the range of the values of all events, sampled or not. Infinity and -infinity without events or
             values; NaN if some values are unknown.
     """
 
     grid: SlotGrid
     index: int
-    delay: Moments = field(default_factory=Moments)
-    gap: Moments = field(default_factory=Moments)
-    value: Moments = field(default_factory=Moments)
     cells: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     counts: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     value_sums: FloatArray = field(default_factory=lambda: np.zeros((3, 0)))
-    skewed: int = 0
-    from_future: int = 0
     least: float = math.inf
     greatest: float = -math.inf
 
@@ -104,8 +58,6 @@ class SubstreamStatistics:
         """
         if (other.grid, other.index) != (self.grid, self.index):
             raise InvalidRecord("substream", (other.grid, other.index), f"{(self.grid, self.index)}")
-        for name in ("delay", "gap", "value"):
-            getattr(self, name).merge(getattr(other, name))
         cells = np.concatenate([self.cells, other.cells])
         self.cells, inverse = np.unique(cells, return_inverse=True)
         weights = np.concatenate([self.counts, other.counts])
@@ -115,8 +67,6 @@ class SubstreamStatistics:
         elif other.value_sums.size:
             with np.errstate(over="ignore", invalid="ignore"):  # squares of large values are infinite
                 self.value_sums = self.value_sums + other.value_sums
-        self.skewed += other.skewed
-        self.from_future += other.from_future
         self.least = float(np.minimum(self.least, other.least))  # NaN stays NaN
         self.greatest = float(np.maximum(self.greatest, other.greatest))
 
@@ -131,10 +81,7 @@ class SubstreamStatistics:
         """Encodes a header, the range of values, cells and counts in integers of minimal width, and the sums of
         values.
         """
-        moments = [x for m in (self.delay, self.gap, self.value) for x in (m.count, m.mean, m.deviations)]
-        head = _HEADER.pack(
-            _VERSION, self.index, len(self.cells), self.value_sums.shape[1], self.skewed, self.from_future, *moments
-        )
+        head = _HEADER.pack(_VERSION, self.index, len(self.cells), self.value_sums.shape[1])
         steps = np.diff(self.cells, prepend=0)
         return (
             head
@@ -150,7 +97,7 @@ class SubstreamStatistics:
         if state[:1] and state[0] != _VERSION:
             raise UnsupportedVersion(f"sub-stream statistics of version {state[0]}; this release reads {_VERSION}")
         try:
-            _, index, cells, groups, skewed, future, *m = _HEADER.unpack_from(state)
+            _, index, cells, groups = _HEADER.unpack_from(state)
             least, greatest = _RANGE.unpack_from(state, _HEADER.size)
             steps, at = _unpacked(state, _HEADER.size + _RANGE.size, cells)
             counts, at = _unpacked(state, at, cells)
@@ -164,24 +111,19 @@ class SubstreamStatistics:
         positions = np.cumsum(steps)
         if not inside or (cells and (positions[-1] >= limit or (steps[1:] == 0).any())):
             raise CorruptSynopsis(f"sub-stream statistics have cells that are not ascending, or above {limit}")
-        require_counts(counts, (index, skewed, future))
+        require_counts(counts, index)
         if groups not in (0, int(lag_groups(grid.lags)[-1]) + 1):
             raise CorruptSynopsis(f"sub-stream statistics of values in {groups} lag groups")
         require_sampled(sums)
-        if not all(0 <= count <= MAX_SHIPPED for count in m[::3]):
-            raise CorruptSynopsis(f"sub-stream statistics of {m[::3]} events")
         require_ranges(np.array([[least], [greatest]]))
-        delay, gap, value = (Moments(*m[i : i + 3]) for i in (0, 3, 6))
-        return cls(grid, index, delay, gap, value, positions, counts, sums, skewed, future, least, greatest)
+        return cls(grid, index, positions, counts, sums, least, greatest)
 
 
-def require_counts(counts: IntArray, numbers: Sequence[int]) -> None:
-    """Raises CorruptSynopsis if a count of a cell is not from 1 to `MAX_SHIPPED`, or a number could overflow when
-    added.
-    """
-    if (counts <= 0).any() or (counts > MAX_SHIPPED).any() or any(abs(number) > _MAX_NUMBER for number in numbers):
+def require_counts(counts: IntArray, index: int) -> None:
+    """Raises CorruptSynopsis if a count of a cell is not from 1 to `MAX_SHIPPED`, or the index could overflow."""
+    if (counts <= 0).any() or (counts > MAX_SHIPPED).any() or abs(index) > _MAX_INDEX:
         raise CorruptSynopsis(
-            f"sub-stream statistics have a count outside 1 to {MAX_SHIPPED}, or a number outside ±2^53 in {numbers}"
+            f"sub-stream statistics have a count outside 1 to {MAX_SHIPPED}, or the index {index} outside ±2^53"
         )
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.early.triangle import LONG, SHORT, ArrivalTriangle
+from center.early.triangle import LONG, SHORT, SHORT_SUBSTREAMS, ArrivalTriangle
 from edgewater.arrivals import SlotGrid
 from edgewater.model.errors import InvalidInput
 
@@ -59,6 +59,17 @@ def test_without_late_events_the_share_that_was_not_seen_follows_the_rule_of_thr
     at_risk = 10 * 100 * 50 * (1 - np.exp(-(5000 - 50) / 5000))
     # Half of what the records at risk at half the longest lag do not exclude, with half of the failures.
     assert unseen == pytest.approx(-np.log(0.025) / at_risk / 2, rel=0.1)
+
+
+def test_after_a_change_few_events_bound_the_share_of_longer_lags():
+    triangle = ArrivalTriangle(1, SlotGrid(substream_slots=100, lags=51))
+    for _ in range(20_000):
+        triangle.advance(np.eye(1, 51) * 10)
+    at_once, later, steady = (triangle.unseen_beyond(20, slots, 0.05)[0] for slots in (0, 1_020, 20_000))
+    assert at_once == pytest.approx(3 / (10 * 100 * SHORT_SUBSTREAMS), rel=0.15)
+    assert later == pytest.approx(3 / (10 * 100 * 50 * (1 - np.exp(-0.2))), rel=0.1)
+    assert steady == pytest.approx(3 / (10 * 100 * 50), rel=0.1)
+    assert ArrivalTriangle(1, triangle.grid).unseen_beyond(0, 100, 0.05)[0] == 1.0, "nothing was at risk"
 
 
 def test_the_triangle_estimates_the_distribution_while_events_are_still_missing():

@@ -213,6 +213,24 @@ def test_predictions_under_alarm_have_a_record_of_their_own():
     assert calibration.factor(0, 2 * ALARM_THRESHOLD, 0.98) >= 20
 
 
+def test_an_alarm_above_all_whose_predictions_were_compared_is_unprecedented():
+    calibration = Calibration((0, 10))
+    for i in range(MIN_RECORD):
+        assert calibration.is_unprecedented(0, 1.1 * ALARM_THRESHOLD), "no error is known"
+        assert not calibration.is_unprecedented(0, ALARM_THRESHOLD)
+        calibration.add_prediction(i, 0, 100.0, 10.0, 2 * ALARM_THRESHOLD, 0.0)
+        calibration.resolve(i, 300.0)
+    assert not calibration.is_unprecedented(9, 2 * ALARM_THRESHOLD)
+    assert calibration.is_unprecedented(9, 2.1 * ALARM_THRESHOLD)
+    assert calibration.is_unprecedented(10, 2 * ALARM_THRESHOLD), "predictions at other offsets do not count"
+    calibration.add_prediction(MIN_RECORD, 0, 100.0, 10.0, 5 * ALARM_THRESHOLD, 0.0)
+    assert calibration.is_unprecedented(0, 5 * ALARM_THRESHOLD), "the error of the last prediction is not known yet"
+    again = Calibration.from_state(calibration.to_state())
+    for each in (calibration, again):
+        each.resolve(MIN_RECORD, 300.0)
+        assert not each.is_unprecedented(0, 5 * ALARM_THRESHOLD)
+
+
 def test_late_values_that_do_not_differ_are_not_corrected():
     rng = np.random.default_rng(4)
     late = LateValues(1, 60)
