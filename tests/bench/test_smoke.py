@@ -26,6 +26,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "console": ("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"),
     "console_demo": ("commit_to_drawn_ms_p95", '"problems": []'),
     "workloads": ("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"),
+    "costly": ("left_s", "loaded", "roll-up"),
     "frame_work": ("partials", "closes, sliding", "at most 40960 units"),
     "first_light": ("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"),
     "hostile": ("partial/kll", "single/general_manager", "frame", "0 failures"),
