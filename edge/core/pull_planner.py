@@ -198,15 +198,15 @@ class PullPlanner:
     def _backlog_frame_bytes(self, pipeline: QueryPipeline, link: MeasuredLink) -> int:
         """Returns the size of a frame of closed slices; 0: the size that the link allows.
 
-        Entries of closed slices are final, so no later frame updates them, and a large frame compresses better. Another
-        query with a deadline must not wait for a large frame. Under a staleness budget alone, the most valuable entries
-        go first, and the last ones may be too late.
+        Another query with a deadline must not wait for a large frame.
         """
         others = (p for p in self._queries.values() if p is not pipeline)
-        if pipeline.shipper.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
+        if any(p.store.policy.staleness_ms < math.inf for p in others):
             return 0
         largest = min(int(BACKLOG_FRAME_S * link.likely_bytes_s), BACKLOG_FRAME_BYTES)
-        return min(largest, pipeline.shipper.closed_bytes(pipeline.watermark_ms))
+        return min(
+            pipeline.store.policy.closed_frame_bytes(largest), pipeline.shipper.closed_bytes(pipeline.watermark_ms)
+        )
 
 
 def has_closed(pipeline: QueryPipeline) -> bool:

@@ -23,37 +23,25 @@ from edge.cache import (
     EMPTY_SELECTION,
     GroupHistory,
     GroupSelection,
-    SendSlots,
     SliceEntries,
-    max_entries_per_frame,
     primary_mask,
-    withheld_of,
 )
 from edge.core.arrival_reports import ArrivalMonitor
 from edge.core.close_barrier import close_barrier_ms, is_unreported
 from edge.core.drift import estimate_drift
-from edge.core.least_bytes import LEAST_EARLY_GROUPS, EarlySends, SlicePeriod, early_sends, quanta_of
-from edge.core.selection import (
-    PLANNED_SHARE,
-    PullContext,
-    PullResult,
-    RecordedPull,
-    limit_to_capacity,
-    select_groups,
-)
+from edge.core.least_bytes import EarlySends, SlicePeriod
+from edge.core.policies import PullContext
+from edge.core.selection import PullResult, RecordedPull, limit_to_capacity
 from edge.core.slice_store import SliceStore
 from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Slice
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
-from edgewater.model.query import StalenessBudget
 from edgewater.model.streams import MIN_TIME_MS
-from edgewater.model.windows import SessionWindow, TimeWindow
+from edgewater.model.windows import SessionWindow
 from edgewater.synopses import GroupedAggregate, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, FrameBody, Partial, SliceClose
 
-FIRST_GROUPS = 48
-"""The groups in a message of first closes. On 4 KiB/s such a message takes about half a second."""
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
 """Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
@@ -149,16 +137,8 @@ class Shipper:
         self.drift: dict[str, float] = {}
         self.entry_bytes = INITIAL_ENTRY_BYTES
         self._max_groups = max_groups(group_bytes(store.bound))
-        budget = self._spec.error_budget
-        self._has_relative_limit = budget is not None and bool(budget.relative)
+        self._policy = store.policy
         self._has_session_windows = isinstance(self._spec.window, SessionWindow)
-        self.is_staleness_bound = isinstance(self._spec.budget, StalenessBudget)
-        self.sends_at_need = monitor is None and not self.is_staleness_bound
-        # Omitted values have to be reported as withheld, which is possible only for bounded measures.
-        self._may_omit = self.is_staleness_bound and bool(store.bounded_measures)
-        self._closes_first = self._may_omit and isinstance(self._spec.window, TimeWindow)
-        waits = self._spec.cache.eviction == "gain"
-        self._picks = monitor is None and not self._spec.saves_bytes and waits
 
     # What is left to send
 
@@ -169,23 +149,22 @@ class Shipper:
 
     def open_bytes(self, watermark_ms: int) -> tuple[int, int | None]:
         """Returns, under a staleness budget, the estimated bytes of open slices, and the first end of these slices."""
-        if not self.is_staleness_bound:
-            return 0, None  # it sends at its report times, or what `early_sends` demands
-        sizes = [(end, size) for end, size in self._pending_bytes() if end > watermark_ms and size]
+        drained = self._policy.drained_bytes
+        sizes = [(end, drained(size)) for end, size in self._pending_bytes() if end > watermark_ms and drained(size)]
         return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
 
     def _pending_bytes(self) -> Iterator[tuple[int, int]]:
         """Yields the end of each slice and the estimated bytes that it has to send."""
         for start, slice_ in self._store.slices.items():
-            if self._is_unreported(slice_) or (slice_.close_reported and self._has_deadline(start, slice_)):
+            if self._is_unreported(slice_) or (
+                slice_.close_reported and self._policy.omits(self._store.end(start), slice_)
+            ):
                 continue  # entries omitted under a staleness budget are not sent
             pending = slice_.count_pending(self._store.limits(start), 1.0)
             yield self._store.end(start), int(pending * self.entry_bytes)
 
     def early_due_ms(self, watermark_ms: int, now_ms: int, link: LinkEstimate) -> float | None:
         """Returns the event time from which entries of an open slice cannot wait for its close; None: all can."""
-        if not self.sends_at_need:
-            return None
         open_ = [
             (start, slice_) for start, slice_ in self._store.slices.items() if self._store.end(start) > watermark_ms
         ]
@@ -195,25 +174,25 @@ class Shipper:
     def _early_sends(
         self, start: int, slice_: Slice, watermark_ms: int, now_ms: int, link: LinkEstimate
     ) -> EarlySends | None:
-        if not self.sends_at_need:
-            return None
         period = SlicePeriod(start, self._store.end(start), now_ms, watermark_ms)
         limits = self._store.limits(start)
-        return early_sends(slice_, self._spec, self.history, limits, period, link, self.entry_bytes)
+        return self._policy.early_sends(slice_, self.history, limits, period, link, self.entry_bytes)
 
     def awaits_first_close(self, watermark_ms: int) -> bool:
         """Returns whether, under a staleness budget, nothing has been stated of the slices that closed last."""
-        if not self._closes_first:
-            return False
         closed = self._closed_slices(watermark_ms)
         if any(self._awaits_statement(*each) for each in closed):
             return True
         is_done = self._store.through_ms > MIN_TIME_MS and all(slice_.close_reported for _, slice_ in closed)
-        return is_done and self._passed_slice_end(watermark_ms)
+        return is_done and self._policy.states_first and self._passed_slice_end(watermark_ms)
 
     def _awaits_statement(self, start: int, slice_: Slice) -> bool:
-        is_new = not slice_.is_stated and self._store.end(start) > self._store.through_ms
-        return is_new and not slice_.close_reported and self._has_deadline(start, slice_)
+        return not (slice_.is_stated or slice_.close_reported) and self._may_state(start, slice_)
+
+    def _may_state(self, start: int, slice_: Slice) -> bool:
+        """Returns whether a closed slice may be closed provisionally."""
+        end = self._store.end(start)
+        return self._policy.states_first and end > self._store.through_ms and self._policy.omits(end, slice_)
 
     def _closed_slices(self, through_ms: int) -> list[tuple[int, Slice]]:
         """Returns the slices that end by an event time and may be closed, with their starts, ascending."""
@@ -326,8 +305,7 @@ class Shipper:
                 is_last, is_provisional = start in recorded.closed, start in recorded.provisional
             else:
                 is_last = not is_blocked and not slice_.close_reported
-                may_state = self._closes_first and self._store.end(start) > self._store.through_ms
-                is_provisional = is_blocked and may_state and start in stated and self._has_deadline(start, slice_)
+                is_provisional = is_blocked and start in stated and self._may_state(start, slice_)
             if is_last:
                 draft.close(self._close(start, slice_))
             elif is_provisional:
@@ -342,7 +320,7 @@ class Shipper:
             if recorded is None and draft.work.units >= FULL_FRAME_WORK:
                 return
             early = self._early_sends(start, slice_, at.watermark_ms, at.now_ms, at.link)
-            if self._may_send_early(end, at, early):
+            if self._policy.may_send_open(end, at.drain_window_ms, at.link, early):
                 self._take(draft, start, slice_, at, recorded, early)
 
     def _take(
@@ -408,8 +386,7 @@ class Shipper:
 
     def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
         extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
-        withheld = withheld_of(slice_.entries, shares=self._has_relative_limit)
-        return SliceClose(start, slice_.observed, slice_.late, withheld, *extent)
+        return SliceClose(start, slice_.observed, slice_.late, self._policy.withheld(slice_.entries), *extent)
 
     def _replay_rest(self, recorded: RecordedPull, draft: FrameDraft) -> None:
         """Applies the recorded sends and closes that the replay did not reach because its values differ or are lost."""
@@ -464,89 +441,16 @@ class Shipper:
     ) -> GroupSelection:
         """Selects the groups of a slice to send now, for the room that is left; at least one if there is any room."""
         entry_bytes, end, room = self.entry_bytes, self._store.end(start), draft.room_bytes
-        is_closed = end <= at.watermark_ms
         count = min(max(1, int(room / entry_bytes)), self._max_groups) if room > 0 else 0
         if most is not None:
             count = min(count, most)
-        slots = None
-        if self._may_omit and self._has_deadline(start, slice_):
-            slots = self._slots(start, slice_, at, draft.groups)
-            if not is_closed and at.now_ms < end:
-                count = min(count, self._before_first_close(end, at))
-        if not is_closed and self._spec.cache.eviction == "gain":
-            rate, large = at.link.likely_bytes_per_ms / entry_bytes, self._spec.saves_bytes or self.is_staleness_bound
-            due_ms = self._deadline_ms(end, at.link) if self.is_staleness_bound else end
-            per_frame = max_entries_per_frame(due_ms - at.now_ms, rate, large=large)
-            count = min(count, max(per_frame, early.in_one_frame) if early is not None else per_frame)
-        if early is not None:
-            count = min(count, early.entries, early.fitting)
-        least = LEAST_EARLY_GROUPS if self._picks and (self.sends_at_need or at.now_ms < end) else 0
-        context = PullContext(start, end, is_closed, at.now_ms, count, least)
-        return select_groups(slice_, self._spec, self.history, self._store.limits(start), context, slots)
-
-    def _has_deadline(self, start: int, slice_: Slice) -> bool:
-        """Whether a staleness budget limits what is sent of a slice.
-
-        A slice whose first records arrived after the deadline, such as a slice of a backfill, is sent completely: it
-        delays no answer that a reader waits for. The deadline is compared at the stream's speed 1, which is
-        exact for live streams.
-        """
-        budget = self._spec.budget
-        if not isinstance(budget, StalenessBudget):
-            return False
-        return slice_.first_arrival_ms <= self._store.end(start) + budget.staleness_ms
-
-    def _slots(self, start: int, slice_: Slice, at: PullConditions, sent: int) -> SendSlots:
-        """Returns how many entries of a slice with a deadline can be sent in time, after the entries of the frame.
-
-        If the deadline has passed before the first frame of a closed slice, such as after an outage, groups are sent
-        for as long as the budget, less the time of newer slices. A late answer should not be empty, and should not
-        delay the next answer.
-        """
-        end, link = self._store.end(start), at.link
-        is_closed = end <= at.watermark_ms
-        if not is_closed:
-            # An entry leaves early only if even a link of the median could not carry it after the close.
-            link = replace(link, bytes_per_ms=link.likely_bytes_per_ms)
-        budget = self._spec.staleness_budget
-        assert budget is not None
-        deadline_ms = max(self._deadline_ms(end, link), slice_.late_until_ms)
-        if link.bytes_per_ms <= 0.0 or at.now_ms == MIN_TIME_MS:
-            return SendSlots(np.inf, np.inf)
-        rate = PLANNED_SHARE * link.bytes_per_ms / self.entry_bytes
-        if is_closed and not slice_.learned and deadline_ms <= at.now_ms:
-            newer = sum(len(s.entries) for at_ms, s in self._closed_slices(at.watermark_ms) if at_ms > start)
-            slice_.late_until_ms = at.now_ms + round(budget.staleness_ms * link.speed - newer / rate)
-            deadline_ms = max(deadline_ms, slice_.late_until_ms)
-        total = rate * (self._spec.window.slice_ms + budget.staleness_ms * link.speed - link.path_delay_ms)
-        return SendSlots(max(rate * (deadline_ms - at.now_ms) - sent, 0.0), max(total, 0.0))
-
-    def _before_first_close(self, end: int, at: PullConditions) -> int:
-        """Returns how many entries of an open slice the link carries before it has to carry first closes in time."""
-        link = at.link
-        if link.bytes_per_ms <= 0.0:
-            return self._max_groups
-        free_ms = self._deadline_ms(end, link) - at.now_ms
-        first_bytes = min(FIRST_GROUPS * self.entry_bytes, at.capacity_bytes)
-        return max(int((PLANNED_SHARE * link.bytes_per_ms * free_ms - first_bytes) / self.entry_bytes), 0)
-
-    def _may_send_early(self, end: int, at: PullConditions, early: EarlySends | None) -> bool:
-        """Returns whether entries of an open slice may be sent now.
-
-        Under a staleness budget they wait for the close, unless sending them takes until after the deadline. So most
-        groups are sent once. The policies of TR 16-003 send whenever the link is idle.
-        """
-        after, through = at.drain_window_ms
-        if not self.is_staleness_bound:
-            return early is not None and early.from_ms <= after
-        waits = self._spec.cache.eviction == "gain"
-        return end <= after or through > (self._deadline_ms(end, at.link) if waits else after)
-
-    def _deadline_ms(self, end: int, link: LinkEstimate) -> float:
-        """Returns when entries of a slice that ends at `end` have to be sent under a staleness budget."""
-        budget = self._spec.staleness_budget
-        assert budget is not None
-        return end + budget.staleness_ms * link.speed - link.path_delay_ms
+        closed = [] if slice_.learned else self._closed_slices(at.watermark_ms)
+        newer = sum(len(other.entries) for at_ms, other in closed if at_ms > start)
+        context = PullContext(
+            start, end, end <= at.watermark_ms, at.now_ms, count, at.link, entry_bytes, at.capacity_bytes,
+            draft.groups, newer, early,
+        )  # fmt: skip
+        return self._policy.select(slice_, self.history, self._store.limits(start), context)
 
     def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
         """Returns the pending values of these groups, and removes them from the slice."""
@@ -554,7 +458,7 @@ class Shipper:
         self._record_drift(start, slice_.entries, groups)
         slice_.discount_pending(self._store.limits(start), groups)
         sent = recorded.partials.pop(start) if recorded is not None else None
-        quanta = quanta_of(self._spec, self._store.slice_shares(start), slice_.entries.pending.measures)
+        quanta = self._policy.quanta(self._store.slice_shares(start), slice_.entries.pending.measures)
         data = self._encode(slice_.entries.send(groups, sent, quanta))
         # The estimate follows the actual size of entries, so that frames are about as large as the capacity. Partials
         # of few entries are mostly header.

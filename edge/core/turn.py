@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edge.core.events import PullEvent
+from edge.core.policies import FIRST_GROUPS
 from edge.core.query_pipeline import QueryPipeline
-from edge.core.shipper import FIRST_GROUPS
 
 LEAST_FIRST_GROUPS, MOST_FIRST_GROUPS = 4, 24
 """The limits of a query's part of `FIRST_GROUPS`."""
@@ -77,6 +77,5 @@ class Turn:
         return is_used or self.frames >= self.pull.max_frames
 
 
-def _deadline(pipeline: QueryPipeline) -> tuple[int, str]:
-    budget = pipeline.spec.staleness_budget
-    return pipeline.through_ms + (budget.staleness_ms if budget is not None else 0), pipeline.ref.name
+def _deadline(pipeline: QueryPipeline) -> tuple[float, str]:
+    return pipeline.through_ms + pipeline.store.policy.staleness_ms, pipeline.ref.name
