@@ -16,6 +16,7 @@ from edge.cache.error_limits import ErrorLimits, primary_mask
 from edge.cache.history import GroupHistory
 from edge.cache.policy import (
     RankingContext,
+    errors_left,
     learn,
     rank_closed,
     rank_closed_by_deadline,
@@ -38,6 +39,7 @@ __all__ = [
     "SendQueue",
     "SendSlots",
     "SliceEntries",
+    "errors_left",
     "learn",
     "max_entries_per_frame",
     "parts_of",

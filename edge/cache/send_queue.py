@@ -75,6 +75,7 @@ class SendQueue:
         newest_batch: `SliceEntries.newest_batch` at the ranking; -1: never ranked.
         ranked_ms: event time of the ranking.
         position: number of groups drawn so far.
+        errors: the errors of the groups of a closed slice, if they were asked for. No part of the state.
     """
 
     groups: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -83,6 +84,7 @@ class SendQueue:
     newest_batch: int = -1
     ranked_ms: int = 0
     position: int = 0
+    errors: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def for_open_slice(cls, ranks: FloatArray, groups: IntArray, newest_batch: int, now_ms: int) -> SendQueue:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import singledispatchmethod
+from functools import partial, singledispatchmethod
 from typing import Any, Protocol
 
 import google_crc32c
@@ -116,7 +116,8 @@ class EdgeCore:
         self._columns: dict[str, dict[str, str]] = {}
         self._changed: dict[str, tuple[str, str]] = {}  # only in a replay: (type when read, type now) by column
         self._now_ms = 0
-        self._served_bytes = self._first_pulls = 0
+        self._served_bytes = self._first_pulls = self._turns = 0
+        self._shares: Mapping[QueryRef, float] = {}
 
     def handle(self, event: Event) -> list[Effect]:
         """Applies an event. Events are applied in the order of the journal, each exactly once."""
@@ -346,12 +347,18 @@ class EdgeCore:
         return [*effects, *(FrameDiverged(built.frame.seq) for built in recorded.values())]
 
     def _begin_turn(self, pull: PullEvent) -> Turn:
-        turn = Turn(pull, self.queries.values(), self._served_bytes, self._first_pulls)
-        self._first_pulls = turn.first_pulls
+        queries = list(self.queries.values())
+        demands = partial(self.pulls.demands, pull)
+        turn = Turn(pull, queries, demands, self._served_bytes, self._first_pulls, self._turns)
+        self._first_pulls, self._turns = turn.first_pulls, turn.turns
+        self._shares = self.pulls.shares()
         return turn
 
     def _pull(self, pipeline: QueryPipeline, turn: Turn, recorded: RecordedPull | None = None) -> PullResult | None:
-        conditions = self.pulls.conditions(pipeline, turn.pull, turn.room_bytes, turn.first_groups)
+        room_bytes, share = turn.room_bytes(pipeline), self._shares[pipeline.ref]
+        if not room_bytes and recorded is None:
+            return None
+        conditions = self.pulls.conditions(pipeline, turn.pull, room_bytes, share, turn.first_groups)
         return pipeline.shipper.pull(conditions, recorded)
 
     def _serve(self, turn: Turn, pipeline: QueryPipeline, frame: Frame) -> bool:
@@ -424,6 +431,7 @@ class EdgeCore:
             "now_ms": self._now_ms,
             "served_bytes": self._served_bytes,
             "first_pulls": self._first_pulls,
+            "turns": self._turns,
             "max_state_bytes": self._max_state_bytes,
             "columns": self._columns,
             "streams": {name: stream.to_state() for name, stream in self.streams.items()},
@@ -452,7 +460,7 @@ class EdgeCore:
         self.source = numbers["source"]  # records keep their identities, even if the edge is renamed
         self._batch_number, self._now_ms = numbers["batch_number"], numbers["now_ms"]
         self._served_bytes = numbers.get("served_bytes", 0)
-        self._first_pulls = numbers.get("first_pulls", 0)
+        self._first_pulls, self._turns = numbers.get("first_pulls", 0), numbers.get("turns", 0)
         for name, stream in numbers["streams"].items():
             if name in self.streams:
                 self.streams[name] = StreamState.from_state(stream, self.streams[name].spec)

@@ -30,9 +30,9 @@ USED_AFTER_CLOSE = 0.8
 """The fraction of the link's bytes between a slice's close and its deadline that a combined budget plans with."""
 EARLY_FRAME_BYTES = 200
 """Approximate size of a frame of an open slice, without entries, before compression."""
-EARLY_FRAME_SHARE = 1 / 2
-"""The fraction of the early sends that one frame may have. Larger frames delay later frames; smaller frames are mostly
-overhead."""
+EARLY_FRAME_SHARE, EARLY_FRAME_MS = 1 / 2, 1_000
+"""The fraction of the early sends that one frame may have, and the wall time for which it may occupy the link. Larger
+frames delay later frames; smaller frames are mostly overhead."""
 LEAST_EARLY_GROUPS = 64
 """The least number of groups in a frame of an open slice. A smaller frame is mostly overhead."""
 MIN_DRAIN_MS = 20
@@ -96,18 +96,14 @@ class EarlySends:
         entries: how many entries, at least 1.
         from_ms: event time at which sending them has to begin.
         fitting: how many entries arrive before the slice closes, at least 1. A later send would delay the close.
+        in_one_frame: how many entries one frame may have. It applies if it exceeds the usual size of frames of open
+            slices.
     """
 
     entries: int
     from_ms: float
     fitting: int
-
-    @property
-    def in_one_frame(self) -> int:
-        """How many entries one frame may have. The result applies if it exceeds the usual size of frames of open
-        slices.
-        """
-        return math.ceil(EARLY_FRAME_SHARE * self.entries)
+    in_one_frame: int
 
 
 def early_sends(
@@ -124,7 +120,7 @@ def early_sends(
     if close_ms <= period.now_ms:
         return None
     if link.bytes_per_ms <= 0.0:
-        return EarlySends(MAX_QUEUED, period.start_ms, MAX_QUEUED) if terms.from_start else None
+        return EarlySends(MAX_QUEUED, period.start_ms, MAX_QUEUED, MAX_QUEUED) if terms.from_start else None
     rate = link.likely_bytes_per_ms / entry_bytes
     after_close = _entries_in(terms.free_ms, link, entry_bytes)
     excess = _most_needed(slice_, history, period) - after_close
@@ -136,7 +132,9 @@ def early_sends(
     if excess <= 0.0 or fitting < 1 or excess / rate < terms.least_ms:
         return None
     from_ms = float(period.start_ms) if terms.from_start else close_ms - terms.margin * excess / rate
-    return EarlySends(math.ceil(excess), from_ms, fitting)
+    # A larger frame would occupy the link for longer. Until a link has been seen, its rate is a low guess.
+    in_one_frame = min(EARLY_FRAME_SHARE * excess, EARLY_FRAME_MS * link.speed * rate)
+    return EarlySends(math.ceil(excess), from_ms, fitting, math.ceil(in_one_frame))
 
 
 def _entries_in(free_ms: float, link: LinkEstimate, entry_bytes: float) -> float:

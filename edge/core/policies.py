@@ -208,12 +208,12 @@ class ExactPolicy:
         count = at.max_groups
         if self._waits:
             rate = at.link.likely_bytes_per_ms / at.entry_bytes
-            per_frame = max_entries_per_frame(self._due_ms(at) - at.now_ms, rate, large=self._frames_are_large)
+            per_frame = max_entries_per_frame(self._leaves_by_ms(at) - at.now_ms, rate, large=self._frames_are_large)
             count = min(count, max(per_frame, at.early.in_one_frame) if at.early is not None else per_frame)
         return count if at.early is None else min(count, at.early.entries, at.early.fitting)
 
-    def _due_ms(self, at: PullContext) -> float:
-        """Returns the event time by which the entries of a slice should have been sent."""
+    def _leaves_by_ms(self, at: PullContext) -> float:
+        """Returns the event time by which the entries of an open slice should have left."""
         return at.end_ms
 
     def _least_open(self, at: PullContext) -> int:
@@ -243,8 +243,10 @@ class ExactPolicy:
         """Returns what a closed slice withholds."""
         return withheld_of(entries, shares=bool(self.relative))
 
-    def deadline_ms(self, end: int, link: LinkEstimate) -> float:
-        """Returns the event time by which entries of a slice that ends at `end` have to be sent."""
+    def due_ms(self, end: int, link: LinkEstimate) -> float:
+        """Returns the event time by which entries of a slice that ends at `end` should have been sent."""
+        if self.staleness_ms == math.inf:
+            return end + self._spec.window.slice_ms
         return end + self.staleness_ms * link.speed - link.path_delay_ms
 
 
@@ -280,7 +282,7 @@ class CombinedPolicy(ErrorPolicy):
         self.staleness_ms = spec.staleness_budget.staleness_ms
 
     def _early_terms(self, period: SlicePeriod, link: LinkEstimate) -> EarlyTerms | None:
-        free_ms = self.deadline_ms(period.end_ms, link) - period.close_ms
+        free_ms = self.due_ms(period.end_ms, link) - period.close_ms
         if link.bytes_per_ms <= 0.0 or free_ms <= 0.0:
             return None  # a slice that would close after its deadline cannot be in time: it waits for its close
         return EarlyTerms(period.close_ms, USED_AFTER_CLOSE * free_ms, 1.0, 0.0, 0.0)
@@ -317,7 +319,7 @@ class StalenessPolicy(ExactPolicy):
         self, end: int, drain_window_ms: tuple[int, int], link: LinkEstimate, early: EarlySends | None
     ) -> bool:
         after, through = drain_window_ms
-        return end <= after or through > (self.deadline_ms(end, link) if self._waits else after)
+        return end <= after or through > (self.due_ms(end, link) if self._waits else after)
 
     def drained_bytes(self, size: int) -> int:
         return size
@@ -360,12 +362,12 @@ class StalenessPolicy(ExactPolicy):
         if at.now_ms < at.end_ms and at.link.bytes_per_ms > 0.0 and self._ranks_by_deadline(at.end_ms, slice_):
             # Before its first close has to leave, the link carries so many entries.
             first_bytes = min(FIRST_GROUPS * at.entry_bytes, at.capacity_bytes)
-            free_bytes = PLANNED_SHARE * at.link.bytes_per_ms * (self._due_ms(at) - at.now_ms) - first_bytes
+            free_bytes = PLANNED_SHARE * at.link.bytes_per_ms * (self._leaves_by_ms(at) - at.now_ms) - first_bytes
             count = min(count, max(int(free_bytes / at.entry_bytes), 0))
         return count
 
-    def _due_ms(self, at: PullContext) -> float:
-        return self.deadline_ms(at.end_ms, at.link)
+    def _leaves_by_ms(self, at: PullContext) -> float:
+        return self.due_ms(at.end_ms, at.link)
 
     def _least_open(self, at: PullContext) -> int:
         return super()._least_open(at) if at.now_ms < at.end_ms else 0
@@ -388,7 +390,7 @@ class StalenessPolicy(ExactPolicy):
         """
         # An entry leaves early only if even a link of the median could not carry it after the close.
         link = at.link if at.closed else replace(at.link, bytes_per_ms=at.link.likely_bytes_per_ms)
-        deadline_ms = max(self.deadline_ms(at.end_ms, link), slice_.late_until_ms)
+        deadline_ms = max(self.due_ms(at.end_ms, link), slice_.late_until_ms)
         if link.bytes_per_ms <= 0.0 or at.now_ms == MIN_TIME_MS:
             return SendSlots(np.inf, np.inf)
         rate, budget_ms = PLANNED_SHARE * link.bytes_per_ms / at.entry_bytes, self.staleness_ms * link.speed

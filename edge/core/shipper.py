@@ -14,6 +14,7 @@ session windows each frame with records of a slice has a `SliceClose` of it, eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -24,21 +25,24 @@ from edge.cache import (
     GroupHistory,
     GroupSelection,
     SliceEntries,
+    errors_left,
     primary_mask,
 )
 from edge.core.arrival_reports import ArrivalMonitor
 from edge.core.close_barrier import close_barrier_ms, is_unreported
 from edge.core.drift import estimate_drift
 from edge.core.least_bytes import EarlySends, SlicePeriod
+from edge.core.link_plan import LEVELS, Demand, bytes_above
 from edge.core.policies import PullContext
 from edge.core.selection import PullResult, RecordedPull, limit_to_capacity
 from edge.core.slice_store import SliceStore
 from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Slice
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
+from edgewater.model.query import DEFAULT_PRIORITY
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SessionWindow
-from edgewater.synopses import GroupedAggregate, IntArray
+from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, FrameBody, Partial, SliceClose
 
@@ -141,6 +145,41 @@ class Shipper:
         self._has_session_windows = isinstance(self._spec.window, SessionWindow)
 
     # What is left to send
+
+    @property
+    def pending_bytes(self) -> int:
+        """The estimated bytes of all slices that are still to be sent."""
+        return sum(size for _, size in self._pending_bytes())
+
+    def demands(self, query: int, watermark_ms: int, now_ms: int, link: LinkEstimate) -> list[Demand]:
+        """Returns what the closed slices have to send, by due time.
+
+        Args:
+            query: its number, for the plan.
+            now_ms: event time; the minimum time in a stream without a clock.
+        """
+        through = self._close_barrier_ms(watermark_ms)
+        required, optional = dict[float, float](), dict[float, FloatArray]()
+        for start, slice_ in self._store.slices.items():
+            end = self._store.end(start)
+            size = slice_.count_pending(self._store.limits(start), 1.0) * self.entry_bytes
+            is_optional = self._policy.omits(end, slice_)
+            if not size or end > through or self._is_unreported(slice_) or (is_optional and slice_.close_reported):
+                continue
+            due_ms = max(self._policy.due_ms(end, link), slice_.late_until_ms)
+            left_ms = max(due_ms - now_ms, 0.0) / link.speed if now_ms > MIN_TIME_MS else math.inf
+            if is_optional:
+                errors = errors_left(slice_.entries, self.history, slice_.send_queue)
+                # Before the groups are ranked, their errors are unknown: they count as large.
+                above = size if errors is None else bytes_above(errors, self.entry_bytes)
+                optional[left_ms] = optional.get(left_ms, np.zeros(len(LEVELS))) + above
+            else:
+                required[left_ms] = required.get(left_ms, 0.0) + size
+        priority = self._spec.priority / DEFAULT_PRIORITY
+        return [
+            *(Demand(query, left_ms, size, priority=priority) for left_ms, size in required.items()),
+            *(Demand(query, left_ms, optional=sizes, priority=priority) for left_ms, sizes in optional.items()),
+        ]
 
     def closed_bytes(self, watermark_ms: int) -> int:
         """Returns the estimated bytes of closed slices that are still to be sent."""
@@ -267,7 +306,10 @@ class Shipper:
         closed = self._closed_slices(min(draft.through_ms, at.watermark_ms))
         drained, stated = {start for start, slice_ in closed if slice_.close_reported}, set[int]()
         is_first = at.first_groups is not None
-        in_turn = [each for each in closed if not is_first or self._awaits_statement(*each)]
+        if is_first:
+            in_turn = [each for each in closed if self._awaits_statement(*each)]
+        else:  # slices that no reader waits for, as of a backfill, are after those whose deadline has not passed
+            in_turn = sorted(closed, key=lambda each: not self._is_timely(*each, at))
         for start, slice_ in in_turn:
             if recorded is None and draft.work.units >= FULL_FRAME_WORK:
                 break
@@ -284,6 +326,15 @@ class Shipper:
             draft.work.add_slice(start, draft.work.of_close(len(self._store.bounded_measures)))
         self._close_slices(draft, closed, drained, stated, recorded)
         return len(drained) == len(closed)
+
+    def _is_timely(self, start: int, slice_: Slice, at: PullConditions) -> bool:
+        """Returns whether entries of a closed slice are omitted later, and can still be sent."""
+        end = self._store.end(start)
+        return (
+            self._policy.omits(end, slice_)
+            and not slice_.close_reported
+            and at.now_ms < self._policy.due_ms(end, at.link)
+        )
 
     def _close_slices(
         self,
