@@ -1,15 +1,8 @@
-"""Selects the groups of a slice to send at a pull, by the cache policies, the budget, the time and the link.
-
-Policies rank by exponentials, logarithms and sums. Their last bit may depend on the library or processor, and so may
-the selected groups. A replay therefore runs the policies only to change their state, and reads the selected groups from
-the recorded frame.
-"""
+"""Selects the groups of a slice to send at a pull, by the cache policies, the budget, the time and the link."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from edge.cache import (
     EMPTY_SELECTION,
@@ -26,16 +19,48 @@ from edge.cache import (
     rank_open,
     rank_open_by_deadline,
 )
-from edge.core.slices import INITIAL_ENTRY_BYTES, Slice
+from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Slice
 from edgewater.model.query import QuerySpec, StalenessBudget
-from edgewater.synopses import GroupedAggregate
-from edgewater.wire import FrameBody
+from edgewater.model.streams import MIN_TIME_MS
 
 PLANNED_SHARE = 0.95
 """The fraction of the link's bytes that a staleness budget plans with. Sizes of entries are estimates, and heartbeats
 use the link, too."""
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""
+
+NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class PullConditions:
+    """The conditions of a pull from one query.
+
+    Attributes:
+        capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a small
+            capacity delays but never blocks. The body's work is bounded too (`FULL_FRAME_WORK`).
+        watermark_ms: the watermark that the query sees.
+        drain_window_ms: as in `PullEvent.drain_windows`. Slices that end after now may be sent from early; under a
+            staleness budget also slices that should have closed.
+        link: the measured link, for staleness budgets.
+        unread: whether the stream may have unread input.
+        report_drops: a frame is built even if it states nothing but dropped records.
+        first_groups: how many groups a frame of first closes may have (`Shipper.awaits_first_close`); None: the frame
+            is another one.
+    """
+
+    capacity_bytes: int
+    watermark_ms: int
+    drain_window_ms: tuple[int, int] = NO_DRAIN_WINDOW
+    link: LinkEstimate = UNKNOWN_LINK
+    unread: bool = False
+    report_drops: bool = False
+    first_groups: int | None = None
+
+    @property
+    def now_ms(self) -> int:
+        """Event time of the pull; the minimum time in a stream without a clock."""
+        return self.drain_window_ms[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,63 +87,6 @@ class PullContext:
     def ranking_context(self) -> RankingContext:
         elapsed = (self.now_ms - self.start_ms) / (self.end_ms - self.start_ms)
         return RankingContext(self.now_ms, min(max(elapsed, 0.0), 1.0))
-
-
-@dataclass(frozen=True, slots=True)
-class PullResult:
-    """The outcome of a pull from a query.
-
-    Attributes:
-        body: of the frame to send.
-        closed: the starts of the slices that are now sent completely. (A slice of session windows has a `SliceClose`
-            earlier, too.)
-    """
-
-    body: FrameBody
-    closed: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class RecordedPull:
-    """The outcome of a pull that a replay reads from the journal.
-
-    Attributes:
-        result: None: nothing was sent.
-        partials: by slice, the sent values that the state still contains.
-    """
-
-    result: PullResult | None
-    partials: dict[int, GroupedAggregate] = field(init=False)
-
-    def __post_init__(self) -> None:
-        partials = self.result.body.partials if self.result is not None else ()
-        self.partials = {p.slice_start_ms: GroupedAggregate.from_bytes(p.synopsis) for p in partials}
-
-    @property
-    def closed(self) -> tuple[int, ...]:
-        return self.result.closed if self.result is not None else ()
-
-    @property
-    def provisional(self) -> tuple[int, ...]:
-        """The starts of the slices that were closed provisionally."""
-        closes = self.result.body.closes if self.result is not None else ()
-        return tuple(close.slice_start_ms for close in closes if close.provisional)
-
-    @property
-    def substreams(self) -> int:
-        """The number of sub-streams whose statistics were sent."""
-        arrivals = self.result.body.arrivals if self.result is not None else None
-        return len(arrivals.substreams) if arrivals is not None else 0
-
-    def replace_selection(self, start: int, slice_: Slice, selection: GroupSelection) -> GroupSelection:
-        """Returns the recorded selection of the slice, which replaces the selection that the policies make now."""
-        groups, closed = EMPTY_SELECTION.groups, slice_.close_reported or start in self.closed
-        if start in self.partials:
-            # Compared by key, because groups are numbered differently if a source's records have changed.
-            groups = slice_.entries.codes(self.partials[start].rows(), len(self.partials[start]))
-        if not np.array_equal(np.sort(groups), selection.groups):  # a record may list them in the order of their keys
-            slice_.send_queue = SendQueue()  # drawn groups that were not sent have to be ranked again
-        return GroupSelection(groups, closed)
 
 
 def select_groups(
