@@ -11,7 +11,7 @@ Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Dist
 """
 
 from edge.cache.arrival_profile import parts_of
-from edge.cache.entries import SliceEntries
+from edge.cache.entries import Shipment, SliceEntries
 from edge.cache.error_limits import ErrorLimits, primary_mask
 from edge.cache.history import GroupHistory
 from edge.cache.policy import (
@@ -38,6 +38,7 @@ __all__ = [
     "RankingContext",
     "SendQueue",
     "SendSlots",
+    "Shipment",
     "SliceEntries",
     "errors_left",
     "learn",

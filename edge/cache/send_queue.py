@@ -116,8 +116,11 @@ class SendQueue:
         return not self.closed or entries.newest_batch != self.newest_batch
 
     def draw(self, entries: SliceEntries, count: int) -> GroupSelection:
-        """Removes the next `count` entries that have a pending value, or as many as there are."""
-        unsent = entries.has_pending
+        """Removes the next `count` entries that change something at the center, or as many as there are."""
+        unsent, unchanged = entries.has_pending, entries.unchanged()
+        if len(unchanged):
+            left = self.groups[self.position :]
+            self.groups, self.position = left[~np.isin(left, unchanged)], 0
         drawn: list[IntArray] = []
         missing = count
         while missing > 0 and self.position < len(self.groups):

@@ -6,10 +6,6 @@ policy is asked
 - before a slice closes, which of its entries cannot wait (`early_sends`, `may_send_open`),
 - at a pull, which groups leave (`select`) and how their sums are rounded (`quanta`),
 - when a slice closes, whether its other entries may be omitted (`omits`) and what is stated of them (`withheld`).
-
-Policies rank by exponentials, logarithms and sums. Their last bit may depend on the library or processor, and so may
-the selected groups. A replay therefore runs the policies only to change their state, and reads the selected groups from
-the recorded frame.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ from edge.core.least_bytes import (
     early_sends,
     quanta_of,
 )
-from edge.core.slices import LinkEstimate, Slice
+from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Slice
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.query import CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.model.streams import MIN_TIME_MS
@@ -64,8 +60,44 @@ staleness budget, nothing of an ended slice is then sent early, since most group
 PLANNED_SHARE = 0.95
 """The fraction of the link's bytes that a staleness budget plans with. Sizes of entries are estimates, and heartbeats
 use the link, too."""
+MAX_OVERSHOOT = 2
+"""The entries of a frame may take this many times its capacity, if there is more than one."""
 FIRST_GROUPS = 48
 """The groups in a message of first closes. On 4 KiB/s such a message takes about half a second."""
+
+
+NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class PullConditions:
+    """The conditions of a pull from one query.
+
+    Attributes:
+        capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a small
+            capacity delays but never blocks. The body's work is bounded too (`FULL_FRAME_WORK`).
+        watermark_ms: the watermark that the query sees.
+        drain_window_ms: as in `PullEvent.drain_windows`. Slices that end after now may be sent from early; under a
+            staleness budget also slices that should have closed.
+        link: the measured link, for staleness budgets.
+        unread: whether the stream may have unread input.
+        report_drops: a frame is built even if it states nothing but dropped records.
+        first_groups: how many groups a frame of first closes may have (`Shipper.awaits_first_close`); None: the frame
+            is another one.
+    """
+
+    capacity_bytes: int
+    watermark_ms: int
+    drain_window_ms: tuple[int, int] = NO_DRAIN_WINDOW
+    link: LinkEstimate = UNKNOWN_LINK
+    unread: bool = False
+    report_drops: bool = False
+    first_groups: int | None = None
+
+    @property
+    def now_ms(self) -> int:
+        """Event time of the pull; the minimum time in a stream without a clock."""
+        return self.drain_window_ms[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,3 +447,19 @@ def policy_of(spec: QuerySpec) -> ExactPolicy:
             return ErrorPolicy(spec)
         case _:
             return ExactPolicy(spec)
+
+
+def limit_to_capacity(
+    slice_: Slice, selection: GroupSelection, capacity_bytes: int, entry_bytes: float
+) -> GroupSelection:
+    """Reduces a selection to at least one group, so that its frame is not much larger than allowed.
+
+    The center refuses a frame above its limit each time. The size of entries is unknown until the first entries have
+    been sent. Samples need this check always, because their sizes differ.
+    """
+    pending, groups = slice_.entries.pending, selection.groups
+    if not pending.samples and entry_bytes != INITIAL_ENTRY_BYTES:
+        return selection
+    while len(groups) > 1 and pending.take(groups).nbytes > MAX_OVERSHOOT * capacity_bytes:
+        groups, slice_.send_queue = groups[: len(groups) // 2], SendQueue()  # the other groups are ranked again
+    return GroupSelection(groups, selection.drained and len(groups) == len(selection.groups))

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from edge.core.events import PullEvent
 from edge.core.least_bytes import MIN_DRAIN_MS
 from edge.core.link_plan import MESSAGES_PER_FAIR, Demand
+from edge.core.policies import NO_DRAIN_WINDOW, PullConditions
 from edge.core.query_pipeline import QueryPipeline
-from edge.core.shipper import NO_DRAIN_WINDOW, PullConditions
 from edge.core.slices import CLOSING_FRAME_BYTES, LinkEstimate
 from edge.core.streams import StreamState
 from edgewater.model.streams import MIN_TIME_MS

@@ -1,4 +1,4 @@
-"""`Shipper`: selects what of one query's slices leaves at a pull, and builds the bodies of frames.
+"""`Shipper`: decides what of one query's slices leaves at a pull. `FrameState` applies the decision.
 
 Closed slices leave first, the oldest first: their entries are sent, and a `SliceClose` reports what was counted and
 what is withheld. Entries of open slices leave early if they could not leave in time after the close.
@@ -15,134 +15,89 @@ session windows each frame with records of a slice has a `SliceClose` of it, eve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from edge.cache import (
-    EMPTY_SELECTION,
     GroupHistory,
     GroupSelection,
-    SliceEntries,
     errors_left,
     primary_mask,
 )
-from edge.core.arrival_reports import ArrivalMonitor
+from edge.core.arrival_reports import ArrivalMonitor, ArrivalReport
 from edge.core.close_barrier import close_barrier_ms, is_unreported
-from edge.core.drift import estimate_drift
+from edge.core.frame_state import CloseKind, Decision, FrameState, Send
 from edge.core.least_bytes import EarlySends, SlicePeriod
 from edge.core.link_plan import LEVELS, Demand, bytes_above
-from edge.core.policies import PullContext
-from edge.core.selection import PullResult, RecordedPull, limit_to_capacity
+from edge.core.policies import PullConditions, PullContext, limit_to_capacity
 from edge.core.slice_store import SliceStore
-from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Slice
+from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
 from edgewater.model.query import DEFAULT_PRIORITY
 from edgewater.model.streams import MIN_TIME_MS
-from edgewater.model.windows import SessionWindow
-from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
-from edgewater.wire import Arrivals, FrameBody, Partial, SliceClose
 
-NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
 """Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
-
-Encode = Callable[[GroupedAggregate], bytes]
-"""Serialises a partial."""
-
-
-@dataclass(frozen=True, slots=True)
-class PullConditions:
-    """The conditions of a pull from one query.
-
-    Attributes:
-        capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a small
-            capacity delays but never blocks. The body's work is bounded too (`FULL_FRAME_WORK`).
-        watermark_ms: the watermark that the query sees.
-        drain_window_ms: as in `PullEvent.drain_windows`. Slices that end after now may be sent from early; under a
-            staleness budget also slices that should have closed.
-        link: the measured link, for staleness budgets.
-        unread: whether the stream may have unread input.
-        report_drops: a frame is built even if it states nothing but dropped records.
-        first_groups: how many groups a frame of first closes may have (`Shipper.awaits_first_close`); None: the frame
-            is another one.
-    """
-
-    capacity_bytes: int
-    watermark_ms: int
-    drain_window_ms: tuple[int, int] = NO_DRAIN_WINDOW
-    link: LinkEstimate = UNKNOWN_LINK
-    unread: bool = False
-    report_drops: bool = False
-    first_groups: int | None = None
-
-    @property
-    def now_ms(self) -> int:
-        """Event time of the pull; the minimum time in a stream without a clock."""
-        return self.drain_window_ms[0]
 
 
 @dataclass(slots=True)
 class FrameDraft:
-    """The body of a frame while it is built.
+    """What a frame has, while it is decided.
 
     Attributes:
         room_bytes: what is left of the capacity.
         through_ms: event time up to which slices are closed with this frame.
         work: what the frame makes the center do.
-        groups: how many groups the partials have.
-        closes: the reports of slices, also of open slices of session windows.
-        closed: the starts of the slices that the frame closes for the last time.
+        report: the report of arrivals.
+        sends: what is sent, by the start of the slice.
+        groups: how many groups are sent.
+        closes: the starts of slices in the order of their reports.
     """
 
     room_bytes: int
     through_ms: int
     work: FrameWork
-    arrivals: Arrivals | None = None
-    partials: list[Partial] = field(default_factory=list)
-    closes: list[SliceClose] = field(default_factory=list)
-    closed: list[int] = field(default_factory=list)
+    report: ArrivalReport | None = None
+    sends: dict[int, Send] = field(default_factory=dict)
     groups: int = 0
+    closes: list[tuple[int, CloseKind]] = field(default_factory=list)
 
-    def add(self, partial: Partial, groups: int) -> None:
+    def add(self, start: int, send: Send) -> None:
         """Adds groups of a slice."""
-        self.groups += groups
-        self.partials.append(partial)
-        self.room_bytes -= len(partial.synopsis)
-        self.work.units += self.work.of_partial(len(partial.synopsis))
-
-    def close(self, report: SliceClose) -> None:
-        """Adds the report of a closed slice."""
-        self.closes.append(report)
-        if not report.provisional:
-            self.closed.append(report.slice_start_ms)
+        size = len(send.partial.synopsis)
+        self.sends[start] = send
+        self.groups += len(send.shipment.groups)
+        self.room_bytes -= size
+        self.work.units += self.work.of_partial(size)
 
 
 class Shipper:
-    """Builds the frames of one query.
+    """Decides what the frames of one query have.
+
+    It reads the state of the query, and changes only what `FrameState.apply` never reads: the history, queues and other
+    memories of policies.
 
     Args:
+        state: serialises what is sent.
         monitor: the arrival statistics of a query with early answers; None: it has none.
-        encode: serialises a partial. The simulator replaces it where bytes are not measured.
 
     Attributes:
         history: the history of groups over closed slices.
-        drift: per measure, the sum of `estimate_drift` since this process began.
         entry_bytes: the estimated size of one entry in a frame, before compression.
     """
 
-    def __init__(self, store: SliceStore, monitor: ArrivalMonitor | None, encode: Encode) -> None:
-        self._store, self._monitor, self._encode = store, monitor, encode
+    def __init__(self, store: SliceStore, state: FrameState, monitor: ArrivalMonitor | None) -> None:
+        self._store, self._state, self._monitor = store, state, monitor
         self._spec = store.spec
         self.history = GroupHistory(store.bounded_measures)
-        self.drift: dict[str, float] = {}
         self.entry_bytes = INITIAL_ENTRY_BYTES
         self._max_groups = max_groups(group_bytes(store.bound))
         self._policy = store.policy
-        self._has_session_windows = isinstance(self._spec.window, SessionWindow)
 
     # What is left to send
 
@@ -233,12 +188,16 @@ class Shipper:
         end = self._store.end(start)
         return self._policy.states_first and end > self._store.through_ms and self._policy.omits(end, slice_)
 
-    def _closed_slices(self, through_ms: int) -> list[tuple[int, Slice]]:
-        """Returns the slices that end by an event time and may be closed, with their starts, ascending."""
+    def _closed_slices(self, through_ms: int, report: ArrivalReport | None = None) -> list[tuple[int, Slice]]:
+        """Returns the slices that end by an event time and may be closed, with their starts, ascending.
+
+        Args:
+            report: a report of arrivals in the same frame.
+        """
         return [
             (start, slice_)
             for start, slice_ in sorted(self._store.slices.items())
-            if self._store.end(start) <= through_ms and not self._is_unreported(slice_)
+            if self._store.end(start) <= through_ms and not self._is_unreported(slice_, report)
         ]
 
     def has_unreported_closes(self, watermark_ms: int) -> bool:
@@ -253,14 +212,19 @@ class Shipper:
             )
         )
 
-    def _is_unreported(self, slice_: Slice) -> bool:
-        return self._monitor is not None and is_unreported(slice_, self._monitor.reported_before_ms)
+    def _reported_before_ms(self, report: ArrivalReport | None) -> int:
+        if report is not None:
+            return report.arrivals.through_ms
+        return self._monitor.reported_before_ms if self._monitor is not None else MIN_TIME_MS
 
-    def _close_barrier_ms(self, watermark_ms: int) -> int:
-        """Returns the event time up to which slices may be closed."""
+    def _is_unreported(self, slice_: Slice, report: ArrivalReport | None = None) -> bool:
+        return self._monitor is not None and is_unreported(slice_, self._reported_before_ms(report))
+
+    def _close_barrier_ms(self, watermark_ms: int, report: ArrivalReport | None = None) -> int:
+        """Returns the event time up to which slices may be closed, with a report in the same frame."""
         if self._monitor is None:
             return watermark_ms
-        reported_before_ms, store = self._monitor.reported_before_ms, self._store
+        reported_before_ms, store = self._reported_before_ms(report), self._store
         return close_barrier_ms(store.slices, self._spec, reported_before_ms, watermark_ms, store.through_ms)
 
     def _passed_slice_end(self, through_ms: int) -> bool:
@@ -268,54 +232,54 @@ class Shipper:
         slice_start = self._spec.window.slice_start
         return through_ms > MIN_TIME_MS and slice_start(through_ms) > slice_start(self._store.through_ms)
 
-    # Pulls
+    # Decisions
 
-    def pull(self, at: PullConditions, recorded: RecordedPull | None = None) -> PullResult | None:
-        """Builds the body of the most urgent frame: closed slices first, oldest first; None: nothing to send.
-
-        Args:
-            recorded: in a replay, the recorded outcome: the same groups are sent again, with the values of this state.
-        """
-        store = self._store
-        if self._monitor is not None:
-            self._monitor.choose_detail(at.link.likely_bytes_per_ms)
+    def decide(self, at: PullConditions) -> Decision | None:
+        """Returns what the most urgent frame has: closed slices first, oldest first; None: nothing to send."""
+        store, draft = self._store, FrameDraft(at.capacity_bytes, MIN_TIME_MS, FrameWork.of(self._spec))
         # The report of arrivals may open the barrier, so it comes first.
-        arrivals, partials = self._take_due_arrivals(at, recorded)
-        draft = FrameDraft(
-            at.capacity_bytes, self._close_barrier_ms(at.watermark_ms), FrameWork.of(self._spec), arrivals
-        )
-        for partial in partials:
-            draft.add(partial, 0)
-        draft.room_bytes = at.capacity_bytes
-        is_done = self._add_closed(draft, at, recorded)
+        self._add_report(draft, at)
+        draft.room_bytes, draft.groups = at.capacity_bytes, 0
+        draft.through_ms = self._close_barrier_ms(at.watermark_ms, draft.report)
+        is_done = self._add_closed(draft, at)
         # A frame that closes a slice is sent at once, not filled with early sends.
         if is_done and not draft.closes and at.first_groups is None:
-            self._add_open(draft, at, recorded)
-        if recorded is not None:
-            if recorded.result is None:
-                return None
-            self._replay_rest(recorded, draft)
-            draft.through_ms = recorded.result.body.through_ms
+            self._add_open(draft, at)
         through = max(draft.through_ms, store.through_ms)
-        if recorded is None and not self._is_worth_sending(draft, through, report_drops=at.report_drops):
+        if not self._is_worth_sending(draft, through, report_drops=at.report_drops):
             return None
-        return self._finished(draft, through, at.watermark_ms, recorded)
+        return Decision(through, at.watermark_ms, tuple(draft.sends.values()), tuple(draft.closes), draft.report)
 
-    def _add_closed(self, draft: FrameDraft, at: PullConditions, recorded: RecordedPull | None) -> bool:
+    def _add_report(self, draft: FrameDraft, at: PullConditions) -> None:
+        """Adds, for a query with early answers, the due arrival report and the pending values of ended slices, except
+        what an error budget permits to withhold."""
+        monitor, store = self._monitor, self._store
+        if monitor is None or at.now_ms == MIN_TIME_MS:
+            return
+        counts_only = monitor.choose_detail(at.link.likely_bytes_per_ms)
+        now_ms = at.now_ms - monitor.sampling.clock_offset_ms
+        draft.report = monitor.report(now_ms, at.capacity_bytes, counts_only=counts_only, unread=at.unread)
+        if draft.report is None:
+            return
+        for start in sorted(s for s in store.slices if at.watermark_ms < store.end(s) <= now_ms):
+            entries = store.slices[start].entries
+            self._add_groups(draft, start, np.flatnonzero(primary_mask(entries, store.limits(start))))
+
+    def _add_closed(self, draft: FrameDraft, at: PullConditions) -> bool:
         """Adds groups of closed slices, and closes; returns whether all closed slices have been sent."""
-        closed = self._closed_slices(min(draft.through_ms, at.watermark_ms))
+        closed = self._closed_slices(min(draft.through_ms, at.watermark_ms), draft.report)
         drained, stated = {start for start, slice_ in closed if slice_.close_reported}, set[int]()
         is_first = at.first_groups is not None
         if is_first:
             in_turn = [each for each in closed if self._awaits_statement(*each)]
-        else:  # slices that no reader waits for, as of a backfill, are after those whose deadline has not passed
-            in_turn = sorted(closed, key=lambda each: not self._is_timely(*each, at))
+        else:  # history, such as a backfill, is after slices with a deadline
+            in_turn = sorted(closed, key=lambda each: not self._policy.omits(self._store.end(each[0]), each[1]))
         for start, slice_ in in_turn:
-            if recorded is None and draft.work.units >= FULL_FRAME_WORK:
+            if draft.work.units >= FULL_FRAME_WORK:
                 break
             # A frame of first closes has groups of the newest slice only.
             most = at.first_groups if start == in_turn[-1][0] else 0 if is_first else None
-            selection = self._take(draft, start, slice_, at, recorded, most=most)
+            selection = self._take(draft, start, slice_, at, most=most)
             if len(selection.groups) or is_first:
                 stated.add(start)
             if selection.drained:
@@ -324,25 +288,11 @@ class Shipper:
                 drained.discard(start)
                 break
             draft.work.add_slice(start, draft.work.of_close(len(self._store.bounded_measures)))
-        self._close_slices(draft, closed, drained, stated, recorded)
+        self._close_slices(draft, closed, drained, stated)
         return len(drained) == len(closed)
 
-    def _is_timely(self, start: int, slice_: Slice, at: PullConditions) -> bool:
-        """Returns whether entries of a closed slice are omitted later, and can still be sent."""
-        end = self._store.end(start)
-        return (
-            self._policy.omits(end, slice_)
-            and not slice_.close_reported
-            and at.now_ms < self._policy.due_ms(end, at.link)
-        )
-
     def _close_slices(
-        self,
-        draft: FrameDraft,
-        closed: list[tuple[int, Slice]],
-        drained: set[int],
-        stated: set[int],
-        recorded: RecordedPull | None,
+        self, draft: FrameDraft, closed: list[tuple[int, Slice]], drained: set[int], stated: set[int]
     ) -> None:
         """Closes the drained slices, the oldest first.
 
@@ -352,27 +302,22 @@ class Shipper:
         for start, slice_ in closed:
             if not is_blocked and start not in drained:
                 is_blocked, draft.through_ms = True, min(draft.through_ms, self._store.end(start) - 1)
-            if recorded is not None:
-                is_last, is_provisional = start in recorded.closed, start in recorded.provisional
-            else:
-                is_last = not is_blocked and not slice_.close_reported
-                is_provisional = is_blocked and start in stated and self._may_state(start, slice_)
-            if is_last:
-                draft.close(self._close(start, slice_))
-            elif is_provisional:
-                draft.close(self._provisional_close(start, slice_))
+            if not is_blocked and not slice_.close_reported:
+                draft.closes.append((start, CloseKind.LAST))
+            elif is_blocked and start in stated and self._may_state(start, slice_):
+                draft.closes.append((start, CloseKind.PROVISIONAL))
 
-    def _add_open(self, draft: FrameDraft, at: PullConditions, recorded: RecordedPull | None) -> None:
+    def _add_open(self, draft: FrameDraft, at: PullConditions) -> None:
         """Adds groups of open slices that are sent before their close."""
         for start, slice_ in sorted(self._store.slices.items()):
             end = self._store.end(start)
-            if end <= at.watermark_ms:
+            if end <= at.watermark_ms or start in draft.sends:
                 continue
-            if recorded is None and draft.work.units >= FULL_FRAME_WORK:
+            if draft.work.units >= FULL_FRAME_WORK:
                 return
             early = self._early_sends(start, slice_, at.watermark_ms, at.now_ms, at.link)
             if self._policy.may_send_open(end, at.drain_window_ms, at.link, early):
-                self._take(draft, start, slice_, at, recorded, early)
+                self._take(draft, start, slice_, at, early)
 
     def _take(
         self,
@@ -380,104 +325,40 @@ class Shipper:
         start: int,
         slice_: Slice,
         at: PullConditions,
-        recorded: RecordedPull | None,
         early: EarlySends | None = None,
         most: int | None = None,
     ) -> GroupSelection:
         """Adds the selected groups of a slice to the frame; returns the selection."""
-        slice_.forget_unchanged(self._store.limits(start))
         selection = self._select(start, slice_, draft, at, early, most)
         selection = limit_to_capacity(slice_, selection, at.capacity_bytes, self.entry_bytes)
-        if recorded is not None:
-            selection = recorded.replace_selection(start, slice_, selection)
         if len(selection.groups):
-            draft.add(self._partial(start, slice_, selection.groups, recorded), len(selection.groups))
+            self._add_groups(draft, start, selection.groups)
             is_closed = self._store.end(start) <= at.watermark_ms
-            if self._has_session_windows and not (is_closed and selection.drained):
-                draft.closes.append(self._slice_close(start, slice_))
+            if self._state.has_session_windows and not (is_closed and selection.drained):
+                draft.closes.append((start, CloseKind.OPEN))
         return selection
+
+    def _add_groups(self, draft: FrameDraft, start: int, groups: IntArray) -> None:
+        """Adds the pending values of these groups, if there are any."""
+        if not len(groups):
+            return
+        send = self._state.send(start, self._store.slices[start].entries.in_key_order(groups))
+        draft.add(start, send)
+        # The estimate follows the actual size of entries, so that frames are about as large as the capacity. Partials
+        # of few entries are mostly header.
+        weight = ENTRY_BYTES_RATE * len(groups) / (len(groups) + FEW_ENTRIES)
+        self.entry_bytes += weight * (len(send.partial.synopsis) / len(groups) - self.entry_bytes)
 
     def _is_worth_sending(self, draft: FrameDraft, through_ms: int, *, report_drops: bool) -> bool:
         losses = self._store.losses
         return bool(
-            draft.partials
+            draft.sends
             or draft.closes
-            or draft.arrivals is not None
+            or draft.report is not None
             or losses.unsent
             or self._passed_slice_end(through_ms)
             or (report_drops and losses.drops)
         )
-
-    def _finished(
-        self, draft: FrameDraft, through_ms: int, watermark_ms: int, recorded: RecordedPull | None
-    ) -> PullResult:
-        """Returns the body of the frame, and advances the store to its state after the frame."""
-        store, has_monitor = self._store, self._monitor is not None
-        stated = recorded.result.body.losses if recorded is not None and recorded.result is not None else None
-        losses = store.losses.take(store.through_ms, through_ms, monitored=has_monitor, recorded=stated)
-        store.through_ms = through_ms
-        store.drop_final(watermark_ms)
-        since = None if store.since_ms == MIN_TIME_MS else store.since_ms
-        dropped, partials = store.losses.drops.take(), tuple(draft.partials)
-        body = FrameBody(through_ms, partials, tuple(draft.closes), since, draft.arrivals, losses, dropped)
-        return PullResult(body, tuple(draft.closed))
-
-    def _close(self, start: int, slice_: Slice) -> SliceClose:
-        """Closes a slice that has been sent completely; returns its report."""
-        report, store = self._slice_close(start, slice_), self._store
-        self._record_drift(start, slice_.entries)
-        slice_.close_reported = True
-        if not store.bounded_measures or not len(slice_.entries):
-            store.finish(start, store.slices.pop(start).counters)
-        return report
-
-    def _provisional_close(self, start: int, slice_: Slice) -> SliceClose:
-        slice_.is_stated = True
-        return replace(self._slice_close(start, slice_), provisional=True)
-
-    def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
-        extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
-        return SliceClose(start, slice_.observed, slice_.late, self._policy.withheld(slice_.entries), *extent)
-
-    def _replay_rest(self, recorded: RecordedPull, draft: FrameDraft) -> None:
-        """Applies the recorded sends and closes that the replay did not reach because its values differ or are lost."""
-        slices = self._store.slices
-        for start in [s for s in recorded.partials if s in slices]:
-            slice_ = slices[start]
-            groups = recorded.replace_selection(start, slice_, EMPTY_SELECTION).groups
-            draft.add(self._partial(start, slice_, groups, recorded), len(groups))
-        for start in recorded.closed:
-            if start not in draft.closed and start in slices:
-                draft.closes.append(self._close(start, slices[start]))
-        stated = {close.slice_start_ms for close in draft.closes}
-        for start in recorded.provisional:
-            if start not in stated and start in slices:
-                draft.closes.append(self._provisional_close(start, slices[start]))
-        for close in recorded.result.body.closes if recorded.result is not None else ():
-            self._store.restore_counters(close)
-
-    def _take_due_arrivals(
-        self, at: PullConditions, recorded: RecordedPull | None
-    ) -> tuple[Arrivals | None, list[Partial]]:
-        """Takes, for a query with early answers, the due arrival report and the pending values of ended slices, except
-        what an error budget permits to withhold."""
-        now_ms, monitor = at.now_ms, self._monitor
-        if monitor is None or now_ms == MIN_TIME_MS:
-            return None, []
-        now_ms -= monitor.sampling.clock_offset_ms
-        count = None if recorded is None else recorded.substreams
-        arrivals = monitor.take(now_ms, at.capacity_bytes, unread=at.unread, count=count)
-        if arrivals is None:
-            return None, []
-        partials, store = [], self._store
-        for start in sorted(s for s in store.slices if at.watermark_ms < store.end(s) <= now_ms):
-            slice_ = store.slices[start]
-            groups = np.flatnonzero(primary_mask(slice_.entries, store.limits(start)))
-            if recorded is not None:
-                groups = recorded.replace_selection(start, slice_, GroupSelection(groups, True)).groups
-            if len(groups):
-                partials.append(self._partial(start, slice_, groups, recorded))
-        return arrivals, partials
 
     # Selection of groups
 
@@ -502,27 +383,6 @@ class Shipper:
             draft.groups, newer, early,
         )  # fmt: skip
         return self._policy.select(slice_, self.history, self._store.limits(start), context)
-
-    def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
-        """Returns the pending values of these groups, and removes them from the slice."""
-        groups = slice_.entries.in_key_order(groups)
-        self._record_drift(start, slice_.entries, groups)
-        slice_.discount_pending(self._store.limits(start), groups)
-        sent = recorded.partials.pop(start) if recorded is not None else None
-        quanta = self._policy.quanta(self._store.slice_shares(start), slice_.entries.pending.measures)
-        data = self._encode(slice_.entries.send(groups, sent, quanta))
-        # The estimate follows the actual size of entries, so that frames are about as large as the capacity. Partials
-        # of few entries are mostly header.
-        weight = ENTRY_BYTES_RATE * len(groups) / (len(groups) + FEW_ENTRIES)
-        self.entry_bytes += weight * (len(data) / len(groups) - self.entry_bytes)
-        return Partial(start, data)
-
-    def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
-        """Adds the drift of groups that are sent, or (None) of all groups that a closed slice withholds."""
-        for measure, share in self._store.slice_shares(start).items():
-            error = entries.accumulated_error(measure, groups)
-            amount = estimate_drift(error if groups is not None else error[entries.has_pending], share)
-            self.drift[measure] = self.drift.get(measure, 0.0) + amount
 
     def to_state(self) -> State:
         return State({"entry_bytes": self.entry_bytes}, {}, {"history": self.history.to_state()})

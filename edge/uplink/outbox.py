@@ -210,7 +210,7 @@ class UplinkOutbox:
 
     def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
         meter = self._drifts.setdefault(pipeline.ref, DriftRates(pipeline.spec.window.longest_ms))
-        meter.update(pipeline.shipper.drift, pipeline.through_ms)
+        meter.update(pipeline.frames.drift, pipeline.through_ms)
         applied = pipeline.store.schedule.last
         return pb.BudgetReport(
             query=pipeline.ref.name,
