@@ -160,7 +160,7 @@ def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
 
 def _report(allocator: BudgetAllocator, edge: EdgeId, core: EdgeCore, meter: DriftRates, now_ms: int) -> None:
     pipeline = core.queries[REF]
-    meter.update(pipeline.shipper.drift, pipeline.through_ms)
+    meter.update(pipeline.frames.drift, pipeline.through_ms)
     last = pipeline.store.schedule.last
     report = BudgetReport(
         pipeline.store.schedule.version, last.shares, last.from_ms, pipeline.shipper.entry_bytes, dict(meter.per_s)

@@ -11,11 +11,12 @@ Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Dist
 """
 
 from edge.cache.arrival_profile import parts_of
-from edge.cache.entries import SliceEntries
+from edge.cache.entries import Shipment, SliceEntries
 from edge.cache.error_limits import ErrorLimits, primary_mask
 from edge.cache.history import GroupHistory
 from edge.cache.policy import (
     RankingContext,
+    errors_left,
     learn,
     rank_closed,
     rank_closed_by_deadline,
@@ -37,7 +38,9 @@ __all__ = [
     "RankingContext",
     "SendQueue",
     "SendSlots",
+    "Shipment",
     "SliceEntries",
+    "errors_left",
     "learn",
     "max_entries_per_frame",
     "parts_of",

@@ -27,6 +27,7 @@ from edgewater.synopses import (
     IntArray,
     MaxStack,
     RowSampleStack,
+    Stack,
     SumStack,
     hash_values,
 )
@@ -115,6 +116,21 @@ class _Computed:
         self.stale.append(groups)
         if FEW * sum(map(len, self.stale)) > len(self.errors):
             self.errors, self.totals, self.stale = np.zeros(0), np.zeros(0), []
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """What a frame has of some groups of a slice.
+
+    Attributes:
+        groups: int64, the numbers of the groups, in the order of `values`.
+        values: the values that are sent.
+        rests: by measure, what rounding leaves pending (`DivisibleSum.cut`).
+    """
+
+    groups: IntArray
+    values: GroupedAggregate
+    rests: Mapping[str, Stack]
 
 
 class SliceEntries:
@@ -314,6 +330,8 @@ class SliceEntries:
         if groups > len(self._arrays["last_batch"]):
             capacity = max(groups, 2 * len(self._arrays["last_batch"]))
             self._arrays = {name: _grown(a, capacity, self._empty[name][1]) for name, a in self._arrays.items()}
+        for known in self._known.values():
+            known.grow(groups)
 
     def accumulated_error(self, measure: str, groups: IntArray | None = None) -> FloatArray:
         """Returns the signed error(F, F ⊕ V) = F ⊕ V − F, float64 per group (None: all groups); infinite if unknown.
@@ -425,45 +443,43 @@ class SliceEntries:
         self._grow()
         return codes
 
-    def send(
-        self, groups: IntArray, recorded: GroupedAggregate | None = None, quanta: Mapping[str, float] = _NO_QUANTA
-    ) -> GroupedAggregate:
-        """Returns the pending values of these groups; V becomes empty, F becomes F ⊕ V.
+    def shipment(self, groups: IntArray, quanta: Mapping[str, float] = _NO_QUANTA) -> Shipment:
+        """Returns the values to send of these groups now. It changes nothing.
 
-        Of `Incremental` values, the part that was sent before is not returned.
+        Of `Incremental` values, the part that was sent before is left out.
 
         Args:
-            recorded: in a replay, the values that were sent for these groups, in their order: F becomes F ⊕ recorded.
             quanta: rounding units by measure. Of such a measure only multiples are sent; the rest stays pending
                 (`DivisibleSum.cut`).
         """
-        pending = self.pending.take(groups)
-        rests = {name: cast(Any, pending.measures[name]).cut(quantum) for name, quantum in quanta.items()}
+        values = self.pending.take(groups)
+        rests = {name: cast(Any, values.measures[name]).cut(quantum) for name, quantum in quanta.items()}
         for name, known in self._known.items():
-            known.grow(len(self))
-            pending.replace(name, cast(Any, pending.measures[name]).beyond(known.take(groups)))
-        added = pending if recorded is None else recorded
+            values.replace(name, cast(Any, values.measures[name]).beyond(known.take(groups)))
+        return Shipment(groups, values, rests)
+
+    def send(self, shipment: Shipment) -> None:
+        """Removes what was sent: V becomes the rests, F becomes F ⊕ the sent values."""
+        groups, values = shipment.groups, shipment.values
         for name, known in self._known.items():
-            known.merge(added.measures[name], groups)
+            known.merge(values.measures[name], groups)
         for name in self._with_error:
             sent = self._column(f"sent:{name}")
-            sent[groups] = cast(BoundedError, added.measures[name]).advance(sent[groups])
+            sent[groups] = cast(BoundedError, values.measures[name]).advance(sent[groups])
         self.pending.reset(groups)
         self._column("unsent")[groups] = 0
-        for name, rest in rests.items():
+        for name, rest in shipment.rests.items():
             self.pending.measures[name].merge(rest, groups)
-            has_rest = rest.change(np.zeros(len(groups))) != 0.0
+            has_rest = cast(Any, rest).change(np.zeros(len(groups))) != 0.0
             self._column("unsent")[groups[has_rest]] = 1
         self._column("sends")[groups] += 1
         self._changed(groups)
-        return pending
 
     def unchanged(self) -> IntArray:
         """Returns the groups whose pending values change nothing at the center, such as clients that it has counted."""
         known_all = self._known and len(self._known) == len(self.pending.measures)
         groups = np.flatnonzero(self.has_pending & (self.sends > 0)) if known_all else np.zeros(0, np.int64)
         for name, known in self._known.items():
-            known.grow(len(self))
             pending = cast(Any, self.pending.measures[name].take(groups))
             groups = groups[~pending.beyond(known.take(groups)).holds_values]
         return groups
@@ -489,6 +505,7 @@ class SliceEntries:
         result._arrays = {name: state.arrays[name] for name in result._arrays if name in state.arrays}
         for name in (n for n in result._known if f"known:{n}" in state.arrays):
             result._known[name] = stack_from_message(codec.unseal(state.arrays[f"known:{name}"]))
+        result._grow()
         result.newest_batch = int(result.last_batch.max(initial=0))
         if len(result) or "timed" in state.arrays:
             result._times = KeptTimes.from_arrays(state.arrays)

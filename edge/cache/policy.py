@@ -15,7 +15,7 @@ from edge.cache.send_queue import SendQueue
 from edge.cache.send_ranking import EVICTION_POLICIES, SliceView, most_accumulated_error
 from edge.cache.sizing import SIZINGS, SendSlots, accumulated_errors, error_scales, explicit_errors, target_level
 from edgewater.model.caching import CacheSpec
-from edgewater.synopses import IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 STALENESS_EAGER_FACTOR, ERROR_EAGER_FACTOR = 0.2, 10.0
 """`CacheSpec.eager` is multiplied by these factors. Under a staleness budget spare capacity of the link costs nothing.
@@ -140,6 +140,15 @@ def rank_closed_by_deadline(entries: SliceEntries, history: GroupHistory) -> Sen
     groups = np.flatnonzero(entries.has_pending)
     order = np.argsort(-accumulated_errors(entries, history, groups), kind="stable")
     return SendQueue.for_closed_slice(groups[order], entries.newest_batch)
+
+
+def errors_left(entries: SliceEntries, history: GroupHistory, queue: SendQueue) -> FloatArray | None:
+    """Returns the errors that a closed slice still has to send, descending; None: it has not been ranked."""
+    if queue.expired_closed(entries):
+        return None
+    if len(queue.errors) != len(queue.groups):
+        queue.errors = accumulated_errors(entries, history, queue.groups.astype(np.int64))
+    return queue.errors[queue.position :]
 
 
 def learn(

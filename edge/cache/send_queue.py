@@ -75,6 +75,7 @@ class SendQueue:
         newest_batch: `SliceEntries.newest_batch` at the ranking; -1: never ranked.
         ranked_ms: event time of the ranking.
         position: number of groups drawn so far.
+        errors: the errors of the groups of a closed slice, if they were asked for. No part of the state.
     """
 
     groups: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -83,6 +84,7 @@ class SendQueue:
     newest_batch: int = -1
     ranked_ms: int = 0
     position: int = 0
+    errors: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def for_open_slice(cls, ranks: FloatArray, groups: IntArray, newest_batch: int, now_ms: int) -> SendQueue:
@@ -114,8 +116,11 @@ class SendQueue:
         return not self.closed or entries.newest_batch != self.newest_batch
 
     def draw(self, entries: SliceEntries, count: int) -> GroupSelection:
-        """Removes the next `count` entries that have a pending value, or as many as there are."""
-        unsent = entries.has_pending
+        """Removes the next `count` entries that change something at the center, or as many as there are."""
+        unsent, unchanged = entries.has_pending, entries.unchanged()
+        if len(unchanged):
+            left = self.groups[self.position :]
+            self.groups, self.position = left[~np.isin(left, unchanged)], 0
         drawn: list[IntArray] = []
         missing = count
         while missing > 0 and self.position < len(self.groups):

@@ -12,8 +12,8 @@ the number of records is reported, once per window, and the center answers windo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,24 @@ class SamplingSettings:
     reason: SamplingReason = SamplingReason.NONE
 
 
+@dataclass(frozen=True, slots=True)
+class ArrivalReport:
+    """A report that a frame has.
+
+    Attributes:
+        counts_only: whether statistics of groups are left out.
+        slot: the report slot.
+        rest: the statistics for later frames, by sub-stream.
+        full_bytes: the bytes that the statistics take with groups.
+    """
+
+    arrivals: Arrivals
+    counts_only: bool
+    slot: int
+    rest: dict[int, Statistics]
+    full_bytes: int
+
+
 class ArrivalMonitor:
     """The arrival statistics of one query at one edge.
 
@@ -80,7 +98,8 @@ class ArrivalMonitor:
         self._reported = MIN_TIME_MS  # report slot up to which the center has all statistics
         self.last_arrival_ms = MIN_TIME_MS
         self._unreported_reason = SamplingReason.NONE  # why records were sampled out since the last report
-        self._counts_only = False  # the link is too narrow for statistics of groups
+        self._counts_only = False  # the last report left out the statistics of groups
+        self._prefers_counts = False  # the link is too narrow for statistics of groups
         self._bytes_per_ms = 0.0  # complete statistics of groups, in bytes per ms of event time
         self._full_bytes = 0  # the part of the current report that was already taken
 
@@ -114,8 +133,8 @@ class ArrivalMonitor:
             bounds: least and greatest possible value per record. Given if `population` contains records with unknown
                 values.
         """
-        arrival_ms = self._monotonic_ms(arrival_ms)
-        self._complete_through(self._report_slot(arrival_ms))
+        self.last_arrival_ms = arrival_ms = self._monotonic_ms(arrival_ms)
+        self._complete_through(self._report_slot(arrival_ms, self._counts_only))
         origin = self.schedule.origin_ms
         born = times_ms - origin
         if values is None:
@@ -170,74 +189,80 @@ class ArrivalMonitor:
 
     def due(self, now_ms: int) -> bool:
         """Returns whether the clock has passed a report slot whose report has not been taken."""
-        return self._report_slot(now_ms) > self._reported
+        return self._report_slot(now_ms, self._prefers_counts) > self._reported
 
     def next_due_ms(self, now_ms: int) -> int:
         """Returns the event time of the next report: now, or in the future."""
         if self.due(now_ms):
             return now_ms
         slot = self.schedule.slot_at(now_ms)
-        if self._counts_only:
+        if self._prefers_counts:
             return self.schedule.starts_at(self.schedule.last_window_end(slot) + self.schedule.every_slots)
         return self.schedule.starts_at(self.schedule.next_report_slot(slot))
 
-    def choose_detail(self, link_bytes_per_ms: float) -> None:
-        """Chooses whether the link is wide enough for statistics of groups. Called at each pull.
+    def choose_detail(self, link_bytes_per_ms: float) -> bool:
+        """Returns whether the link is too narrow for statistics of groups. Called at each pull.
 
         While records are sampled out, the statistics of groups are sent on any link, because estimates need them.
 
         Args:
             link_bytes_per_ms: bytes per ms of event time; 0: unknown.
         """
-        share = NARROW_SHARE / 2 if self._counts_only else NARROW_SHARE
+        share = NARROW_SHARE / 2 if self._prefers_counts else NARROW_SHARE
         is_narrow = 0.0 < share * link_bytes_per_ms < self._bytes_per_ms
         is_sampled = self.sampling.rate < 1.0 or self._unreported_reason is not SamplingReason.NONE
-        self._counts_only = is_narrow and not is_sampled
+        self._prefers_counts = is_narrow and not is_sampled
+        return self._prefers_counts
 
-    def take(
-        self, now_ms: int, capacity_bytes: int, *, unread: bool = False, count: int | None = None
-    ) -> Arrivals | None:
-        """Takes the report of the last report slot that the clock has passed; None: no report is due.
+    def report(
+        self,
+        now_ms: int,
+        capacity_bytes: int,
+        *,
+        counts_only: bool,
+        unread: bool = False,
+        count: int | None = None,
+    ) -> ArrivalReport | None:
+        """Returns the report of the last report slot that the clock has passed; None: no report is due.
 
         Statistics that exceed the capacity wait for the next frame. The slot counts as reported with its last
-        statistics.
+        statistics. A frame with the report always follows, with a call of `apply`.
 
         Args:
+            counts_only: whether statistics of groups are left out, as `choose_detail` says.
             unread: whether the source may have unread input. A report without arrivals then does not mean that none
                 came.
             count: in a replay, the number of sub-streams to report, whatever the capacity.
         """
-        slot = max(self._report_slot(self._monotonic_ms(now_ms)), self._complete)
-        self._complete_through(slot)
+        now_ms = self._monotonic_ms(now_ms)
+        slot = max(self._report_slot(now_ms, counts_only), self._complete)
         if slot <= self._reported:
             return None
-        if self._counts_only:
-            self._drop_groups()
-        substreams: list[bytes] = []
-        room = capacity_bytes
-        for index in sorted(self._ready):
+        self.last_arrival_ms = now_ms
+        self._complete_through(slot)
+        ready, full_bytes = self._ready, 0
+        if counts_only:
+            ready, full_bytes = _without_groups(ready)
+        rest, substreams, room = dict(ready), list[bytes](), capacity_bytes
+        for index in sorted(ready):
             if (substreams and room <= 0) if count is None else len(substreams) == count:
                 break
-            substreams.append(self._ready.pop(index).to_state())
+            substreams.append(rest.pop(index).to_state())
             room -= len(substreams[-1])
-        reason = self._unreported_reason
-        if self.key_types and not self._counts_only:
-            self._full_bytes += sum(map(len, substreams))
-        if not self._ready:
-            self._learn_bytes(slot)
-            self._reported, self._unreported_reason = slot, SamplingReason.NONE
+        if self.key_types and not counts_only:
+            full_bytes = sum(map(len, substreams))
         # Until the first slot is reported completely, `reported_before_ms` is the minimum time.
-        return Arrivals(self.reported_before_ms, tuple(substreams), reason, unread)
+        through_ms = self.reported_before_ms if rest else self.schedule.starts_at(slot)
+        arrivals = Arrivals(through_ms, tuple(substreams), self._unreported_reason, unread)
+        return ArrivalReport(arrivals, counts_only, slot, rest, full_bytes)
 
-    def _drop_groups(self) -> None:
-        """Replaces the statistics of groups by the number of records."""
-        grouped = [s for _, s in sorted(self._ready.items()) if isinstance(s, GroupedSubstream)]
-        for statistics in grouped:
-            self._full_bytes += len(statistics.to_state())
-            statistics.drop_groups()
-        if grouped:
-            grouped[0].unattributed = sum(s.unattributed for s in grouped)
-            self._ready = {grouped[0].index: grouped[0]}
+    def apply(self, report: ArrivalReport) -> None:
+        """Removes what a report has, which `report` has just returned."""
+        self._counts_only, self._ready = report.counts_only, report.rest
+        self._full_bytes += report.full_bytes
+        if not report.rest:
+            self._learn_bytes(report.slot)
+            self._reported, self._unreported_reason = report.slot, SamplingReason.NONE
 
     def _learn_bytes(self, slot: int) -> None:
         """Updates the bytes per time that complete statistics need, when a report up to a slot is complete."""
@@ -246,17 +271,16 @@ class ArrivalMonitor:
             self._bytes_per_ms += RATE_WEIGHT * (now - self._bytes_per_ms)
         self._full_bytes = 0
 
-    def _report_slot(self, time_ms: int) -> int:
+    def _report_slot(self, time_ms: int, counts_only: bool) -> int:
         slot = self.schedule.slot_at(time_ms)
-        return self.schedule.last_window_end(slot) if self._counts_only else self.schedule.last_report_slot(slot)
+        return self.schedule.last_window_end(slot) if counts_only else self.schedule.last_report_slot(slot)
 
     def _monotonic_ms(self, time_ms: int) -> int:
         """Returns the time. If the clock was set back, returns the last time, because a report is never revoked."""
         at_least = self.last_arrival_ms
         if self._complete != MIN_TIME_MS:
             at_least = max(at_least, self.schedule.starts_at(self._complete))
-        self.last_arrival_ms = max(time_ms, at_least)
-        return self.last_arrival_ms
+        return max(time_ms, at_least)
 
     def restart_reports(self) -> None:
         """Restarts the reports. Called when the center has measured that this edge's clock was ahead.
@@ -299,6 +323,7 @@ class ArrivalMonitor:
         result._complete, result._reported, result.last_arrival_ms = times
         result._unreported_reason = SamplingReason(unreported_reason)
         result._counts_only, result._bytes_per_ms, result._full_bytes = detail
+        result._prefers_counts = result._counts_only
         kind: type[Statistics] = SubstreamStatistics
         if key_types:
             result._monitor, kind = GroupMonitor.from_state(monitor, grid, key_types, MAX_GROUPS), GroupedSubstream
@@ -306,3 +331,15 @@ class ArrivalMonitor:
             result._monitor = SubstreamMonitor.from_state(monitor, grid)
         result._ready = {int(index): kind.from_state(data, grid) for index, data in state.arrays.items()}
         return result
+
+
+def _without_groups(ready: Mapping[int, Statistics]) -> tuple[dict[int, Statistics], int]:
+    """Returns the number of records as statistics of the first sub-stream, and the bytes of all statistics."""
+    grouped = [replace(s) for _, s in sorted(ready.items()) if isinstance(s, GroupedSubstream)]
+    full_bytes = sum(len(statistics.to_state()) for statistics in grouped)
+    for statistics in grouped:
+        statistics.drop_groups()
+    if not grouped:
+        return dict(ready), 0
+    grouped[0].unattributed = sum(s.unattributed for s in grouped)
+    return {grouped[0].index: grouped[0]}, full_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import singledispatchmethod
+from functools import partial, singledispatchmethod
 from typing import Any, Protocol
 
 import google_crc32c
@@ -45,7 +45,6 @@ from edge.core.events import (
 from edge.core.memory import HeldMemory
 from edge.core.pull_planner import PullPlanner, has_closed
 from edge.core.query_pipeline import QueryPipeline
-from edge.core.selection import PullResult, RecordedPull
 from edge.core.shared_batch import BatchRecords, Sharing
 from edge.core.streams import StreamSpec, StreamState
 from edge.core.turn import Turn
@@ -116,7 +115,7 @@ class EdgeCore:
         self._columns: dict[str, dict[str, str]] = {}
         self._changed: dict[str, tuple[str, str]] = {}  # only in a replay: (type when read, type now) by column
         self._now_ms = 0
-        self._served_bytes = self._first_pulls = 0
+        self._served_bytes = self._first_pulls = self._turns = 0
 
     def handle(self, event: Event) -> list[Effect]:
         """Applies an event. Events are applied in the order of the journal, each exactly once."""
@@ -304,17 +303,23 @@ class EdgeCore:
 
     @_handle.register
     def _(self, event: PullEvent) -> list[Effect]:
-        turn, effects = self._begin_turn(event), list[Effect]()
+        effects = list[Effect]()
+        demands, shares = partial(self.pulls.demands, event), self.pulls.shares()
+        turn = Turn(event, list(self.queries.values()), demands, self._served_bytes, self._first_pulls, self._turns)
+        self._first_pulls, self._turns = turn.first_pulls, turn.turns
         for pipeline in turn.queries:
-            if effects and not _may_follow(pipeline):
+            room_bytes = turn.room_bytes(pipeline)
+            if not room_bytes or (effects and not _may_follow(pipeline)):
                 continue
-            result = self._pull(pipeline, turn)
-            if result is None:
+            conditions = self.pulls.conditions(pipeline, event, room_bytes, shares[pipeline.ref], turn.first_groups)
+            decision = pipeline.shipper.decide(conditions)
+            if decision is None:
                 continue
-            frame = Frame.pack(self.next_seq, pipeline.ref, result.body)
+            frame = Frame.pack(self.next_seq, pipeline.ref, pipeline.frames.apply(decision))
             self._append_unacked(frame)
-            effects.append(FrameBuilt(frame, result.closed))
-            if self._serve(turn, pipeline, frame):
+            effects.append(FrameBuilt(frame, decision.closed, decision.counts_only))
+            self._served_bytes = turn.serve(pipeline, frame.plain_wire_bytes)
+            if turn.is_full:
                 break
         if not effects:
             self.pulls.defer(event)
@@ -322,42 +327,19 @@ class EdgeCore:
 
     @_handle.register
     def _(self, event: PullReplayed) -> list[Effect]:
-        recorded = {built.frame.query: built for built in event.built}
+        effects = list[Effect](event.built)
         for built in event.built:
             self._append_unacked(built.frame)
-        turn, effects = self._begin_turn(event.pull), list[Effect](event.built)
-        others = (p for p in self.queries.values() if p.ref in recorded and p not in turn.queries)
-        for pipeline in [*turn.queries, *others]:
-            if pipeline.ref not in recorded:
-                # The policies change their state, as they did before the restart.
-                if not turn.frames or _may_follow(pipeline):
-                    self._pull(pipeline, turn, RecordedPull(None))
-                continue
-            built = recorded.pop(pipeline.ref)
-            frame, closed = built.frame, built.closed
-            again = self._pull(pipeline, turn, RecordedPull(PullResult(frame.unpack(), closed)))
-            assert again is not None, "a recorded frame is always built again"
-            if again.closed != closed or google_crc32c.value(encode_body(again.body)) != frame.crc32c:
-                effects.append(FrameDiverged(frame.seq))
-            if self._serve(turn, pipeline, frame) and not recorded:
-                break
-        if not event.built:
-            self.pulls.defer(event.pull)
-        return [*effects, *(FrameDiverged(built.frame.seq) for built in recorded.values())]
+            pipeline = self.queries.get(built.frame.query)
+            if pipeline is None or not self._replay(pipeline, event.pull, built):
+                effects.append(FrameDiverged(built.frame.seq))
+        return effects
 
-    def _begin_turn(self, pull: PullEvent) -> Turn:
-        turn = Turn(pull, self.queries.values(), self._served_bytes, self._first_pulls)
-        self._first_pulls = turn.first_pulls
-        return turn
-
-    def _pull(self, pipeline: QueryPipeline, turn: Turn, recorded: RecordedPull | None = None) -> PullResult | None:
-        conditions = self.pulls.conditions(pipeline, turn.pull, turn.room_bytes, turn.first_groups)
-        return pipeline.shipper.pull(conditions, recorded)
-
-    def _serve(self, turn: Turn, pipeline: QueryPipeline, frame: Frame) -> bool:
-        """Counts a frame; returns whether the pull ends with it."""
-        self._served_bytes = turn.serve(pipeline, frame.plain_wire_bytes)
-        return turn.is_full
+    def _replay(self, pipeline: QueryPipeline, pull: PullEvent, built: FrameBuilt) -> bool:
+        """Applies a recorded frame; returns whether this state gives it the same body."""
+        decision = pipeline.frames.read(built, self.pulls.conditions(pipeline, pull, 0, 1.0))
+        own = encode_body(pipeline.frames.apply(decision))
+        return decision.closed == built.closed and google_crc32c.value(own) == built.frame.crc32c
 
     def _append_unacked(self, frame: Frame) -> None:
         self.next_seq = frame.seq + 1
@@ -424,6 +406,7 @@ class EdgeCore:
             "now_ms": self._now_ms,
             "served_bytes": self._served_bytes,
             "first_pulls": self._first_pulls,
+            "turns": self._turns,
             "max_state_bytes": self._max_state_bytes,
             "columns": self._columns,
             "streams": {name: stream.to_state() for name, stream in self.streams.items()},
@@ -452,7 +435,7 @@ class EdgeCore:
         self.source = numbers["source"]  # records keep their identities, even if the edge is renamed
         self._batch_number, self._now_ms = numbers["batch_number"], numbers["now_ms"]
         self._served_bytes = numbers.get("served_bytes", 0)
-        self._first_pulls = numbers.get("first_pulls", 0)
+        self._first_pulls, self._turns = numbers.get("first_pulls", 0), numbers.get("turns", 0)
         for name, stream in numbers["streams"].items():
             if name in self.streams:
                 self.streams[name] = StreamState.from_state(stream, self.streams[name].spec)

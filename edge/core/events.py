@@ -172,10 +172,8 @@ class PullEvent:
 
 @dataclass(frozen=True, slots=True)
 class PullReplayed:
-    """A `PullEvent` has been read from the journal, with its outcome, which the core applies again.
-
-    The core does not select groups anew. A selection may depend on the last bit of an exponential, which may differ
-    between libraries and processors.
+    """A `PullEvent` has been read from the journal, with its frames, which the core applies again
+    (`edge.core.frame_state`).
 
     Attributes:
         built: the frames of the pull, each of another query.
@@ -248,10 +246,13 @@ class FrameBuilt:
 
     Attributes:
         closed: the starts of the slices that the frame closes.
+        counts_only: whether its report of arrivals leaves out the statistics of groups; None: a journal of 0.3.0 does
+            not say it.
     """
 
     frame: Frame
     closed: tuple[int, ...] = ()
+    counts_only: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)

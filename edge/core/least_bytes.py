@@ -24,26 +24,20 @@ import numpy as np
 from edge.cache import MAX_QUEUED, ErrorLimits, GroupHistory, primary_mask
 from edge.core.slices import CLOSING_FRAME_BYTES, LinkEstimate, Slice
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import DivisibleSum, Stack
 
 USED_AFTER_CLOSE = 0.8
 """The fraction of the link's bytes between a slice's close and its deadline that a combined budget plans with."""
 EARLY_FRAME_BYTES = 200
 """Approximate size of a frame of an open slice, without entries, before compression."""
-EARLY_FRAME_SHARE = 1 / 2
-"""The fraction of the early sends that one frame may have. Larger frames delay later frames; smaller frames are mostly
-overhead."""
+EARLY_FRAME_SHARE, EARLY_FRAME_MS = 1 / 2, 1_000
+"""The fraction of the early sends that one frame may have, and the wall time for which it may occupy the link. Larger
+frames delay later frames; smaller frames are mostly overhead."""
 LEAST_EARLY_GROUPS = 64
 """The least number of groups in a frame of an open slice. A smaller frame is mostly overhead."""
-EARLY_MARGIN = 1.5
-"""Without a staleness budget, sending begins this many times as early as the link needs."""
 MIN_DRAIN_MS = 20
 """Sends that take less wall time than this wait for the slice's close. Sent earlier, many entries would be sent twice.
 """
-LATE_SHARE = 1 / 8
-"""If the watermark is further behind the clock than this fraction of a slice, the source may be late. Without a
-staleness budget, nothing of an ended slice is then sent early, since most groups will change."""
 NEEDED_MARGIN = 1.1
 """A slice may need this many times the sends of earlier slices, or of the estimate from its first part."""
 LEAST_ELAPSED = 0.25
@@ -74,6 +68,27 @@ class SlicePeriod:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyTerms:
+    """What a policy demands of an open slice.
+
+    Attributes:
+        close_ms: event time at which the slice is expected to close.
+        free_ms: for how long the link may carry entries of the slice after its close.
+        margin: sending begins this many times as early as the link needs.
+        queued_ms: event time before the close by which the last entry has to be sent.
+        least_ms: sends that take less time wait for the slice's close.
+        from_start: sending begins with the slice.
+    """
+
+    close_ms: int
+    free_ms: float
+    margin: float
+    queued_ms: float
+    least_ms: float
+    from_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EarlySends:
     """The entries of an open slice that cannot wait for its close.
 
@@ -81,61 +96,45 @@ class EarlySends:
         entries: how many entries, at least 1.
         from_ms: event time at which sending them has to begin.
         fitting: how many entries arrive before the slice closes, at least 1. A later send would delay the close.
+        in_one_frame: how many entries one frame may have. It applies if it exceeds the usual size of frames of open
+            slices.
     """
 
     entries: int
     from_ms: float
     fitting: int
-
-    @property
-    def in_one_frame(self) -> int:
-        """How many entries one frame may have. The result applies if it exceeds the usual size of frames of open
-        slices.
-        """
-        return math.ceil(EARLY_FRAME_SHARE * self.entries)
+    in_one_frame: int
 
 
 def early_sends(
     slice_: Slice,
-    spec: QuerySpec,
     history: GroupHistory,
     limits: ErrorLimits,
     period: SlicePeriod,
     link: LinkEstimate,
     entry_bytes: float,
+    terms: EarlyTerms,
 ) -> EarlySends | None:
-    """Returns which entries of an open slice have to be sent before it closes; None: no entries.
-
-    A slice that would close after its deadline cannot be in time. It waits for its close.
-    """
-    budget, waits = spec.staleness_budget, spec.cache.eviction == "gain"
-    close_ms = period.close_ms
-    if budget is None and close_ms - period.end_ms > LATE_SHARE * (period.end_ms - period.start_ms):
-        close_ms = period.end_ms
-    if period.now_ms == MIN_TIME_MS or close_ms <= period.now_ms:
+    """Returns which entries of an open slice have to be sent before it closes; None: no entries."""
+    close_ms = terms.close_ms
+    if close_ms <= period.now_ms:
         return None
     if link.bytes_per_ms <= 0.0:
-        return None if waits or budget is not None else EarlySends(MAX_QUEUED, period.start_ms, MAX_QUEUED)
-    free_ms, margin, queued_ms = 0.0, EARLY_MARGIN, link.path_delay_ms
-    if budget is not None:
-        free_ms = period.end_ms + budget.staleness_ms * link.speed - link.path_delay_ms - close_ms
-        margin, queued_ms = 1.0, 0.0
-        if free_ms <= 0.0:
-            return None
+        return EarlySends(MAX_QUEUED, period.start_ms, MAX_QUEUED, MAX_QUEUED) if terms.from_start else None
     rate = link.likely_bytes_per_ms / entry_bytes
-    after_close = _entries_in(free_ms * USED_AFTER_CLOSE, link, entry_bytes)
+    after_close = _entries_in(terms.free_ms, link, entry_bytes)
     excess = _most_needed(slice_, history, period) - after_close
     # before that time, counting the groups changes nothing
-    if close_ms - margin * max(excess, 0.0) / rate <= period.now_ms:
+    if close_ms - terms.margin * max(excess, 0.0) / rate <= period.now_ms:
         excess = min(excess, _needed(slice_, history, limits, period) - after_close)
-    before_close_bytes = link.bytes_per_ms * (close_ms - period.now_ms - queued_ms) - EARLY_FRAME_BYTES
+    before_close_bytes = link.bytes_per_ms * (close_ms - period.now_ms - terms.queued_ms) - EARLY_FRAME_BYTES
     fitting = math.floor(before_close_bytes / entry_bytes)
-    least_ms = MIN_DRAIN_MS * link.speed if budget is None else 0.0
-    if excess <= 0.0 or fitting < 1 or excess / rate < least_ms:
+    if excess <= 0.0 or fitting < 1 or excess / rate < terms.least_ms:
         return None
-    # The policies of TR 16-003 send whenever the link is idle.
-    from_ms = close_ms - margin * excess / rate if waits or budget is not None else float(period.start_ms)
-    return EarlySends(math.ceil(excess), from_ms, fitting)
+    from_ms = float(period.start_ms) if terms.from_start else close_ms - terms.margin * excess / rate
+    # A larger frame would occupy the link for longer. Until a link has been seen, its rate is a low guess.
+    in_one_frame = min(EARLY_FRAME_SHARE * excess, EARLY_FRAME_MS * link.speed * rate)
+    return EarlySends(math.ceil(excess), from_ms, fitting, math.ceil(in_one_frame))
 
 
 def _entries_in(free_ms: float, link: LinkEstimate, entry_bytes: float) -> float:
@@ -172,9 +171,6 @@ def quanta_of(spec: QuerySpec, shares: Mapping[str, float], stacks: Mapping[str,
         shares: the largest error that a slice may withhold, per measure with an absolute limit.
         stacks: the measures of the slice.
     """
-    budget, counts_records = spec.error_budget, any(m.function.error is None for m in spec.measures)
-    if budget is None or budget.relative or counts_records:
-        return {}
     sums = {m.name for m in spec.measures if m.function.error == "sum" and isinstance(stacks[m.name], DivisibleSum)}
     return {
         name: 2.0 ** (math.frexp(share * ROUNDED_SHARE)[1] - 1)

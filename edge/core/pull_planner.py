@@ -8,15 +8,16 @@ nothing the next pull is delayed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from edge.core.events import PullEvent
 from edge.core.least_bytes import MIN_DRAIN_MS
+from edge.core.link_plan import MESSAGES_PER_FAIR, Demand
+from edge.core.policies import NO_DRAIN_WINDOW, PullConditions
 from edge.core.query_pipeline import QueryPipeline
-from edge.core.shipper import NO_DRAIN_WINDOW, PullConditions
-from edge.core.slices import LinkEstimate
+from edge.core.slices import CLOSING_FRAME_BYTES, LinkEstimate
 from edge.core.streams import StreamState
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.wire import QueryRef
@@ -45,12 +46,16 @@ class MeasuredLink:
     processing_ms: Mapping[QueryRef, int]
     mid_bytes_s: float = 0.0
 
-    def estimate(self, pipeline: QueryPipeline) -> LinkEstimate:
-        """Returns the link of a query in the stream's event time, in which slices end."""
+    @classmethod
+    def of(cls, pull: PullEvent) -> MeasuredLink:
+        return cls(pull.bandwidth_bytes_s, pull.path_delay_ms, pull.processing_ms, pull.mid_bytes_s)
+
+    def estimate(self, pipeline: QueryPipeline, share: float) -> LinkEstimate:
+        """Returns a query's share of the link in the stream's event time, in which slices end."""
         clock = pipeline.stream.spec.clock
         speed = clock.speed if clock is not None else 1.0
         delay_ms = self.path_delay_ms + self.processing_ms.get(pipeline.ref, 0)
-        low, mid = (rate / 1000.0 / speed for rate in (self.bandwidth_bytes_s, self.likely_bytes_s))
+        low, mid = (share * rate / 1000.0 / speed for rate in (self.bandwidth_bytes_s, self.likely_bytes_s))
         return LinkEstimate(low, delay_ms * speed, speed, mid)
 
     @property
@@ -136,7 +141,11 @@ class PullPlanner:
         if clock is None:
             return None
         event_ms = clock.to_event_ms(now_ms)
-        dues = [p.shipper.early_due_ms(p.watermark_ms, event_ms, link.estimate(p)) for p in self._queries_of(stream)]
+        shares = self.shares()
+        dues = [
+            p.shipper.early_due_ms(p.watermark_ms, event_ms, link.estimate(p, shares[p.ref]))
+            for p in self._queries_of(stream)
+        ]
         earliest = min((due for due in dues if due is not None), default=None)
         if earliest is None:
             return None
@@ -175,21 +184,50 @@ class PullPlanner:
         drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))
         return (drain_ms if drain_ms >= MIN_DRAIN_MS else 0), first_end
 
+    def shares(self) -> dict[QueryRef, float]:
+        """Returns the fraction of the link with which each query plans: in proportion to what it has to send.
+
+        What a query without a deadline sends before the close competes with no query that sends after it.
+        """
+        queries = self._queries
+        sizes = {ref: p.shipper.pending_bytes + CLOSING_FRAME_BYTES for ref, p in queries.items()}
+        early = {ref for ref, p in queries.items() if p.store.policy.staleness_ms == math.inf}
+        total, early_total = sum(sizes.values()), sum(size for ref, size in sizes.items() if ref in early)
+        weight = MESSAGES_PER_FAIR * sum(p.spec.priority for p in queries.values())
+        return {
+            ref: max(sizes[ref] / (early_total if ref in early else total), p.spec.priority / weight)
+            for ref, p in queries.items()
+        }
+
+    def demands(self, event: PullEvent, queries: Sequence[QueryPipeline]) -> list[Demand]:
+        """Returns what the queries have to send of closed slices; a query's number is its position."""
+        result, link = list[Demand](), MeasuredLink.of(event)
+        for number, pipeline in enumerate(queries):
+            now_ms = event.drain_windows.get(pipeline.spec.stream, NO_DRAIN_WINDOW)[0]
+            result += pipeline.shipper.demands(number, pipeline.watermark_ms, now_ms, link.estimate(pipeline, 1.0))
+        return result
+
     def conditions(
-        self, pipeline: QueryPipeline, event: PullEvent, room_bytes: int, first_groups: int | None = None
+        self,
+        pipeline: QueryPipeline,
+        event: PullEvent,
+        room_bytes: int,
+        share: float,
+        first_groups: int | None = None,
     ) -> PullConditions:
         """Returns the conditions of a pull from one query.
 
         Args:
             room_bytes, first_groups: as in `Turn`.
+            share: as `shares` returned it.
         """
         stream = pipeline.spec.stream
-        link = MeasuredLink(event.bandwidth_bytes_s, event.path_delay_ms, event.processing_ms, event.mid_bytes_s)
+        link = MeasuredLink.of(event)
         return PullConditions(
             min(max(room_bytes, self._backlog_frame_bytes(pipeline, link)), MAX_FRAME_BYTES),
             pipeline.watermark_ms,
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
-            link.estimate(pipeline),
+            link.estimate(pipeline, share),
             stream in event.unread,
             _drops_are_due(pipeline, event),
             first_groups,
@@ -198,15 +236,15 @@ class PullPlanner:
     def _backlog_frame_bytes(self, pipeline: QueryPipeline, link: MeasuredLink) -> int:
         """Returns the size of a frame of closed slices; 0: the size that the link allows.
 
-        Entries of closed slices are final, so no later frame updates them, and a large frame compresses better. Another
-        query with a deadline must not wait for a large frame. Under a staleness budget alone, the most valuable entries
-        go first, and the last ones may be too late.
+        Another query with a deadline must not wait for a large frame.
         """
         others = (p for p in self._queries.values() if p is not pipeline)
-        if pipeline.shipper.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
+        if any(p.store.policy.staleness_ms < math.inf for p in others):
             return 0
         largest = min(int(BACKLOG_FRAME_S * link.likely_bytes_s), BACKLOG_FRAME_BYTES)
-        return min(largest, pipeline.shipper.closed_bytes(pipeline.watermark_ms))
+        return min(
+            pipeline.store.policy.closed_frame_bytes(largest), pipeline.shipper.closed_bytes(pipeline.watermark_ms)
+        )
 
 
 def has_closed(pipeline: QueryPipeline) -> bool:

@@ -86,7 +86,7 @@ class QueryLosses:
         return None if _is_empty(loss) else loss
 
     def take(
-        self, before_ms: int, through_ms: int, *, monitored: bool, recorded: Sequence[InputLoss] | None
+        self, before_ms: int, through_ms: int, stated: Sequence[InputLoss], *, monitored: bool
     ) -> tuple[InputLoss, ...]:
         """Returns the losses that a frame states, and stores the parts that later frames state again.
 
@@ -96,10 +96,9 @@ class QueryLosses:
         Args:
             before_ms, through_ms: event times up to which slices are closed, before the frame and with it.
             monitored: the query has early answers, so that the frame may omit an older slice.
-            recorded: in a replay, the losses in the recorded frame.
+            stated: the losses in the frame.
         """
         losses = self.unsent
-        stated = losses if recorded is None else recorded
         rest = (
             self._not_sent(loss, before_ms, through_ms, monitored=monitored) for loss in losses if loss not in stated
         )

@@ -1,6 +1,7 @@
 """`QueryPipeline`: one query at one edge. It connects the parts through which records pass.
 
-Records enter the slices through an `Intake`, slices are in a `SliceStore`, and a `Shipper` builds frames from them.
+Records enter the slices through an `Intake`, slices are in a `SliceStore`, a `Shipper` decides what frames have, and a
+`FrameState` applies the decisions.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from edge.core.arrival_reports import ArrivalMonitor
 from edge.core.backfill import Backfill
+from edge.core.frame_state import Encode, FrameState
 from edge.core.intake import Intake
 from edge.core.shared_batch import BatchRecords
-from edge.core.shipper import Encode, Shipper
+from edge.core.shipper import Shipper
 from edge.core.slice_store import SliceStore
 from edge.core.streams import StreamState, constant_type
 from edgewater.model.accuracy import report_schedule
@@ -35,7 +37,8 @@ class QueryPipeline:
     Attributes:
         store: the slices.
         intake: takes records into the slices.
-        shipper: builds frames from the slices.
+        frames: changes the slices by frames.
+        shipper: decides what frames have.
         backfill: while records from before the registration are read again.
         served_bytes: as in `Turn`.
     """
@@ -46,7 +49,8 @@ class QueryPipeline:
         self.ref, self.bound, self.spec = ref, store.bound, store.spec
         self.stream, self.store, self.monitor = stream, store, monitor
         self.intake = Intake(ref, store, monitor)
-        self.shipper = Shipper(store, monitor, encode)
+        self.frames = FrameState(store, monitor, encode)
+        self.shipper = Shipper(store, self.frames, monitor)
         self.backfill: Backfill | None = None
         self.served_bytes = 0
 

@@ -16,6 +16,7 @@ from edge.cache import ErrorLimits, SendQueue, SliceEntries
 from edge.core.budget_schedule import ShareSchedule
 from edge.core.finished import NO_COUNTERS, Counters, FinishedSlices
 from edge.core.memory import FullSlices, HeldMemory, MemoryAction
+from edge.core.policies import policy_of
 from edge.core.query_losses import QueryLosses
 from edge.core.slices import Slice, is_final, slice_end
 from edgewater.model.query import BoundQuery
@@ -46,6 +47,7 @@ class SliceStore:
         losses: what windows of the query may lack.
         counts_earlier: whether late records before `begin_ms` are counted here, because the version that had their
             windows is gone.
+        policy: of the query's budget.
         bounded_measures: all measures of a query whose edges may withhold: the withheld error of each is reported.
     """
 
@@ -67,15 +69,9 @@ class SliceStore:
         self.windows = windows
         self.begin_ms, self.end_ms = windows.slices(self.spec.window)
         self.losses = QueryLosses(self.spec, max(since_ms, self.begin_ms))
-        self.bounded_measures = tuple(m.name for m in self.spec.measures) if self.spec.may_withhold else ()
+        self.policy = policy_of(self.spec)
+        self.bounded_measures = self.policy.bounded
         self._slice_bytes = SLICE_BYTES + MEASURE_BYTES * len(self.spec.measures)
-        budget, per_window = self.spec.error_budget, self.spec.window.slices_per_window
-        functions = {m.name: m.function for m in self.spec.measures}
-        self._relative = dict(budget.relative) if budget is not None else {}
-        self._divisors = {
-            name: per_window if functions[name].error == "sum" else 1
-            for name, _ in (budget.limits if budget is not None else ())
-        }
 
     def set_windows(self, windows: WindowRange) -> None:
         """Applies a new border after which windows belong to the next version; drops the slices behind it."""
@@ -143,14 +139,14 @@ class SliceStore:
 
     def slice_shares(self, start: int) -> dict[str, float]:
         """Returns the shares of a slice: of k slices of a window each may withhold E/k, or E for extrema."""
-        if not self._divisors:
+        if not self.policy.divisors:
             return {}
         shares = self.schedule.at(start)
-        return {name: shares.get(name, 0.0) / slices for name, slices in self._divisors.items()}
+        return {name: shares.get(name, 0.0) / slices for name, slices in self.policy.divisors.items()}
 
     def limits(self, start: int) -> ErrorLimits:
         """Returns the error limits of the groups of a slice."""
-        return ErrorLimits(self.slice_shares(start), self._relative)
+        return ErrorLimits(self.slice_shares(start), self.policy.relative)
 
     # Memory
 

@@ -6,20 +6,24 @@ them four times its bytes. A link that is too narrow for the first closes alone 
 `MOST_FIRST_PULLS` limits how many pulls of first closes follow each other. Otherwise no slice would be closed for the
 last time, and no other query would send anything.
 
-All other frames share the link equally, by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996). A query is
-served at the larger of two numbers: the bytes at which its last frame ended, and the bytes at which the last frame of
-any query began. The query with the smallest number is next. First closes do not count: they would take from a query its
-turn for the last closes. So a query with much to send gets what the others leave,
-and a query that was idle saves nothing up.
+All other frames leave as `edge/core/link_plan.py` plans, except in one message of `MESSAGES_PER_FAIR`, and in the one
+that follows so many pulls of first closes. There the query that was served least is first. A query is served at the
+larger of two numbers: the bytes at which its last frame ended, and the bytes at which the last frame of any query
+began. First closes do not count: they would take from a query its turn for the last closes. A query that was idle saves
+nothing up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Sequence
 
 from edge.core.events import PullEvent
+from edge.core.link_plan import LEAST_BYTES, MESSAGES_PER_FAIR, Demand, message
+from edge.core.policies import FIRST_GROUPS
 from edge.core.query_pipeline import QueryPipeline
-from edge.core.shipper import FIRST_GROUPS
+from edgewater.model.query import DEFAULT_PRIORITY
+from edgewater.wire import QueryRef
 
 LEAST_FIRST_GROUPS, MOST_FIRST_GROUPS = 4, 24
 """The limits of a query's part of `FIRST_GROUPS`."""
@@ -31,52 +35,84 @@ class Turn:
     """The queries of one pull.
 
     Args:
+        demands: returns what queries have to send of closed slices (`PullPlanner.demands`).
         served_bytes: the number at which the last frame was served, over all queries.
         first_pulls: how many pulls of first closes came just before.
+        turns: how many other pulls there were.
 
     Attributes:
         queries: in the order in which they are pulled from.
         first_groups: as in `PullConditions`.
-        room_bytes: the capacity for the next frame.
         frames: how many frames were built.
-        first_pulls: how many pulls of first closes come just before the next pull.
+        first_pulls, turns: for the next pull.
     """
 
-    def __init__(self, pull: PullEvent, queries: Iterable[QueryPipeline], served_bytes: int, first_pulls: int) -> None:
-        self.pull, self._served_bytes = pull, served_bytes
-        self.frames, self.room_bytes = 0, pull.capacity_bytes
+    def __init__(
+        self,
+        pull: PullEvent,
+        queries: Sequence[QueryPipeline],
+        demands: Callable[[Sequence[QueryPipeline]], list[Demand]],
+        served_bytes: int,
+        first_pulls: int,
+        turns: int,
+    ) -> None:
+        self.pull, self._served_bytes, self.turns = pull, served_bytes, turns
+        self.frames, self._left_bytes = 0, pull.capacity_bytes
         self.first_groups: int | None = None
-        every = list(queries)
+        self._rooms = dict[QueryRef, int]()
         may_be_first = first_pulls < MOST_FIRST_PULLS
-        first = [p for p in every if may_be_first and p.shipper.awaits_first_close(p.watermark_ms)]
+        first = [p for p in queries if may_be_first and p.shipper.awaits_first_close(p.watermark_ms)]
         self.first_pulls = first_pulls + 1 if first else 0
         if first:
             self.queries = sorted(first, key=_deadline)
             self.first_groups = min(max(FIRST_GROUPS // len(first), LEAST_FIRST_GROUPS), MOST_FIRST_GROUPS)
-            self.room_bytes //= len(first)
-        else:
-            self.queries = sorted(every, key=lambda p: (self._served_at(p), p.through_ms, p.ref.name))
+            self._left_bytes //= len(first)
+            return
+        is_fair = not may_be_first or not self.turns % MESSAGES_PER_FAIR
+        self.turns += 1
+        self.queries = sorted(queries, key=lambda p: (self._served_at(p), p.through_ms, p.ref.name))
+        if len(queries) > 1 and not is_fair:
+            rate, asked = pull.bandwidth_bytes_s / 1000.0, demands(self.queries)
+            planned = message(asked, rate, pull.capacity_bytes)
+            waiting = {self.queries[d.query].ref for d in asked}
+            # A close of a slice that has been sent, or a report of arrivals, is small, and is not delayed by entries.
+            others = [p for p in self.queries if p.ref not in waiting]
+            small = [p.ref for p in others if p.monitor or p.shipper.has_unreported_closes(p.watermark_ms)]
+            self._rooms = dict.fromkeys(small, LEAST_BYTES) | {
+                self.queries[k].ref: math.ceil(size) for k, size in planned.items()
+            }
+            order = {ref: k for k, ref in enumerate(self._rooms)}
+            self.queries.sort(key=lambda p: order.get(p.ref, len(order)))
 
     def _served_at(self, pipeline: QueryPipeline) -> int:
         return max(pipeline.served_bytes, self._served_bytes)
+
+    def room_bytes(self, pipeline: QueryPipeline) -> int:
+        """Returns the capacity of a query's frame; 0: the query has none in this pull.
+
+        Small frames cost more, so a frame that is not planned needs at least half of the capacity.
+        """
+        if self.first_groups is not None:
+            return self._left_bytes
+        least = 1 if pipeline.ref in self._rooms else self.pull.capacity_bytes / 2
+        return (
+            min(self._rooms.get(pipeline.ref, self._left_bytes), self._left_bytes) if self._left_bytes >= least else 0
+        )
 
     def serve(self, pipeline: QueryPipeline, size: int) -> int:
         """Counts a frame of a query; returns `served_bytes` for the next pull."""
         self.frames += 1
         if self.first_groups is None:
             at = self._served_at(pipeline)
-            pipeline.served_bytes, self._served_bytes, self.room_bytes = at + size, at, self.room_bytes - size
+            pipeline.served_bytes = at + size * DEFAULT_PRIORITY // pipeline.spec.priority
+            self._served_bytes, self._left_bytes = at, self._left_bytes - size
         return self._served_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether the pull ends with these frames. Small frames cost more, so another frame needs at least half of the
-        capacity.
-        """
-        is_used = self.first_groups is None and 2 * self.room_bytes < self.pull.capacity_bytes
-        return is_used or self.frames >= self.pull.max_frames
+        """Whether the pull ends with these frames."""
+        return self.frames >= self.pull.max_frames
 
 
-def _deadline(pipeline: QueryPipeline) -> tuple[int, str]:
-    budget = pipeline.spec.staleness_budget
-    return pipeline.through_ms + (budget.staleness_ms if budget is not None else 0), pipeline.ref.name
+def _deadline(pipeline: QueryPipeline) -> tuple[float, str]:
+    return pipeline.through_ms + pipeline.store.policy.staleness_ms, pipeline.ref.name

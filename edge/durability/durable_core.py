@@ -140,7 +140,8 @@ class DurableCore:
             self._segment.append(encode_event(event))
             return self.state.apply(event)
         effects = self.state.apply(event)
-        self._segment.append(pull_record(event, [e for e in effects if isinstance(e, FrameBuilt)]))
+        if built := [e for e in effects if isinstance(e, FrameBuilt)]:
+            self._segment.append(pull_record(event, built))
         return effects
 
     def ingest_range(self, event: Ingested, start: Position | None, end: Position) -> list[Effect]:

@@ -245,7 +245,7 @@ def pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
     frames = [b.frame.to_wire().SerializeToString() for b in built]
     if frames:
         parts = [(len(frame), b.closed) for frame, b in zip(frames, built, strict=True)]
-        head |= {"frames": parts, "platform": platform_id()}
+        head |= {"frames": parts, "platform": platform_id(), "counts_only": [b.counts_only for b in built]}
     return Record(PULL, b"\n".join((_json(PULL, head).payload, b"".join(frames))))
 
 
@@ -259,9 +259,10 @@ def read_pull(record: Record) -> tuple[PullReplayed, int]:
     mid_bytes_s = fields.get("mid_bytes_s", 0.0)  # 0.3.0 has a lower bound of an unknown bandwidth instead
     pull = PullEvent(fields["capacity"], drain_windows, *link, fields["max_frames"], processing_ms, mid_bytes_s)
     parts = fields.get("frames", ())
+    counts_only = fields.get("counts_only", [None] * len(parts))  # 0.3.0 does not write it
     built, at = list[FrameBuilt](), 0
-    for length, closed in parts:
+    for (length, closed), no_groups in zip(parts, counts_only, strict=True):
         frame = Frame.from_wire(pb.Frame.FromString(data[at : at + length]))
-        built.append(FrameBuilt(frame, tuple(closed)))
+        built.append(FrameBuilt(frame, tuple(closed), no_groups))
         at += length
     return PullReplayed(pull, tuple(built)), fields.get("platform", 0)

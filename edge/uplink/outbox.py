@@ -135,7 +135,7 @@ class UplinkOutbox:
     def processing_ms(self) -> dict[QueryRef, int]:
         """The center's processing delays, of queries with a deadline."""
         queries = self._durable.core.queries
-        return {r: ms for r, ms in self._processing_delay_ms.items() if ms and r in queries and _is_timed(queries[r])}
+        return {r: ms for r, ms in self._processing_delay_ms.items() if ms and r in queries}
 
     async def _wait_for_change(self, timeout_s: float | None) -> None:
         self.changed.clear()
@@ -191,7 +191,7 @@ class UplinkOutbox:
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         now = self._now_ms()
-        queries = {r: p for r, p in self._durable.core.queries.items() if p.spec.error_budget is not None}
+        queries = {r: p for r, p in self._durable.core.queries.items() if p.store.policy.limited}
         ages_ms = {r: now - self._reported_ms[r] if r in self._reported_ms else math.inf for r in queries}
         due = {
             r: self._budget_report(queries[r]) for r, age in ages_ms.items() if all_queries or age >= REPORT_EVERY_MS
@@ -210,7 +210,7 @@ class UplinkOutbox:
 
     def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
         meter = self._drifts.setdefault(pipeline.ref, DriftRates(pipeline.spec.window.longest_ms))
-        meter.update(pipeline.shipper.drift, pipeline.through_ms)
+        meter.update(pipeline.frames.drift, pipeline.through_ms)
         applied = pipeline.store.schedule.last
         return pb.BudgetReport(
             query=pipeline.ref.name,
@@ -347,10 +347,6 @@ def _add_rejected(streams: Mapping[str, StreamState], progress: Iterable[pb.Stre
     columns = ((name, *each) for name, state in streams.items() for each in state.null_columns())
     for name, source, column in islice(columns, MAX_NULL_COLUMNS):
         by_stream[name].null_columns.add(source=source[:MAX_SOURCE], column=column[:MAX_SOURCE])
-
-
-def _is_timed(pipeline: QueryPipeline) -> bool:
-    return pipeline.spec.staleness_budget is not None
 
 
 def _rounded(value: float) -> float:

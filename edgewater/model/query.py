@@ -44,12 +44,13 @@ from edgewater.synopses.missing_records import has_bounds
 KEYS = {
     "name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
     "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
-    "since": False, "until": False, "seed": False,
+    "since": False, "until": False, "seed": False, "priority": False,
 }  # fmt: skip
 """The keys of a query, and whether each is required."""
 MAX_MEASURES = 32
 MAX_GROUP_COLUMNS = 16
 DEFAULT_LATENESS_MS = 0
+DEFAULT_PRIORITY, MOST_PRIORITY = 10, 100
 BEGINNING = "beginning"
 _MARKS_OF_EXPRESSIONS = ("(", "||", '"')
 """If an entry of `group_by` contains one of these texts, it is an expression. Otherwise it is the name of a column."""
@@ -170,6 +171,7 @@ class QuerySpec:
         until_ms: event time at which the query ends. It has the windows that start before this time. None if it has no
             end.
         computed: by name, the SQL expressions of the columns of `group_by` that are not columns of the stream.
+        priority: its weight where queries of an edge compete for the link, 1 to `MOST_PRIORITY`.
         seed: seed of the hashes and random choices of the query's synopses and samples, 0 to 2^64 - 1; None for the
             default seed, which is public. A center draws a seed when it registers the query.
     """
@@ -188,6 +190,7 @@ class QuerySpec:
     since_ms: int | None = None
     until_ms: int | None = None
     computed: tuple[tuple[str, str], ...] = ()
+    priority: int = DEFAULT_PRIORITY
 
     @classmethod
     def from_yaml(cls, text: str) -> QuerySpec:
@@ -247,6 +250,7 @@ class QuerySpec:
             since_ms=_since(q.get("since"), accuracy),
             until_ms=_time(q.get("until"), "until", TIME_ACCEPTED),
             computed=computed,
+            priority=_priority(q.get("priority")),
         )
         algebra.check_algebra(spec)
         return spec
@@ -359,6 +363,8 @@ class QuerySpec:
             result["since"] = BEGINNING if self.since_ms == MIN_TIME_MS else rfc3339(self.since_ms)
         if self.until_ms is not None:
             result["until"] = rfc3339(self.until_ms)
+        if self.priority != DEFAULT_PRIORITY:
+            result["priority"] = self.priority
         if seed and self.seed is not None:
             result["seed"] = f"{self.seed:#018x}"  # a text, because JSON readers round numbers beyond 2^53
         return result
@@ -597,6 +603,14 @@ def _seed(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
         # The value is a secret.
         raise InvalidQuery("seed", "…", "a whole number from 0 to 2^64 - 1, or up to 16 hexadecimal digits after 0x")
+    return value
+
+
+def _priority(value: object) -> int:
+    if value is None:
+        return DEFAULT_PRIORITY
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_PRIORITY:
+        raise InvalidQuery("priority", value, f"an integer from 1 to {MOST_PRIORITY}; without it {DEFAULT_PRIORITY}")
     return value
 
 

@@ -42,7 +42,7 @@ _OPTIONS = {
     "confidence": ("accuracy", "confidence"),
     **{f"accuracy_{key}": ("accuracy", key) for key in ("measure", "scope", "substream", "range", "delays")},
     **{f"cache_{key}": ("cache", key) for key in ("eviction", "sizing", "estimate", "eager")},
-    **{key: (key,) for key in ("lateness", "edges", "since", "until", "seed")},
+    **{key: (key,) for key in ("lateness", "edges", "since", "until", "seed", "priority")},
 }
 """The path of the YAML key that each option of WITH sets. `error_<measure>` is handled separately."""
 _ERROR = "error_"

@@ -47,7 +47,7 @@ def order(policy: str, seen: SliceView, groups: int) -> list[int]:
 
 def test_entries_above_an_absolute_or_relative_limit_are_promoted() -> None:
     held = entries_of([(0, 100.0), (1, 10.0), (0, 1.0), (1, 1.0)])
-    held.send(np.array([0, 1]))
+    held.send(held.shipment(np.array([0, 1])))
     held.update([pa.array([0, 1])], {"v": pa.array([2.0, 2.0])}, 2, np.zeros(2, np.int64), 9)
     assert primary_mask(held, ErrorLimits({"v": 1.9})).tolist() == [True, True]
     assert primary_mask(held, ErrorLimits({"v": 2.0})).tolist() == [False, False]
@@ -58,7 +58,7 @@ def test_entries_above_an_absolute_or_relative_limit_are_promoted() -> None:
 def test_a_measure_without_an_error_function_counts_the_records_that_were_not_sent() -> None:
     held = entries_of([(0, 5.0), (0, 7.0), (1, 1.0)], "mean")
     assert held.accumulated_error("v").tolist() == [2.0, 1.0]
-    held.send(np.array([0]))
+    held.send(held.shipment(np.array([0])))
     assert held.accumulated_error("v").tolist() == [0.0, 1.0]
     assert held.total("v").tolist() == [2.0, 1.0]
     (stated,) = withheld_of(held)
@@ -87,7 +87,7 @@ def test_errors_and_totals_follow_the_groups_that_change(function: str, column: 
             assert np.array_equal(held.total("v"), (sent + pending)[order])
         leaving = np.sort(rng.choice(len(held), min(len(held), 7), replace=False))
         assert np.array_equal(held.accumulated_error("v", leaving), pending[order[leaving]])
-        held.send(leaving)
+        held.send(held.shipment(leaving))
         sent[order[leaving]] += pending[order[leaving]]
         pending[order[leaving]] = 0.0
     restored = SliceEntries.from_state(held.to_state(), ("v",))

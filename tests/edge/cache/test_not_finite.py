@@ -81,5 +81,5 @@ def test_what_is_withheld_of_odd_groups_has_no_bound() -> None:
     (held,) = withheld_of(filled("sum", [np.inf, -3.0]))
     assert (held.largest_above, held.largest_below) == (np.inf, 3.0)
     entries = filled("sum", [np.nan])
-    entries.send(np.array([0]))
+    entries.send(entries.shipment(np.array([0])))
     assert withheld_of(entries) == ()

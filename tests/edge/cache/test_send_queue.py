@@ -31,7 +31,7 @@ def test_each_group_is_drawn_once() -> None:
     queue = SendQueue.for_open_slice(-np.arange(10.0), np.arange(10), held.newest_batch, 0)
     first = queue.draw(held, 4)
     assert (first.groups.tolist(), first.drained) == ([6, 7, 8, 9], False), "the lowest ranks, in group order"
-    held.send(first.groups)
+    held.send(held.shipment(first.groups))
     rest = queue.draw(held, 99)
     assert (rest.groups.tolist(), rest.drained) == ([0, 1, 2, 3, 4, 5], True)
 
@@ -40,7 +40,7 @@ def test_groups_updated_or_sent_since_the_ranking_are_skipped() -> None:
     held = entries_of(6)
     queue = SendQueue.for_open_slice(np.arange(6.0), np.arange(6), held.newest_batch, 0)
     touch_all(held, np.array([1]), 2)
-    held.send(np.array([0]))
+    held.send(held.shipment(np.array([0])))
     assert queue.draw(held, 2).groups.tolist() == [2, 3]
 
 
@@ -66,7 +66,7 @@ def test_a_late_record_of_a_closed_slice_causes_a_new_ranking() -> None:
     queue = policy.rank_closed(held, limits)
     drawn = queue.draw(held, 9)
     assert (drawn.groups.tolist(), drawn.drained) == ([2, 3], True)
-    held.send(drawn.groups)
+    held.send(held.shipment(drawn.groups))
     assert not queue.expired_closed(held)
     touch_all(held, np.array([1]), 2)
     assert queue.expired_closed(held)
@@ -112,7 +112,7 @@ def test_a_restored_queue_continues_with_the_groups_not_drawn() -> None:
 
 def test_errors_of_selected_groups_equal_those_of_all_groups_at_their_positions() -> None:
     held = entries_of(6)
-    held.send(np.array([1, 4]))
+    held.send(held.shipment(np.array([1, 4])))
     touch_all(held, np.array([4, 5]), 2)
     some = np.array([5, 1, 4])
     assert held.accumulated_error("v", some).tolist() == held.accumulated_error("v")[some].tolist()

@@ -294,3 +294,12 @@ def test_entries_wait_for_the_close_if_the_median_of_the_link_carries_them_after
         assert (core.pulls.next_pull_ms(least, now_ms, mid_bytes_s=mid) == now_ms) is is_due
         pull = PullEvent(4 << 10, core.pulls.drain_windows(mid, now_ms), least, mid_bytes_s=mid)
         assert bool(core.handle(pull)) is is_due
+
+
+def test_an_early_frame_occupies_the_link_for_a_second_at_most() -> None:
+    """Before a link has been seen, its rate is a low guess, so that half of the early sends may be half of all."""
+    core, now_ms = open_core(query(None, budget=None), 2_400), WINDOW_MS // 2
+    pull = PullEvent(64 << 10, core.pulls.drain_windows(1_000.0, now_ms), 1_000.0)
+    (built,) = (e for e in core.handle(pull) if isinstance(e, FrameBuilt))
+    sent = sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in built.frame.unpack().partials)
+    assert 0 < sent <= 71

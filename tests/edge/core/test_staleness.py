@@ -164,3 +164,16 @@ def test_an_answer_that_takes_the_center_long_brings_forward_the_deadline_of_its
         now_ms += 100
     assert closed_ms[slow] <= WINDOW_MS + BUDGET_MS - 1_500 + 100
     assert closed_ms[slow] + 500 <= closed_ms[quick] <= WINDOW_MS + BUDGET_MS
+
+
+def test_a_backlog_leaves_newer_windows_the_time_until_their_deadline() -> None:
+    site = Site()
+    for window in range(4):
+        site.sell(window, arrival_ms=39_000)  # three windows of history, and one of now
+    site.close(3)
+    site.send(4 * WINDOW_MS, 4 * WINDOW_MS + BUDGET_MS)
+    assert len(site.sent(3)) > 24, "more than the groups of a first close"
+    assert set(site.sent(3)) == largest(len(site.sent(3)))
+    site.send(4 * WINDOW_MS + BUDGET_MS, 4 * WINDOW_MS + 90_000)
+    assert [len(site.sent(window)) for window in range(3)] == [GROUPS] * 3
+    assert site.bodies[-1][1].through_ms >= 4 * WINDOW_MS

@@ -13,6 +13,7 @@ from edge.durability import DurableCore
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
+from tests.edge.hard_state import hard_state
 
 GROUPS, NOW_MS = 2_000, 5_000
 SPEC = QuerySpec.from_mapping({
@@ -40,9 +41,9 @@ def test_early_sends_by_the_median_of_the_link_are_replayed(tmp_path: Path) -> N
     pull = PullEvent(4 << 10, edge.core.pulls.drain_windows(1e6, NOW_MS), 1_000.0, mid_bytes_s=2_000.0)
     assert [e.frame for e in edge.handle(pull) if isinstance(e, FrameBuilt)]
     edge.sync()
-    state = edge.core.to_state()
+    state = hard_state(edge.core)
     edge.close()
     again = durable(tmp_path)
     assert again.diverged == []
-    assert again.core.to_state() == state
+    assert hard_state(again.core) == state
     again.close()

@@ -589,3 +589,11 @@ def test_each_window_that_the_refusal_of_a_window_offers_is_accepted(window: Any
         spec(window=window)
     for offered in re.findall(r"\{.*?\}", caught.value.accepted):
         assert spec(window=yaml.safe_load(offered)).window is not None
+
+
+def test_a_priority_is_a_weight_from_1_to_100() -> None:
+    assert spec().priority == 10 and "priority" not in spec().to_mapping()
+    urgent = spec(priority=100)
+    assert urgent.priority == 100 and QuerySpec.from_mapping(urgent.to_mapping()) == urgent
+    for value in (0, 101, 1.5, "high", True):
+        refused("priority", "an integer from 1 to 100; without it 10", priority=value)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from edge.core import BudgetSet
-from edge.core.selection import PLANNED_SHARE
+from edge.core.policies import PLANNED_SHARE
 from edgewater.model.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec

@@ -138,7 +138,7 @@ async def _run(
     return sites
 
 
-def query(name: str, measure: str, budget: dict[str, str] | None = None) -> QuerySpec:
+def query(name: str, measure: str, budget: dict[str, Any] | None = None) -> QuerySpec:
     parts = {} if budget is None else {"budget": budget}
     return QuerySpec.from_mapping(
         {
@@ -178,3 +178,34 @@ def test_every_window_is_stated_before_its_deadline(beside: str, bucket: int, tm
         if site.stated_ms.get((edge, start), np.inf) > start + WINDOW_MS + STALENESS_MS
     ]
     assert len(starts) >= 4 and late == []
+    if beside == "eight":
+        # The queries share the error, too: with equal bytes their errors differ by a factor of two.
+        errors = [largest_error(site, trace, spec, starts) for site, spec in zip(sites, queries, strict=False)]
+        assert max(errors) <= 0.02 and max(errors) <= 1.5 * min(errors) + 0.002
+
+
+def largest_error(site: Site, trace: Trace, spec: QuerySpec, starts: Sequence[int]) -> float:
+    """Returns the mean over the windows of the largest error at the deadline, relative to the largest value."""
+    truth = truth_per_window(trace, spec, "v")
+    pairs = [(np.nan_to_num(truth[start]), np.nan_to_num(site.at_deadline[start])) for start in starts]
+    return float(np.mean([np.abs(true - given).max() / np.abs(true).max() for true, given in pairs]))
+
+
+@pytest.mark.nightly
+def test_on_a_link_for_modems_eight_queries_go_on(tmp_path: Path) -> None:
+    queries = [query(f"q{k}", EIGHT[k], {"staleness": f"{STALENESS_MS}ms"}) for k in range(8)]
+    trace = zipf(WINDOWS, WINDOW_MS, records=3_000, groups=8_000, seed=11)
+    sites = run(queries, trace, LinkModel(470.0, latency_ms=20.0, bucket_bytes=1_600), tmp_path)
+    starts = [start for start in sites[0].at_deadline if start >= 2 * WINDOW_MS]
+    stated = [[(edge, start) in site.stated_ms for edge in range(EDGES) for start in starts] for site in sites]
+    assert all(sum(of_query) >= len(of_query) // 2 for of_query in stated)
+
+
+@pytest.mark.nightly
+def test_of_200_queries_of_all_budgets_on_a_narrow_link_none_starves(tmp_path: Path) -> None:
+    staleness, error = {"staleness": f"{STALENESS_MS}ms"}, {"error": {"v": 100}}
+    budgets = [staleness, error, None, {**error, **staleness}]
+    queries = [query(f"q{k}", f"sum(value * {1 + k / 7:.3f} + {k})", budgets[k % 4]) for k in range(200)]
+    trace = zipf(WINDOWS, WINDOW_MS, records=1_000, groups=2_000, seed=11)
+    sites = run(queries, trace, LinkModel(2_048.0, latency_ms=20.0, bucket_bytes=1_600), tmp_path)
+    assert all(site.stated_ms for site in sites)

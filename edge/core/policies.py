@@ -1,0 +1,465 @@
+"""The policies of budgets: what a query's slices have to send, what may wait and what may be withheld.
+
+There is one class per budget, and `policy_of` chooses it. Nothing outside this module asks which budget a query has. A
+policy is asked
+
+- before a slice closes, which of its entries cannot wait (`early_sends`, `may_send_open`),
+- at a pull, which groups leave (`select`) and how their sums are rounded (`quanta`),
+- when a slice closes, whether its other entries may be omitted (`omits`) and what is stated of them (`withheld`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge.cache import (
+    EMPTY_SELECTION,
+    ErrorLimits,
+    GroupHistory,
+    GroupSelection,
+    RankingContext,
+    SendQueue,
+    SendSlots,
+    SliceEntries,
+    learn,
+    max_entries_per_frame,
+    rank_closed,
+    rank_closed_by_deadline,
+    rank_closed_by_error,
+    rank_open,
+    rank_open_by_deadline,
+    withheld_of,
+)
+from edge.core.least_bytes import (
+    LEAST_EARLY_GROUPS,
+    MIN_DRAIN_MS,
+    USED_AFTER_CLOSE,
+    EarlySends,
+    EarlyTerms,
+    SlicePeriod,
+    early_sends,
+    quanta_of,
+)
+from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Slice
+from edgewater.model.accuracy import report_schedule
+from edgewater.model.query import CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.model.streams import MIN_TIME_MS
+from edgewater.model.windows import TimeWindow
+from edgewater.synopses import Stack
+from edgewater.wire import Withheld
+
+EARLY_MARGIN = 1.5
+"""Without a staleness budget, sending begins this many times as early as the link needs."""
+LATE_SHARE = 1 / 8
+"""If the watermark is further behind the clock than this fraction of a slice, the source may be late. Without a
+staleness budget, nothing of an ended slice is then sent early, since most groups will change."""
+PLANNED_SHARE = 0.95
+"""The fraction of the link's bytes that a staleness budget plans with. Sizes of entries are estimates, and heartbeats
+use the link, too."""
+MAX_OVERSHOOT = 2
+"""The entries of a frame may take this many times its capacity, if there is more than one."""
+FIRST_GROUPS = 48
+"""The groups in a message of first closes. On 4 KiB/s such a message takes about half a second."""
+
+
+NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class PullConditions:
+    """The conditions of a pull from one query.
+
+    Attributes:
+        capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a small
+            capacity delays but never blocks. The body's work is bounded too (`FULL_FRAME_WORK`).
+        watermark_ms: the watermark that the query sees.
+        drain_window_ms: as in `PullEvent.drain_windows`. Slices that end after now may be sent from early; under a
+            staleness budget also slices that should have closed.
+        link: the measured link, for staleness budgets.
+        unread: whether the stream may have unread input.
+        report_drops: a frame is built even if it states nothing but dropped records.
+        first_groups: how many groups a frame of first closes may have (`Shipper.awaits_first_close`); None: the frame
+            is another one.
+    """
+
+    capacity_bytes: int
+    watermark_ms: int
+    drain_window_ms: tuple[int, int] = NO_DRAIN_WINDOW
+    link: LinkEstimate = UNKNOWN_LINK
+    unread: bool = False
+    report_drops: bool = False
+    first_groups: int | None = None
+
+    @property
+    def now_ms(self) -> int:
+        """Event time of the pull; the minimum time in a stream without a clock."""
+        return self.drain_window_ms[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PullContext:
+    """The conditions under which a slice is pulled from.
+
+    Attributes:
+        start_ms, end_ms: the slice, in event time.
+        closed: whether the watermark has passed the slice's end.
+        now_ms: event time.
+        max_groups: how many groups may be sent.
+        link: what the query may use of the link.
+        entry_bytes: the estimated size of an entry in a frame.
+        capacity_bytes: as in `PullConditions`.
+        sent_groups: how many groups the frame has already.
+        newer_groups: how many groups newer closed slices have.
+        early: what cannot wait for the slice's close.
+    """
+
+    start_ms: int
+    end_ms: int
+    closed: bool
+    now_ms: int
+    max_groups: int
+    link: LinkEstimate
+    entry_bytes: float
+    capacity_bytes: int
+    sent_groups: int = 0
+    newer_groups: int = 0
+    early: EarlySends | None = None
+
+    @property
+    def ranking_context(self) -> RankingContext:
+        elapsed = (self.now_ms - self.start_ms) / (self.end_ms - self.start_ms)
+        return RankingContext(self.now_ms, min(max(elapsed, 0.0), 1.0))
+
+
+class ExactPolicy:
+    """Everything is sent. Only what the link could not send after the close leaves before it.
+
+    Attributes:
+        bounded: the measures whose withheld error is reported.
+        states_first: whether slices are first closed provisionally, so that a small frame states them before their
+            deadline.
+        staleness_ms: wall time after a slice's end until which answers have to have it; infinite without a deadline.
+        relative: per measure, the fraction of a group's own value that may be withheld.
+        divisors: per measure with an absolute limit, among how many slices a window divides it.
+    """
+
+    _frames_are_large = False
+    """Whether frames of open slices may be larger, so that less of them is overhead."""
+
+    def __init__(self, spec: QuerySpec) -> None:
+        self._spec = spec
+        self.bounded = tuple(m.name for m in spec.measures) if spec.may_withhold else ()
+        self.states_first, self.staleness_ms = False, math.inf
+        self.relative: Mapping[str, float] = {}
+        self.divisors: Mapping[str, int] = {}
+        self._has_early_answers = report_schedule(spec.window, spec.accuracy, spec.lateness_ms) is not None
+        # The policies of TR 16-003 send whenever the link is idle.
+        self._waits = spec.cache.eviction == "gain"
+
+    # Before the close
+
+    def early_sends(
+        self,
+        slice_: Slice,
+        history: GroupHistory,
+        limits: ErrorLimits,
+        period: SlicePeriod,
+        link: LinkEstimate,
+        entry_bytes: float,
+    ) -> EarlySends | None:
+        """Returns which entries of an open slice have to be sent before it closes; None: no entries.
+
+        Early answers have the entries of open slices with the reports of arrivals.
+        """
+        terms = self._early_terms(period, link)
+        if self._has_early_answers or terms is None or period.now_ms == MIN_TIME_MS:
+            return None
+        return early_sends(slice_, history, limits, period, link, entry_bytes, terms)
+
+    def _early_terms(self, period: SlicePeriod, link: LinkEstimate) -> EarlyTerms | None:
+        close_ms = period.close_ms
+        if close_ms - period.end_ms > LATE_SHARE * (period.end_ms - period.start_ms):
+            close_ms = period.end_ms
+        margin, least_ms = EARLY_MARGIN, MIN_DRAIN_MS * link.speed
+        return EarlyTerms(close_ms, 0.0, margin, link.path_delay_ms, least_ms, from_start=not self._waits)
+
+    def may_send_open(
+        self, end: int, drain_window_ms: tuple[int, int], link: LinkEstimate, early: EarlySends | None
+    ) -> bool:
+        """Returns whether entries of an open slice may be sent now.
+
+        Args:
+            drain_window_ms: as in `PullEvent.drain_windows`.
+        """
+        return early is not None and early.from_ms <= drain_window_ms[0]
+
+    @property
+    def limited(self) -> list[str]:
+        """The measures with an error limit."""
+        return [*self.divisors, *self.relative]
+
+    def drained_bytes(self, size: int) -> int:
+        """Returns how many of the pending bytes of an open slice leave before the close when the link has room."""
+        return 0
+
+    def closed_frame_bytes(self, most: int) -> int:
+        """Returns how many bytes a frame of closed slices may have, if no other query waits; 0: what the link allows.
+
+        Entries of closed slices are final, so no later frame updates them, and a large frame compresses better.
+
+        Args:
+            most: what the link carries without a long delay.
+        """
+        return most
+
+    # At a pull
+
+    def select(self, slice_: Slice, history: GroupHistory, limits: ErrorLimits, at: PullContext) -> GroupSelection:
+        """Selects the groups of a slice to send."""
+        queue = slice_.send_queue
+        if not at.closed:
+            count = self._most_open(slice_, at)
+            if queue.expired_open(at.now_ms, at.end_ms):
+                queue = slice_.send_queue = self._rank_open(slice_, history, limits, at)
+            return (
+                EMPTY_SELECTION if queue.left < min(count, self._least_open(at)) else queue.draw(slice_.entries, count)
+            )
+        if not slice_.learned:
+            self._learn(slice_, history, limits)
+            slice_.learned = True
+        if queue.expired_closed(slice_.entries):
+            queue = slice_.send_queue = self._rank_closed(slice_.entries, limits, history)
+        return queue.draw(slice_.entries, at.max_groups)
+
+    def _most_open(self, slice_: Slice, at: PullContext) -> int:
+        """Returns how many groups of an open slice a frame may have."""
+        count = at.max_groups
+        if self._waits:
+            rate = at.link.likely_bytes_per_ms / at.entry_bytes
+            per_frame = max_entries_per_frame(self._leaves_by_ms(at) - at.now_ms, rate, large=self._frames_are_large)
+            count = min(count, max(per_frame, at.early.in_one_frame) if at.early is not None else per_frame)
+        return count if at.early is None else min(count, at.early.entries, at.early.fitting)
+
+    def _leaves_by_ms(self, at: PullContext) -> float:
+        """Returns the event time by which the entries of an open slice should have left."""
+        return at.end_ms
+
+    def _least_open(self, at: PullContext) -> int:
+        """Returns how many groups a frame of an open slice needs. A smaller frame is mostly overhead."""
+        return LEAST_EARLY_GROUPS if self._waits and not self._has_early_answers else 0
+
+    def _rank_open(self, slice_: Slice, history: GroupHistory, limits: ErrorLimits, at: PullContext) -> SendQueue:
+        return rank_open(slice_.entries, limits, self._spec.cache, history, at.ranking_context)
+
+    def _rank_closed(self, entries: SliceEntries, limits: ErrorLimits, history: GroupHistory) -> SendQueue:
+        return rank_closed(entries, limits)
+
+    def _learn(self, slice_: Slice, history: GroupHistory, limits: ErrorLimits) -> None:
+        learn(slice_.entries, history, None, limits)
+
+    def quanta(self, shares: Mapping[str, float], stacks: Mapping[str, Stack]) -> dict[str, float]:
+        """Returns the rounding unit of each measure whose sent values are rounded (`quanta_of`)."""
+        return {}
+
+    # At the close
+
+    def omits(self, end: int, slice_: Slice) -> bool:
+        """Returns whether entries of a slice are omitted if there is no time for them."""
+        return False
+
+    def withheld(self, entries: SliceEntries) -> tuple[Withheld, ...]:
+        """Returns what a closed slice withholds."""
+        return withheld_of(entries, shares=bool(self.relative))
+
+    def due_ms(self, end: int, link: LinkEstimate) -> float:
+        """Returns the event time by which entries of a slice that ends at `end` should have been sent."""
+        if self.staleness_ms == math.inf:
+            return end + self._spec.window.slice_ms
+        return end + self.staleness_ms * link.speed - link.path_delay_ms
+
+
+class ErrorPolicy(ExactPolicy):
+    """Entries within this edge's share of the error stay at the edge."""
+
+    def __init__(self, spec: QuerySpec) -> None:
+        super().__init__(spec)
+        budget = spec.error_budget
+        assert budget is not None
+        self.relative = dict(budget.relative)
+        slices, functions = spec.window.slices_per_window, {m.name: m.function for m in spec.measures}
+        self.divisors = {name: slices if functions[name].error == "sum" else 1 for name, _ in budget.limits}
+
+    def quanta(self, shares: Mapping[str, float], stacks: Mapping[str, Stack]) -> dict[str, float]:
+        if self.relative or any(m.function.error is None for m in self._spec.measures):
+            return {}  # the difference of rounding counts as a record that was not sent
+        return quanta_of(self._spec, shares, stacks)
+
+
+class CombinedPolicy(ErrorPolicy):
+    """The fewest bytes with which an answer is within the error at its deadline.
+
+    Only what the link could not send between the close and the deadline is sent early. Nothing is omitted: if the
+    limits contradict each other, the error budget holds.
+    """
+
+    _frames_are_large = True
+
+    def __init__(self, spec: QuerySpec) -> None:
+        super().__init__(spec)
+        assert spec.staleness_budget is not None
+        self.staleness_ms = spec.staleness_budget.staleness_ms
+
+    def _early_terms(self, period: SlicePeriod, link: LinkEstimate) -> EarlyTerms | None:
+        free_ms = self.due_ms(period.end_ms, link) - period.close_ms
+        if link.bytes_per_ms <= 0.0 or free_ms <= 0.0:
+            return None  # a slice that would close after its deadline cannot be in time: it waits for its close
+        return EarlyTerms(period.close_ms, USED_AFTER_CLOSE * free_ms, 1.0, 0.0, 0.0)
+
+    def _least_open(self, at: PullContext) -> int:
+        return 0
+
+    def _rank_open(self, slice_: Slice, history: GroupHistory, limits: ErrorLimits, at: PullContext) -> SendQueue:
+        return rank_open(slice_.entries, limits, self._spec.cache, history, at.ranking_context, waits=True)
+
+    def _rank_closed(self, entries: SliceEntries, limits: ErrorLimits, history: GroupHistory) -> SendQueue:
+        return rank_closed_by_error(entries, limits, history)
+
+
+class StalenessPolicy(ExactPolicy):
+    """What can be sent by the deadline is sent, the largest errors first. The rest is omitted, and stated as withheld.
+
+    Entries wait for the close, unless sending them takes until after the deadline. So most groups are sent once.
+    """
+
+    _frames_are_large = True
+
+    def __init__(self, spec: QuerySpec) -> None:
+        super().__init__(spec)
+        assert spec.staleness_budget is not None
+        self.staleness_ms = spec.staleness_budget.staleness_ms
+        # Omitted values have to be stated, which is possible only for bounded measures.
+        self.states_first = bool(self.bounded) and isinstance(spec.window, TimeWindow)
+
+    def early_sends(self, *_: object) -> EarlySends | None:
+        return None
+
+    def may_send_open(
+        self, end: int, drain_window_ms: tuple[int, int], link: LinkEstimate, early: EarlySends | None
+    ) -> bool:
+        after, through = drain_window_ms
+        return end <= after or through > (self.due_ms(end, link) if self._waits else after)
+
+    def drained_bytes(self, size: int) -> int:
+        return size
+
+    def closed_frame_bytes(self, most: int) -> int:
+        return 0  # the last entries of a large frame may be too late
+
+    def omits(self, end: int, slice_: Slice) -> bool:
+        """Returns whether entries of a slice are omitted if there is no time for them.
+
+        A slice whose first records arrived after the deadline, such as a slice of a backfill, is sent completely: it
+        delays no answer that a reader waits for. The deadline is compared at the stream's speed 1, which is exact for
+        live streams.
+        """
+        return slice_.first_arrival_ms <= end + self.staleness_ms
+
+    def select(self, slice_: Slice, history: GroupHistory, limits: ErrorLimits, at: PullContext) -> GroupSelection:
+        """Selects the largest accumulated errors.
+
+        A closed slice is drained if no further group can be sent in time.
+        """
+        if not at.closed or not self._ranks_by_deadline(at.end_ms, slice_):
+            return super().select(slice_, history, limits, at)
+        slots = self._slots(slice_, at)
+        if not slice_.learned:
+            learn(slice_.entries, history, slots)
+            slice_.learned = True
+        if slice_.close_reported or slots.remaining < 1.0:
+            return EMPTY_SELECTION
+        if slice_.send_queue.expired_closed(slice_.entries):
+            slice_.send_queue = rank_closed_by_deadline(slice_.entries, history)
+        selection = slice_.send_queue.draw(slice_.entries, int(min(at.max_groups, slots.remaining)))
+        return GroupSelection(selection.groups, selection.drained or slots.remaining - len(selection.groups) < 1.0)
+
+    def _ranks_by_deadline(self, end: int, slice_: Slice) -> bool:
+        return bool(self.bounded) and self.omits(end, slice_)
+
+    def _most_open(self, slice_: Slice, at: PullContext) -> int:
+        count = super()._most_open(slice_, at)
+        if at.now_ms < at.end_ms and at.link.bytes_per_ms > 0.0 and self._ranks_by_deadline(at.end_ms, slice_):
+            # Before its first close has to leave, the link carries so many entries.
+            first_bytes = min(FIRST_GROUPS * at.entry_bytes, at.capacity_bytes)
+            free_bytes = PLANNED_SHARE * at.link.bytes_per_ms * (self._leaves_by_ms(at) - at.now_ms) - first_bytes
+            count = min(count, max(int(free_bytes / at.entry_bytes), 0))
+        return count
+
+    def _leaves_by_ms(self, at: PullContext) -> float:
+        return self.due_ms(at.end_ms, at.link)
+
+    def _least_open(self, at: PullContext) -> int:
+        return super()._least_open(at) if at.now_ms < at.end_ms else 0
+
+    def _rank_open(self, slice_: Slice, history: GroupHistory, limits: ErrorLimits, at: PullContext) -> SendQueue:
+        if not self._ranks_by_deadline(at.end_ms, slice_):
+            return super()._rank_open(slice_, history, limits, at)
+        slots = self._slots(slice_, at)
+        return rank_open_by_deadline(slice_.entries, self._spec.cache, history, at.ranking_context, slots)
+
+    def _learn(self, slice_: Slice, history: GroupHistory, limits: ErrorLimits) -> None:
+        learn(slice_.entries, history, None)
+
+    def _slots(self, slice_: Slice, at: PullContext) -> SendSlots:
+        """Returns how many entries of a slice can be sent in time, after the entries of the frame.
+
+        If the deadline has passed before the first frame of a closed slice, such as after an outage, groups are sent
+        for as long as the budget, less the time of newer slices. A late answer should not be empty, and should not
+        delay the next answer.
+        """
+        # An entry leaves early only if even a link of the median could not carry it after the close.
+        link = at.link if at.closed else replace(at.link, bytes_per_ms=at.link.likely_bytes_per_ms)
+        deadline_ms = max(self.due_ms(at.end_ms, link), slice_.late_until_ms)
+        if link.bytes_per_ms <= 0.0 or at.now_ms == MIN_TIME_MS:
+            return SendSlots(np.inf, np.inf)
+        rate, budget_ms = PLANNED_SHARE * link.bytes_per_ms / at.entry_bytes, self.staleness_ms * link.speed
+        if at.closed and not slice_.learned and deadline_ms <= at.now_ms:
+            slice_.late_until_ms = at.now_ms + round(budget_ms - at.newer_groups / rate)
+            deadline_ms = max(deadline_ms, slice_.late_until_ms)
+        total = rate * (self._spec.window.slice_ms + budget_ms - link.path_delay_ms)
+        return SendSlots(max(rate * (deadline_ms - at.now_ms) - at.sent_groups, 0.0), max(total, 0.0))
+
+
+def policy_of(spec: QuerySpec) -> ExactPolicy:
+    """Returns the policy of a query.
+
+    With an accuracy, a staleness budget beside an error budget limits the early answers of the center.
+    """
+    match spec.budget:
+        case StalenessBudget():
+            return StalenessPolicy(spec)
+        case CombinedBudget() if spec.accuracy is None:
+            return CombinedPolicy(spec)
+        case ErrorBudget() | CombinedBudget():
+            return ErrorPolicy(spec)
+        case _:
+            return ExactPolicy(spec)
+
+
+def limit_to_capacity(
+    slice_: Slice, selection: GroupSelection, capacity_bytes: int, entry_bytes: float
+) -> GroupSelection:
+    """Reduces a selection to at least one group, so that its frame is not much larger than allowed.
+
+    The center refuses a frame above its limit each time. The size of entries is unknown until the first entries have
+    been sent. Samples need this check always, because their sizes differ.
+    """
+    pending, groups = slice_.entries.pending, selection.groups
+    if not pending.samples and entry_bytes != INITIAL_ENTRY_BYTES:
+        return selection
+    while len(groups) > 1 and pending.take(groups).nbytes > MAX_OVERSHOOT * capacity_bytes:
+        groups, slice_.send_queue = groups[: len(groups) // 2], SendQueue()  # the other groups are ranked again
+    return GroupSelection(groups, selection.drained and len(groups) == len(selection.groups))
