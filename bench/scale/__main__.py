@@ -13,7 +13,19 @@ from typing import Any
 
 import click
 
-from bench.scale import catalog, commits, drivers, edge_process, executors, ledger, pulls, rates, sessions, takeover
+from bench.scale import (
+    catalog,
+    commits,
+    drivers,
+    edge_process,
+    executors,
+    ledger,
+    pulls,
+    rates,
+    sessions,
+    takeover,
+    windows,
+)
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -28,6 +40,7 @@ PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "pulls": pulls.measure,
     "edge": edge_process.measure,
     "closes": rates.measure_closes,
+    "windows": windows.measure,
 }
 HEADLINES = {
     "small_partials_s": ("rates", "small_partials_s"),

@@ -206,13 +206,12 @@ class PullPlanner:
         if pipeline.shipper.is_staleness_bound or any(p.spec.staleness_budget is not None for p in others):
             return 0
         largest = min(int(BACKLOG_FRAME_S * link.likely_bytes_s), BACKLOG_FRAME_BYTES)
-        return min(largest, pipeline.shipper.closed_bytes(pipeline.watermark_ms))
+        return min(largest, pipeline.shipper.closed_bytes(pipeline.watermark_ms, largest))
 
 
 def has_closed(pipeline: QueryPipeline) -> bool:
     """Returns whether a query has closed slices to send or to report, or losses of input to state."""
-    watermark_ms = pipeline.watermark_ms
-    return pipeline.shipper.has_unreported_closes(watermark_ms) or pipeline.shipper.closed_bytes(watermark_ms) > 0
+    return pipeline.shipper.has_unreported_closes(pipeline.watermark_ms)
 
 
 def _drops_are_due(pipeline: QueryPipeline, event: PullEvent) -> bool:

@@ -14,7 +14,7 @@ session windows each frame with records of a slice has a `SliceClose` of it, eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -54,6 +54,9 @@ from edgewater.wire import Arrivals, FrameBody, Partial, SliceClose
 
 FIRST_GROUPS = 48
 """The groups in a message of first closes. On 4 KiB/s such a message takes about half a second."""
+MOST_LEARNED = 32
+"""The history learns from so many of the closed slices that are to be sent. What older ones add has faded to less than
+1 % when the newest one is learned."""
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
 """Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
@@ -162,33 +165,36 @@ class Shipper:
 
     # What is left to send
 
-    def closed_bytes(self, watermark_ms: int) -> int:
-        """Returns the estimated bytes of closed slices that are still to be sent."""
-        through = self._close_barrier_ms(watermark_ms)
-        return sum(size for end, size in self._pending_bytes() if end <= through)
+    def closed_bytes(self, watermark_ms: int, most: int) -> int:
+        """Returns the estimated bytes of closed slices that are still to be sent; at least `most` if they are more."""
+        total = 0
+        for start, slice_ in self._closed_slices(self._close_barrier_ms(watermark_ms)):
+            total += self._pending_bytes(start, slice_)
+            if total >= most:
+                break
+        return total
 
     def open_bytes(self, watermark_ms: int) -> tuple[int, int | None]:
         """Returns, under a staleness budget, the estimated bytes of open slices, and the first end of these slices."""
         if not self.is_staleness_bound:
             return 0, None  # it sends at its report times, or what `early_sends` demands
-        sizes = [(end, size) for end, size in self._pending_bytes() if end > watermark_ms and size]
+        sizes = [
+            (self._store.end(start), self._pending_bytes(start, slice_))
+            for start, slice_ in self._store.not_ended(watermark_ms)
+            if not self._is_unreported(slice_)
+        ]
+        sizes = [(end, size) for end, size in sizes if size]
         return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
 
-    def _pending_bytes(self) -> Iterator[tuple[int, int]]:
-        """Yields the end of each slice and the estimated bytes that it has to send."""
-        for start, slice_ in self._store.slices.items():
-            if self._is_unreported(slice_) or (slice_.close_reported and self._has_deadline(start, slice_)):
-                continue  # entries omitted under a staleness budget are not sent
-            pending = slice_.count_pending(self._store.limits(start), 1.0)
-            yield self._store.end(start), int(pending * self.entry_bytes)
+    def _pending_bytes(self, start: int, slice_: Slice) -> int:
+        """Returns the estimated bytes that a slice has to send."""
+        return int(slice_.count_pending(self._store.limits(start), 1.0) * self.entry_bytes)
 
     def early_due_ms(self, watermark_ms: int, now_ms: int, link: LinkEstimate) -> float | None:
         """Returns the event time from which entries of an open slice cannot wait for its close; None: all can."""
         if not self.sends_at_need:
             return None
-        open_ = [
-            (start, slice_) for start, slice_ in self._store.slices.items() if self._store.end(start) > watermark_ms
-        ]
+        open_ = self._store.not_ended(watermark_ms)
         early = [self._early_sends(start, slice_, watermark_ms, now_ms, link) for start, slice_ in open_]
         return min((e.from_ms for e in early if e is not None), default=None)
 
@@ -208,32 +214,21 @@ class Shipper:
         closed = self._closed_slices(watermark_ms)
         if any(self._awaits_statement(*each) for each in closed):
             return True
-        is_done = self._store.through_ms > MIN_TIME_MS and all(slice_.close_reported for _, slice_ in closed)
+        is_done = self._store.through_ms > MIN_TIME_MS and not closed
         return is_done and self._passed_slice_end(watermark_ms)
 
     def _awaits_statement(self, start: int, slice_: Slice) -> bool:
         is_new = not slice_.is_stated and self._store.end(start) > self._store.through_ms
-        return is_new and not slice_.close_reported and self._has_deadline(start, slice_)
+        return is_new and self._has_deadline(start, slice_)
 
     def _closed_slices(self, through_ms: int) -> list[tuple[int, Slice]]:
-        """Returns the slices that end by an event time and may be closed, with their starts, ascending."""
-        return [
-            (start, slice_)
-            for start, slice_ in sorted(self._store.slices.items())
-            if self._store.end(start) <= through_ms and not self._is_unreported(slice_)
-        ]
+        """Returns the slices that end by an event time and are to be closed, with their starts, ascending."""
+        return [each for each in self._store.ended(through_ms) if not self._is_unreported(each[1])]
 
     def has_unreported_closes(self, watermark_ms: int) -> bool:
         """Returns whether the watermark has closed slices that have not been reported, or input was lost."""
         through = self._close_barrier_ms(watermark_ms)
-        return (
-            bool(self._store.losses.unsent)
-            or self._passed_slice_end(through)
-            or any(
-                not slice_.close_reported and self._store.end(start) <= through and not self._is_unreported(slice_)
-                for start, slice_ in self._store.slices.items()
-            )
-        )
+        return bool(self._store.losses.unsent) or self._passed_slice_end(through) or bool(self._closed_slices(through))
 
     def _is_unreported(self, slice_: Slice) -> bool:
         return self._monitor is not None and is_unreported(slice_, self._monitor.reported_before_ms)
@@ -286,12 +281,14 @@ class Shipper:
     def _add_closed(self, draft: FrameDraft, at: PullConditions, recorded: RecordedPull | None) -> bool:
         """Adds groups of closed slices, and closes; returns whether all closed slices have been sent."""
         closed = self._closed_slices(min(draft.through_ms, at.watermark_ms))
-        drained, stated = {start for start, slice_ in closed if slice_.close_reported}, set[int]()
+        drained, stated = set[int](), set[int]()
         is_first = at.first_groups is not None
         in_turn = [each for each in closed if not is_first or self._awaits_statement(*each)]
-        for start, slice_ in in_turn:
+        for number, (start, slice_) in enumerate(in_turn):
             if recorded is None and draft.work.units >= FULL_FRAME_WORK:
                 break
+            if len(in_turn) - number > MOST_LEARNED and not self._has_deadline(start, slice_):
+                slice_.learned = True
             # A frame of first closes has groups of the newest slice only.
             most = at.first_groups if start == in_turn[-1][0] else 0 if is_first else None
             selection = self._take(draft, start, slice_, at, recorded, most=most)
@@ -300,7 +297,6 @@ class Shipper:
             if selection.drained:
                 drained.add(start)
             elif not is_first:
-                drained.discard(start)
                 break
             draft.work.add_slice(start, draft.work.of_close(len(self._store.bounded_measures)))
         self._close_slices(draft, closed, drained, stated, recorded)
@@ -322,10 +318,12 @@ class Shipper:
         for start, slice_ in closed:
             if not is_blocked and start not in drained:
                 is_blocked, draft.through_ms = True, min(draft.through_ms, self._store.end(start) - 1)
+                if recorded is None and not self._closes_first:
+                    return
             if recorded is not None:
                 is_last, is_provisional = start in recorded.closed, start in recorded.provisional
             else:
-                is_last = not is_blocked and not slice_.close_reported
+                is_last = not is_blocked
                 may_state = self._closes_first and self._store.end(start) > self._store.through_ms
                 is_provisional = is_blocked and may_state and start in stated and self._has_deadline(start, slice_)
             if is_last:
@@ -335,10 +333,8 @@ class Shipper:
 
     def _add_open(self, draft: FrameDraft, at: PullConditions, recorded: RecordedPull | None) -> None:
         """Adds groups of open slices that are sent before their close."""
-        for start, slice_ in sorted(self._store.slices.items()):
+        for start, slice_ in self._store.not_ended(at.watermark_ms):
             end = self._store.end(start)
-            if end <= at.watermark_ms:
-                continue
             if recorded is None and draft.work.units >= FULL_FRAME_WORK:
                 return
             early = self._early_sends(start, slice_, at.watermark_ms, at.now_ms, at.link)

@@ -37,6 +37,9 @@ class _Column:
 
     def encode(self, values: pa.Array) -> IntArray:
         """Returns the ids of distinct values; adds new ones."""
+        if not len(self.values):
+            self.values = pa.concat_arrays([self.values, values])  # a copy, as a part of an array would keep all of it
+            return np.arange(len(values))
         numbers = self._found(values)
         missing = numbers < 0
         fresh = values.filter(pa.array(missing)) if missing.any() else None
@@ -146,6 +149,26 @@ class EncodedKeys:
                 dictionary-encoded array may have nulls and equal values in its dictionary, and no null indices.
         """
         return cls(*_distinct(columns)) if columns else cls(np.zeros(rows, np.int64), [])
+
+    def split(self, begins: IntArray) -> list[Self]:
+        """Returns the keys of runs of rows, each encoded like the rows of one call of `of`.
+
+        Args:
+            begins: the first row of each run, int64, strictly ascending from 0.
+        """
+        lengths = np.diff(begins, append=len(self.inverse))
+        if not self.distinct:
+            return [type(self)(np.zeros(length, np.int64), []) for length in lengths.tolist()]
+        runs = np.repeat(np.arange(len(begins)), lengths)
+        inverse, first = _dense(runs * len(self.distinct[0]) + self.inverse)
+        columns = [column.take(pa.array(self.inverse[first])) for column in self.distinct]
+        counts, firsts = np.bincount(inverse), inverse[begins]  # the first row of a run has its first key
+        inverse = inverse - np.repeat(firsts, lengths)
+        rows, keys = [*begins.tolist(), len(inverse)], [*firsts.tolist(), len(first)]
+        return [
+            type(self)(inverse[b:e], [column.slice(k, n - k) for column in columns], counts[k:n])
+            for b, e, k, n in zip(rows, rows[1:], keys, keys[1:], strict=False)
+        ]
 
     @property
     def counts(self) -> IntArray:
