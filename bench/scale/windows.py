@@ -35,7 +35,8 @@ START_MS, WINDOW_MS = 1_700_000_040_000, 60_000
 RECORDS_PER_WINDOW, WINDOWS, SMOKE_WINDOWS = 14, 72_074, 2_000
 CHUNK_ROWS = 65_536
 CAPACITY_BYTES = 64 << 10
-BATCH_FRAMES = (1, 16)
+BATCH_FRAMES = (1, 4)
+"""Frames of a batch. Four have the about 1,000 slices that a batch reads of a query."""
 REF = QueryRef("q", 1)
 REF_KEY = query_key(REF)
 SPEC = {

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from edgewater.synopses.base import IntArray
 
 FEW = 16
-"""A column uses a sorted array if the looked-up values are fewer than one in this many of the table's values."""
+"""A column uses a sorted array if the looked-up values are fewer than one in this many of the table's values. So few
+rows are compared in Python, which is faster than a call of Arrow."""
 
 
 class _Column:
@@ -235,7 +236,7 @@ class KeyTable:
         Args:
             checked: the rows were checked before, so that no two are equal.
         """
-        if not checked and rows > 1 and (not columns or len(_distinct(columns)[1][0]) != rows):
+        if not checked and rows > 1 and not _are_distinct(columns, rows):
             return None
         result = cls(types)
         result._length = rows
@@ -313,6 +314,14 @@ def _distinct(columns: Sequence[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
             combined = _dense(combined)[0]
     inverse, first = _dense(combined)
     return inverse, [e.dictionary.take(e.indices.take(pa.array(first))) for e in encoded]
+
+
+def _are_distinct(columns: Sequence[pa.Array], rows: int) -> bool:
+    if not columns:
+        return False
+    if rows <= FEW and not any(pa.types.is_floating(column.type) for column in columns):
+        return len(set(zip(*(column.to_pylist() for column in columns), strict=True))) == rows
+    return len(_distinct(columns)[1][0]) == rows
 
 
 def count_distinct(columns: Sequence[pa.Array]) -> int:
