@@ -1,6 +1,7 @@
 """Decides how long the records of a source wait so that they are processed together (`ReadPace`).
 
-Each batch has a fixed cost for each query, the journal and the link. So a source that keeps up waits between two reads.
+Each batch has a fixed cost for each query, the journal and the link. So a source that keeps up waits between two reads,
+whatever brings its records (`SourceContext.coalesce_s`).
 The closer the source's watermark is to the end of a window, the shorter the wait. So no answer is later.
 `docs/decisions/0012-scheduling.md` has the measurements.
 """

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from edge.codecs import RecordSchema
 from edge.receivers import Receiver
-from edge.records import Chunk, Decoded, Position, Source
+from edge.records import Chunk, CoalesceTime, Decoded, Position, Source, shortest_wait
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.model.errors import StorageError
 from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
@@ -41,6 +41,8 @@ class SourceContext:
         sleep: sleeps for a number of seconds. A source that polls for input calls it within `idle`.
         idle: takes the name of a source. Returns a context manager. Within it, the source has nothing to read and waits
             until input comes.
+        coalesce_s: returns how long the next records of a source may wait, so that they are processed together. A
+            source calls it again for each batch, in the event loop.
     """
 
     stream: str
@@ -48,6 +50,7 @@ class SourceContext:
     now_ms: Callable[[], int]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     idle: ActivityMarker = no_marker
+    coalesce_s: CoalesceTime = shortest_wait
 
 
 Item = TypeVar("Item")

@@ -25,6 +25,7 @@ from bench.scale import (
     rates,
     sessions,
     takeover,
+    windows,
 )
 
 OUT = Path("bench/out")
@@ -41,6 +42,7 @@ PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "pulls": pulls.measure,
     "edge": edge_process.measure,
     "closes": rates.measure_closes,
+    "windows": windows.measure,
 }
 HEADLINES = {
     "small_partials_s": ("rates", "small_partials_s"),

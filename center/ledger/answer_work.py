@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-MAX_WORK = 200
+MAX_WORK = 1_000
 """The most work of one event for one query. The unit is an answer to a window of one small slice.
 
-An answer to a window of n slices counts as 1 + n / 8, and more if its slices are large. In measurements, an answer took
-1 to 2 ms, each of its slices 0.2 ms, and each KiB of the slices 5 to 23 µs. The next event gives further answers.
-Before it, other queries are answered."""
-BYTES_PER_WORK = 64 << 10
+An answer to a window of n slices counts as 1 + 2 n / 3, and more if its slices are large. In measurements
+(`bench.scale --only windows`), an answer took 0.2 to 0.4 ms, each further slice 0.2 ms, and each KiB of the slices 5 to
+23 µs. The next event gives further answers. Before it, other queries are answered."""
+BYTES_PER_WORK = 16 << 10
 UNWEIGHED_SHARE = 8
 """Divisor of `MAX_WORK` until the first answer to a query after a start, because the sizes of its slices are not known
 yet."""
@@ -36,7 +36,7 @@ class AnswerWork:
     @property
     def per_answer(self) -> int:
         """The work of one answer, in the unit of `MAX_WORK`."""
-        return 1 + self._slices_per_answer // 8 + (self.answer_bytes or 0) // BYTES_PER_WORK
+        return 1 + 2 * self._slices_per_answer // 3 + (self.answer_bytes or 0) // BYTES_PER_WORK
 
     @property
     def answer_bytes(self) -> int | None:

@@ -44,7 +44,10 @@ log = logging.getLogger(__name__)
 
 GONE_CHECKPOINT_S = 0.1
 """Time between a source's report that its input is gone and the checkpoint, so that one checkpoint covers several
-reports. The time is longer if checkpoints take long."""
+reports."""
+CHECKPOINT_PAUSES = 20
+"""The least time between two checkpoints, as a multiple of the time that the last one took. So checkpoints take at most
+5 % of the agent's time."""
 DRAIN_S = 1.0
 """How long clients may take to end their connections before a reload."""
 STOP_GRACE_S = 2
@@ -186,17 +189,17 @@ class Agent:
 
     async def _checkpoint(self) -> None:
         interval_s, input_gone = self.config.limits.checkpoint_ms / 1000, self.reading.input_gone
-        written, took_s = -1, 0.0
+        written, pause_s = -1, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
+                async with asyncio.timeout(max(interval_s, pause_s)):
                     await input_gone.wait()
-                    await asyncio.sleep(max(GONE_CHECKPOINT_S, 10 * took_s))
+                    await asyncio.sleep(max(GONE_CHECKPOINT_S, pause_s))
             input_gone.clear()
             if self.durable.journal_bytes != written or self.commit.failure is not None:
                 began_s = self.monotonic()
                 await self.commit.checkpoint()
-                took_s = self.monotonic() - began_s
+                pause_s = CHECKPOINT_PAUSES * (self.monotonic() - began_s)
                 written = self.durable.journal_bytes
                 release_free_memory()
 

@@ -190,4 +190,4 @@ def scale_of(so_far: FloatArray, past: FloatArray, left: FloatArray, axis: int =
 
 def parts_of(times: IntArray, start_ms: int, slice_ms: int) -> IntArray:
     """Returns the part of the slice of each event time, 0 to `PARTS` - 1."""
-    return np.clip((times - start_ms) * PARTS // slice_ms, 0, PARTS - 1)
+    return np.minimum(np.maximum((times - start_ms) * PARTS // slice_ms, 0), PARTS - 1)  # np.clip takes twice as long

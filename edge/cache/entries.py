@@ -37,9 +37,10 @@ from edgewater.synopses.registry import stack_from_message
 from edgewater.wire import Signs
 
 _COUNTERS = {"last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"}
-_PARTS = f"({PARTS},)<u2"
+_PARTS = np.dtype((np.uint16, (PARTS,)))  # a text would be parsed for each slice
 _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0, pa.bool_(): False}
 """Replaces null in a group's hash. A collision makes a forecast worse and changes no answer."""
+_MOST_BY_PART = np.iinfo(np.uint16).max
 _NO_QUANTA: Mapping[str, float] = MappingProxyType({})
 MAX_SIZE = 1e19
 """Larger values take no part in forecasts. The squares of smaller values fit into float32."""
@@ -147,19 +148,21 @@ class SliceEntries:
 
     def __init__(self, pending: GroupedAggregate, bounded: Sequence[str] = ()) -> None:
         self.pending = pending
-        self._empty: dict[str, tuple[str, float]] = {
-            **{name: (dtype, 0.0) for name, dtype in {**_COUNTERS, "parts": _PARTS}.items()},
+        self._empty: dict[str, tuple[npt.DTypeLike, float]] = {
+            **{name: (dtype, 0.0) for name, dtype in _COUNTERS.items()},
+            "parts": (_PARTS, 0.0),
             **_per_measure(pending, bounded),
         }
         self._arrays: dict[str, npt.NDArray[Any]] = {n: np.zeros(0, dtype) for n, (dtype, _) in self._empty.items()}
         self.bounded = tuple(bounded)
         self._hashes: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self._with_error = frozenset(n for n in bounded if isinstance(pending.measures[n], BoundedError))
+        self._with_error = frozenset(n for n in bounded if _is(pending.measures[n], BoundedError))
         self.recall_cache = RecallCache()
         self.newest_batch = 0
+        self._key_order: IntArray = np.zeros(0, np.int64)
         self._times = KeptTimes()
         self._known: dict[str, Any] = {
-            n: s.take(np.zeros(0, np.int64)) for n, s in pending.measures.items() if isinstance(s, Incremental)
+            n: s.take(np.zeros(0, np.int64)) for n, s in pending.measures.items() if _is(s, Incremental)
         }
         self._computed = {n: _Computed() for n in bounded if isinstance(pending.measures[n], SumStack | CountStack)}
 
@@ -226,14 +229,18 @@ class SliceEntries:
         return self._column("first")
 
     def in_key_order(self, groups: IntArray) -> IntArray:
-        """Returns the groups in the order of their keys. Neighbours then have much in common, and compress well."""
-        columns = self.pending.rows(groups)
-        if not columns:
+        """Returns the groups in the order of their keys. Neighbours then have much in common, and compress well.
+
+        Args:
+            groups: each group at most once.
+        """
+        if len(groups) < 2:
             return groups
-        names = [str(i) for i in range(len(columns))]
-        texts = [c.cast(pa.uint8()) if pa.types.is_boolean(c.type) else c for c in columns]
-        order = pc.sort_indices(pa.table(texts, names), [(name, "ascending") for name in names])
-        return np.asarray(groups[order.to_numpy()], np.int64)
+        if len(groups) < len(self):
+            return np.asarray(groups[_order_of(self.pending.rows(groups))], np.int64)
+        if len(self._key_order) < len(self):
+            self._key_order = _order_of(self.pending.rows())
+        return self._key_order
 
     @property
     def sends(self) -> npt.NDArray[np.int32]:
@@ -280,13 +287,14 @@ class SliceEntries:
         self._changed(changed)
         groups = len(self)
         self._grow()
-        self._column("arrivals")[changed] += counts.astype(np.int32)
-        self._column("unsent")[changed] += counts.astype(np.int32)
+        arrays, added = self._arrays, counts.astype(np.int32)
+        arrays["arrivals"][changed] += added
+        arrays["unsent"][changed] += added
         if parts is not None and len(parts):
             self._count_parts(encoded.inverse, changed, counts, parts)
-        self._times.keep(codes, positions, len(self))
-        self._column("last_batch")[changed] = batch_number
-        self._column("first")[known:] = elapsed
+        self._times.keep(codes, positions, groups)
+        arrays["last_batch"][changed] = batch_number
+        arrays["first"][known:groups] = elapsed
         for name in self.bounded:
             kept = self._arrays.get(f"squares:{name}")
             argument = values[name]
@@ -298,11 +306,12 @@ class SliceEntries:
 
     def _count_parts(self, inverse: IntArray, changed: IntArray, counts: IntArray, parts: IntArray) -> None:
         first, last = int(parts.min()), int(parts.max())
-        by_part = self._column("parts")
-        for part in range(first, last + 1):
-            # Nearly every batch lies in one part.
-            here = counts if first == last else np.bincount(inverse[parts == part], minlength=len(counts))
-            by_part[changed, part] = np.minimum(by_part[changed, part] + here, np.iinfo(by_part.dtype).max)
+        by_part = self._arrays["parts"]
+        if first == last:  # in nearly every batch
+            by_part[changed, first] = np.minimum(by_part[changed, first] + counts, _MOST_BY_PART)
+        else:
+            here = np.bincount(inverse * PARTS + parts, minlength=PARTS * len(counts)).reshape(len(counts), PARTS)
+            by_part[changed] = np.minimum(by_part[changed] + here, _MOST_BY_PART)
 
     @property
     def keeps_times(self) -> bool:
@@ -530,12 +539,34 @@ def _never_sent(pending: BoundedError, sent: npt.NDArray[Any]) -> BoolArray:
     return np.asarray((sent == pending.unsent) & (pending.advance(sent) != sent), bool)
 
 
-def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> dict[str, tuple[str, float]]:
+def _is(stack: Any, protocol: type) -> bool:
+    """Returns `isinstance(stack, protocol)`, which looks at each attribute of a runtime protocol, once per class."""
+    kind = type(stack), protocol
+    if kind not in _CONFORMS:
+        _CONFORMS[kind] = isinstance(stack, protocol)
+    return _CONFORMS[kind]
+
+
+_CONFORMS: dict[tuple[type, type], bool] = {}
+
+
+def _order_of(columns: Sequence[pa.Array]) -> IntArray:
+    """Returns the positions of distinct keys in ascending order; at least one column."""
+    texts = [c.cast(pa.uint8()) if pa.types.is_boolean(c.type) else c for c in columns]
+    if len(texts) == 1:
+        order = pc.array_sort_indices(texts[0])
+    else:
+        names = [str(i) for i in range(len(columns))]
+        order = pc.sort_indices(pa.table(texts, names), [(name, "ascending") for name in names])
+    return np.asarray(order, np.int64)
+
+
+def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> dict[str, tuple[npt.DTypeLike, float]]:
     """Returns the arrays (name -> dtype, empty value) for F and for sums of squares.
 
     Sums of squares give the spread from which sums are forecast.
     """
-    kept: dict[str, tuple[str, float]] = {}
+    kept: dict[str, tuple[npt.DTypeLike, float]] = {}
     for name in bounded:
         stack = pending.measures[name]
         if isinstance(stack, ExtremumStack):
@@ -548,6 +579,8 @@ def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> dict[str,
 
 
 def _grown(array: npt.NDArray[Any], capacity: int, empty: float) -> npt.NDArray[Any]:
-    grown = np.full((capacity, *array.shape[1:]), empty, array.dtype)
-    grown[: len(array)] = array
+    shape = capacity, *array.shape[1:]
+    grown = np.zeros(shape, array.dtype) if empty == 0.0 else np.full(shape, empty, array.dtype)
+    if len(array):
+        grown[: len(array)] = array
     return grown

@@ -58,7 +58,7 @@ def positions_of(times: IntArray, start_ms: int, slice_ms: int) -> Positions:
 def position_at(elapsed: FloatArray | float) -> Positions:
     """Returns the positions of elapsed fractions of a slice."""
     scaled = np.floor(np.asarray(elapsed) * 2.0**_POSITION_BITS)
-    return np.clip(scaled, 0.0, 2.0**_POSITION_BITS - 1.0).astype(np.uint32)
+    return np.minimum(np.maximum(scaled, 0.0), 2.0**_POSITION_BITS - 1.0).astype(np.uint32)
 
 
 def most_times(groups: int) -> int:

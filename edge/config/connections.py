@@ -98,7 +98,7 @@ class LimitsConfig(Model):
     push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)
     """The CPU time that decoding one pushed body may take."""
     checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
-    """Interval between checkpoints."""
+    """Interval between checkpoints. It is longer if a checkpoint takes more than 5 % of it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -242,15 +242,13 @@ class PullPlanner:
         if any(p.store.policy.staleness_ms < math.inf for p in others):
             return 0
         largest = min(int(BACKLOG_FRAME_S * link.likely_bytes_s), BACKLOG_FRAME_BYTES)
-        return min(
-            pipeline.store.policy.closed_frame_bytes(largest), pipeline.shipper.closed_bytes(pipeline.watermark_ms)
-        )
+        most = pipeline.store.policy.closed_frame_bytes(largest)
+        return min(most, pipeline.shipper.closed_bytes(pipeline.watermark_ms, most))
 
 
 def has_closed(pipeline: QueryPipeline) -> bool:
     """Returns whether a query has closed slices to send or to report, or losses of input to state."""
-    watermark_ms = pipeline.watermark_ms
-    return pipeline.shipper.has_unreported_closes(watermark_ms) or pipeline.shipper.closed_bytes(watermark_ms) > 0
+    return pipeline.shipper.has_unreported_closes(pipeline.watermark_ms)
 
 
 def _drops_are_due(pipeline: QueryPipeline, event: PullEvent) -> bool:

@@ -166,17 +166,21 @@ class BatchRecords:
             return [(start, self)]
         slices = self._slices.get(reading.slicing)
         if slices is None:
-            starts = window.slice_starts(self.times)
-            columns = self.batch.select(self._sharing.columns_of(reading))
-            rows = [(start, np.flatnonzero(starts == start)) for start in np.unique(starts).tolist()]
-            slices = [(start, self._rows(columns, at)) for start, at in rows]
+            slices = self._split(window.slice_starts(self.times), self._sharing.columns_of(reading))
             size = sum(int(records.batch.nbytes) for _, records in slices)
             if self._sharing.keeps((self._condition, reading.slicing), size):
                 self._slices[reading.slicing] = slices
         return slices
 
-    def _rows(self, columns: pa.RecordBatch, rows: IntArray) -> BatchRecords:
-        return BatchRecords(columns.take(pa.array(rows)), lambda: self.ids[rows], self._sharing, self._condition)
+    def _split(self, starts: IntArray, columns: list[str]) -> list[tuple[int, BatchRecords]]:
+        """Returns the records by the start of their slice, ascending. The records of a slice stay in their order."""
+        batch, ids = self.batch.select(columns), self._make_ids
+        if (starts[1:] < starts[:-1]).any():
+            order = np.argsort(starts, kind="stable")
+            batch, starts, ids = batch.take(pa.array(order)), starts[order], lambda: self.ids[order]
+        begins = np.flatnonzero(np.diff(starts, prepend=starts[0] - 1))
+        split = _Split(BatchRecords(batch, ids, self._sharing, self._condition), begins)
+        return [(start, split.part(number)) for number, start in enumerate(starts[begins].tolist())]
 
     def keys(self, bound: BoundQuery, reading: Reading) -> EncodedKeys:
         """Returns the keys of the records in a query."""
@@ -186,3 +190,48 @@ class BatchRecords:
             if self._sharing.keeps((self._condition, reading.keys), keys.nbytes):
                 self._keys[reading.keys] = keys
         return keys
+
+
+class _Split:
+    """The records of several slices, one slice after the other. What all slices need is computed once.
+
+    Args:
+        begins: the first row of each slice, int64, ascending from 0.
+    """
+
+    def __init__(self, records: BatchRecords, begins: IntArray) -> None:
+        self.records, self._begins = records, begins
+        self._bounds = [*begins.tolist(), len(records)]
+        self._keys: dict[Hashable, list[EncodedKeys]] = {}
+
+    def part(self, number: int) -> BatchRecords:
+        return _Part(self, number, *self._bounds[number : number + 2])
+
+    @cached_property
+    def extents(self) -> list[tuple[int, int]]:
+        """The least and the greatest event time of each slice."""
+        times = self.records.times
+        least, greatest = (f.reduceat(times, self._begins).tolist() for f in (np.minimum, np.maximum))
+        return list(zip(least, greatest, strict=True))
+
+    def keys(self, bound: BoundQuery, reading: Reading) -> list[EncodedKeys]:
+        """Returns the keys of each slice."""
+        if reading.keys not in self._keys:
+            self._keys[reading.keys] = self.records.keys(bound, reading).split(self._begins)
+        return self._keys[reading.keys]
+
+
+class _Part(BatchRecords):
+    """The records of one slice, rows `begin` to `end` of a `_Split`."""
+
+    def __init__(self, split: _Split, number: int, begin: int, end: int) -> None:
+        whole = split.records
+        super().__init__(whole.batch.slice(begin, end - begin), lambda: whole.ids[begin:end])
+        self._whole, self._number = split, number
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self._whole.extents[self._number]
+
+    def keys(self, bound: BoundQuery, reading: Reading) -> EncodedKeys:
+        return self._whole.keys(bound, reading)[self._number]

@@ -15,7 +15,7 @@ session windows each frame with records of a slice has a `SliceClose` of it, eve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,10 +37,13 @@ from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
 from edgewater.model.query import DEFAULT_PRIORITY
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
+MOST_LEARNED = 32
+"""The history learns from so many of the closed slices that are to be sent. What older ones add has faded to less than
+1 % when the newest one is learned."""
 ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
 """Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
 
@@ -104,7 +107,7 @@ class Shipper:
     @property
     def pending_bytes(self) -> int:
         """The estimated bytes of all slices that are still to be sent."""
-        return sum(size for _, size in self._pending_bytes())
+        return sum(self._sizes(self._store.ended(MAX_TIME_MS)))
 
     def demands(self, query: int, watermark_ms: int, now_ms: int, link: LinkEstimate) -> list[Demand]:
         """Returns what the closed slices have to send, by due time.
@@ -113,17 +116,15 @@ class Shipper:
             query: its number, for the plan.
             now_ms: event time; the minimum time in a stream without a clock.
         """
-        through = self._close_barrier_ms(watermark_ms)
         required, optional = dict[float, float](), dict[float, FloatArray]()
-        for start, slice_ in self._store.slices.items():
+        for start, slice_ in self._closed_slices(self._close_barrier_ms(watermark_ms)):
             end = self._store.end(start)
             size = slice_.count_pending(self._store.limits(start), 1.0) * self.entry_bytes
-            is_optional = self._policy.omits(end, slice_)
-            if not size or end > through or self._is_unreported(slice_) or (is_optional and slice_.close_reported):
+            if not size:
                 continue
             due_ms = max(self._policy.due_ms(end, link), slice_.late_until_ms)
             left_ms = max(due_ms - now_ms, 0.0) / link.speed if now_ms > MIN_TIME_MS else math.inf
-            if is_optional:
+            if self._policy.omits(end, slice_):
                 errors = errors_left(slice_.entries, self.history, slice_.send_queue)
                 # Before the groups are ranked, their errors are unknown: they count as large.
                 above = size if errors is None else bytes_above(errors, self.entry_bytes)
@@ -136,32 +137,30 @@ class Shipper:
             *(Demand(query, left_ms, optional=sizes, priority=priority) for left_ms, sizes in optional.items()),
         ]
 
-    def closed_bytes(self, watermark_ms: int) -> int:
-        """Returns the estimated bytes of closed slices that are still to be sent."""
-        through = self._close_barrier_ms(watermark_ms)
-        return sum(size for end, size in self._pending_bytes() if end <= through)
+    def closed_bytes(self, watermark_ms: int, most: int) -> int:
+        """Returns the estimated bytes of closed slices that are still to be sent; at least `most` if they are more."""
+        total = 0
+        for size in self._sizes(self._closed_slices(self._close_barrier_ms(watermark_ms))):
+            total += size
+            if total >= most:
+                break
+        return total
 
     def open_bytes(self, watermark_ms: int) -> tuple[int, int | None]:
         """Returns, under a staleness budget, the estimated bytes of open slices, and the first end of these slices."""
-        drained = self._policy.drained_bytes
-        sizes = [(end, drained(size)) for end, size in self._pending_bytes() if end > watermark_ms and drained(size)]
-        return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
+        open_ = [each for each in self._store.not_ended(watermark_ms) if not self._is_unreported(each[1])]
+        sizes = [self._policy.drained_bytes(size) for size in self._sizes(open_)]
+        ends = (self._store.end(start) for (start, _), size in zip(open_, sizes, strict=True) if size)
+        return sum(sizes), min(ends, default=None)
 
-    def _pending_bytes(self) -> Iterator[tuple[int, int]]:
-        """Yields the end of each slice and the estimated bytes that it has to send."""
-        for start, slice_ in self._store.slices.items():
-            if self._is_unreported(slice_) or (
-                slice_.close_reported and self._policy.omits(self._store.end(start), slice_)
-            ):
-                continue  # entries omitted under a staleness budget are not sent
-            pending = slice_.count_pending(self._store.limits(start), 1.0)
-            yield self._store.end(start), int(pending * self.entry_bytes)
+    def _sizes(self, slices: Iterable[tuple[int, Slice]]) -> Iterator[int]:
+        """Yields the estimated bytes that each of these slices has to send."""
+        for start, slice_ in slices:
+            yield int(slice_.count_pending(self._store.limits(start), 1.0) * self.entry_bytes)
 
     def early_due_ms(self, watermark_ms: int, now_ms: int, link: LinkEstimate) -> float | None:
         """Returns the event time from which entries of an open slice cannot wait for its close; None: all can."""
-        open_ = [
-            (start, slice_) for start, slice_ in self._store.slices.items() if self._store.end(start) > watermark_ms
-        ]
+        open_ = self._store.not_ended(watermark_ms)
         early = [self._early_sends(start, slice_, watermark_ms, now_ms, link) for start, slice_ in open_]
         return min((e.from_ms for e in early if e is not None), default=None)
 
@@ -177,11 +176,11 @@ class Shipper:
         closed = self._closed_slices(watermark_ms)
         if any(self._awaits_statement(*each) for each in closed):
             return True
-        is_done = self._store.through_ms > MIN_TIME_MS and all(slice_.close_reported for _, slice_ in closed)
+        is_done = self._store.through_ms > MIN_TIME_MS and not closed
         return is_done and self._policy.states_first and self._passed_slice_end(watermark_ms)
 
     def _awaits_statement(self, start: int, slice_: Slice) -> bool:
-        return not (slice_.is_stated or slice_.close_reported) and self._may_state(start, slice_)
+        return not slice_.is_stated and self._may_state(start, slice_)
 
     def _may_state(self, start: int, slice_: Slice) -> bool:
         """Returns whether a closed slice may be closed provisionally."""
@@ -189,28 +188,17 @@ class Shipper:
         return self._policy.states_first and end > self._store.through_ms and self._policy.omits(end, slice_)
 
     def _closed_slices(self, through_ms: int, report: ArrivalReport | None = None) -> list[tuple[int, Slice]]:
-        """Returns the slices that end by an event time and may be closed, with their starts, ascending.
+        """Returns the slices that end by an event time and are to be closed, with their starts, ascending.
 
         Args:
             report: a report of arrivals in the same frame.
         """
-        return [
-            (start, slice_)
-            for start, slice_ in sorted(self._store.slices.items())
-            if self._store.end(start) <= through_ms and not self._is_unreported(slice_, report)
-        ]
+        return [each for each in self._store.ended(through_ms) if not self._is_unreported(each[1], report)]
 
     def has_unreported_closes(self, watermark_ms: int) -> bool:
         """Returns whether the watermark has closed slices that have not been reported, or input was lost."""
         through = self._close_barrier_ms(watermark_ms)
-        return (
-            bool(self._store.losses.unsent)
-            or self._passed_slice_end(through)
-            or any(
-                not slice_.close_reported and self._store.end(start) <= through and not self._is_unreported(slice_)
-                for start, slice_ in self._store.slices.items()
-            )
-        )
+        return bool(self._store.losses.unsent) or self._passed_slice_end(through) or bool(self._closed_slices(through))
 
     def _reported_before_ms(self, report: ArrivalReport | None) -> int:
         if report is not None:
@@ -268,15 +256,17 @@ class Shipper:
     def _add_closed(self, draft: FrameDraft, at: PullConditions) -> bool:
         """Adds groups of closed slices, and closes; returns whether all closed slices have been sent."""
         closed = self._closed_slices(min(draft.through_ms, at.watermark_ms), draft.report)
-        drained, stated = {start for start, slice_ in closed if slice_.close_reported}, set[int]()
+        drained, stated = set[int](), set[int]()
         is_first = at.first_groups is not None
         if is_first:
             in_turn = [each for each in closed if self._awaits_statement(*each)]
         else:  # history, such as a backfill, is after slices with a deadline
             in_turn = sorted(closed, key=lambda each: not self._policy.omits(self._store.end(each[0]), each[1]))
-        for start, slice_ in in_turn:
+        for number, (start, slice_) in enumerate(in_turn):
             if draft.work.units >= FULL_FRAME_WORK:
                 break
+            if len(in_turn) - number > MOST_LEARNED and not self._policy.omits(self._store.end(start), slice_):
+                slice_.learned = True
             # A frame of first closes has groups of the newest slice only.
             most = at.first_groups if start == in_turn[-1][0] else 0 if is_first else None
             selection = self._take(draft, start, slice_, at, most=most)
@@ -285,7 +275,6 @@ class Shipper:
             if selection.drained:
                 drained.add(start)
             elif not is_first:
-                drained.discard(start)
                 break
             draft.work.add_slice(start, draft.work.of_close(len(self._store.bounded_measures)))
         self._close_slices(draft, closed, drained, stated)
@@ -302,16 +291,18 @@ class Shipper:
         for start, slice_ in closed:
             if not is_blocked and start not in drained:
                 is_blocked, draft.through_ms = True, min(draft.through_ms, self._store.end(start) - 1)
-            if not is_blocked and not slice_.close_reported:
+            if not is_blocked:
                 draft.closes.append((start, CloseKind.LAST))
-            elif is_blocked and start in stated and self._may_state(start, slice_):
+            elif not self._policy.states_first:
+                return
+            elif start in stated and self._may_state(start, slice_):
                 draft.closes.append((start, CloseKind.PROVISIONAL))
 
     def _add_open(self, draft: FrameDraft, at: PullConditions) -> None:
         """Adds groups of open slices that are sent before their close."""
-        for start, slice_ in sorted(self._store.slices.items()):
+        for start, slice_ in self._store.not_ended(at.watermark_ms):
             end = self._store.end(start)
-            if end <= at.watermark_ms or start in draft.sends:
+            if start in draft.sends:
                 continue
             if draft.work.units >= FULL_FRAME_WORK:
                 return

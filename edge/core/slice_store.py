@@ -8,7 +8,9 @@ last window over it is final. Of a slice that was sent completely only the count
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -71,6 +73,10 @@ class SliceStore:
         self.losses = QueryLosses(self.spec, max(since_ms, self.begin_ms))
         self.policy = policy_of(self.spec)
         self.bounded_measures = self.policy.bounded
+        self._due: list[int] = []  # starts of all slices that have something to report, ascending, and of some others
+        self._reported: list[int] = []  # a heap of starts of all other slices, and of some that are gone
+        self._sizes: dict[int, int] = {}  # bytes by slice, as they were before the slices in `_changed` changed
+        self._size, self._changed = 0, set[int]()
         self._slice_bytes = SLICE_BYTES + MEASURE_BYTES * len(self.spec.measures)
 
     def set_windows(self, windows: WindowRange) -> None:
@@ -79,14 +85,52 @@ class SliceStore:
             self.windows = windows
             self.begin_ms, self.end_ms = windows.slices(self.spec.window)
             self.slices = {start: slice_ for start, slice_ in self.slices.items() if self.takes(start)}
+            self._index()
+
+    def _index(self) -> None:
+        """Indexes the slices again. Called when many of them have changed."""
+        self._due = sorted(start for start, slice_ in self.slices.items() if not slice_.close_reported)
+        self._reported = [start for start, slice_ in self.slices.items() if slice_.close_reported]
+        heapify(self._reported)
+        self._sizes, self._size, self._changed = {}, 0, set(self.slices)
 
     def takes(self, start: int) -> bool:
         """Returns whether a slice belongs to a window of this version."""
         return self.begin_ms <= start < self.end_ms
 
+    def ended(self, through_ms: int) -> list[tuple[int, Slice]]:
+        """Returns the slices that end by an event time and have something to report, with their starts, ascending."""
+        count = bisect_right(self._due, through_ms, key=self.end)
+        return self._still_due(0, count)
+
+    def not_ended(self, through_ms: int) -> list[tuple[int, Slice]]:
+        """Returns the slices that end after an event time and have something to report, as `ended`."""
+        return self._still_due(bisect_right(self._due, through_ms, key=self.end), len(self._due))
+
+    def _still_due(self, first: int, last: int) -> list[tuple[int, Slice]]:
+        found: list[tuple[int, Slice]] = []
+        for start in self._due[first:last]:
+            slice_ = self.slices.get(start)
+            if slice_ is not None and not slice_.close_reported:
+                found.append((start, slice_))
+                continue
+            self._changed.add(start)
+            if slice_ is not None:
+                heappush(self._reported, start)
+        if len(found) < last - first:
+            self._due[first:last] = [start for start, _ in found]
+        return found
+
     @property
     def nbytes(self) -> int:
-        return sum(map(self._nbytes_of, self.slices.values())) + self.finished.nbytes
+        for start in self._changed:
+            slice_ = self.slices.get(start)
+            size = 0 if slice_ is None else self._nbytes_of(slice_)
+            self._size += size - self._sizes.pop(start, 0)
+            if size:
+                self._sizes[start] = size
+        self._changed.clear()
+        return self._size + self.finished.nbytes
 
     def _nbytes_of(self, slice_: Slice) -> int:
         return slice_.entries.nbytes + self._slice_bytes
@@ -113,6 +157,10 @@ class SliceStore:
         if slice_ is None:
             slice_ = self.slices[start] = Slice(self._no_entries(), *(self.finished.get(start) or ()))
             slice_.first_arrival_ms = arrival_ms
+        self._changed.add(start)
+        at = bisect_right(self._due, start)
+        if not at or self._due[at - 1] != start:
+            self._due.insert(at, start)
         return slice_
 
     def _no_entries(self) -> SliceEntries:
@@ -132,6 +180,7 @@ class SliceStore:
                 self.schedule = ShareSchedule.uniform(shares)
                 for slice_ in self.slices.values():
                     slice_.close_reported, slice_.send_queue = False, SendQueue()
+                self._index()
             return
         through = self.through_ms
         not_closed = MIN_TIME_MS if through == MIN_TIME_MS else self.spec.window.slice_start(through)
@@ -194,6 +243,7 @@ class SliceStore:
         floor_ms = self.end(int(starts[math.ceil(fraction * len(starts)) - 1]))
         for start in closed:
             if start < floor_ms:
+                self._changed.add(start)
                 del self.slices[start]
         self.finished.forget_before(floor_ms)
         self.full.raise_floor(floor_ms)
@@ -201,6 +251,7 @@ class SliceStore:
     def _discard(self, start: int, slice_: Slice) -> None:
         """Drops the groups of an open slice. What was sent of it stays counted."""
         self.full.discard(start)
+        self._changed.add(start)
         unsent = int(slice_.entries.pending_records.sum())
         if unsent:
             self.refused(start)
@@ -247,13 +298,14 @@ class SliceStore:
 
     def drop_final(self, watermark_ms: int) -> None:
         """Drops the slices whose windows are final. Called after each frame."""
-        done = [
-            start
-            for start, slice_ in self.slices.items()
-            if slice_.close_reported and start < watermark_ms and self.is_final(start, watermark_ms)
-        ]
-        for start in done:
-            del self.slices[start]
+        self.ended(watermark_ms)
+        done = False
+        while self._reported and self.is_final(self._reported[0], watermark_ms):
+            start = heappop(self._reported)
+            if start in self.slices and self.slices[start].close_reported:
+                done = True
+                self._changed.add(start)
+                del self.slices[start]
         self.finished.forget(lambda start: self.is_final(start, watermark_ms))
         self.full.forget(lambda start: self.is_final(start, watermark_ms))
         if done and self.slices:
@@ -286,4 +338,5 @@ class SliceStore:
         result.finished = FinishedSlices.from_state(components["finished"])
         for start, slice_ in components["slices"].components.items():
             result.slices[int(start)] = Slice.from_state(slice_, result.bounded_measures)
+        result._index()
         return result

@@ -38,15 +38,14 @@ def build_sources(
         now_ms: returns the wall time.
         sleep: waits for the replay clock, and between polls of followed files.
         idle: marks when a source waits for input.
-        coalesce_s: returns how long a followed file waits, so that its next records are processed together. Standard
-            input never waits, because records in the pipe are lost if the process ends.
+        coalesce_s: returns how long the next records of a source wait, so that they are processed together.
     """
     sources: list[Source] = []
     for name, stream in config.streams.items():
         clock = clocks.get(name) if stream.replay is not None else None
         for config_source in stream.sources:
             if config_source.package is not None:
-                context = SourceContext(name, stream.record_schema, now_ms, sleep, idle)
+                context = SourceContext(name, stream.record_schema, now_ms, sleep, idle, coalesce_s)
                 sources += package_sources(config_source.package, context, {source.name for source in sources})
                 continue
             source = build_source(
@@ -87,8 +86,9 @@ def build_source(
         )  # fmt: skip
     if config.stdin is not None:
         return StdinSource(
-            f"{stream}:stdin", stream, config.stdin.text_format(schema), now_ms=now_ms, sleep=sleep, idle=idle
-        )
+            f"{stream}:stdin", stream, config.stdin.text_format(schema),
+            now_ms=now_ms, sleep=sleep, idle=idle, coalesce_s=coalesce_s,
+        )  # fmt: skip
     knows_bodies = config.http is None or config.http.dedupe == "body"
     return PushedSource(http_source_name(stream), stream, schema, idle, knows_bodies=knows_bodies)
 

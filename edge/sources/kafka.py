@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 10_000
 """The largest number of messages that are decoded together."""
-POLL_S = 0.1
+LEAST_POLL_S = 0.1
+"""The least time for which a poll collects messages, so that they are decoded together."""
 MAX_QUEUED_BYTES, LEAST_QUEUED_BYTES = 8 << 20, 32 << 10
 """Limits for the bytes of a partition's messages that wait for the agent. The partition is paused above
 `MAX_QUEUED_BYTES` / number of partitions, or above `LEAST_QUEUED_BYTES` if this is more.
@@ -89,6 +90,7 @@ class KafkaTopic:
         self._assigned: dict[int, _Assigned] = {}
         self._thread: threading.Thread | None = None
         self._looked_s = self._probed_s = float("-inf")
+        self._poll_s = LEAST_POLL_S
 
     def source_name(self, partition: int) -> str:
         return f"{self.context.stream}:kafka:{self.config.topic}:{partition}"
@@ -125,6 +127,7 @@ class KafkaTopic:
         """Subtracts `size` bytes from the queue, and resumes a paused partition. Called when the agent has taken a
         chunk.
         """
+        self._poll_s = max(self.context.coalesce_s(self.context.stream, self.source_name(partition)), LEAST_POLL_S)
         with self._lock:
             assigned.queued_bytes -= size
             if assigned.is_paused and assigned.queued_bytes <= self._most_queued() // 2:
@@ -147,7 +150,7 @@ class KafkaTopic:
                         self._thread = None
                         return
                 self._look_for_partitions(consumer)
-                self._dispatch(consumer, consumer.consume(MAX_MESSAGES, POLL_S))
+                self._dispatch(consumer, consumer.consume(MAX_MESSAGES, self._poll_s))
         except Exception as exc:  # each source raises the exception on its loop
             with self._lock:
                 assigned, self._assigned, self._thread = self._assigned, {}, None

@@ -15,7 +15,7 @@ import ssl
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -33,7 +33,6 @@ from edgewater.wire import DropReason, LossReason
 
 RECEIVE_MAXIMUM = 500
 """The largest number of unacknowledged messages. The journal remembers as many."""
-COALESCE_S = 0.05
 KEEPALIVE_S = 5
 """The interval of keep-alive packets, in seconds. A broker counts as unreachable twice this time after its last packet.
 The default of the idle rule is as long.
@@ -194,11 +193,11 @@ class _Connection:
             session may come before the `_Subscribed`.
     """
 
-    def __init__(self, config: MqttConfig) -> None:
+    def __init__(self, config: MqttConfig, coalesce_s: Callable[[], float]) -> None:
         import paho.mqtt.client as mqtt
         from paho.mqtt.enums import CallbackAPIVersion
 
-        self._config, self._loop = config, asyncio.get_running_loop()
+        self._config, self._coalesce_s, self._loop = config, coalesce_s, asyncio.get_running_loop()
         self._lock, self._waiting = threading.Lock(), list[Any]()
         self.arrived = asyncio.Queue[Any]()
         self.client = client = mqtt.Client(
@@ -214,9 +213,7 @@ class _Connection:
         self._is_new = True
 
     def _give(self, item: Any) -> None:
-        """Puts an item into `arrived`. Items of `COALESCE_S` seconds are put together, because each call of the event
-        loop is slow.
-        """
+        """Puts an item into `arrived`. Items that arrive soon after it are put together with it."""
         with self._lock:
             self._waiting.append(item)
             count = len(self._waiting)
@@ -224,7 +221,10 @@ class _Connection:
             if count == RECEIVE_MAXIMUM // 2:  # soon the broker will wait for acknowledgements
                 self._loop.call_soon_threadsafe(self._hand_over)
             elif count == 1:
-                self._loop.call_soon_threadsafe(self._loop.call_later, COALESCE_S, self._hand_over)
+                self._loop.call_soon_threadsafe(self._hand_over_later)
+
+    def _hand_over_later(self) -> None:
+        self._loop.call_later(self._coalesce_s(), self._hand_over)
 
     def _hand_over(self) -> None:
         with self._lock:
@@ -311,7 +311,7 @@ class MqttSource(KeptSource):
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         self._open = {message.mid for _, message in self._unacknowledged}
         remembered, self._unacknowledged = Remembered(position), []
-        connection = _Connection(self._config)
+        connection = _Connection(self._config, lambda: self._context.coalesce_s(self.stream, self.name))
         self._client, arrived = connection.client, connection.arrived
         try:
             await asyncio.to_thread(connection.open)

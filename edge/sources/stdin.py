@@ -13,7 +13,7 @@ import select
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from edge.codecs import LineStream, TextFormat
-from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
+from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, CoalesceTime, Position, shortest_wait, split_rows
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.model.errors import InvalidRecord, StorageError
 from edgewater.model.streams import Delivery
@@ -50,6 +50,7 @@ class StdinSource:
     Args:
         sleep: sleeps between consecutive short reads, so that their input is decoded together.
         idle: marks when the source waits for input.
+        coalesce_s: returns how long the next lines may wait in the pipe.
     """
 
     replayable = False
@@ -65,6 +66,7 @@ class StdinSource:
         fd: int = 0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         idle: ActivityMarker = no_marker,
+        coalesce_s: CoalesceTime = shortest_wait,
     ) -> None:
         self.name = name
         self.stream = stream
@@ -73,6 +75,7 @@ class StdinSource:
         self._fd = fd
         self._sleep = sleep
         self._idle = idle
+        self._coalesce_s = coalesce_s
         self._fault: InvalidRecord | None = None
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
@@ -90,7 +93,7 @@ class StdinSource:
             decoded, nbytes = block
             return split_rows(Chunk(self.name, decoded.batch, None, None, decoded.rejected, nbytes))
 
-        short = False
+        short, waited_s = False, COALESCE_S
         while True:
             if not pipe.wait(0):
                 with self._idle(self.name) if not lines.is_open else contextlib.nullcontext():
@@ -104,10 +107,14 @@ class StdinSource:
                 yield chunk
             if not chunks and pipe.ended:
                 return
-            was_short, short = short, 0 < sum(c.nbytes for c in chunks) < SHORT_READ_BYTES
+            nbytes = sum(chunk.nbytes for chunk in chunks)
+            was_short, short = short, 0 < nbytes < SHORT_READ_BYTES
             if was_short and short and not pipe.ended:
+                # A full pipe would stop the other program, so it is at most half full after the wait.
+                most_s = waited_s * SHORT_READ_BYTES / (2 * nbytes)
+                waited_s = max(min(self._coalesce_s(self.stream, self.name), most_s), COALESCE_S)
                 with self._idle(self.name):
-                    await self._sleep(COALESCE_S)
+                    await self._sleep(waited_s)
 
     def committed(self, position: Position) -> None:
         pass

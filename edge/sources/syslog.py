@@ -43,7 +43,6 @@ from edgewater.runtime.configuration import Address, Duration, Size, is_loopback
 
 log = logging.getLogger(__name__)
 
-COALESCE_S = 0.05
 MAX_WAITING_BYTES = BLOCK_BYTES
 """If more bytes wait to be decoded, the edge stops reading, so that senders wait."""
 MAX_DATAGRAM = 65_535
@@ -425,7 +424,7 @@ class SyslogSource(KeptSource):
             while True:
                 with self._context.idle(self.name):
                     await intake.filled.wait()
-                    await self._context.sleep(COALESCE_S)
+                    await self._context.sleep(self._context.coalesce_s(self.stream, self.name))
                 messages, rejections = intake.take()
                 for chunk in split_rows(await asyncio.to_thread(self._decoded, messages, rejections)):
                     yield chunk

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from edgewater.synopses.base import IntArray
 
 FEW = 16
-"""A column uses a sorted array if the looked-up values are fewer than one in this many of the table's values."""
+"""A column uses a sorted array if the looked-up values are fewer than one in this many of the table's values. So few
+rows are compared in Python, which is faster than a call of Arrow."""
 
 
 class _Column:
@@ -37,6 +38,9 @@ class _Column:
 
     def encode(self, values: pa.Array) -> IntArray:
         """Returns the ids of distinct values; adds new ones."""
+        if not len(self.values):
+            self.values = pa.concat_arrays([self.values, values])  # a copy, as a part of an array would keep all of it
+            return np.arange(len(values))
         numbers = self._found(values)
         missing = numbers < 0
         fresh = values.filter(pa.array(missing)) if missing.any() else None
@@ -147,6 +151,26 @@ class EncodedKeys:
         """
         return cls(*_distinct(columns)) if columns else cls(np.zeros(rows, np.int64), [])
 
+    def split(self, begins: IntArray) -> list[Self]:
+        """Returns the keys of runs of rows, each encoded like the rows of one call of `of`.
+
+        Args:
+            begins: the first row of each run, int64, strictly ascending from 0.
+        """
+        lengths = np.diff(begins, append=len(self.inverse))
+        if not self.distinct:
+            return [type(self)(np.zeros(length, np.int64), []) for length in lengths.tolist()]
+        runs = np.repeat(np.arange(len(begins)), lengths)
+        inverse, first = _dense(runs * len(self.distinct[0]) + self.inverse)
+        columns = [column.take(pa.array(self.inverse[first])) for column in self.distinct]
+        counts, firsts = np.bincount(inverse), inverse[begins]  # the first row of a run has its first key
+        inverse = inverse - np.repeat(firsts, lengths)
+        rows, keys = [*begins.tolist(), len(inverse)], [*firsts.tolist(), len(first)]
+        return [
+            type(self)(inverse[b:e], [column.slice(k, n - k) for column in columns], counts[k:n])
+            for b, e, k, n in zip(rows, rows[1:], keys, keys[1:], strict=False)
+        ]
+
     @property
     def counts(self) -> IntArray:
         """The number of rows of each distinct key, int64."""
@@ -212,7 +236,7 @@ class KeyTable:
         Args:
             checked: the rows were checked before, so that no two are equal.
         """
-        if not checked and rows > 1 and (not columns or len(_distinct(columns)[1][0]) != rows):
+        if not checked and rows > 1 and not _are_distinct(columns, rows):
             return None
         result = cls(types)
         result._length = rows
@@ -290,6 +314,14 @@ def _distinct(columns: Sequence[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
             combined = _dense(combined)[0]
     inverse, first = _dense(combined)
     return inverse, [e.dictionary.take(e.indices.take(pa.array(first))) for e in encoded]
+
+
+def _are_distinct(columns: Sequence[pa.Array], rows: int) -> bool:
+    if not columns:
+        return False
+    if rows <= FEW and not any(pa.types.is_floating(column.type) for column in columns):
+        return len(set(zip(*(column.to_pylist() for column in columns), strict=True))) == rows
+    return len(_distinct(columns)[1][0]) == rows
 
 
 def count_distinct(columns: Sequence[pa.Array]) -> int:

@@ -70,12 +70,14 @@ _FACTOR_BITS = 32
 _VALUES_PER_STRING, _SAMPLE = 4, 1 << 10  # numbers take fewer bytes than strings from this many values per string on
 _PLANES_FROM = 32  # with fewer numbers, the order of bytes does not matter
 _MANY_RUNS = 3 / 4
+_FEW_STRINGS = 64  # it is faster to compare so few strings in Python
 _SHOWN = 100
 _CACHED = 1 << 10  # parameters up to this many characters are parsed once
 _NARROWER = {
-    "i": ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4"),
-    "u": ("|u1", "<u2", "<u4"),
+    of: [(np.dtype(t), int(np.iinfo(t).min), int(np.iinfo(t).max)) for t in narrower]
+    for of, narrower in {"i": ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4"), "u": ("|u1", "<u2", "<u4")}.items()
 }
+"""By kind, the narrower types with their least and greatest numbers, the narrowest first."""
 TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
 EXACTLY = frozenset((s, t) for s in TYPES for t in TYPES if np.can_cast(s, t, "safe"))
 """(stored, declared) types between which every value converts exactly."""
@@ -123,7 +125,7 @@ def header(
     kind: str, version: int, parameters: Mapping[str, Any], *, seed: int = 0, records: int = 0
 ) -> SynopsisMessage:
     """Returns a message without arrays."""
-    text = json.dumps(parameters, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = _TEXT(parameters) if parameters else "{}"
     return SynopsisMessage(kind=kind, version=version, parameters=text, seed=seed, records=min(records, MAX_RECORDS))
 
 
@@ -184,6 +186,7 @@ def _constant(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
+_TEXT = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 _JSON = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
 
 
@@ -198,7 +201,7 @@ def encode(values: npt.NDArray[Any]) -> ArrayMessage:
     declared = values.dtype.newbyteorder("<").str
     if declared not in TYPES:
         raise TypeError(f"arrays of {values.dtype} have no encoding")
-    stored = _narrow(np.ascontiguousarray(values, dtype=declared))
+    stored = _narrow(np.ascontiguousarray(values, dtype=TYPES[declared]))
     return ArrayMessage(
         encoding=ArrayMessage.FIXED, type=declared, stored=stored.dtype.str, shape=values.shape, data=stored.tobytes()
     )
@@ -216,10 +219,9 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return values
         narrowed = _narrow(integers)
         return narrowed if narrowed.itemsize < values.itemsize else values
-    low, high = values.min(), values.max()
-    for candidate in _NARROWER.get(values.dtype.kind, ()):
-        limits = np.iinfo(candidate)
-        if limits.min <= low and high <= limits.max and np.dtype(candidate).itemsize < values.itemsize:
+    low, high = int(values.min()), int(values.max())
+    for candidate, least, greatest in _NARROWER.get(values.dtype.kind, ()):
+        if least <= low and high <= greatest and candidate.itemsize < values.itemsize:
             return values.astype(candidate)
     return values
 
@@ -411,6 +413,9 @@ def _encode_strings(values: pa.Array) -> ArrayMessage:
     strings.
     """
     message = ArrayMessage(encoding=ArrayMessage.UTF8, shape=[len(values)])
+    if len(values) <= _FEW_STRINGS and len(set(values.to_pylist())) == len(values):
+        message.data = _joined(values)
+        return message
     runs = pc.run_end_encode(values)
     if len(runs.values) <= _MANY_RUNS * len(values):
         repeats = np.diff(runs.run_ends.to_numpy(), prepend=0).astype(np.int64)
