@@ -317,7 +317,8 @@ class EdgeCore:
                 continue
             frame = Frame.pack(self.next_seq, pipeline.ref, pipeline.frames.apply(decision))
             self._append_unacked(frame)
-            effects.append(FrameBuilt(frame, decision.closed, decision.counts_only))
+            counts_only = decision.report is not None and decision.report.counts_only
+            effects.append(FrameBuilt(frame, decision.closed, counts_only))
             self._served_bytes = turn.serve(pipeline, frame.plain_wire_bytes)
             if turn.is_full:
                 break

@@ -23,7 +23,6 @@ from edge.core.dropped import as_recorded
 from edge.core.events import FrameBuilt
 from edge.core.policies import PullConditions
 from edge.core.slice_store import SliceStore
-from edge.core.slices import Slice
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SessionWindow
 from edgewater.synopses import GroupedAggregate, IntArray
@@ -82,11 +81,6 @@ class Decision:
         """The starts of the slices that are now sent completely."""
         return tuple(start for start, kind in self.closes if kind is CloseKind.LAST)
 
-    @property
-    def counts_only(self) -> bool:
-        """Whether the report of arrivals leaves out the statistics of groups."""
-        return self.report is not None and self.report.counts_only
-
 
 class FrameState:
     """Changes the state of one query by its frames.
@@ -120,8 +114,8 @@ class FrameState:
     def read(self, built: FrameBuilt, at: PullConditions) -> Decision:
         """Returns the decision that a recorded frame shows. Called in a replay.
 
-        Groups are compared by key, because they are numbered differently if a source's records have changed. Slices
-        without records here are left out. They lack input that is lost.
+        Groups are looked up by key, because they are numbered differently if a source's records have changed. Groups
+        that this state lacks are added. Slices that it lacks are left out, because their input is lost.
 
         Args:
             at: the conditions of the pull.
@@ -186,19 +180,17 @@ class FrameState:
     def _close(self, start: int, kind: CloseKind) -> SliceClose:
         """Returns the report of a slice after its sends. A slice that was sent completely is closed."""
         store, slice_ = self._store, self._store.slices[start]
-        report = self._report_of(start, slice_, is_provisional=kind is CloseKind.PROVISIONAL)
-        slice_.is_stated |= report.provisional
+        first_ms, last_ms = (slice_.first_ms, slice_.last_ms) if self.has_session_windows else (None, None)
+        withheld = store.policy.withheld(slice_.entries)
+        is_provisional = kind is CloseKind.PROVISIONAL
+        report = SliceClose(start, slice_.observed, slice_.late, withheld, first_ms, last_ms, is_provisional)
+        slice_.is_stated |= is_provisional
         if kind is CloseKind.LAST:
             self._record_drift(start, slice_.entries)
             slice_.close_reported = True
             if not store.bounded_measures or not len(slice_.entries):
                 store.finish(start, store.slices.pop(start).counters)
         return report
-
-    def _report_of(self, start: int, slice_: Slice, *, is_provisional: bool) -> SliceClose:
-        first_ms, last_ms = (slice_.first_ms, slice_.last_ms) if self.has_session_windows else (None, None)
-        withheld = self._store.policy.withheld(slice_.entries)
-        return SliceClose(start, slice_.observed, slice_.late, withheld, first_ms, last_ms, is_provisional)
 
     def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
         """Adds the drift of groups that are sent, or (None) of all groups that a closed slice withholds."""

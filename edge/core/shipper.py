@@ -233,8 +233,9 @@ class Shipper:
         # A frame that closes a slice is sent at once, not filled with early sends.
         if is_done and not draft.closes and at.first_groups is None:
             self._add_open(draft, at)
-        through = max(draft.through_ms, store.through_ms)
-        if not self._is_worth_sending(draft, through, report_drops=at.report_drops):
+        through, losses = max(draft.through_ms, store.through_ms), store.losses
+        states = draft.sends or draft.closes or draft.report or losses.unsent or self._passed_slice_end(through)
+        if not states and not (at.report_drops and losses.drops):
             return None
         return Decision(through, at.watermark_ms, tuple(draft.sends.values()), tuple(draft.closes), draft.report)
 
@@ -339,17 +340,6 @@ class Shipper:
         # of few entries are mostly header.
         weight = ENTRY_BYTES_RATE * len(groups) / (len(groups) + FEW_ENTRIES)
         self.entry_bytes += weight * (len(send.partial.synopsis) / len(groups) - self.entry_bytes)
-
-    def _is_worth_sending(self, draft: FrameDraft, through_ms: int, *, report_drops: bool) -> bool:
-        losses = self._store.losses
-        return bool(
-            draft.sends
-            or draft.closes
-            or draft.report is not None
-            or losses.unsent
-            or self._passed_slice_end(through_ms)
-            or (report_drops and losses.drops)
-        )
 
     # Selection of groups
 

@@ -240,6 +240,10 @@ def check_sums(case: Case, at: float, frames: list[Frame]) -> None:
             assert -1e-9 <= value - sent.get(key, 0.0) <= largest + 1e-9
 
 
+MAPPING = {
+    "name": "q", "from": "flights", "group_by": ["carrier"], "measures": {"v": "sum(distance)"},
+    "window": {"tumbling": "10s"},
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "sessions": {"window": {"session": "2s"}, "lateness": "30s"},
     "sessions, staleness": {"window": {"session": "2s"}, "budget": {"staleness": "1s"}},
@@ -249,6 +253,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "error budget, late records": {"budget": {"error": {"v": 900}}, "lateness": "20s"},
     "accuracy": {"group_by": [], "accuracy": {"error": "5%", "substream": "1s"}, "lateness": "5s"},
     "accuracy, groups": {"accuracy": {"error": "5%", "substream": "1s"}, "lateness": "5s"},
+    "early answers and staleness": {
+        "accuracy": {"error": "5%", "substream": "1s"},
+        "lateness": "5s",
+        "budget": {"staleness": "1s"},
+    },
+    "relative error": {"budget": {"error": {"v": "20%"}}, "lateness": "20s"},
+    "distinct values": {"measures": {"v": "distinct(distance, precision=6)"}, "cache": {"eviction": "lru"}},
     "samples": {"measures": {"v": "reservoir(distance, size=5)", "k": "kll(distance, k=8)"}},
 }
 
@@ -267,11 +278,13 @@ class KindWorld(World):
         if self.spec.accuracy is not None:
             self.edge.handle(SamplingSet(REF, 0.5, 3.0, SamplingReason.LINK))
 
-    def run(self) -> int:
-        """The number of frames, of which two thirds are acknowledged."""
+    def run(self, checkpoint_at: int | None = None) -> int:
+        """The number of frames, of which two thirds are acknowledged. There is a checkpoint at a row."""
         self.configure()
         while self.row < self.data.num_rows:
             start, end = self.row, min(self.row + 23, self.data.num_rows)
+            if start == checkpoint_at:
+                self.edge.checkpoint()
             records = self.data.slice(start, end - start)
             now_ms = int(np.max(records.column(TIME_COLUMN).to_numpy())) + 150
             self.edge.ingest_range(Ingested("flights", "file", records, now_ms), {"row": start}, {"row": end})
@@ -284,11 +297,7 @@ class KindWorld(World):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_replay_of_any_kind_of_query_gives_the_same_state(kind: str, tmp_path: Path) -> None:
-    mapping = {
-        "name": "q", "from": "flights", "group_by": ["carrier"], "measures": {"v": "sum(distance)"},
-        "window": {"tumbling": "10s"},
-    }  # fmt: skip
-    spec = QuerySpec.from_mapping(mapping | KINDS[kind])
+    spec = QuerySpec.from_mapping(MAPPING | KINDS[kind])
     world = KindWorld(tmp_path, spec)
     assert world.run() > 10
     world.edge.sync()
