@@ -148,12 +148,6 @@ def with_capacity(rows: npt.NDArray[T], groups: int) -> npt.NDArray[T]:
     return wider
 
 
-def run_indices(starts: IntArray, counts: IntArray) -> IntArray:
-    """Returns the concatenation of ``arange(starts[i], starts[i] + counts[i])`` for all i."""
-    ends = np.cumsum(counts)
-    return np.arange(int(counts.sum())) + np.repeat(starts - ends + counts, counts)
-
-
 def rounds(codes: IntArray) -> list[IntArray]:
     """Returns positions in `codes` by occurrence: the first occurrence of each code, then the second, and so on."""
     counts = np.bincount(codes)

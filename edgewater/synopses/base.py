@@ -402,3 +402,9 @@ def arrow_values(values: Any) -> pa.Array:
         values = values.combine_chunks()
     array = values if isinstance(values, pa.Array) else pa.array(values)
     return array.drop_null() if array.null_count else array
+
+
+def run_indices(starts: IntArray, counts: IntArray) -> IntArray:
+    """Returns the concatenation of ``arange(starts[i], starts[i] + counts[i])`` for all i."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) + np.repeat(starts - ends + counts, counts)

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError
 from edgewater.model.streams import COLUMN_TYPES, type_name
-from edgewater.synopses.array_stack import run_indices
-from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
+from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack, run_indices
 from edgewater.synopses.checks import MAX_DENSE_BYTES
 from edgewater.synopses.encoding import codec, stacking
 from edgewater.synopses.encoding.layout import KEYS, Field, Layout, layout_for

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.synopses.array_stack import run_indices
-from edgewater.synopses.base import BoolArray, IntArray
+from edgewater.synopses.base import BoolArray, IntArray, run_indices
 from edgewater.synopses.checks import check_dense
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Field, field, totals

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.synopses.array_stack import run_indices
-from edgewater.synopses.base import IntArray
+from edgewater.synopses.base import IntArray, run_indices
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.codec import ArrayRoles
 from edgewater.synopses.encoding.layout import KEYS, Field, Layout

@@ -24,8 +24,17 @@ import pyarrow as pa
 
 from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.model.streams import COLUMN_TYPES
-from edgewater.synopses.array_stack import run_indices
-from edgewater.synopses.base import ITEM_TYPES, Count, Estimate, Estimates, IntArray, Properties, Question, Questions
+from edgewater.synopses.base import (
+    ITEM_TYPES,
+    Count,
+    Estimate,
+    Estimates,
+    IntArray,
+    Properties,
+    Question,
+    Questions,
+    run_indices,
+)
 from edgewater.synopses.checks import check_fold, check_fraction, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import KEYS, MAX_COUNT, Field, Layout, count, field, totals

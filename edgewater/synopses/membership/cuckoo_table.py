@@ -16,8 +16,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.synopses.array_stack import run_indices, with_capacity
-from edgewater.synopses.base import BoolArray, IntArray
+from edgewater.synopses.array_stack import with_capacity
+from edgewater.synopses.base import BoolArray, IntArray, run_indices
 from edgewater.synopses.hashing import WordArray, finalised
 
 SLOTS = 4

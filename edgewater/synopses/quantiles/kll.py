@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
-from edgewater.synopses.array_stack import ArrayStack, group_mask, run_indices
+from edgewater.synopses.array_stack import ArrayStack, group_mask
 from edgewater.synopses.base import (
     NUMBER_TYPES,
     BoolArray,
@@ -49,6 +49,7 @@ from edgewater.synopses.base import (
     Question,
     Questions,
     Rank,
+    run_indices,
 )
 from edgewater.synopses.checks import (
     check_confidence,

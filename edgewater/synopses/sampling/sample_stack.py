@@ -20,8 +20,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
-from edgewater.synopses.array_stack import group_mask, run_indices
-from edgewater.synopses.base import ITEM_TYPES, BoolArray, Count, IntArray, Mean, Question, Sum, arrow_values
+from edgewater.synopses.array_stack import group_mask
+from edgewater.synopses.base import (
+    ITEM_TYPES,
+    BoolArray,
+    Count,
+    IntArray,
+    Mean,
+    Question,
+    Sum,
+    arrow_values,
+    run_indices,
+)
 from edgewater.synopses.checks import check_fold, check_whole, whole_numbers
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.columns import MessageBatch
