@@ -30,8 +30,8 @@ class Planning:
     def __init__(
         self,
         world: Any,
-        limits: BatchLimits = BatchLimits(),
-        heavy_bytes: int = HEAVY_BYTES,  # noqa: B008
+        limits: BatchLimits = BatchLimits(),  # noqa: B008
+        heavy_bytes: int = HEAVY_BYTES,
     ) -> None:
         self.now_s, self.partition = 0.0, ALL_QUERIES
         self.planner = FramePlanner(
