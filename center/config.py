@@ -375,7 +375,7 @@ class CenterConfig(Section):
 
     @property
     def wake_dir(self) -> Path:
-        """Directory of the sockets of the job's drivers on this machine (`center.storage.wake`)."""
+        """Directory of the sockets by which the processes of this machine are woken (`center.storage.wake`)."""
         return (self.data_dir / "wake").resolve()
 
     @property

@@ -34,6 +34,7 @@ class FramePlanner:
         consumed: returns the applied positions, by query key.
         partition: returns the partition that this driver leads.
         monotonic: clock in seconds.
+        heavy_bytes: bytes per window above which a query is heavy.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class FramePlanner:
         *,
         partition: Callable[[], QueryPartition] = lambda: ALL_QUERIES,
         admission: AdmissionPolicy | None = None,
+        heavy_bytes: int = HEAVY_BYTES,
     ) -> None:
         self._catalog, self._consumed, self._limits, self._monotonic = catalog, consumed, limits, monotonic
         self._partition = partition
         self._admission = admission or LeastSlack(self._step_ms)
-        self._coalescer = BatchCoalescer()
+        self._coalescer, self._heavy_bytes = BatchCoalescer(), heavy_bytes
         self._steps: dict[str, tuple[int, int] | None] = {}
         self._read: dict[str, list[FrameEntry]] = {}
         self._known: LastPositions | None = None
@@ -94,10 +96,10 @@ class FramePlanner:
         for key in last:
             read = self._read[key]
             size = sum(map(_size, read))
-            if size > HEAVY_BYTES:
+            if size > self._heavy_bytes:
                 step_ms, offset_ms = self._step_ms(key) or (0, 0)
                 windows = {(e.through_ms - offset_ms) // step_ms for e in read} if step_ms else ()
-                if size > HEAVY_BYTES * max(1, len(windows)):
+                if size > self._heavy_bytes * max(1, len(windows)):
                     heavy.append((read[0].received_at_ms, key))
         return [key for _, key in sorted(heavy)]
 

@@ -342,6 +342,7 @@ class JobProgram:
         planner = FramePlanner(
             self.catalog, self._writer.consumed, BatchLimits(), process.monotonic,
             partition=lambda: self.store.partition, admission=AnyAdmission(process.rng),
+            heavy_bytes=process.rng.choice((1, 1000, 4 << 20)),
         )  # fmt: skip
         retention = FrameRetention(self.catalog, self.store, FrameLog(directory / "log"), every_ms=4000)
         self._applier = applier

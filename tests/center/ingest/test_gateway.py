@@ -8,7 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from center.catalog import Catalog
 from center.storage.frame_log import FrameLog
+from center.storage.wake import SocketChannel, Topic, Waker
 from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
@@ -161,6 +163,18 @@ async def test_a_query_registered_a_moment_ago_elsewhere_is_known_when_its_first
         await edge.send(frame(0))
         await edge.acked(0)
         assert c.entries() == [("jfk", 0)]
+
+
+@on_a_loop
+async def test_a_gateway_that_is_woken_sends_a_query_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("center.ingest.gateway.POLL_S", 600.0)
+    wakes = SocketChannel(tmp_path / "wake")
+    async with center(tmp_path, wakes=wakes) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        api = Catalog(f"sqlite:///{tmp_path}/catalog.db", changed=Waker(wakes, Topic.CATALOG).wake)
+        await asyncio.to_thread(api.queries.register, spec(), 1)
+        await edge.until("queries", lambda queries: len(queries.queries) == 1)
+        api.close()
 
 
 @on_a_loop

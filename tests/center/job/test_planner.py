@@ -13,7 +13,7 @@ from center.job.admission import BatchLimits
 from center.job.coalescing import MANY_QUERIES
 from center.job.loop_core import Look, Looked, Run, positions_of
 from center.job.merge import Frame, PartMerged, SkipKind, StorageFailed, merge_part
-from center.job.planner import FramePlanner, divide
+from center.job.planner import HEAVY_BYTES, FramePlanner, divide
 from center.storage.frame_log import FrameEntry
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.guard.frame_work import BYTES_PER_UNIT
@@ -27,11 +27,17 @@ NOTHING: frozenset[str] = frozenset()
 class Planning:
     """A planner over a world, whose clock goes on when the planner asks to be called again."""
 
-    def __init__(self, world: Any, limits: BatchLimits = BatchLimits()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        world: Any,
+        limits: BatchLimits = BatchLimits(),  # noqa: B008
+        heavy_bytes: int = HEAVY_BYTES,
+    ) -> None:
         self.now_s, self.partition = 0.0, ALL_QUERIES
         self.planner = FramePlanner(
-            world.catalog, world.store.consumed, limits, lambda: self.now_s, partition=lambda: self.partition
-        )
+            world.catalog, world.store.consumed, limits, lambda: self.now_s, partition=lambda: self.partition,
+            heavy_bytes=heavy_bytes,
+        )  # fmt: skip
 
     def look(self, after: dict[str, int] | None = None, without: frozenset[str] = NOTHING) -> Looked:
         while (looked := self.planner.look(Look(after, without))).again_s is not None:
@@ -223,13 +229,13 @@ def test_a_lost_segment_is_damage_but_a_log_that_is_not_there_is_not(world: Any)
 
 
 def test_a_query_with_much_work_per_window_is_a_plan_of_its_own_unless_it_is_alone(
-    world: Any, planning: Planning, monkeypatch: pytest.MonkeyPatch
+    world: Any,
 ) -> None:
     (heavy,) = world.register("heavy")
     for _ in range(6):
         world.ship_records(world.edges[0], heavy, 0, ["/a"])
     sizes = [max(e.plain_bytes, e.work * BYTES_PER_UNIT) for _, e in frames_of_world(world)]
-    monkeypatch.setattr("center.job.planner.HEAVY_BYTES", sum(sizes) - 1)
+    planning = Planning(world, heavy_bytes=sum(sizes) - 1)
     assert planning.look({}).heavy == () and planning.run({}) is not None, "it has all cores"
     (light, behind) = world.register("light", "behind")
     world.ship_records(world.edges[0], light, 0, ["/a"])
@@ -246,9 +252,8 @@ def test_a_heavy_plan_is_limited_too(world: Any, monkeypatch: pytest.MonkeyPatch
     refs = world.register("heavy", "light")
     for ref in refs:
         world.ship_window(ref, 0)
-    monkeypatch.setattr("center.job.planner.HEAVY_BYTES", 1)
     monkeypatch.setattr("center.job.planner.HEAVY_PLAN_BYTES", 1)
-    planning = Planning(world)
+    planning = Planning(world, heavy_bytes=1)
     assert [dict(run.through) for run in planning.look({}).heavy] == [{"heavy@1": 1}, {"light@1": 1}]
 
 
