@@ -195,3 +195,22 @@ def test_clumps_of_late_records_which_are_sums_over_all_edges_are_not_inherited(
     observed.inherit({"e0": [slots, sums, 1e9, 0.0]})  # as 0.3.0 has stored it
     observed._observe_joining(["e0"])
     assert (float(model.late[0]), float(model.uneven[0])) == (late, uneven)
+
+
+# Delays that change
+
+
+def grown(rng: np.random.Generator, born: FloatArray) -> FloatArray:
+    return np.minimum(rng.exponential(1.0, len(born)) * np.where(born < 10_000, 80.0, 450.0), 1_900.0)
+
+
+@pytest.mark.slow
+def test_no_answer_meets_its_error_by_delays_that_are_past() -> None:
+    result = World(spec(), [Site.make(f"e{i}", i, 13, grown) for i in range(3)])
+    result.run(13.5)
+    changed_ms = BEGIN_MS + 10_000
+    answers = [a for a in first_answers(result.answers) if changed_ms <= a.window_start_ms < changed_ms + 2_000]
+    assert answers
+    for answer in filter(is_met, answers):
+        prediction, truth = answer.prediction, result.truth(answer.window_start_ms)
+        assert prediction is None or abs(prediction.estimate - truth) <= 0.05 * truth
