@@ -129,7 +129,7 @@ class Allocation:
         for _ in range(4):  # reduce, confirm, grow, confirm
             for edge, run, meter in zip(self._ids, runs, self._meters, strict=True):
                 pipeline = run.core.queries[run.ref]
-                meter.update(pipeline.shipper.drift, pipeline.through_ms)
+                meter.update(pipeline.frames.drift, pipeline.through_ms)
                 version, last = pipeline.store.schedule.version, pipeline.store.schedule.last
                 shares = last.shares if version else {}  # the first shares are the simulator's
                 report = BudgetReport(version, shares, last.from_ms, pipeline.shipper.entry_bytes, dict(meter.per_s))

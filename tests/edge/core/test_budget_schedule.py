@@ -144,7 +144,7 @@ def test_the_drift_is_estimated_from_groups_near_the_share() -> None:
     for second, value in enumerate([60, 150, 10, 9_000, 60]):  # kept back, sent; too small, too large; still open
         ingest(edge, second * 1_000 + 500, value)
     pull(edge)
-    assert edge.queries[REF].shipper.drift["s"] == pytest.approx(100.0 * 2 / 1.5)
+    assert edge.queries[REF].frames.drift["s"] == pytest.approx(100.0 * 2 / 1.5)
 
 
 def test_without_a_share_the_drift_is_the_total_change() -> None:
@@ -152,7 +152,7 @@ def test_without_a_share_the_drift_is_the_total_change() -> None:
     for second in range(4):
         ingest(edge, second * 1_000 + 500, -10)
     pull(edge)
-    assert edge.queries[REF].shipper.drift["s"] == 30.0
+    assert edge.queries[REF].frames.drift["s"] == 30.0
 
 
 def test_rates_follow_the_load_slowly_and_need_a_whole_window() -> None:
