@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core.link_plan import LATE_SHARE, LEAST_BYTES, LEVELS, Demand, bytes_above, message
+from edgewater.synopses import FloatArray
 
 ENTRY_BYTES = 50.0
 
 
-def optional(query: int, errors: Sequence[float], left_ms: float = 1_000.0) -> Demand:
+def optional(query: int, errors: Sequence[float] | FloatArray, left_ms: float = 1_000.0) -> Demand:
     return Demand(query, left_ms, optional=bytes_above(np.sort(np.asarray(errors, float))[::-1], ENTRY_BYTES))
 
 

@@ -39,7 +39,6 @@ class Site(MergingCenter):
     def __init__(self, *args: Any, **names: Any) -> None:
         super().__init__(*args, **names)
         self.stated_ms: dict[tuple[int, int], float] = {}
-        self.sent_groups = 0
         self.at_deadline: dict[int, np.ndarray[Any, Any]] = {}
 
     def receive(
@@ -49,7 +48,6 @@ class Site(MergingCenter):
             if arrival_ms > start + WINDOW_MS + STALENESS_MS and start not in self.at_deadline:
                 self.at_deadline[start] = self.values(start).copy()
         super().receive(edge, body, partials, arrival_ms)
-        self.sent_groups += sum(len(partial) for _, partial in partials)
         for close in body.closes:
             self.stated_ms.setdefault((edge, close.slice_start_ms), arrival_ms)
 
@@ -189,7 +187,11 @@ def test_every_window_is_stated_before_its_deadline(beside: str, bucket: int, tm
 def largest_error(site: Site, trace: Trace, spec: QuerySpec, starts: Sequence[int]) -> float:
     """Returns the mean over the windows of the largest error at the deadline, relative to the largest value."""
     truth = truth_per_window(trace, spec, "v")
-    pairs = [(np.nan_to_num(truth[start]), np.nan_to_num(site.at_deadline[start])) for start in starts]
+    pairs = [
+        (np.nan_to_num(truth[start]), np.nan_to_num(site.at_deadline[start]))
+        for start in starts
+        if start in site.at_deadline
+    ]
     return float(np.mean([np.abs(true - given).max() / np.abs(true).max() for true, given in pairs]))
 
 
@@ -201,14 +203,3 @@ def test_on_a_link_for_modems_eight_queries_go_on(tmp_path: Path) -> None:
     starts = [start for start in sites[0].at_deadline if start >= 2 * WINDOW_MS]
     stated = [[(edge, start) in site.stated_ms for edge in range(EDGES) for start in starts] for site in sites]
     assert all(sum(of_query) >= len(of_query) // 2 for of_query in stated)
-
-
-@pytest.mark.nightly
-def test_of_many_queries_of_all_budgets_on_a_narrow_link_none_starves(tmp_path: Path) -> None:
-    """Ten bytes per second for each query, as 200 queries have on 2 KiB/s."""
-    staleness, error = {"staleness": f"{STALENESS_MS}ms"}, {"error": {"v": 100}}
-    budgets = [staleness, error, None, {**error, **staleness}]
-    queries = [query(f"q{k}", f"sum(value * {1 + k / 7:.3f} + {k})", budgets[k % 4]) for k in range(48)]
-    trace = zipf(WINDOWS, WINDOW_MS, records=1_000, groups=2_000, seed=11)
-    sites = run(queries, trace, LinkModel(480.0, latency_ms=20.0, bucket_bytes=1_600), tmp_path)
-    assert all(site.stated_ms or site.sent_groups for site in sites)
