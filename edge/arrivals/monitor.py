@@ -305,7 +305,7 @@ class SubstreamMonitor:
             self._values.append(self._summed_by_ms(born, arrived, values))
         else:
             code = self._code(born // self.grid.slot_ms, arrived)
-            self._values.append(_sum_by_key(code, np.stack([np.ones(len(values)), values, values * values])))
+            self._values.append(_sum_by_key(code, np.stack([np.ones(len(values)), values, _squared(values)])))
         if len(self._values) > _MAX_CHUNKS:
             self._fold()
 
@@ -323,7 +323,7 @@ class SubstreamMonitor:
         count = np.bincount(at)
         code = self._code(np.arange(low, low + -(-len(count) // width)), arrived)
         first = _run_starts(code)
-        by_ms = count, np.bincount(at, values), np.bincount(at, values * values)
+        by_ms = count, np.bincount(at, values), np.bincount(at, _squared(values))
         sums = np.array([np.add.reduceat(each, first * width) for each in by_ms], np.float64)
         used = np.flatnonzero(sums[0])
         return code[first[used]], sums[:, used]
@@ -336,6 +336,12 @@ class SubstreamMonitor:
     def _fill_values(self, into: SubstreamStatistics, group: IntArray, sums: FloatArray) -> None:
         into.value_sums = np.zeros((3, self._lag_groups))
         into.value_sums[:, group] = sums
+
+
+def _squared(values: FloatArray) -> FloatArray:
+    """Returns the squares. Squares of large values are infinite."""
+    with np.errstate(over="ignore"):
+        return values * values
 
 
 def _joined(parts: list[Any]) -> Any:

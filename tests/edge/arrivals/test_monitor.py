@@ -296,3 +296,11 @@ def test_the_monitor_of_release_0_3_0_is_restored():
     (expected,) = monitor.take()
     (restored,) = SubstreamMonitor.from_state(old, GRID).take()
     same(restored, expected)
+
+
+@pytest.mark.parametrize("number", [1, 3000])
+def test_squares_of_large_values_are_infinite_without_a_warning(number):
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(np.full(number, 50), 60, np.full(number, 1e200))
+    (s,) = monitor.take()
+    assert s.value_sums.sum(axis=1).tolist() == [number, pytest.approx(number * 1e200), np.inf]
