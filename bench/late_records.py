@@ -1,4 +1,4 @@
-"""`python -m bench.late_records [--windows N]`: how often first answers miss late records.
+"""`python -m bench.late_records [--windows N] [--smoke]`: how often first answers miss late records.
 
 One production `EdgeCore`, a production `Ledger` and the evaluation of answers, in virtual time. A part of the records
 comes later than the stream's `disorder`, after the first answer to their window. A first answer misses if it says that
@@ -206,7 +206,9 @@ QUERIES: Mapping[str, Mapping[str, Any]] = {
 @click.option("--windows", default=400, show_default=True)
 @click.option("--records", default=1_000, show_default=True)
 @click.option("--burst", default=1, show_default=True)
-def main(windows: int, records: int, burst: int) -> None:
+@click.option("--smoke", is_flag=True, help="few windows")
+def main(windows: int, records: int, burst: int, smoke: bool) -> None:
+    windows, records = (12, 100) if smoke else (windows, records)
     click.echo(f"{'query':20} {'late':>6} {'met':>10} {'of them miss':>14} {'without late: met':>20} {'width':>7}")
     for name, query in QUERIES.items():
         for rate in RATES:

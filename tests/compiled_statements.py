@@ -25,8 +25,12 @@ def compiled_once() -> None:
         dialect.__hash__ = lambda self: hash(type(self))
     begin = Engine.__init__
 
-    def __init__(self: Engine, pool: Any, dialect: Any, *args: Any, **options: Any) -> None:  # noqa: N807
-        begin(self, pool, dialect, *args, **options)
+    # `create_engine` takes the names of its options from the code of this function.
+    def __init__(  # noqa: N807
+        self: Engine, pool: Any, dialect: Any, url: Any, logging_name: Any = None, echo: Any = None,
+        query_cache_size: int = 500, execution_options: Any = None, hide_parameters: bool = False,
+    ) -> None:  # fmt: skip
+        begin(self, pool, dialect, url, logging_name, echo, query_cache_size, execution_options, hide_parameters)
         self._compiled_cache = caches.get(type(dialect), self._compiled_cache)
 
     Engine.__init__ = __init__

@@ -31,6 +31,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "first_light": ("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"),
     "hostile": ("partial/kll", "single/general_manager", "frame", "0 failures"),
     "journal": ("small",),
+    "late_records": ("without late: met", "5.0%"),
     "least_bytes": ("groups a window", "error/E", "5.0%    0.1"),
     "live_stream": ("large, changes", "p95_ms"),
     "merging": ("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"),
