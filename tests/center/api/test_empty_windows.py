@@ -112,13 +112,13 @@ def test_windows_of_the_next_version_are_not_empty_windows_of_this_one(desk: Any
 
 def test_a_window_whose_late_records_wait_for_an_answer_is_not_empty(desk: Any) -> None:
     desk.connect("jfk")
-    query = hours(desk, 0, query=desk.register(lateness="800h"))
-    says(desk, query, 700, position=2)
-    assert empty(desk, query, range(700)) == list(range(1, 700))
-    late = tuple(SliceClose(T0 + n * HOUR, 3, 0) for n in range(100, 700))
-    says(desk, query, 700, position=3, closes=late, touched=tuple(each.slice_start_ms for each in late))
-    assert len(desk.results.windows(query.ref, None, None, 700)[0]) < 600, "one event gives not all answers"
-    assert empty(desk, query, range(700)) == list(range(1, 100))
+    query = hours(desk, 0, query=desk.register(lateness="2000h"))
+    says(desk, query, 1700, position=2)
+    assert empty(desk, query, range(1700)) == list(range(1, 1700))
+    late = tuple(SliceClose(T0 + n * HOUR, 3, 0) for n in range(100, 1700))
+    says(desk, query, 1700, position=3, closes=late, touched=tuple(each.slice_start_ms for each in late))
+    assert len(desk.results.windows(query.ref, None, None, 1700)[0]) < 1600, "one event gives not all answers"
+    assert empty(desk, query, range(1700)) == list(range(1, 100))
 
 
 def test_windows_of_a_loss_are_not_empty_however_many_they_are_and_whenever_it_is_stated(desk: Any) -> None:
