@@ -25,9 +25,9 @@ from tests.center.rendered import render
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64(), "ok": pa.bool_(), "k": pa.string()}
-STEP_MS = 200
+STEP_MS = 100
 """A test takes as long as its steps; one that compares shorter waits has `FINE_MS`."""
-FINE_MS = 100
+FINE_MS = 40
 WINDOW_MS = 1_000
 BEGIN_MS = 1_000_000
 DISORDER_MS = 2_000

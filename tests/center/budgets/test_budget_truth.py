@@ -30,7 +30,7 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
-from edgewater.answers import WithheldBound
+from edgewater.answers import Cause, WithheldBound
 from edgewater.answers.statement import violations_of_facts
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
@@ -123,7 +123,8 @@ class World:
     def compare(self, record: AnswerRecord) -> None:
         assert record.phase.value in ("complete", "final")
         window = f"window {record.window_start_ms}, revision {record.revision}"
-        assert violations_of_facts(record.facts, self.spec) == [], window
+        # Of a world with late records, an answer allows for more of them.
+        assert {v.code for v in violations_of_facts(record.facts, self.spec)} <= {Cause.MAY_CHANGE}, window
         got = values(record.synopsis)
         for key in "pqr":
             xs = [x for k, x, t in self.records if k == key and record.window_start_ms <= t < record.window_end_ms]

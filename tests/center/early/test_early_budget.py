@@ -11,7 +11,6 @@ from edgewater.answers import Phase
 from edgewater.answers.statement import requested
 from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import (
-    FINE_MS,
     REF,
     STEP_MS,
     DataWorld,
@@ -115,7 +114,7 @@ def test_stragglers_are_not_sent_again_for_a_small_change(exact: DataWorld, perc
 
 
 def test_with_a_staleness_budget_too_the_early_answer_is_in_time_and_the_complete_one_within_the_error() -> None:
-    world = run({**BUDGET, "staleness": "300ms"}, windows=8, delays=exponential(600.0), step_ms=FINE_MS)
+    world = run({**BUDGET, "staleness": "300ms"}, windows=8, delays=exponential(600.0))
     firsts = first_answers(world.answers, 1)
     assert max(map(wait_ms, firsts)) <= 300 and {e.phase for e in firsts} == {Phase.EARLY}
     assert requested(firsts[0].spec)["staleness_ms"] == 300

@@ -14,7 +14,7 @@ from edgewater.answers import Phase
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import FloatArray
 from edgewater.wire import QueryRef
-from tests.center.accuracy_world import BEGIN_MS, FINE_MS, Site, World, first_answers, spec, without_times
+from tests.center.accuracy_world import BEGIN_MS, Site, World, first_answers, spec, without_times
 from tests.center.border_world import Border
 
 DECLARED_MS = 500
@@ -36,7 +36,7 @@ def world(*, late: bool = False, declared: bool = True, groups: bool = False) ->
     accuracy |= {"scope": "each"} if groups else {}
     parts = {"group_by": ["k"]} if groups else {}
     sites = [Site.make(f"e{i}", i, 5, partly_late if late and i == 1 else punctual, shares=(1, 1)) for i in range(2)]
-    return World(spec(accuracy=accuracy, **parts), sites, step_ms=FINE_MS)
+    return World(spec(accuracy=accuracy, **parts), sites)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ from edgewater.model.query import QuerySpec
 from tests.center.accuracy_world import (
     BEGIN_MS,
     DISORDER_MS,
-    FINE_MS,
     REF,
     WINDOW_MS,
     Site,
@@ -83,7 +82,7 @@ def test_intervals_of_groups_with_delays_of_their_own_hold_within_the_binomial_b
     measure: str, scope: str, error: str
 ) -> None:
     windows, kind = 30, measure.partition("(")[0]
-    world = World(grouped(measure, scope, error), sites(2, windows + 4, rate=700.0), step_ms=FINE_MS)
+    world = World(grouped(measure, scope, error), sites(2, windows + 4, rate=700.0))
     world.run(windows + 3)
     answers = early(world)
     assert len(answers) >= windows - 2
@@ -151,7 +150,7 @@ def test_a_group_that_ends_delays_no_answer_and_is_removed() -> None:
 
 
 def test_a_silent_edge_widens_the_intervals_of_its_groups() -> None:
-    world = World(grouped(error="20%"), sites(3, 18, slower=()), step_ms=FINE_MS)
+    world = World(grouped(error="20%"), sites(3, 18, slower=()))
     for site in world.sites[:2]:
         site.group[:] = np.minimum(site.group, 1)  # only the last edge has group 2
     world.sites[2].group[:] = np.maximum(world.sites[2].group, 1)  # and it has nothing of group 0
@@ -208,7 +207,7 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
     for size in (group_module.BATCH_SIZE, 2):  # of five groups, so the last batch has one
         monkeypatch.setattr(group_module, "BATCH_SIZE", size)
         parts = sites(seconds=10, shares=(1, 1, 0.05, 1, 0.5), slower=(0.5, 1, 2, 1, 3))
-        world = World(grouped(scope=scope), parts, step_ms=FINE_MS)
+        world = World(grouped(scope=scope), parts)
         for site in world.sites:  # a group that appears late
             site.group[(site.group == 3) & (site.born < BEGIN_MS + 3_300)] = 0
         world.sites[1].cut = (BEGIN_MS + 5_000, BEGIN_MS + 7_500)
@@ -230,7 +229,7 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
 
 
 def test_a_staleness_budget_limits_the_wait_and_the_reason_names_groups_beyond_the_error() -> None:
-    world = World(grouped(error="1%", budget={"staleness": "300ms"}), sites(slower=()), step_ms=FINE_MS)
+    world = World(grouped(error="1%", budget={"staleness": "300ms"}), sites(slower=()))
     world.run(10)
     answers = early(world)[7:]
     assert answers

@@ -17,7 +17,7 @@ from edgewater.answers import Phase
 from edgewater.answers.statement import requested
 from tests.center.accuracy_world import (
     DISORDER_MS,
-    FINE_MS,
+    STEP_MS,
     Delays,
     Site,
     World,
@@ -47,7 +47,7 @@ def least_covered(windows: int, confidence: float = 0.95, false_alarm: float = 0
 
 
 def run(
-    windows: int, delays: Sequence[Delays], measure: str = "sum(x)", step_ms: int = FINE_MS, **query: object
+    windows: int, delays: Sequence[Delays], measure: str = "sum(x)", step_ms: int = STEP_MS, **query: object
 ) -> World:
     sites = [Site.make(f"e{i}", i, windows + 4, d, scale=1 + 0.5 * i) for i, d in enumerate(delays)]
     world = World(spec({"total": measure}, **query), sites, step_ms=step_ms)

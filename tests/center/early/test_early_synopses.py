@@ -16,7 +16,6 @@ from edgewater.answers import Phase
 from edgewater.synopses import FloatArray
 from tests.center.accuracy_world import (
     BEGIN_MS,
-    FINE_MS,
     WINDOW_MS,
     DataWorld,
     Delays,
@@ -49,7 +48,7 @@ def run(
 ) -> DataWorld:
     sites = [Site.make(f"e{i}", i, windows + 4, delays, rate=1000.0, shares=SHARES) for i in range(3)]
     accuracy = {"error": "5%", "measure": measure, "substream": "500ms", **parts.pop("accuracy", {})}
-    world = DataWorld(spec(dict(measures), accuracy=accuracy, **parts), sites, step_ms=FINE_MS)
+    world = DataWorld(spec(dict(measures), accuracy=accuracy, **parts), sites)
     world.run(windows + 3)
     return world
 
@@ -210,7 +209,7 @@ def test_the_records_of_a_silent_edge_are_out_and_a_restart_of_the_job_changes_n
     sites = [Site.make(f"e{i}", i, 18, EXPONENTIAL, rate=1000.0, shares=SHARES) for i in range(3)]
     sites[1].cut = (BEGIN_MS + 8_000, BEGIN_MS + 11_500)
     accuracy = {"error": "5%", "measure": "values", "substream": "500ms"}
-    world = DataWorld(spec(measures, accuracy=accuracy), sites, step_ms=FINE_MS)
+    world = DataWorld(spec(measures, accuracy=accuracy), sites)
     for _ in range(4):
         world.run(4)
         world.restart()

@@ -13,7 +13,6 @@ from tests.center.accuracy_world import (
     BEGIN_MS,
     COLUMNS,
     DISORDER_MS,
-    FINE_MS,
     REF,
     WINDOW_MS,
     Site,
@@ -50,7 +49,7 @@ def two_worlds(groups: bool, count: int) -> list[World]:
 
 
 def test_a_silent_edge_widens_the_interval_and_neither_blocks_nor_is_ignored() -> None:
-    world = World(spec(accuracy={"error": "20%", "measure": "total", "substream": "500ms"}), sites(5), step_ms=FINE_MS)
+    world = World(spec(accuracy={"error": "20%", "measure": "total", "substream": "500ms"}), sites(5))
     silent_from = BEGIN_MS + 10_000
     world.sites[2].cut = (silent_from, silent_from + 6_000)
     world.run(20.5)

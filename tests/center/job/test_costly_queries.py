@@ -130,7 +130,7 @@ def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monk
 def test_many_large_windows_that_are_due_at_once_are_answered_in_several_steps(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_work, "BYTES_PER_WORK", 100)
+    monkeypatch.setattr(answer_work, "BYTES_PER_WORK", 15)
     large, small = world.register("large", "small")
     job = Plans(world)
     for ref, urls in ((large, MANY), (small, ["/a"])):
