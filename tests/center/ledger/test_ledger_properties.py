@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from center.ledger import (
     LedgerEvent,
     QueryRegistered,
     TimeAdvanced,
+    answer_work,
 )
 from edgewater.answers import Phase
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
@@ -157,7 +159,10 @@ def test_a_restart_after_any_event_changes_no_answer(
         restarted.weigh(REF, 0)
 
 
-def test_a_ledger_that_does_not_know_the_sizes_of_slices_gives_fewer_answers_in_an_event() -> None:
+def test_a_ledger_that_does_not_know_the_sizes_of_slices_gives_fewer_answers_in_an_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answer_work, "MAX_WORK", 200)
     steady, restarted = Ledger(), Ledger()
     *before, tick = course(STALENESS, FAST, MANY_DUE)[1][:-3]
     for event in before:
