@@ -274,8 +274,10 @@ class FrameCheck:
             return f"{what}{shares}; expected amounts from 0 to infinity"
         if w.groups > MAX_COUNT or (not w.groups and any(amounts)):
             return f"{what}; expected 1 to {MAX_COUNT} groups where an amount is above 0"
-        if w.HasField("largest_unsent") and not (self._kinds[w.measure] == "max" and not math.isnan(w.largest_unsent)):
-            return f"{what}, the largest unsent is {w.largest_unsent}; expected a number, and only of a maximum"
+        if w.HasField("largest_unsent") and not (
+            self._kinds[w.measure] in ("max", "min") and not math.isnan(w.largest_unsent)
+        ):
+            return f"{what}, the largest unsent is {w.largest_unsent}; expected a number, and only of an extremum"
         return ""
 
     def _read_arrivals(self, body: pb.FrameBody, latest_ms: int) -> tuple[str, set[int]]:

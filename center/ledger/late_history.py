@@ -17,55 +17,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from edgewater.answers import Amount, Cause, Deviation, WithheldBound
+from edgewater.answers import NO_LATE, Amount, Cause, Deviation, LateRecords, WithheldBound
+from edgewater.answers.uniting import MAX_COUNTED
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SlidingWindow, TimeWindow
+from edgewater.synopses.late_values import LATE_VALUES
 from edgewater.wire import DroppedRecords
 
 MAX_WINDOWS = 100
 """The number of answered windows whose late records count. The least probability of an error is 1 in 101."""
-
-_Amounts = Mapping[str, WithheldBound]
-
-
-@dataclass(frozen=True, slots=True)
-class LateRecords:
-    """Late records of a block.
-
-    Attributes:
-        amounts: by measure, by how much they move a value together. An absent measure is unknown.
-    """
-
-    records: int = 0
-    amounts: _Amounts = field(default_factory=dict)
-
-    def plus(self, other: LateRecords) -> LateRecords:
-        if not self.records or not other.records:
-            return self if self.records else other
-        names = self.amounts.keys() & other.amounts.keys()
-        united = {n: WithheldBound.union([self.amounts[n], other.amounts[n]]) for n in sorted(names)}
-        return LateRecords(self.records + other.records, united)
-
-    def to_value(self) -> list[Any]:
-        """Returns JSON, in which infinity is a text."""
-        stated = [(n, a.above, a.below, a.unsent) for n, a in sorted(self.amounts.items())]
-        return [
-            self.records,
-            [
-                [n, str(above), str(below), None if unsent is None else str(unsent)]
-                for n, above, below, unsent in stated
-            ],
-        ]
-
-    @classmethod
-    def from_value(cls, value: Sequence[Any]) -> Self:
-        records, amounts = value
-        bounds = (
-            (n, float(above), float(below), None if unsent is None else float(unsent))
-            for n, above, below, unsent in amounts
-        )
-        return cls(records, {n: WithheldBound(above, below, unsent) for n, above, below, unsent in bounds})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +37,7 @@ class LateBlock:
         at: how many windows had been answered when the last of the late records came.
         in_time: number of records that were not late.
         by_closes: number of late records that the closes of slices count.
+        after_final: number of them that came when some window over their slice was final.
         counted: the late records that are counted, as edges state them. Edges of 0.3.0 state them in closes only.
         dropped: the late records that are not counted.
     """
@@ -83,23 +45,25 @@ class LateBlock:
     at: int
     in_time: int = 0
     by_closes: int = 0
-    counted: LateRecords = LateRecords()
-    dropped: LateRecords = LateRecords()
+    after_final: int = 0
+    counted: LateRecords = NO_LATE
+    dropped: LateRecords = NO_LATE
 
     def late(self, *, is_final: bool) -> LateRecords:
-        """Returns the records that came after the first answer, or after the final one."""
-        if is_final:
-            return self.dropped
+        """Returns the records that came after the first answer, or that a final answer to some window lacks."""
         counted = LateRecords(self.by_closes) if self.by_closes > self.counted.records else self.counted
+        if is_final:  # their values are among the values of all counted records
+            counted = replace(counted, records=self.after_final)
         return counted.plus(self.dropped)
 
     def to_value(self) -> list[Any]:
-        return [self.at, self.in_time, self.by_closes, self.counted.to_value(), self.dropped.to_value()]
+        numbers = [self.at, self.in_time, self.by_closes, self.after_final]
+        return [*numbers, self.counted.to_value(), self.dropped.to_value()]
 
     @classmethod
     def from_value(cls, value: Sequence[Any]) -> Self:
-        at, in_time, by_closes, *late = value
-        return cls(at, in_time, by_closes, *map(LateRecords.from_value, late))
+        *numbers, counted, dropped = value
+        return cls(*numbers, *map(LateRecords.from_value, (counted, dropped)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +93,7 @@ class LateHistory:
         self,
         window: TimeWindow,
         by_closes: Mapping[int, int],
+        after_final: Mapping[int, int],
         counted: Iterable[DroppedRecords],
         dropped: Iterable[DroppedRecords],
         observed: Mapping[int, int],
@@ -137,6 +102,7 @@ class LateHistory:
 
         Args:
             by_closes: by slice, how many late records more its closes count.
+            after_final: by slice, how many of them came when some window over the slice was final.
             counted, dropped: the statements of edges about late records.
             observed: by slice with late records, the number of all its records.
         """
@@ -152,19 +118,24 @@ class LateHistory:
 
         for slice_ms, records in by_closes.items():
             start = block_of(slice_ms)
-            blocks[start] = replace(block(start), by_closes=block(start).by_closes + records)
+            known = block(start)
+            final = known.after_final + after_final.get(slice_ms, 0)
+            blocks[start] = replace(known, by_closes=known.by_closes + records, after_final=final)
         for each in counted:
             start = block_of(each.slice_start_ms)
-            blocks[start] = replace(block(start), counted=block(start).counted.plus(_late(each)))
+            late = block(start).counted.plus(LateRecords.by(each.records, each.amounts))
+            blocks[start] = replace(block(start), counted=late)
         for each in dropped:
             start = block_of(each.slice_start_ms)
-            blocks[start] = replace(block(start), dropped=block(start).dropped.plus(_late(each)))
+            late = block(start).dropped.plus(LateRecords.by(each.records, each.amounts))
+            blocks[start] = replace(block(start), dropped=late)
         totals: dict[int, int] = {}
         for slice_ms, records in observed.items():
             totals[_block(window, slice_ms)] = totals.get(_block(window, slice_ms), 0) + records
         for start in totals.keys() & blocks.keys():
-            known, late = blocks[start], max(blocks[start].by_closes, blocks[start].counted.records)
-            blocks[start] = replace(known, in_time=max(known.in_time, totals[start] - late))
+            known = blocks[start]
+            in_time = totals[start] - max(known.by_closes, known.counted.records)
+            blocks[start] = replace(known, in_time=max(known.in_time, in_time))
         newest = sorted(blocks, key=lambda start: (blocks[start].at, start))[-MAX_WINDOWS:]
         return replace(self, blocks={start: blocks[start] for start in sorted(newest)})
 
@@ -176,7 +147,7 @@ class LateHistory:
         Args:
             slices: the window's slices.
             observed, late: number of its records, and of those of them that came late.
-            is_final: the answer is final, and not the first one.
+            is_final: the answer is final. It lacks only late records that are not counted.
         """
         window = spec.window
         if not self.blocks:
@@ -190,17 +161,19 @@ class LateHistory:
         in_time = observed - late
         scales = [max(in_time, 1) / max(block.in_time, 1) for block, _ in others]
         most = max(math.ceil(each.records * scale) for (_, each), scale in zip(others, scales, strict=True))
+        most = min(most, MAX_COUNTED)
         amounts: dict[str, WithheldBound] = {}
         sides = 1
         for measure in spec.measures:
             known = [each.amounts.get(measure.name) for _, each in others]
-            if measure.function.name not in ("sum", "max") or None in known:
+            if measure.function.name not in LATE_VALUES or None in known:
                 continue
             bounds = [(bound, scale) for bound, scale in zip(known, scales, strict=True) if bound is not None]
             above, below = (max(getattr(b, side) * scale for b, scale in bounds) for side in ("above", "below"))
             unsent = max((b.unsent for b, _ in bounds if b.unsent is not None), default=None)
             amounts[measure.name] = WithheldBound(above, below, unsent)
-            sides = max(sides, (above > 0) + (below > 0))
+            by_number = measure.function.error is None  # their bounds also follow from the number of the records
+            sides = max(sides, (above > 0) + (below > 0) + by_number)
         windows = min(self.answered // _overlap(window), MAX_WINDOWS)
         return Deviation(
             Cause.MAY_CHANGE,
@@ -209,6 +182,21 @@ class LateHistory:
             confidence=max(1.0 - sides / (windows + 1), 0.0),
         )
 
+    def of_next_version(self, before: QuerySpec, spec: QuerySpec) -> LateHistory:
+        """Returns the history with which the next version of a query begins. It has the amounts of equal measures only.
+
+        It is empty if the version has other records or windows, or if other records come too late for it.
+        """
+        if any(getattr(before, name) != getattr(spec, name) for name in ("stream", "where", "window", "lateness_ms")):
+            return LateHistory()
+        known = {(m.name, m.function.name, m.argument, m.parameters) for m in before.measures}
+        names = {m.name for m in spec.measures if (m.name, m.function.name, m.argument, m.parameters) in known}
+        blocks = {
+            start: replace(block, counted=block.counted.of(names), dropped=block.dropped.of(names))
+            for start, block in self.blocks.items()
+        }
+        return replace(self, blocks=blocks)
+
     def to_value(self) -> list[Any]:
         return [self.answered, self.newest_ms, [[start, block.to_value()] for start, block in self.blocks.items()]]
 
@@ -216,10 +204,6 @@ class LateHistory:
     def from_value(cls, value: Sequence[Any]) -> Self:
         answered, newest_ms, blocks = value
         return cls(answered, newest_ms, {start: LateBlock.from_value(block) for start, block in blocks})
-
-
-def _late(stated: DroppedRecords) -> LateRecords:
-    return LateRecords(stated.records, {w.measure: WithheldBound.of(w) for w in stated.amounts})
 
 
 def _overlap(window: TimeWindow) -> int:

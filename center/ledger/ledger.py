@@ -25,6 +25,7 @@ from center.ledger.events import (
     SlicesRefused,
     TimeAdvanced,
 )
+from center.ledger.late_history import LateHistory
 from center.ledger.session_windows import SessionWindowBook
 from center.ledger.state import QueryState, StateEntry
 from center.ledger.stored_state import QueryChanges, unpack_state
@@ -285,7 +286,12 @@ class Ledger:
                 self._touch(query.ref).set_windows(query.windows)
                 self._pending.add(query.ref)
             return
-        state = QueryState(query, (), (), None, {}, {}, MIN_TIME_MS, None, 0)
+        older = [q for q in self._books if q.name == query.ref.name and q.version < query.ref.version]
+        history = LateHistory()
+        if older:
+            before = self._books[max(older, key=lambda q: q.version)].state
+            history = before.late_history.of_next_version(before.query.spec, query.spec)
+        state = QueryState(query, (), (), None, {}, {}, MIN_TIME_MS, None, 0, late_history=history)
         book = self._books[query.ref] = self._new_book(state, ())
         self._touch(query.ref).edges_changed(self._edges or ())
         if isinstance(book, EarlyAnswerBook):

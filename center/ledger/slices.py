@@ -6,6 +6,7 @@ numbers of its records remain, to detect records that arrive after the final ans
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -13,6 +14,7 @@ from itertools import takewhile
 
 from center.ledger.events import FrameSummary, LateSlice
 from center.ledger.state import EdgeIncarnation, QueryState, SealedSlice, SliceState, StateTable
+from edgewater.answers import LateRecords
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.wire import UNCERTAIN, SliceClose
@@ -93,14 +95,14 @@ class ReportedSlices:
     Attributes:
         open: slices that belong to a window that is not final.
         sealed: slices of final windows.
-        late: numbers of records, since `begin`, that are missing in answers to some windows.
+        late: records, since `begin`, that are missing in answers to some windows.
     """
 
     def __init__(self, spec: QuerySpec) -> None:
         self._spec = spec
         self.open: StateTable[SliceState] = StateTable()
         self.sealed: StateTable[SealedSlice] = StateTable()
-        self.late: dict[LateSlice, int] = {}
+        self.late: dict[LateSlice, LateRecords] = {}
         self._open_starts: list[int] = []
         self._sealed_statements = 0
 
@@ -155,8 +157,16 @@ class ReportedSlices:
 
     def late_counts(self) -> tuple[int, int]:
         """Returns two numbers of records in `late`: records that came too late, and rejected or guessed records."""
-        uncertain = sum(records for place, records in self.late.items() if place.reason in UNCERTAIN)
-        return sum(self.late.values()) - uncertain, uncertain
+        uncertain = sum(late.records for place, late in self.late.items() if place.reason in UNCERTAIN)
+        return sum(late.records for late in self.late.values()) - uncertain, uncertain
+
+    def after_final(self) -> Counter[int]:
+        """Returns, by slice, the number of records in `late` that closes added to final windows."""
+        counts: Counter[int] = Counter()
+        for place, late in self.late.items():
+            if place.reason == AFTER_FINAL:
+                counts[place.slice_start_ms] += late.records
+        return counts
 
     def final_spans(self, final_through_ms: int) -> list[tuple[int, int]]:
         """Returns ranges of the starts of windows. The final windows in them may lack records of `late`.
@@ -184,9 +194,8 @@ class ReportedSlices:
         """Counts late and rejected records, and records that edges counted or left out on a guess."""
         for frame in frames:
             for drop in frame.dropped:
-                self._add_late(
-                    frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records, drop.until_ms
-                )
+                late = LateRecords.by(drop.records, drop.amounts)
+                self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, late, drop.until_ms)
 
     def apply(self, reports: FrameReports, sealed_before_ms: int, lost_through: Callable[[int], int]) -> list[int]:
         """Applies closes and partials.
@@ -218,12 +227,12 @@ class ReportedSlices:
                 self._update_sealed(start, {o: c.observed for o, c in state.closes.items()})
 
     def _add_late(
-        self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, records: int, until_ms: int | None = None
+        self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, late: LateRecords, until_ms: int | None = None
     ) -> None:
         end_ms = self._spec.window.slice_end(start_ms) if start_ms > MIN_TIME_MS else MIN_TIME_MS
         end_ms = end_ms if until_ms is None else until_ms
-        late = LateSlice(edge, start_ms, end_ms, through_ms, reason)
-        self.late[late] = self.late.get(late, 0) + records
+        place = LateSlice(edge, start_ms, end_ms, through_ms, reason)
+        self.late[place] = self.late[place].plus(late) if place in self.late else late
 
     def _forget_rests(self, reports: FrameReports) -> None:
         """Removes the rests from closes whose edge has sent values after the close, such as late records.
@@ -245,7 +254,7 @@ class ReportedSlices:
         for origin, close in closes.items():
             if close.observed > known.get(origin, 0):
                 records = close.observed - known.get(origin, 0)
-                self._add_late(EdgeId(origin[0]), start_ms, through_ms, AFTER_FINAL, records)
+                self._add_late(EdgeId(origin[0]), start_ms, through_ms, AFTER_FINAL, LateRecords(records))
 
     def _update_open(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
         before = self.open.get(start_ms)

@@ -24,6 +24,7 @@ from center.ledger.state import (
     WindowState,
     dump,
 )
+from edgewater.answers import LateRecords
 from edgewater.model.errors import StorageError
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.wire import QueryRef, SliceClose
@@ -56,7 +57,7 @@ class QueryChanges:
     ref: QueryRef
     state: str | None
     entries: tuple[EntryRow, ...] = ()
-    late: Mapping[LateSlice, int] = field(default_factory=dict)
+    late: Mapping[LateSlice, LateRecords] = field(default_factory=dict)
     open_from_ms: int = MIN_TIME_MS
     empty_ms: tuple[int, int] = (MIN_TIME_MS, MIN_TIME_MS)
     final_spans: Sequence[tuple[int, int]] = ()

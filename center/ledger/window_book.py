@@ -315,12 +315,13 @@ class WindowBook(ABC):
             frames = [frame.within(begin, end) for frame in frames]
         self._stored.add(frame.edge for frame in frames)
         late_before, rejected_before = self.slices.late_counts()
+        after_final = self.slices.after_final()
         reports = FrameReports.of(frames, self._state)
         self.slices.add_dropped(frames)
         has_late = [start for start, closes in reports.closes.items() if any(c.late for c in closes.values())]
         before = {start: self.slices.counts(start)[1] for start in has_late}
         changed = self.slices.apply(reports, self.sealed_before(), self._lost_through)
-        history = self._late_history(frames, before)
+        history = self._late_history(frames, before, self.slices.after_final() - after_final)
         late, rejected = self.slices.late_counts()
         state = self._state
         expected = state.expected
@@ -346,11 +347,14 @@ class WindowBook(ABC):
         """Whether answers allow for late records. The estimator of an accuracy does this itself."""
         return isinstance(self._spec.window, TimeWindow) and self._spec.accuracy is None
 
-    def _late_history(self, frames: Sequence[FrameSummary], late_before: Mapping[int, int]) -> LateHistory:
+    def _late_history(
+        self, frames: Sequence[FrameSummary], late_before: Mapping[int, int], after_final: Mapping[int, int]
+    ) -> LateHistory:
         """Returns the history with the late records of frames.
 
         Args:
             late_before: by slice whose closes count late records, how many they counted before the frames.
+            after_final: by slice, how many records the closes of the frames add when a window over it was final.
         """
         history, window = self._state.late_history, self._spec.window
         dropped = [each for frame in frames for each in frame.dropped if each.reason.is_late]
@@ -360,9 +364,10 @@ class WindowBook(ABC):
         if not (self._learns_late and (dropped or counted or by_closes)) or not history.answered:
             return history  # without an answer, nothing was late for one
         assert isinstance(window, TimeWindow)
-        slices = {*by_closes, *(each.slice_start_ms for each in (*dropped, *counted))}
+        slices = {history.newest_ms, *by_closes, *(each.slice_start_ms for each in (*dropped, *counted))}
         observed = {start: self.slices.counts(start)[0] for start in slices_of_blocks(window, slices)}
-        return history.with_late(window, by_closes, counted, dropped, observed)
+        final = {start: min(records, after_final.get(start, 0)) for start, records in by_closes.items()}
+        return history.with_late(window, by_closes, final, counted, dropped, observed)
 
     def _windows_lacking(self, losses: Sequence[InputLoss], now_ms: int) -> set[int]:
         """Returns the windows that are not final and need a new answer because of losses."""
@@ -482,9 +487,8 @@ class WindowBook(ABC):
             facts = self._facts(start_ms, slices, staleness, first)
         if self._learns_late:
             assert isinstance(self._spec.window, TimeWindow)
-            is_later = state.is_answered and phase is Phase.FINAL
-            history = self._state.late_history
-            allowed = history.allowance(slices, facts.observed, facts.late, self._spec, is_final=is_later)
+            history, is_final = self._state.late_history, phase is Phase.FINAL
+            allowed = history.allowance(slices, facts.observed, facts.late, self._spec, is_final=is_final)
             if allowed is not None:
                 facts = replace(facts, deviations=(*facts.deviations, allowed))
             if not state.is_answered:

@@ -1,4 +1,4 @@
-"""Late records: the numbers of records that came when their windows were final, that sources rejected, or that edges
+"""Late records: the records that came when their windows were final, that sources rejected, or that edges
 guessed about; per edge, and per slice.
 """
 
@@ -15,13 +15,16 @@ from sqlalchemy import Connection, Row, delete, func, insert, select
 from center.ledger import AT_ONCE_MS, QueryChanges
 from center.results import schema as t
 from center.storage.database import MAX_ADDED, upsert
+from edgewater.answers import NO_LATE, LateRecords
 from edgewater.model.errors import StorageError
 from edgewater.model.registered_query import query_key
 from edgewater.model.streams import MIN_TIME_MS
 
 MAX_RANGES = 32
 """Maximum ranges of slices with the same start by which rejected records are counted, over all reasons."""
-_COUNTS = TypeAdapter(dict[str, int])
+_VALUES = TypeAdapter(dict[str, tuple[int, list[tuple[str, float, float, float | None]]]])
+_Ranges = dict[tuple[int, int, str], LateRecords]
+"""By end, time through which windows lack the records, and reason: late records of slices with one start."""
 _CHUNK = 200
 """Starts of slices in one statement: fewer than the bound parameters that any database accepts."""
 
@@ -34,14 +37,14 @@ def add_late_records(connection: Connection, changes: QueryChanges) -> None:
     """
     key, late, open_from_ms = query_key(changes.ref), changes.late, changes.open_from_ms
     totals: dict[tuple[str, str], int] = {}
-    slices: dict[int, dict[tuple[int, int, str], int]] = {}
+    slices: dict[int, _Ranges] = {}
     first = connection.execute(select(func.min(t.answers.c.window_start_ms)).where(t.answers.c.query == key)).scalar()
-    for place, records in late.items():
-        totals[place.edge, place.reason] = totals.get((place.edge, place.reason), 0) + records
+    for place, each in late.items():
+        totals[place.edge, place.reason] = totals.get((place.edge, place.reason), 0) + each.records
         if place.slice_end_ms > min(open_from_ms, MIN_TIME_MS if first is None else first):
             counts = slices.setdefault(place.slice_start_ms, {})
             kind = (place.slice_end_ms, place.through_ms, place.reason)
-            counts[kind] = min(counts.get(kind, 0) + records, MAX_ADDED)
+            counts[kind] = counts.get(kind, NO_LATE).plus(each)
     rows = [
         {"query": key, "edge": edge, "reason": reason, "records": min(n, MAX_ADDED)}
         for (edge, reason), n in totals.items()
@@ -61,28 +64,26 @@ def await_corrections(
     upsert(connection, t.corrections, rows)
 
 
-def _add_late_slices(
-    connection: Connection, key: str, slices: Mapping[int, dict[tuple[int, int, str], int]]
-) -> list[tuple[int, int]]:
+def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, _Ranges]) -> list[tuple[int, int]]:
     """Returns the ranges of slices that count records of shorter ranges from now on."""
     c = t.late_slices.c
     these = (c.query == key) & c.slice_start_ms.in_(slices)
     for row in connection.execute(select(t.late_slices).where(these)).all():
         counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, row.reason)
-        counts[at] = min(counts.get(at, 0) + row.records, MAX_ADDED)
+        counts[at] = counts.get(at, NO_LATE).plus(_late_of(row.records, row.amounts))
     connection.execute(delete(t.late_slices).where(these))
     names = t.late_slices.c.keys()
     rows = [
-        dict(zip(names, (key, start, end, through, reason, n), strict=True))
+        dict(zip(names, (key, start, *at, min(late.records, MAX_ADDED), _amounts_of(late)), strict=True))
         for start, counts in slices.items()
-        for (end, through, reason), n in _few_ranges(counts).items()
+        for at, late in _few_ranges(counts).items()
     ]
     connection.execute(insert(t.late_slices), rows)
     crowded = {start: counts for start, counts in slices.items() if len(counts) > MAX_RANGES}
     return [(start, max(end for end, *_ in counts)) for start, counts in crowded.items()]
 
 
-def _few_ranges(counts: Mapping[tuple[int, int, str], int]) -> Mapping[tuple[int, int, str], int]:
+def _few_ranges(counts: _Ranges) -> _Ranges:
     """Returns the counts of ranges that start with one slice.
 
     If there are too many ranges, the ranges of one reason are united to the longest range.
@@ -92,15 +93,26 @@ def _few_ranges(counts: Mapping[tuple[int, int, str], int]) -> Mapping[tuple[int
     longest: dict[tuple[int, str], int] = {}
     for end, through, reason in counts:
         longest[through, reason] = max(end, longest.get((through, reason), end))
-    united: dict[tuple[int, int, str], int] = {}
-    for (_, through, reason), n in counts.items():
+    united: _Ranges = {}
+    for (_, through, reason), late in counts.items():
         key = longest[through, reason], through, reason
-        united[key] = min(united.get(key, 0) + n, MAX_ADDED)
+        united[key] = united.get(key, NO_LATE).plus(late)
     return united
 
 
-def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int, int]]) -> dict[int, dict[str, int]]:
-    """Returns, by window start and reason, the number of records that came after the window was final, or were
+def _amounts_of(late: LateRecords) -> str:
+    _, amounts = late.to_value()
+    return json.dumps(amounts) if amounts else ""
+
+
+def _late_of(records: int, amounts: str) -> LateRecords:
+    return LateRecords.from_value((records, json.loads(amounts) if amounts else ()))
+
+
+def late_by_window(
+    connection: Connection, key: str, windows: Iterable[tuple[int, int]]
+) -> dict[int, dict[str, LateRecords]]:
+    """Returns, by window start and reason, the records that came after the window was final, or were
     rejected.
 
     Windows without such records are absent.
@@ -115,7 +127,7 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
     classes: dict[int, list[Row[Any]]] = {}
     for row in connection.execute(select(t.late_slices).where(c.query == key, span).order_by(c.slice_start_ms)):
         classes.setdefault((row.slice_end_ms - row.slice_start_ms).bit_length(), []).append(row)
-    by_window: dict[int, dict[str, int]] = {}
+    by_window: dict[int, dict[str, LateRecords]] = {}
     for start, end in windows if classes else ():
         for bits, rows in classes.items():
             first = bisect_left(rows, start - (1 << bits), key=lambda row: row.slice_start_ms)
@@ -125,18 +137,21 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
                     break
                 if row.slice_end_ms > start and end <= row.through_ms:
                     counts = by_window.setdefault(start, {})
-                    counts[row.reason] = counts.get(row.reason, 0) + row.records
+                    late = _late_of(row.records, row.amounts)
+                    counts[row.reason] = counts.get(row.reason, NO_LATE).plus(late)
     return by_window
 
 
-def late_to_json(counts: Mapping[str, int]) -> str:
-    """Returns numbers by reason as they are stored beside an answer."""
-    return json.dumps(counts, sort_keys=True, separators=(",", ":")) if counts else ""
+def late_to_json(late: Mapping[str, LateRecords]) -> str:
+    """Returns late records by reason as they are stored beside an answer."""
+    values = {reason: each.to_value() for reason, each in late.items()}
+    return json.dumps(values, sort_keys=True, separators=(",", ":")) if values else ""
 
 
-def late_from_json(text: str) -> dict[str, int]:
+def late_from_json(text: str) -> dict[str, LateRecords]:
     """Reads the output of `late_to_json`. Raises StorageError if it is damaged."""
     try:
-        return _COUNTS.validate_json(text) if text else {}
+        values = _VALUES.validate_json(text) if text else {}
     except ValidationError as exc:
-        raise StorageError("the numbers of late records of an answer cannot be read") from exc
+        raise StorageError("the late records of an answer cannot be read") from exc
+    return {reason: LateRecords.from_value(value) for reason, value in values.items()}

@@ -98,8 +98,8 @@ answers = Table(
     UniqueConstraint("query", "window_start_ms", "revision", name="answer_identity"),
 )
 """Rows are written once; the constraint guarantees that (query, window, revision) never changes. ``late``: JSON with
-the numbers of late records by reason, which `with_late` adds to the facts; empty: none. A row with ``data_of``, an
-answer id, is a *correction*: it has the facts and the data of that answer, and other numbers of late records."""
+the late records by reason, which `with_late` adds to the facts; empty: none. A row with ``data_of``, an
+answer id, is a *correction*: it has the facts and the data of that answer, and other late records."""
 Index("answers_of_query", answers.c.query, answers.c.answer_id)
 Index("answers_by_phase", answers.c.phase, answers.c.answered_at_ms)
 """For trimming."""
@@ -113,9 +113,11 @@ late_slices = Table(
     Column("through_ms", BigInteger, primary_key=True),
     Column("reason", Identifier(32), primary_key=True),
     Column("records", BigInteger, nullable=False),
+    Column("amounts", FreeText, nullable=False, server_default=""),
 )
 """Records that came after their windows were final, or that sources rejected. A window over the slice, or over the
-range of slices, lacks the records if it ends by ``through_ms``."""
+range of slices, lacks the records if it ends by ``through_ms``. ``amounts``: JSON with by how much the records move the
+values of measures; empty: unknown."""
 
 corrections = Table(
     "corrections",

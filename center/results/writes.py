@@ -41,7 +41,7 @@ from center.ledger import (
 from center.results import schema as t
 from center.results.late_records import add_late_records, late_by_window, late_to_json
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
-from edgewater.answers import Phase
+from edgewater.answers import LateRecords, Phase
 from edgewater.answers.stored import facts_to_json
 from edgewater.model.errors import StorageError
 from edgewater.model.registered_query import query_from_key, query_key
@@ -315,7 +315,7 @@ def split_spent(
     return kept, spent
 
 
-def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> StoredRow:
+def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, LateRecords]) -> StoredRow:
     """Returns the columns of an answer except its id. Raises QueryFailed for facts that cannot be written."""
     try:
         text = facts_to_json(e.facts)
@@ -337,7 +337,7 @@ def _answer(e: Emission, synopsis: bytes | None, late: Mapping[str, int]) -> Sto
 
 def _late_now(
     connection: Connection, ledger: Ledger, emissions: Iterable[Emission]
-) -> dict[tuple[QueryRef, int], dict[str, int]]:
+) -> dict[tuple[QueryRef, int], dict[str, LateRecords]]:
     """Returns, by query and window start, the late records that are known."""
     windows: dict[QueryRef, list[tuple[int, int]]] = {}
     for e in emissions:

@@ -288,7 +288,8 @@ def _missing_part(
     is_bounded = measure.function.error is None or measure.name in lacking.amounts
     if not lacking.is_unknown[row] and is_bounded and before is not None:
         says = f"{says}: at most {int(lacking.records[row])} records"
-        says += ", of any values" if measure.function.error is None else ", with such values as those of recent windows"
+        by_values = measure.name in lacking.amounts
+        says += ", with such values as those of recent windows" if by_values else ", of any values"
         if rows.withheld.edges_of(row).bounds:
             says += "; the bounds also include what edges withhold"
         return (ErrorPart("missing", *_widened(before, row, cell), says),)

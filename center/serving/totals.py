@@ -104,9 +104,10 @@ def answer_totals(
             total[measure.name] = _UNKNOWN
             continue
         stack, is_whole = rests.merged(measure, groups), rests.missing(measure, groups) == 0.0
-        # A known number of absent records does not bound a mean or a variance.
-        is_unbounded = not is_whole or (measure.function.error is None and lacking.records > 0)
-        estimates = replace(lacking, is_unknown=lacking.is_unknown | is_unbounded).widen(stack.query(), measure)
+        # A known number of absent records alone does not bound a mean or a variance.
+        by_number = measure.function.error is None and measure.name not in lacking.amounts and lacking.records > 0
+        unknown = replace(lacking, is_unknown=lacking.is_unknown | (not is_whole) | by_number)
+        estimates = unknown.widen(stack.query(), measure, stack)
         numbers[measure.name] = estimates
         total[measure.name] = intervals(estimates, shows_integers(stack))[0]
         if measure.function.error == "sum":

@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, with_prediction
 from center.serving.withheld import GroupsWithheld, with_withheld_amounts
-from edgewater.answers import NONE, RULES, Cause, Constants, Facts, Predicted, WithheldBound
+from edgewater.answers import NONE, RULES, Cause, Constants, Facts, Predicted, WithheldBound, joint_confidence
 from edgewater.answers.work import spend
 from edgewater.model.measure import Measure
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray, Question, Stack
+from edgewater.synopses.late_values import means_with, variances_with
 
 _EXACT_FLOATS = 2.0**53
 
@@ -66,7 +67,7 @@ class Lacking:
             unknown,
             records,
             {name: WithheldBound.union(amounts[name] for amounts in numbered) for name in sorted(names)},
-            min((d.confidence for d in deviations), default=1.0),
+            joint_confidence(d.confidence for d in deviations),
             any(d.cause is Cause.MAY_CHANGE for d in deviations),
             any(each.may_count_twice for each in facts),
             any(not RULES[d.cause].predicted for d in deviations),
@@ -76,7 +77,7 @@ class Lacking:
         """Returns what some of the rows lack; None: all rows."""
         return self if rows is None else replace(self, is_unknown=self.is_unknown[rows], records=self.records[rows])
 
-    def widen(self, estimates: Estimates, measure: Measure | None) -> Estimates:
+    def widen(self, estimates: Estimates, measure: Measure | None, stack: Stack) -> Estimates:
         """Removes or moves the bounds that the absent records may exceed.
 
         Further records can only raise a count or a maximum, and lower a minimum. They may move any other value either
@@ -84,6 +85,7 @@ class Lacking:
 
         Args:
             measure: the measure whose values the estimates are; None: they answer another question.
+            stack: the synopses of the estimates.
         """
         if self.may_count_twice:
             return without_bounds(estimates)
@@ -93,7 +95,7 @@ class Lacking:
             upper = upper + self.records
             upper = np.where((self.records > 0) & (upper >= _EXACT_FLOATS), np.nextafter(upper, np.inf), upper)
         elif measure is not None and (amounts := self.amounts.get(measure.name)) is not None:
-            moved = with_withheld_amounts(lower, upper, amounts, whole=estimates.integers is not None)
+            moved = self._with_amounts(measure.function.name, amounts, estimates, stack)
             lower, upper = (np.where(self.records > 0, *both) for both in zip(moved, (lower, upper), strict=True))
         elif measure is not None and measure.function.error is not None:
             lacking = lacking | (self.records > 0)
@@ -102,6 +104,20 @@ class Lacking:
         unknown = np.where(lacking, np.nan, 0.0)
         lower = lower if function in ("count", "max") else lower + unknown
         return replace(estimates, lower=lower, upper=upper if function == "min" else upper + unknown)
+
+    def _with_amounts(
+        self, function: str, amounts: WithheldBound, estimates: Estimates, stack: Stack
+    ) -> tuple[FloatArray, FloatArray]:
+        lower, upper, whole = estimates.lower, estimates.upper, estimates.integers is not None
+        match function:
+            case "mean":
+                return means_with(estimates, stack, amounts.above, amounts.below, self.records)
+            case "var":
+                return variances_with(estimates, stack, amounts.above, self.records)
+            case "min":  # the negated maximum of the negated values
+                least, most = with_withheld_amounts(-upper, -lower, amounts, whole=whole)
+                return -most, -least
+        return with_withheld_amounts(lower, upper, amounts, whole=whole)
 
 
 def without_bounds(estimates: Estimates) -> Estimates:
@@ -169,9 +185,11 @@ class Widening:
             return without_bounds(estimates)
         withheld = self.withheld.missing_records(len(stack))
         missing = withheld + self.lacking.records
-        widened = self.withheld.widen(measure, stack, estimates, question, missing, own=own, groups=rows)
+        is_moved = own and measure.name in self.lacking.amounts  # `lacking` widens by the late records then
+        unknown = withheld if is_moved else missing
+        widened = self.withheld.widen(measure, stack, estimates, question, unknown, own=own, groups=rows)
         lacking = self.lacking.at(rows)
-        widened = lacking.widen(widened, measure if own else None)
+        widened = lacking.widen(widened, measure if own else None, stack)
         if lacking.confidence < 1.0 and widened is not estimates:
             widened = replace(widened, confidence=max(widened.confidence + lacking.confidence - 1.0, 0.0))
         if lacking.may_change and own:

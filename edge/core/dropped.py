@@ -16,6 +16,7 @@ import pyarrow as pa
 from edge.core.measure_inputs import MeasureArguments
 from edgewater.model.arithmetic import to_float
 from edgewater.model.streams import MIN_TIME_MS
+from edgewater.synopses.late_values import LATE_VALUES
 from edgewater.wire import UNCERTAIN, DroppedRecords, DropReason, FrameBody, Withheld
 
 MAX_SLICES = 1_024
@@ -37,28 +38,38 @@ _Amounts = dict[str, Withheld]
 def late_amounts(arguments: MeasureArguments) -> _Amounts:
     """Returns by how much some late records, all together, move the value of any group.
 
-    The effect of late records on other measures than counts, sums and maxima is stated by their number only.
+    The effect on measures that are not in `LATE_VALUES`, and no count, is stated by the number of the records only.
     """
     result: _Amounts = {}
     for bound in arguments.bound.measures:
         measure = bound.measure
-        if measure.is_expensive or measure.function.name not in ("count", "sum", "max"):
+        function, above, below = measure.function.name, 0.0, 0.0
+        unsent: float | None = None
+        if measure.is_expensive or function not in ("count", *LATE_VALUES):
             continue
         column = arguments.argument(bound)
-        if measure.function.name == "count":
-            counted = arguments.records.num_rows if column is None else len(column) - column.null_count
-            result[measure.name] = Withheld(measure.name, float(counted), 0.0, 1)
+        if function == "count":
+            above = float(arguments.records.num_rows if column is None else len(column) - column.null_count)
         elif column is not None:
             values = to_float(column.drop_null()).to_numpy(zero_copy_only=False)
-            if measure.function.name == "max":
-                largest = float(np.max(values, initial=-np.inf))
-                unsent = math.inf if math.isnan(largest) else largest
-                result[measure.name] = Withheld(measure.name, 0.0, 0.0, 1, unsent if len(values) else None)
+            is_exact = pa.types.is_integer(column.type)
+            if function in ("max", "min"):
+                values = values if function == "max" else -values
+                unsent = _largest(values, is_exact=is_exact) if len(values) else None
+            elif function == "var":
+                with np.errstate(over="ignore"):
+                    above = _sum_above(values**2, is_exact=False)
             else:
-                is_exact = pa.types.is_integer(column.type)
                 above, below = (_sum_above(sign * values, is_exact=is_exact) for sign in (1.0, -1.0))
-                result[measure.name] = Withheld(measure.name, above, below, 1)
+        result[measure.name] = Withheld(measure.name, above, below, 1, unsent)
     return result
+
+
+def _largest(values: np.ndarray[Any, np.dtype[np.float64]], *, is_exact: bool) -> float:
+    """Returns the largest value, or slightly more if it is a rounded integer; infinite if a value is NaN."""
+    largest = float(np.max(values))
+    is_rounded = is_exact and abs(largest) >= 2.0**53
+    return math.inf if math.isnan(largest) else math.nextafter(largest, math.inf) if is_rounded else largest
 
 
 def _sum_above(values: np.ndarray[Any, np.dtype[np.float64]], *, is_exact: bool) -> float:

@@ -17,13 +17,15 @@ from edgewater.answers.facts import (
     Phase,
     Predicted,
     SessionFacts,
+    joint_confidence,
 )
-from edgewater.answers.withheld_bounds import WithheldBound, finite
+from edgewater.answers.withheld_bounds import NO_LATE, LateRecords, WithheldBound, finite
 
 __all__ = [
     "MAX_LISTED_EDGES",
     "NONE",
     "NOT_LISTED",
+    "NO_LATE",
     "RULES",
     "UNKNOWN",
     "AccuracyFacts",
@@ -35,10 +37,12 @@ __all__ = [
     "EdgeStatements",
     "Facts",
     "GroupCounts",
+    "LateRecords",
     "Phase",
     "Predicted",
     "Rule",
     "SessionFacts",
     "WithheldBound",
     "finite",
+    "joint_confidence",
 ]

@@ -90,7 +90,7 @@ def _rule(cause: Cause) -> Rule:
             return Rule(
                 "recent windows of the query had late records, so this one may get some",
                 "at most the largest part that one of the last 100 windows had, with a stated confidence", _NONE, True,
-                "an answer is final, if it is not the first one",
+                "an answer is final, unless final answers to recent windows lack late records",
             )  # fmt: skip
         case Cause.UNANSWERED:
             return Rule(

@@ -6,7 +6,7 @@ Facts never change. What an answer states (`edgewater.answers.statement`) follow
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -51,6 +51,11 @@ class Amount(NamedTuple):
 
 
 NONE, UNKNOWN = Amount(), Amount(0, None)
+
+
+def joint_confidence(confidences: Iterable[float]) -> float:
+    """Returns a probability with which several statements are all true, whatever their dependence is (Bonferroni)."""
+    return max(1.0 - sum(1.0 - each for each in confidences), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

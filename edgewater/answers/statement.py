@@ -241,10 +241,7 @@ def violations_of_facts(facts: Facts, spec: QuerySpec) -> list[Violation]:
     if accuracy is not None and accuracy.unmet:
         violations.append(Violation(ACCURACY, accuracy.unmet))
     violations += _unreadable(facts)
-    for each in facts.by_cause(Cause.MAY_CHANGE):
-        if each.confidence < LEAST_CONFIDENCE:
-            text = f"up to {each.lacks.most} late records may follow, by recent windows, which are few"
-            violations.append(Violation(Cause.MAY_CHANGE, text))
+    violations += _may_change(facts)
     for cause, what in (
         (Cause.AFTER_FINAL, "accepted records of the window are not in the answer"),
         (Cause.REJECTED, "records that sources rejected are, or may be, records of the window"),
@@ -331,9 +328,19 @@ def united_contract(facts: Facts, violated: Mapping[str, tuple[int, str]], windo
     if unanswered := sum(d.windows for d in facts.by_cause(Cause.UNANSWERED)):
         message = f"{unanswered} of {facts.windows} windows have no answer"
         violations.append(Violation(Cause.UNANSWERED, message))
+    if Cause.MAY_CHANGE not in violated:
+        violations += _may_change(facts)
     if spec.budget is not None:
         violations.append(Violation(PER_WINDOW, "the budget is about each window, not about several"))
     return Contract(requested(spec), tuple(violations))
+
+
+def _may_change(facts: Facts) -> list[Violation]:
+    return [
+        Violation(d.cause, f"up to {d.lacks.most} late records may follow, at a confidence of only {d.confidence:.3g}")
+        for d in facts.by_cause(Cause.MAY_CHANGE)
+        if d.confidence < LEAST_CONFIDENCE
+    ]
 
 
 def _unreadable(facts: Facts) -> list[Violation]:

@@ -26,7 +26,7 @@ from edgewater.answers.facts import (
 )
 from edgewater.answers.statement import ACCURACY, BOTH_SIGNS, NOTHING_ARRIVED
 from edgewater.answers.uniting import late_deviations
-from edgewater.answers.withheld_bounds import WithheldBound
+from edgewater.answers.withheld_bounds import LateRecords, WithheldBound
 from edgewater.model.errors import StorageError, UnsupportedVersion
 from edgewater.model.streams import Delivery
 from edgewater.wire import Rest
@@ -91,9 +91,10 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
         )
         for loss in completeness.get("losses", ())
     ]  # fmt: skip
-    deviations += late_deviations(completeness.get("guessed", {}))
+    deviations += late_deviations({r: LateRecords(n) for r, n in completeness.get("guessed", {}).items()})
     told = (codes.get(cause, "") for cause in (Cause.AFTER_FINAL, Cause.REJECTED))
-    deviations += late_deviations({reason: int(n) for message in told for reason, n in _REASON.findall(message)})
+    each = (found for message in told for found in _REASON.findall(message))
+    deviations += late_deviations({reason: LateRecords(int(n)) for reason, n in each})
     session = stored.get("session")
     return Facts(
         completeness["expected"],

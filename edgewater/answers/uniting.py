@@ -17,8 +17,9 @@ from edgewater.answers.facts import (
     EdgeStatements,
     Facts,
     Predicted,
+    joint_confidence,
 )
-from edgewater.answers.withheld_bounds import WithheldBound
+from edgewater.answers.withheld_bounds import LateRecords, WithheldBound
 from edgewater.model.query import QuerySpec
 from edgewater.synopses.rests import NOTHING, union_of_rests
 from edgewater.wire import GUESSES, REJECTIONS, Rest
@@ -29,7 +30,7 @@ MAX_LOSSES = 100
 """The number of stated losses that a union of windows lists. Further ones are listed without their time and number."""
 
 
-def late_deviations(counts: Mapping[str, int]) -> tuple[Deviation, ...]:
+def late_deviations(late: Mapping[str, LateRecords]) -> tuple[Deviation, ...]:
     """Returns what an answer deviates by records that came late, were rejected, or were guessed about.
 
     The values of a rejected record are not known. It is also not known whether the query's condition would accept it,
@@ -37,10 +38,11 @@ def late_deviations(counts: Mapping[str, int]) -> tuple[Deviation, ...]:
     bounds anything.
 
     Args:
-        counts: number of records by reason. A reason that is neither a rejection nor a guess is of late records.
+        late: by reason. A reason that is neither a rejection nor a guess is of late records.
     """
     found = []
-    for reason, n in sorted(counts.items()):
+    for reason, each in sorted(late.items()):
+        n = each.records
         if reason in GUESSES:
             lacks, extra = (NONE, UNKNOWN) if GUESSES[reason].adds else (UNKNOWN, NONE)
             found.append(Deviation(Cause.GUESSED, reason=reason, records=n, lacks=lacks, extra=extra))
@@ -48,31 +50,37 @@ def late_deviations(counts: Mapping[str, int]) -> tuple[Deviation, ...]:
             found.append(Deviation(Cause.REJECTED, reason=reason, records=n, lacks=UNKNOWN))
         else:
             lacks = Amount(n, n) if n < MAX_COUNTED else UNKNOWN
-            found.append(Deviation(Cause.AFTER_FINAL, reason=reason, records=n, lacks=lacks))
+            found.append(Deviation(Cause.AFTER_FINAL, reason=reason, records=n, lacks=lacks, amounts=each.amounts))
     return tuple(found)
 
 
-def with_late(facts: Facts, counts: Mapping[str, int]) -> Facts:
+def with_late(facts: Facts, late: Mapping[str, LateRecords]) -> Facts:
     """Returns the facts of an answer, and what is known since: records that came late, were rejected or guessed about.
 
     Args:
-        counts: number of records by reason; numbers of 0 are ignored.
+        late: by reason; numbers of 0 are ignored.
     """
-    added = late_deviations({reason: n for reason, n in counts.items() if n}) if counts else ()
+    added = late_deviations({reason: each for reason, each in late.items() if each.records}) if late else ()
     if not added:
         return facts
     lacking = sum(d.records for d in added if d.lacks != NONE)
     share = facts.observed / (facts.observed + lacking) if lacking else 1.0
-    came = sum(d.records for d in added if d.cause is Cause.AFTER_FINAL)
-    allowed = [each if each.cause is not Cause.MAY_CHANGE else _left_of(each, came) for each in facts.deviations]
-    deviations = (*filter(None, allowed), *added)
-    return replace(facts, ratio=facts.ratio * share, deviations=deviations)
+    came = [d for d in added if d.cause is Cause.AFTER_FINAL]
+    allowed = [d if d.cause is not Cause.MAY_CHANGE else _left_of(d, came) for d in facts.deviations]
+    return replace(facts, ratio=facts.ratio * share, deviations=(*allowed, *added))
 
 
-def _left_of(allowed: Deviation, came: int) -> Deviation | None:
-    """Returns what an answer still allows for when some late records have come; None: nothing."""
-    most = (allowed.lacks.most or 0) - came
-    return replace(allowed, lacks=Amount(0, most)) if most > 0 else None
+def _left_of(allowed: Deviation, came: Iterable[Deviation]) -> Deviation:
+    """Returns what an answer still allows for when some late records have come."""
+    most, amounts = allowed.lacks.most or 0, dict(allowed.amounts)
+    for each in came:
+        most -= each.records
+        for name in amounts.keys() & each.amounts.keys():
+            left, gone = amounts[name], each.amounts[name]
+            above, below = left.above - gone.above, left.below - gone.below
+            if above >= 0.0 and below >= 0.0:
+                amounts[name] = replace(left, above=above, below=below)
+    return replace(allowed, lacks=Amount(0, max(most, 0)), amounts=amounts)
 
 
 def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswered: int = 0) -> Facts:
@@ -157,7 +165,7 @@ def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]
                     name: WithheldBound.union([known.amounts[name], each.amounts[name]])
                     for name in sorted(known.amounts.keys() & each.amounts.keys())
                 },
-                confidence=min(known.confidence, each.confidence),
+                confidence=joint_confidence((known.confidence, each.confidence)),
             )
     return tuple(by_identity.values())
 

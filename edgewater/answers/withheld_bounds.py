@@ -1,4 +1,4 @@
-"""`WithheldBound`: how far the values that edges withhold may move a value.
+"""`WithheldBound`: how far the values that edges withhold, or that came late, may move a value.
 
 `docs/explanation/budgets.md` derives the bounds.
 """
@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from edgewater.wire import Withheld
 
@@ -75,6 +75,51 @@ class WithheldBound:
     def without_shares(self) -> WithheldBound:
         """Returns the bound without its shares, for sums whose values have both signs."""
         return WithheldBound(self.above, self.below, self.unsent)
+
+
+@dataclass(frozen=True, slots=True)
+class LateRecords:
+    """Some late records.
+
+    Attributes:
+        amounts: by measure, by how much they move a value together. An absent measure is unknown.
+    """
+
+    records: int = 0
+    amounts: Mapping[str, WithheldBound] = field(default_factory=dict)
+
+    @classmethod
+    def by(cls, records: int, stated: Iterable[Withheld]) -> Self:
+        """Returns late records as an edge states them."""
+        return cls(records, {w.measure: WithheldBound.of(w) for w in stated})
+
+    def of(self, measures: Collection[str]) -> LateRecords:
+        """Returns the records with the amounts of some measures only."""
+        return replace(self, amounts={name: each for name, each in self.amounts.items() if name in measures})
+
+    def plus(self, other: LateRecords) -> LateRecords:
+        if not self.records or not other.records:
+            return self if self.records else other
+        names = self.amounts.keys() & other.amounts.keys()
+        united = {n: WithheldBound.union([self.amounts[n], other.amounts[n]]) for n in sorted(names)}
+        return LateRecords(self.records + other.records, united)
+
+    def to_value(self) -> list[Any]:
+        """Returns JSON, in which infinity is a text."""
+        stated = [(n, str(a.above), str(a.below), a.unsent) for n, a in sorted(self.amounts.items())]
+        return [self.records, [[*each, None if unsent is None else str(unsent)] for *each, unsent in stated]]
+
+    @classmethod
+    def from_value(cls, value: Sequence[Any]) -> Self:
+        records, amounts = value
+        bounds = (
+            (n, float(above), float(below), None if unsent is None else float(unsent))
+            for n, above, below, unsent in amounts
+        )
+        return cls(records, {n: WithheldBound(above, below, unsent) for n, above, below, unsent in bounds})
+
+
+NO_LATE = LateRecords()
 
 
 def finite(value: float) -> float | None:

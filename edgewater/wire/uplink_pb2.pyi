@@ -687,7 +687,9 @@ class DroppedRecords(_message.Message):
     @_builtins.property
     def amounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Withheld]:
         """Of records that came late, per measure: by how much all of them together raise (largest_above) and lower
-        (largest_below) a value, and their largest value for a maximum (largest_unsent). An absent measure is unknown.
+        (largest_below) a value, and their largest value for a maximum (largest_unsent). For a mean: as for a sum. For a
+        variance: the sum of their squares (largest_above). For a minimum: the largest one of the negated values
+        (largest_unsent). An absent measure is unknown.
         """
 
     def __init__(

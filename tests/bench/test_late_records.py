@@ -23,7 +23,8 @@ def test_met_first_answers_rarely_miss_and_whole_windows_are_met(rate: float, la
     score = Score.of(after_the_first(rate, lateness=lateness))
     assert score.met == score.answers and score.whole_met == score.whole
     assert 0 < score.width < 8 * rate + 0.02
-    # Four measures, each with a probability of at most 1/41 to 1/101 to miss: 4 of 68 are expected, at most.
+    # A count, two extrema and three measures that move with the sum miss with probabilities of 1/41 to 1/101 each, at
+    # most: 4 of 68 are expected.
     assert score.missed <= 7
 
 

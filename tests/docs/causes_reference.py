@@ -24,19 +24,24 @@ What a reason does to the bounds of a value follows from the number of records t
   groups keep their bounds.
 - **their exact number**: a count keeps both bounds, and its upper bound is higher by the number. `distinct`, `top_k`,
   frequencies, ranks and quantiles are widened as by
-  [records that edges withhold](../explanation/budgets.md#how-an-interval-follows-from-what-is-withheld). A sum, a mean
-  or a variance has no bounds.
+  [records that edges withhold](../explanation/budgets.md#how-an-interval-follows-from-what-is-withheld). A sum, a mean,
+  a variance, a minimum and a maximum keep bounds by the values that edges of this release state of late records. Of
+  other records, nothing bounds their effect on such a value.
 - **late records that may follow** (`may-change`): a record that comes after its window was closed is late. An answer
   allows for the largest part of late records that one of the last 100 windows had, so its bounds hold with a stated
-  confidence (`completeness.may_change`): 1 − 1/(k + 1) after k windows. Sums and maxima keep bounds by the late values
-  that edges of this release state. The contract is met if the widened bounds are within its budget, all of them are
-  known, and the confidence is at least 0.95; an exact query has no budget for late records, and its bounds state them.
-  Otherwise the violation is `may-change`. Answers to session windows, and to queries with an `accuracy`, do not allow
-  for late records in this way.
+  confidence (`completeness.may_change`): 1 − s/(k + 1) after k windows. s is 1, or 2 to 3 if a
+  bound depends on several amounts, such as that of a mean. A final answer allows for the records that final answers to
+  these windows lack. With a `lateness`, there are usually none. The contract is met if the widened bounds are within
+  its budget, all of them are known, and the confidence is at least 0.95; an exact query has no budget for late records,
+  and its bounds state them. Otherwise the violation is `may-change`. A query without late records in the last 100
+  windows allows for none: `may_change` ends 100 windows after the last late record. For sliding windows, a window is as
+  much time as its length. Until the first late record of a query nothing is known of late records, so answers allow for
+  none; the next version of a query begins with what is known. Answers to session windows, and to queries with an
+  `accuracy`, do not allow for late records in this way.
 - **too many**: if records may count twice, no value has bounds.
 
 For example, 1,000 records have arrived and 2 came when the window was final: `count()` is 1000 with the bounds
-[1000, 1002], and `sum(x)` has no bounds.
+[1000, 1002]. If the edge states that the values x of the 2 records are 3 and 4, `sum(x)` has bounds up to 7 above it.
 
 | code | what has happened | lacks | has too many | a prediction may stand for the records | ends | alarm |
 |---|---|---|---|---|---|---|

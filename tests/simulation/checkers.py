@@ -193,6 +193,8 @@ class _QueryCheck:
                 continue  # which sessions there are is not known
             for revision, answer in sorted(revisions.items()):
                 self._answer(answer, self.truth.windows.get(start), last=revision == max(revisions))
+            if self.at_rest:
+                self._may_change([answer for _, answer in sorted(revisions.items())])
         if self.at_rest and not (self.is_session and self.truth.has_doubt):
             self._nothing_is_missing(by_window, counted, closed_through_ms)
         return self.findings
@@ -200,6 +202,16 @@ class _QueryCheck:
     def _say(self, kind: str, answer: Answer, message: str) -> None:
         window = f"{answer['window']['start']} {answer['phase']}"
         self.findings.false.append(Falsehood(kind, answer["query"], window, int(answer["revision"]), message))
+
+    def _may_change(self, answers: Sequence[Answer]) -> None:
+        """The first answer of all edges allows for the late records that follow, with the confidence that it states."""
+        whole = [a for a in answers if a["phase"] != "early" and not a["quality"]["completeness"]["missing"]]
+        stated = whole[0]["quality"]["completeness"].get("may_change") if whole else None
+        if stated is not None and stated["confidence"] > 0.0:
+            first, last = (a["quality"]["records"] for a in (whole[0], answers[-1]))
+            followed = last["observed"] + last["after_final"] - first["observed"] - first["after_final"]
+            held = followed <= stated["records"]
+            self.findings.outcomes.append(Outcome("late records that may follow", stated["confidence"], held))
 
     # One answer
 

@@ -92,6 +92,15 @@ def test_a_row_of_an_early_answer_may_lack_late_records_if_no_missing_edge_has_i
     assert {f.kind for f in check_query(in_time, (given, settled), at_rest=True).false} == {"interval"}
 
 
+@pytest.mark.parametrize(("allowed", "held"), [(1, False), (2, True)])
+def test_an_allowance_for_late_records_is_compared_with_those_that_followed(allowed: int, held: bool) -> None:
+    first, last = answer(TRUE_ROWS[1:], phase="complete", observed=1), answer(TRUE_ROWS) | {"revision": 2}
+    first["quality"]["completeness"]["may_change"] = {"records": allowed, "confidence": 0.9}
+    truth = QueryTruth(spec(), tuple(replace(each, late=True) for each in RECORDS), COLUMNS)
+    outcomes = [o for o in check_query(truth, (first, last), at_rest=True).outcomes if o.kind.startswith("late")]
+    assert [(o.confidence, o.held) for o in outcomes] == [(0.9, held)]
+
+
 @pytest.mark.parametrize(("watermark_ms", "false"), [(999, {"completeness", "number"}), (1_000, set())])
 def test_a_lost_record_concerns_the_windows_that_were_not_final_when_it_came(
     watermark_ms: int, false: set[str]

@@ -19,6 +19,7 @@ from center.budgets import (
 )
 from center.catalog import BudgetStateChange
 from center.serving import MeasureQuestions, explain_value
+from edgewater.answers import LateRecords
 from edgewater.answers.uniting import with_late
 from edgewater.model.measure import Measure
 from edgewater.model.streams import EdgeId
@@ -74,7 +75,7 @@ def test_a_known_number_of_late_records_has_bounds_in_the_explanation_of_a_sketc
     query = desk.register(measures={"delay": "quantiles(dep_delay)", "miles": "sum(distance)"})
     desk.report(query, "jfk", T0, {"UA": 50})
     record = desk.results.answer(query.ref, T0, 1)
-    record = replace(record, facts=with_late(record.facts, {"after-final": 2}))
+    record = replace(record, facts=with_late(record.facts, {"after-final": LateRecords(2)}))
 
     def parts(measure: Measure) -> tuple[dict[str, Any], dict[str, Any]]:
         told = explain_value(record, query.spec, measure, MeasureQuestions(quantiles=(0.5,)))

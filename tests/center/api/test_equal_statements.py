@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from center.serving.render import statement_of
-from edgewater.answers import UNKNOWN, Amount, Cause, Deviation
+from edgewater.answers import UNKNOWN, Amount, Cause, Deviation, LateRecords
 from edgewater.answers.uniting import with_late
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.streams import LIVE, EdgeId
@@ -178,7 +178,7 @@ def test_a_window_with_one_late_record_of_a_thousand_keeps_true_bounds(
 ) -> None:
     query, batch = spec(MEASURES), records(1001, seed)
     given = record(query, aggregate(query, batch.slice(0, 1000)).to_bytes())
-    given = replace(given, facts=with_late(given.facts, {reason: 1}))
+    given = replace(given, facts=with_late(given.facts, {reason: LateRecords(1)}))
     whole = record(query, aggregate(query, batch).to_bytes())
     answer, truth = render(given, query), render(whole, query)
     stated = cells_of({k: v for k, v in answer["data"][0].items() if k != "group"})

@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from center.ledger import QueryRegistered
 from center.ledger.late_history import MAX_WINDOWS, LateHistory
-from edgewater.answers import Amount, Cause, Deviation, WithheldBound
+from edgewater.answers import Amount, Cause, Deviation, Phase, WithheldBound
 from edgewater.answers.statement import violations_of_facts
 from edgewater.model.query import QuerySpec
+from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import TimeWindow
 from edgewater.wire import DroppedRecords, DropReason, SliceClose, Withheld
@@ -35,7 +37,7 @@ def after(windows: int, *late: DroppedRecords, by_closes: int = 0, records: int 
     for number in range(windows):
         history = history.with_answer(number * MINUTE, window)
     closes = {0: by_closes} if by_closes else {}
-    return history.with_late(window, closes, (), late, {0: records + by_closes})
+    return history.with_late(window, closes, {}, (), late, {0: records + by_closes})
 
 
 def allowed(history: LateHistory, *, observed: int = 100, late: int = 0, is_final: bool = False) -> Deviation | None:
@@ -74,7 +76,7 @@ def test_a_history_is_bounded_forgets_and_can_be_stored() -> None:
     window, history = window_of(SPEC), after(1)
     for number in range(3 * MAX_WINDOWS):
         late = [stated(number * MINUTE, 1, Withheld("s", float("inf"), 0.0, 1))]
-        history = history.with_late(window, {}, (), late, {number * MINUTE: 10})
+        history = history.with_late(window, {}, {}, (), late, {number * MINUTE: 10})
     assert len(history.blocks) == MAX_WINDOWS
     assert LateHistory.from_value(history.to_value()) == history
     for number in range(MAX_WINDOWS):
@@ -87,9 +89,68 @@ def test_sliding_windows_are_counted_by_their_length() -> None:
     history, window = LateHistory(), window_of(spec)
     for number in range(100):
         history = history.with_answer(number * MINUTE, window)
-    history = history.with_late(window, {}, (), [stated(3 * MINUTE, 2)], {s * MINUTE: 10 for s in range(10)})
+    history = history.with_late(window, {}, {}, (), [stated(3 * MINUTE, 2)], {s * MINUTE: 10 for s in range(10)})
     deviation = history.allowance([s * MINUTE for s in range(50, 60)], 100, 0, spec, is_final=False)
     assert deviation is not None and (deviation.lacks, deviation.confidence) == (Amount(0, 2), 1 - 1 / 11)
+
+
+def test_a_final_answer_allows_only_for_records_that_final_answers_lack() -> None:
+    window, history = window_of(SPEC), after(49, by_closes=4)
+    assert allowed(history, is_final=True) is None, "the late records came before their windows were final"
+    history = history.with_late(
+        window, {MINUTE: 6}, {MINUTE: 2}, (), [stated(3 * MINUTE, 1)], {MINUTE: 106, 3 * MINUTE: 100}
+    )
+    deviation = allowed(history, is_final=True)
+    assert deviation is not None and deviation.lacks == Amount(0, 2)
+    assert LateHistory.from_value(history.to_value()) == history
+
+
+def test_a_first_answer_that_is_final_allows_for_none_of_the_records_that_are_counted() -> None:
+    center = Center("a", lateness="1m")
+    for number in range(5):
+        late = [SliceClose(2 * MINUTE, 101, 1)] if number == 3 else []
+        center.says("a", (number + 1) * MINUTE, SliceClose(number * MINUTE, 100, 0), *late)
+    answers = center.says("a", 20 * MINUTE, SliceClose(5 * MINUTE, 100, 0))
+    (first,) = (each for each in answers if each.window_start_ms == 5 * MINUTE)
+    assert (first.revision, first.phase, first.facts.by_cause(Cause.MAY_CHANGE)) == (1, Phase.FINAL, ())
+
+
+def test_absurd_numbers_of_an_edge_stay_storable() -> None:
+    deviation = allowed(after(49, stated(0, 1 << 62), records=1), observed=1 << 40)
+    assert deviation is not None and deviation.lacks.most == 1 << 53
+
+
+@pytest.mark.parametrize("slice_ms", [MIN_TIME_MS, -5 * MINUTE])
+def test_late_records_of_unknown_or_empty_slices_are_a_part_of_the_newest_window(slice_ms: int) -> None:
+    center, last = Center("a"), None
+    for number in range(25):
+        through = (number + 1) * MINUTE
+        (answer,) = center.says("a", through, SliceClose(number * MINUTE, 100, 0))
+        last = answer.facts.by_cause(Cause.MAY_CHANGE)
+        if number == 23:
+            center.reports(replace(center.fact("a", through), dropped=(stated(slice_ms, 2),)))
+    assert [d.lacks.most for d in last or ()] == [2]
+
+
+def test_the_next_version_of_a_query_begins_with_the_history_of_equal_measures() -> None:
+    amounts = Withheld("s", 40.0, 0.0, 1), Withheld("m", 0.0, 0.0, 1, 9.0)
+    history = after(49, stated(0, 4, *amounts))
+    more = spec_of(measures={"n": "count()", "s": "sum(x)", "m": "max(y)"})
+    deviation = history.of_next_version(SPEC, more).allowance([99 * MINUTE], 100, 0, more, is_final=False)
+    assert deviation is not None and (deviation.lacks.most, list(deviation.amounts)) == (4, ["s"])
+    assert deviation.confidence == 1 - 1 / 50
+    for other in ({"where": "x > 1"}, {"lateness": "7m"}, {"window": {"tumbling": "2m"}}):
+        assert history.of_next_version(SPEC, spec_of(measures={"n": "count()"}, **other)) == LateHistory()
+    center = Center("a")
+    for number in range(25):
+        center.says("a", (number + 1) * MINUTE, SliceClose(number * MINUTE, 100, 0))
+        if number == 3:
+            late = stated(2 * MINUTE, 1)
+            center.reports(replace(center.fact("a", (number + 1) * MINUTE), dropped=(late,)))
+    before = center.ledger.book(center.ledger.queries()[0]).state
+    ref = replace(before.query.ref, version=before.query.ref.version + 1)
+    center.ledger.handle(QueryRegistered(RegisteredQuery(ref, before.query.spec, 0, None)))
+    assert center.ledger.book(ref).state.late_history == before.late_history != LateHistory()
 
 
 @pytest.mark.parametrize("clumps", [1, 20])
@@ -102,7 +163,7 @@ def test_the_next_window_rarely_has_more(clumps: int) -> None:
         history = history.with_answer(number * MINUTE, window)
         if late:
             at = number * MINUTE
-            history = history.with_late(window, {}, (), [stated(at, late)], {at: 100})
+            history = history.with_late(window, {}, {}, (), [stated(at, late)], {at: 100})
     assert misses <= 38, "1 in 101 windows is expected at most; twice as many is far outside of chance"
 
 

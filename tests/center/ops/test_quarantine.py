@@ -18,7 +18,7 @@ from center.ledger.window_book import WindowBook
 from center.results.late_records import late_by_window
 from center.storage.frame_log import FrameLog
 from edgewater.__main__ import main
-from edgewater.answers import Cause
+from edgewater.answers import Cause, LateRecords
 from edgewater.model.errors import Conflict, NotFound
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
 from tests.center.job.conftest import World, synopsis
@@ -197,7 +197,7 @@ def test_what_a_retried_frame_has_for_final_windows_is_counted_on_them(
     job.run()
     assert world.answers() == before
     with world.store._engine.connect() as connection:
-        assert late_by_window(connection, "a@1", [(0, 1000)]) == {0: {"after-final": 7}}
+        assert late_by_window(connection, "a@1", [(0, 1000)]) == {0: {"after-final": LateRecords(7)}}
     job.close()
 
 

@@ -13,10 +13,10 @@ from sqlalchemy import event, insert
 from center.ledger import AT_ONCE_MS, QueryDeleted
 from center.results import AnswerRecord
 from center.results import schema as t
-from center.results.corrections import MAX_CORRECTED
+from center.results.corrections import MAX_CORRECTED, WAIT_MS
 from center.results.late_records import late_by_window
-from edgewater.answers import Cause, Phase
-from edgewater.wire import DroppedRecords, DropReason
+from edgewater.answers import Amount, Cause, Phase, WithheldBound
+from edgewater.wire import DroppedRecords, DropReason, Withheld
 from tests.center.results_world import KEY, MINUTE, REF, Job, total
 
 OpenJob = Callable[..., Job]
@@ -54,6 +54,18 @@ def correct_all(job: Job, now_ms: int) -> int:
     while (due_ms := job.store.correct_at_ms) is not None and due_ms <= now_ms:
         written += job.store.correct(now_ms)
     return written
+
+
+def test_a_correction_states_by_how_much_the_late_records_move_values(job: Job) -> None:
+    for round_, amounts in enumerate(((Withheld("s", 5.0, 1.0, 1),), (Withheld("s", 7.0, 1.0, 1),), ())):
+        fact, deltas = job.frame("a", 0)
+        too_late = DroppedRecords(0, DropReason.TOO_LATE, 2, None, amounts)
+        job.batch((replace(fact, dropped=(too_late,)), deltas))
+        correct_all(job, 3 * round_ * WAIT_MS)
+        (known,) = job.store.at(REF, 0)[0].facts.by_cause(Cause.AFTER_FINAL)
+        assert known.lacks == Amount(2 * round_ + 2, 2 * round_ + 2)
+        expected = {0: {"s": WithheldBound(5.0, 1.0)}, 1: {"s": WithheldBound(12.0, 2.0)}, 2: {}}
+        assert known.amounts == expected[round_], "an unknown amount stays unknown"
 
 
 def test_a_correction_has_the_data_and_the_facts_of_the_final_answer_and_a_revision_and_an_id_of_its_own(
@@ -273,7 +285,7 @@ def test_in_any_order_of_late_records_the_newest_statements_have_all_of_them(ope
         known = late_by_window(connection, KEY, [(r.window_start_ms, r.window_end_ms) for r in records])
     for record in records:
         counts = record.facts.records_by(Cause.AFTER_FINAL) + record.facts.records_by(Cause.REJECTED)
-        assert counts == known.get(record.window_start_ms, {})
+        assert counts == {reason: late.records for reason, late in known.get(record.window_start_ms, {}).items()}
         revisions = job.store.revisions(REF, record.window_start_ms)[1:]
         given[record.window_start_ms] = [
             job.store.answer(REF, record.window_start_ms, r).answered_at_ms for r in revisions

@@ -18,7 +18,7 @@ from center.results import schema as t
 from center.results.late_records import MAX_RANGES, late_by_window
 from center.results.writes import MAX_SIDE_BY_SIDE
 from center.storage.database import open_engine
-from edgewater.answers import Cause, Phase
+from edgewater.answers import NO_LATE, Cause, Phase
 from edgewater.model.errors import Conflict, IncompatibleState, InvalidRequest, NotFound, StorageError
 from edgewater.model.measure import Measure
 from edgewater.runtime.state_release import RELEASE
@@ -165,7 +165,7 @@ def test_late_and_rejected_records_are_found_by_window_whatever_the_length_of_th
             found = late_by_window(connection, KEY, each)
             for start, end in each:
                 expected = sum(n for (a, b), n in rows.items() if a < end and b > start and end <= 70 * MINUTE)
-                assert found.get(start, {}).get("malformed", 0) == expected
+                assert found.get(start, {}).get("malformed", NO_LATE).records == expected
 
 
 def test_slices_that_only_this_answer_needs_are_merged_with_stored_ones_and_not_stored(open_job: OpenJob) -> None:

@@ -15,7 +15,15 @@ from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import DropReason, FrameBody, QueryRef, Withheld
 
 COLUMNS = {"x": pa.int64(), "f": pa.float64()}
-MEASURES = {"n": "count()", "s": "sum(x)", "m": "max(x)", "fs": "sum(f)", "mean": "mean(x)"}
+MEASURES = {
+    "n": "count()",
+    "s": "sum(x)",
+    "m": "max(x)",
+    "fs": "sum(f)",
+    "mean": "mean(x)",
+    "lo": "min(x)",
+    "v": "var(x)",
+}
 REF = QueryRef("q", 1)
 
 
@@ -54,7 +62,10 @@ def test_a_frame_states_late_records_with_their_amounts(lateness: str) -> None:
     assert stated.reason is (DropReason.COUNTED if lateness == "10s" else DropReason.TOO_LATE)
     amounts = {w.measure: (w.largest_above, w.largest_below, w.largest_unsent) for w in stated.amounts}
     assert amounts.pop("fs") == (pytest.approx(1.0, abs=1e-12), 0.0, None)
-    assert amounts == {"n": (2.0, 0.0, None), "s": (7.0, 2.0, None), "m": (0.0, 0.0, 7.0)}
+    above, _, _ = amounts.pop("v")
+    assert 53.0 <= above <= 53.0 * (1 + 1e-12), "the sum of the squares"
+    sums = {"s": (7.0, 2.0, None), "mean": (7.0, 2.0, None)}
+    assert amounts == {**sums, "n": (2.0, 0.0, None), "m": (0.0, 0.0, 7.0), "lo": (0.0, 0.0, 2.0)}
     assert not any(each.late or each.dropped for each in frames(core)), "stated once"
 
 
@@ -70,6 +81,13 @@ def test_amounts_of_values_that_are_not_numbers_are_unlimited() -> None:
     amounts = late_amounts(arguments((0, None, math.nan), (0, None, -math.inf)))
     assert amounts["fs"] == Withheld("fs", math.inf, math.inf, 1)
     assert (amounts["m"].largest_unsent, amounts["s"].largest_above) == (None, 0.0)
+
+
+def test_integers_that_float64_does_not_represent_are_rounded_outwards() -> None:
+    for sign in (1, -1):
+        amounts = late_amounts(arguments((0, sign * (2**53 + 1), 0.0)))
+        unsent = amounts["m" if sign > 0 else "lo"].largest_unsent
+        assert unsent is not None and unsent >= 2**53 + 1
 
 
 def test_amounts_of_several_reports_add_up_and_an_unknown_one_stays_unknown() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgewater.answers import NONE, RULES, UNKNOWN, Amount, Cause, Deviation, Facts
+from edgewater.answers import NONE, RULES, UNKNOWN, Amount, Cause, Deviation, Facts, LateRecords
 from edgewater.answers.statement import violations_of_facts
 from edgewater.answers.uniting import late_deviations
 from edgewater.model.query import QuerySpec
@@ -30,7 +30,7 @@ def test_every_cause_is_a_violation_with_its_code(cause: Cause) -> None:
 
 @pytest.mark.parametrize("reason", ["after-final", "too-late", *REJECTIONS, *GUESSES])
 def test_late_records_deviate_as_the_rule_of_their_cause_says(reason: str) -> None:
-    (deviation,) = late_deviations({reason: 3})
+    (deviation,) = late_deviations({reason: LateRecords(3)})
     cause = Cause.REJECTED if reason in REJECTIONS else Cause.GUESSED if reason in GUESSES else Cause.AFTER_FINAL
     assert (deviation.cause, deviation.reason) == (cause, reason)
     adds = reason in GUESSES and GUESSES[reason].adds

@@ -15,10 +15,11 @@ from edgewater.answers import (
     Deviation,
     EdgeStatements,
     Facts,
+    LateRecords,
     Predicted,
     WithheldBound,
 )
-from edgewater.answers.statement import completeness
+from edgewater.answers.statement import completeness, united_contract
 from edgewater.answers.uniting import MAX_LOSSES, united, with_late
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import Delivery
@@ -31,6 +32,10 @@ SPEC = QuerySpec.from_mapping({
 WHOLE = Facts(2, 2, 1.0, observed=8, late=1, staleness_ms=100, first_staleness_ms=90)
 
 
+def came(counts: dict[str, int]) -> dict[str, LateRecords]:
+    return {reason: LateRecords(n) for reason, n in counts.items()}
+
+
 def loss(number: int, records: int | None = 1, edge: str = "a") -> Deviation:
     lacks = Amount(0, records)
     return Deviation(Cause.INPUT_LOST, edge, "log", "torn", lacks=lacks, from_ms=number, to_ms=number + 1)
@@ -40,18 +45,18 @@ def loss(number: int, records: int | None = 1, edge: str = "a") -> Deviation:
 
 
 def test_late_records_are_added_and_lower_the_ratio() -> None:
-    facts = with_late(WHOLE, {"after-final": 2, "too-late": 0})
+    facts = with_late(WHOLE, came({"after-final": 2, "too-late": 0}))
     assert facts.deviations == (Deviation(Cause.AFTER_FINAL, reason="after-final", records=2, lacks=Amount(2, 2)),)
     assert facts.ratio == pytest.approx(0.8) and facts.late_counts == (2, 0, 0)
     assert replace(facts, ratio=1.0, deviations=()) == WHOLE, "nothing else of an answer changes"
 
 
 def test_nothing_late_changes_nothing() -> None:
-    assert with_late(WHOLE, {}) == with_late(WHOLE, {"malformed": 0}) == WHOLE
+    assert with_late(WHOLE, {}) == with_late(WHOLE, came({"malformed": 0})) == WHOLE
 
 
 def test_rejected_records_may_be_lacking_and_guesses_lack_or_add() -> None:
-    facts = with_late(WHOLE, {"malformed": 1, "assumed-copy": 1, "assumed-reset": 5})
+    facts = with_late(WHOLE, came({"malformed": 1, "assumed-copy": 1, "assumed-reset": 5}))
     assert facts.ratio == pytest.approx(0.8), "what was counted on a guess is not lacking"
     assert facts.late_counts == (0, 1, 6) and facts.may_count_twice
     lacking = {d.reason: d.lacks for d in facts.deviations}
@@ -59,7 +64,7 @@ def test_rejected_records_may_be_lacking_and_guesses_lack_or_add() -> None:
 
 
 def test_an_answer_without_records_has_none_of_the_late_ones() -> None:
-    assert with_late(Facts(1, 1, 1.0), {"after-final": 3}).ratio == 0.0
+    assert with_late(Facts(1, 1, 1.0), came({"after-final": 3})).ratio == 0.0
 
 
 # Unions
@@ -88,7 +93,7 @@ def test_empty_windows_without_an_answer_lack_nothing() -> None:
 
 
 def test_a_union_of_unions_is_the_union_of_all_windows() -> None:
-    late = with_late(WHOLE, {"after-final": 2})
+    late = with_late(WHOLE, came({"after-final": 2}))
     parts = [late, replace(WHOLE, deviations=(loss(1), loss(2))), replace(WHOLE, deviations=(loss(2),)), late]
     hours = [united(parts[:3], SPEC, unanswered=1), united(parts[3:], SPEC, empty=2, unanswered=1)]
     day, at_once = united(hours, SPEC), united(parts, SPEC, empty=2, unanswered=2)
@@ -121,15 +126,37 @@ def test_a_loss_that_concerns_several_windows_is_one_loss() -> None:
 
 
 def test_late_records_of_several_windows_add_up_by_reason() -> None:
-    late = with_late(WHOLE, {"after-final": 2, "malformed": 1, "assumed-reset": 3})
+    late = with_late(WHOLE, came({"after-final": 2, "malformed": 1, "assumed-reset": 3}))
     assert united([late, late], SPEC).late_counts == (4, 2, 6)
-    union = united([late, with_late(WHOLE, {"after-final": 2, "malformed": 1, "assumed-reset": 4})], SPEC)
+    union = united([late, with_late(WHOLE, came({"after-final": 2, "malformed": 1, "assumed-reset": 4}))], SPEC)
     assert union.late_counts == (4, 2, 7)
     assert {d.reason: (d.lacks, d.extra) for d in union.deviations} == {
         "after-final": (Amount(4, 4), Amount()),
         "malformed": (UNKNOWN, Amount()),
         "assumed-reset": (Amount(), UNKNOWN),
     }
+
+
+def test_late_records_that_came_are_no_longer_allowed_for_and_the_confidence_stays() -> None:
+    may_change = Deviation(
+        Cause.MAY_CHANGE, lacks=Amount(0, 3), amounts={"s": WithheldBound(9.0, 4.0)}, confidence=0.98
+    )  # fmt: skip
+    allowing = replace(WHOLE, deviations=(may_change,))
+    for n, left in ((1, 2), (3, 0), (5, 0)):
+        amounts = {"s": WithheldBound(2.0, 4.0), "m": WithheldBound(0.0, 0.0, 7.0)}
+        allowed, known = with_late(allowing, {"too-late": LateRecords(n, amounts)}).deviations
+        assert (allowed.lacks, allowed.confidence) == (Amount(0, left), 0.98), "a guess does not become certain"
+        assert allowed.amounts["s"] == WithheldBound(7.0, 0.0)
+        assert (known.lacks, known.amounts) == (Amount(n, n), amounts)
+
+
+def test_allowances_of_many_windows_hold_together_less_often_than_each() -> None:
+    parts = [replace(WHOLE, deviations=(Deviation(Cause.MAY_CHANGE, lacks=Amount(0, 1), confidence=0.99),))] * 10
+    facts = united(parts, SPEC)
+    assert facts.deviations[0].confidence == pytest.approx(0.9)
+    codes = [v.code for v in united_contract(facts, {}, 10, replace(SPEC, budget=None)).violations]
+    assert codes == [Cause.MAY_CHANGE]
+    assert not united_contract(united(parts[:2], SPEC), {}, 2, replace(SPEC, budget=None)).violations
 
 
 def test_a_union_lists_a_bounded_number_of_losses() -> None:
