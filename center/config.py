@@ -374,11 +374,6 @@ class CenterConfig(Section):
         return (self.data_dir / "progress").resolve()
 
     @property
-    def wake_dir(self) -> Path:
-        """Directory of the sockets by which the processes of this machine are woken (`center.storage.wake`)."""
-        return (self.data_dir / "wake").resolve()
-
-    @property
     def pids_dir(self) -> Path:
         """Directory of the `<component>.pid` files that `edgewater center run` writes."""
         return (self.data_dir / "pids").resolve()

@@ -180,7 +180,7 @@ def _services(
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
     tasks = Tasks()
     metrics.registry.register(tasks.failures)
-    changes = AnswerPoller(results.newest_answers, wakes)
+    changes = AnswerPoller(results.newest_answers, tasks, wakes)
     feed = LiveFeed(results, progress, renderer, changes, config.progress_ms / 1000, monotonic)
     return Services(
         catalog,

@@ -36,6 +36,7 @@ from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest, NotFound, StorageError
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.table_texts import to_json
+from edgewater.runtime.tasks import Tasks
 from edgewater.wire import QueryRef
 
 PAGE = 100
@@ -78,6 +79,7 @@ class AnswerPoller:
 
     Args:
         read_newest: `ResultStore.newest_answers`; blocks.
+        tasks: the tasks of the process, which has the thread that hears wakes.
         wakes: how drivers wake this process; None: it polls.
         poll_s: interval of polls while no driver wakes this process.
 
@@ -86,9 +88,13 @@ class AnswerPoller:
     """
 
     def __init__(
-        self, read_newest: Callable[[int], NewestAnswers], wakes: Channel | None = None, poll_s: float = POLL_S
+        self,
+        read_newest: Callable[[int], NewestAnswers],
+        tasks: Tasks,
+        wakes: Channel | None = None,
+        poll_s: float = POLL_S,
     ) -> None:
-        self._read = read_newest
+        self._read, self._tasks = read_newest, tasks
         self._wakes, self._pace = wakes, PollPace(poll_s)
         self._wanted, self._woken = asyncio.Event(), asyncio.Event()
         self._waiting: dict[asyncio.Future[None], QueryRef | None] = {}
@@ -124,7 +130,7 @@ class AnswerPoller:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(self._woken.set)
 
-        with contextlib.nullcontext() if self._wakes is None else self._wakes.listen(Topic.ANSWERS, heard):
+        with contextlib.nullcontext() if self._wakes is None else self._wakes.listen(Topic.ANSWERS, heard, self._tasks):
             while True:
                 was_idle = not self._wanted.is_set()
                 await self._wanted.wait()

@@ -238,7 +238,7 @@ class HeartbeatThread:
 
     def _run(self) -> None:
         while True:
-            states = self._problem(), self._role()
+            states, failed_before = (self._problem(), self._role()), self._registry.failure
             try:
                 now = self._now_ms()
                 self._registry.record(
@@ -248,7 +248,8 @@ class HeartbeatThread:
                 )
             except EdgewaterError as exc:
                 # The other components notice the missing heartbeat; this process tries again.
-                log.warning("%s: no heartbeat: %s", self._component, exc)
+                if not failed_before:  # once per outage
+                    log.warning("%s: no heartbeat: %s", self._component, exc)
             for _ in range(CHECKS):
                 if self._stop.wait(self._interval_s / CHECKS):
                     return

@@ -455,7 +455,7 @@ class Gateway:
                 loop.call_soon_threadsafe(self._wanted.set)
 
         wakes, least_s = self._config.wakes, self._config.poll_ms / 1000
-        with contextlib.nullcontext() if wakes is None else wakes.listen(Topic.CATALOG, woken):
+        with contextlib.nullcontext() if wakes is None else wakes.listen(Topic.CATALOG, woken, self.tasks):
             while True:
                 await asyncio.sleep(least_s)
                 with contextlib.suppress(TimeoutError):

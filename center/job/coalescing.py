@@ -46,8 +46,8 @@ class BatchCoalescer:
         self._ticks: deque[frozenset[str]] = deque(maxlen=REMEMBERED_BATCHES)
         self._tick_s = -math.inf
 
-    def should_wait(self, pending: Mapping[str, Collection[str]], now_s: float) -> bool:
-        """Returns whether to check again a little later instead of beginning the batch now.
+    def wait_until_s(self, pending: Mapping[str, Collection[str]], now_s: float) -> float | None:
+        """Returns when the batch begins if no further frame arrives; None: it begins now.
 
         Args:
             pending: by query key, the edges of the pending frames; only queries with any.
@@ -55,16 +55,17 @@ class BatchCoalescer:
         """
         if not pending:
             self._since_s = None
-            return False
+            return None
         if self._since_s is None:
             self._since_s = now_s
-        if now_s - self._since_s < self._max_wait_s and self._is_any_missing(pending):
-            return True
+        until_s = self._since_s + self._max_wait_s
+        if now_s < until_s and self._is_any_missing(pending):
+            return until_s
         self._since_s = None
         self._begin_tick(frozenset(pending), now_s)
         for key, edges in pending.items():
             self._recent.setdefault(key, deque(maxlen=REMEMBERED_BATCHES)).append(frozenset(edges))
-        return False
+        return None
 
     def expects_many(self, pending: Collection[str]) -> bool:
         """Returns whether frames of `MANY_QUERIES` or more queries are expected.
@@ -73,8 +74,8 @@ class BatchCoalescer:
         """
         return len(pending) >= MANY_QUERIES or any(pending and tick.issuperset(pending) for tick in self._ticks)
 
-    def should_wait_for_queries(self, pending: Collection[str], now_s: float) -> bool:
-        """As `should_wait`, if many are expected (`expects_many`).
+    def wait_for_queries_until_s(self, pending: Collection[str], now_s: float) -> float | None:
+        """As `wait_until_s`, if many are expected (`expects_many`).
 
         The delay ends when all queries of the last batches of many queries have frames, or `QUIET_S` after frames of a
         new query arrived.
@@ -83,12 +84,12 @@ class BatchCoalescer:
             self._since_s = now_s
         if len(pending) != self._grown[0]:
             self._grown = len(pending), now_s
-        is_growing = now_s - self._grown[1] < QUIET_S and now_s - self._since_s < MAX_WAIT_MANY_S
-        if is_growing and not (self._ticks and frozenset().union(*self._ticks).issubset(pending)):
-            return True
+        until_s = min(self._grown[1] + QUIET_S, self._since_s + MAX_WAIT_MANY_S)
+        if now_s < until_s and not (self._ticks and frozenset().union(*self._ticks).issubset(pending)):
+            return until_s
         self._since_s, self._grown = None, (0, 0.0)
         self._begin_tick(frozenset(pending), now_s)
-        return False
+        return None
 
     def _begin_tick(self, queries: frozenset[str], now_s: float) -> None:
         """Records which queries have frames at the same time, even if the frames came into two batches."""

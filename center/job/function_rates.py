@@ -96,6 +96,17 @@ class FunctionRatePlanner:
         self._stored: dict[QueryRef, dict[EdgeId, float]] = {}
         self._checked: dict[QueryRef, int] = {}  # last answer id of the store when the query was checked
 
+    def run(self, stop: threading.Event, leads: threading.Event) -> None:
+        """Updates the rates at intervals until `stop` is set, while `leads` is set."""
+        while not stop.wait(UPDATE_INTERVAL_S):
+            if not leads.is_set():
+                continue
+            try:
+                self.update()
+            except Exception as exc:  # edges continue with their rates
+                is_foreign = not isinstance(exc, EdgewaterError)
+                log.warning("sampling rates of functions are not updated; trying again: %s", exc, exc_info=is_foreign)
+
     def update(self) -> None:
         """Reads each query's newest answer and stores the rates that have changed. Raises StorageError."""
         queries = self._writer.sampled_functions()
@@ -133,23 +144,3 @@ class FunctionRatePlanner:
         if rates_differ(self._stored.get(ref, {}), rates):
             self._catalog.budgets.record_sampling_rates(ref, rates)
             self._stored[ref] = rates
-
-
-class FunctionRateThread(threading.Thread):
-    """Updates the rates at intervals until stopped, while `leads` is set."""
-
-    def __init__(self, planner: FunctionRatePlanner, stop: threading.Event, leads: threading.Event) -> None:
-        super().__init__(name="function-rates", daemon=True)
-        self._planner, self._stopping, self._leads = planner, stop, leads
-
-    def run(self) -> None:
-        while not self._stopping.wait(UPDATE_INTERVAL_S):
-            if not self._leads.is_set():
-                continue
-            try:
-                self._planner.update()
-            except EdgewaterError as exc:  # edges continue with their rates
-                log.warning("sampling rates of functions are not updated: %s", exc)
-            except Exception:
-                if not self._stopping.is_set():
-                    log.exception("sampling rates of functions are not updated; trying again")

@@ -27,9 +27,9 @@ from center.job.admission import BatchLimits
 from center.job.batch_applier import BatchApplier, reason_of
 from center.job.examination import SUSPECT_DEATHS, Examiner, QueryTrial, killing_frames, why_quarantined
 from center.job.frame_retention import FrameRetention
-from center.job.function_rates import FunctionRatePlanner, FunctionRateThread
+from center.job.function_rates import FunctionRatePlanner
 from center.job.leadership import LEASE_MS, Leadership
-from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
+from center.job.ledger_writer import CatalogEvents, Deadlines, LedgerWriter
 from center.job.loop_core import Released, Woken
 from center.job.merge import MergeTask
 from center.job.merge_loop import MergeLoop
@@ -49,6 +49,7 @@ from edgewater.model.errors import StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.runtime.clock import now_ms
 from edgewater.runtime.health import health_server
+from edgewater.runtime.tasks import Tasks
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
@@ -113,17 +114,21 @@ def run_job(config: JobConfig, stop: threading.Event) -> None:
 
 
 class Job:
-    """One run of the job; other threads may read `problem` and `metrics`.
+    """One run of the job; other threads may read `problems` and `metrics`.
 
     Any number of drivers may run over one result store. One driver leads, or one per partition of the queries: it
     applies frames and gives answers. The other drivers are warm standbys. They have a Spark session and Python workers
     that have already run.
+
+    Args:
+        tasks: has the threads of the job.
     """
 
-    def __init__(self, config: JobConfig) -> None:
+    def __init__(self, config: JobConfig, tasks: Tasks | None = None) -> None:
         require_java(os.environ)
         self._config = config
-        self.metrics = JobMetrics()
+        self.metrics, self._tasks = JobMetrics(), tasks or Tasks()
+        self.metrics.registry.register(self._tasks.failures)
         self._catalog = Catalog(config.catalog_url)
         self._store = ResultStore(config.results_url, config.max_answer_bytes)
         require_pair(self._catalog, self._store, secrets.randbits(62) | 1)
@@ -159,10 +164,9 @@ class Job:
             drivers=config.drivers,
         )
         self.metrics.drivers.set(config.drivers)
-        leads = self.leadership.leads
-        self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping, leads)
-        planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics, self._progress)
-        self._functions = FunctionRateThread(planner, self._stopping, leads)
+        self._deadlines = Deadlines(self._writer, self.metrics, self._stopping, self.leadership.leads)
+        self._functions = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics, self._progress)
+        self._threads: list[threading.Thread] = []
         self._spark_problem, self._executors_problem = "Spark is starting", ""
         self._failed_starts = 0
         self._terms, self._term_read, self._term_began_s = 0, 0, time.monotonic()
@@ -188,9 +192,9 @@ class Job:
         others = not_applied or self._deadlines.problem or self.leadership.problem
         return self._executors_problem or self._spark_problem or others or unread
 
-    def _missing(self) -> list[str]:
-        problem = self.problem()
-        return [problem] if problem else []
+    def problems(self) -> list[str]:
+        """Returns which threads have failed, and `problem`."""
+        return [*self._tasks.missing(), *filter(None, [self.problem()])]
 
     def _state(self) -> dict[str, str | None]:
         return {"role": self.role, "leader": self.leadership.leader or None}
@@ -225,18 +229,18 @@ class Job:
         began_s = time.monotonic()
         with contextlib.ExitStack() as stack:
             if self._config.metrics is not None:
-                address = stack.enter_context(
-                    health_server(
-                        self.metrics.registry, self._missing, self._config.metrics, "spark.metrics", self._state
-                    )
-                )
+                served = self.metrics.registry, self.problems, self._config.metrics, "spark.metrics", self._state
+                address = stack.enter_context(health_server(*served, self._tasks))
                 log.info("metrics are served at http://%s/metrics", address)
             remove_old_state(self._config.work_dir)
             stack.callback(self._close)
             self._progress.step(Track.MAIN)
-            self.leadership.start()
-            self._deadlines.start()
-            self._functions.start()
+            self.leadership.start(self._tasks)
+            leads = self.leadership.leads
+            self._threads = [
+                self._tasks.thread("deadlines", self._deadlines.run),
+                self._tasks.thread("function-rates", lambda: self._functions.run(self._stopping, leads)),
+            ]
             self._leave_cpu_to_leader(stop)
             if stop.is_set():
                 return
@@ -246,7 +250,7 @@ class Job:
             cores = self._config.session.cores
             merger = SparkMerger(spark.sparkContext, MergeTask(str(self._config.log_dir.resolve())), cores, reason_of)
             stack.callback(merger.close)
-            threading.Thread(target=self._warm_up, args=(spark, merger, began_s), name="warm-up", daemon=True).start()
+            self._tasks.thread("warm-up", lambda: self._warm_up(spark, merger, began_s))
             self._loop = loop = self.loop_over(merger)
             self._keep_merging(loop, merger, stop)
             self._hand_over()  # before Spark's end, which takes seconds
@@ -315,8 +319,8 @@ class Job:
             stop.wait()
             loop.wake()
 
-        threading.Thread(target=wake_to_stop, name="stop", daemon=True).start()
-        with contextlib.nullcontext() if wakes is None else wakes.listen(Topic.FRAMES, heard):
+        self._tasks.thread("stop", wake_to_stop)
+        with contextlib.nullcontext() if wakes is None else wakes.listen(Topic.FRAMES, heard, self._tasks):
             while not stop.is_set():
                 self._check_progress(loop)
                 leads = self.leadership.leads.is_set()
@@ -456,9 +460,8 @@ class Job:
 
     def _close(self) -> None:
         self._hand_over()
-        for thread in (self._deadlines, self._functions):
-            if thread.is_alive():
-                thread.join()
+        for thread in self._threads:
+            thread.join()
         self._store.close()
         self._catalog.close()
         self._progress.close()

@@ -20,6 +20,7 @@ from center.job.metrics import JobMetrics
 from center.results import Lease, LeaseLost, ResultStore
 from center.storage.query_partition import QueryPartition
 from edgewater.model.errors import StorageError
+from edgewater.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class LeaseWatch:
         return not lease.owner or at_s - self._since_s >= self._lease_s
 
 
-class Leadership(threading.Thread):
+class Leadership:
     """Takes a lease when it is free or has ended, and renews it while this process leads.
 
     If the store's queries are divided among another number of drivers, they are divided again when none of these
@@ -136,8 +137,8 @@ class Leadership(threading.Thread):
         drivers: int = 1,
         owner: str | None = None,
     ) -> None:
-        super().__init__(name="leadership", daemon=True)
         self._drivers = drivers
+        self._thread: threading.Thread | None = None
         self.owner = owner or new_owner()
         self.leads = threading.Event()
         self.leader = self._failure = ""
@@ -159,7 +160,11 @@ class Leadership(threading.Thread):
             return f"the driver's lease was renewed last {silent_s:.0f} s ago"
         return self._failure
 
-    def run(self) -> None:
+    def start(self, tasks: Tasks) -> None:
+        """Starts the thread."""
+        self._thread = tasks.thread("leadership", self._run)
+
+    def _run(self) -> None:
         while not self._stopping.is_set():
             self.step()
             self._stopping.wait(self._lease_ms / 3000 if self.leads.is_set() else POLL_S)
@@ -167,8 +172,8 @@ class Leadership(threading.Thread):
     def close(self) -> None:
         """Ends the thread. If this process leads, releases the lease, so that no standby has to wait for its end."""
         self._stopping.set()
-        if self.is_alive():
-            self.join()
+        if self._thread is not None:
+            self._thread.join()
         if self.leads.is_set():
             self.leads.clear()
             try:

@@ -408,13 +408,12 @@ class LedgerWriter:
             raise StorageError("the job is stopping")
 
 
-class DeadlineThread(threading.Thread):
+class Deadlines:
     """Advances the writer until stopped, while `leads` is set. Answers become due without data, and without Spark."""
 
     def __init__(
         self, writer: LedgerWriter, metrics: JobMetrics, stop: threading.Event, leads: threading.Event
     ) -> None:
-        super().__init__(name="deadlines", daemon=True)
         self._writer = writer
         self._metrics = metrics
         self._stopping, self._leads = stop, leads

@@ -23,8 +23,6 @@ HEAVY_PLAN_BYTES = 64 << 20
 driver would merge more of their results, and all queries wait for the driver."""
 MIN_PART_BYTES = 2 << 20
 """A smaller part costs more as a task than it saves."""
-COALESCING_POLL_S = 0.005
-"""Interval of polling the index while a plan is delayed."""
 
 
 class FramePlanner:
@@ -72,8 +70,8 @@ class FramePlanner:
             if end > after.get(key, 0) and key in partition and key not in effect.without
         }
         self._read = {}
-        if self._must_wait(after, last, known):
-            return Looked(applied, None, self._monotonic() + COALESCING_POLL_S)
+        if (until_s := self._wait_until_s(after, last, known)) is not None:
+            return Looked(applied, None, until_s)
         self._read_ahead(after, last)
         heavy = self._heavy(last) if len(known.by_key) > 1 else []
         light = {key: end for key, end in last.items() if key not in heavy}
@@ -116,17 +114,17 @@ class FramePlanner:
         """Tells the admission how long a plan took until it could be applied."""
         self._admission.done(run.through, took_s)
 
-    def _must_wait(self, after: Mapping[str, int], last: Mapping[str, int], known: LastPositions) -> bool:
-        """Returns whether edges that send at the same moment are to be waited for (`BatchCoalescer`)."""
+    def _wait_until_s(self, after: Mapping[str, int], last: Mapping[str, int], known: LastPositions) -> float | None:
+        """Returns how long edges that send at the same moment are waited for (`BatchCoalescer`); None: not at all."""
         self._coalescer.keep(known.by_key)
         frames = sum(end - after.get(key, 0) for key, end in last.items())
         if self._coalescer.expects_many(last) and frames < self._limits.frames:
-            return self._coalescer.should_wait_for_queries(last, self._monotonic())
+            return self._coalescer.wait_for_queries_until_s(last, self._monotonic())
         if frames > MANY_FRAMES:
-            return False
+            return None
         self._read_ahead(after, last)
         edges = {key: {str(e.edge) for e in self._frames(key, after.get(key, 0), end)} for key, end in last.items()}
-        return self._coalescer.should_wait(edges, self._monotonic())
+        return self._coalescer.wait_until_s(edges, self._monotonic())
 
     def _pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
         return [

@@ -127,7 +127,7 @@ def run_api(config: CenterConfig) -> None:
     sys.setswitchinterval(SWITCH_S)
     listener = listen(config.api.listen, "api.listen")
     registry = opened(lambda: ComponentRegistry(config.catalog_url))
-    wakes = channel_of(config.catalog_url, config.wake_dir)
+    wakes = channel_of(config.catalog_url)
     app = create_app(
         opened(lambda: Catalog(config.catalog_url, config.columns, Waker(wakes, Topic.CATALOG).wake)),
         opened(lambda: ResultStore(config.results_url)),
@@ -233,7 +233,7 @@ def run_job(config: CenterConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     tasks = Tasks(within_limit(stop.set))
-    job = opened(lambda: Job(job_config(config)), stop)
+    job = opened(lambda: Job(job_config(config), tasks), stop)
     with contextlib.ExitStack() as stack:
         if config.retention.keep_answers_ms is not None:
             store = opened(lambda: ResultStore(config.results_url), stop)
@@ -253,11 +253,7 @@ def run_job(config: CenterConfig) -> None:
                 )
             )
         needed = config.spark.drivers
-
-        def problems() -> list[str]:
-            return [*tasks.missing(), *filter(None, [job.problem()])]
-
-        stack.enter_context(_heartbeat(config, "job", problems, role=lambda: job.role, needed=needed, tasks=tasks))
+        stack.enter_context(_heartbeat(config, "job", job.problems, role=lambda: job.role, needed=needed, tasks=tasks))
         job.run(stop)
     tasks.exit_if_failed()
 
@@ -313,7 +309,7 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
         work_per_s=section.work_per_s,
         open_windows=section.open_windows,
         streams=config.streams,
-        wakes=channel_of(config.catalog_url, config.wake_dir),
+        wakes=channel_of(config.catalog_url),
     )
 
 
@@ -333,7 +329,7 @@ def job_config(config: CenterConfig) -> JobConfig:
         work_dir=config.work_dir,
         progress_dir=config.progress_dir,
         session=SessionConfig(master=spark.master, driver_memory=spark.driver_memory, conf=spark.conf),
-        wakes=channel_of(config.catalog_url, config.wake_dir),
+        wakes=channel_of(config.catalog_url),
         keep_frames_ms=config.retention.keep_frames_ms,
         metrics=spark.metrics,
         lease_ms=spark.lease_ms,

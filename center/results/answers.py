@@ -48,6 +48,7 @@ class AnswerRecord:
             and its facts differ by late records.
         data_id: the id of the answer whose data it has, if it is a correction.
         of_windows: of a union of several windows, what their contracts state together.
+        is_newer: whether a newer release has written it in a format that this release cannot read.
     """
 
     answer_id: int
@@ -63,6 +64,7 @@ class AnswerRecord:
     data_of: int = 0
     data_id: int = 0
     of_windows: Contract | None = None
+    is_newer: bool = False
 
     def unreadable(self, why: str) -> AnswerRecord:
         """Returns the answer without data, and with facts that say so. Counts and logs it.
@@ -432,14 +434,14 @@ def _record(row: Row[Any]) -> AnswerRecord:
     answer_id, key, start, end, revision, phase, given, staleness, late, data_id, quality, data_of, synopsis = tuple(
         row
     )
-    facts, damage = Facts(0, 0, 0.0), ""
+    facts, damage, is_newer = Facts(0, 0, 0.0), "", False
     try:
         facts = with_late(facts_from_json(quality), late_from_json(late))
     except (StorageError, UnsupportedVersion) as exc:
-        damage = exc.message
+        damage, is_newer = exc.message, isinstance(exc, UnsupportedVersion)
     record = AnswerRecord(
         answer_id, query_from_key(key), start, end, revision, Phase(phase), given, staleness, facts, synopsis, data_of,
-        data_id,
+        data_id, is_newer=is_newer,
     )  # fmt: skip
     return record.unreadable(damage) if damage else record
 

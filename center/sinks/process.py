@@ -76,11 +76,15 @@ class SinkProcess:
             sink.thread.join()
 
     def _follow_until(self, stop: threading.Event) -> None:
+        has_failed = False
         while True:
             try:
                 self._follow()
+                has_failed = False
             except EdgewaterError as exc:
-                log.warning("the definitions of sinks cannot be read: %s", exc.message)
+                if not has_failed:  # once per outage
+                    log.warning("the definitions of sinks cannot be read: %s", exc.message)
+                has_failed = True
             if stop.wait(LOOK_MS / 1000):
                 return
 

@@ -24,7 +24,7 @@ from center.serving.answer_tables import empty_table, has_types, stated_answer
 from center.sinks.base import Sink, SinkAnswer, SinkQuery
 from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import SinkStatus, SinkStore, WaitingQuery
-from edgewater.model.errors import EdgewaterError, StorageError, plain
+from edgewater.model.errors import EdgewaterError, StorageError, UnsupportedVersion, plain
 from edgewater.model.json_types import Group
 from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.streams import EdgeId
@@ -427,6 +427,9 @@ class SinkRunner:
         self._refused = refused
 
     def _answer(self, record: AnswerRecord) -> SinkAnswer:
+        if record.is_newer:
+            reason = UnsupportedVersion("a newer release has written the answer; run the sinks with that release")
+            raise TargetFailed(reason.message) from reason
         query, has = self._queries[record.query].query, self._queries[record.query].has
         answer = replace(sink_answer(record, query), repeats=0 < record.data_id <= has)
         return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
@@ -544,7 +547,7 @@ class SinkRunner:
 
 
 class TargetFailed(Exception):
-    """A method of a sink has raised an exception, the cause."""
+    """A method of a sink has raised an exception, the cause, or an answer is not to be written."""
 
 
 class _Contained:

@@ -91,7 +91,7 @@ class DriverProgress:
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._release = weakref.finalize(self, os.close, file)
         fcntl.flock(file, fcntl.LOCK_EX)
-        os.ftruncate(file, _SIZE)
+        os.posix_fallocate(file, 0, _SIZE)  # without it, a write to the map of a file on a full disk is a SIGBUS
         self._map = mmap.mmap(file, _SIZE)
         self._steps = dict.fromkeys(Track, 0)
 

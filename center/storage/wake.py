@@ -1,11 +1,12 @@
 """The processes of a center wake each other: drivers when frames are indexed, gateways when the catalog changes, APIs
 when there are answers.
 
-If the catalog is a file, all processes are on one machine. Each listener has a socket in a directory, and gets
-datagrams. If the catalog is in PostgreSQL, a wake is a notification (NOTIFY). It has a connection of its own, because
-PostgreSQL serialises all commits that notify. Behind a pooler of transactions no notification comes.
+If the catalog is a file, all processes are on one machine. Each listener has a socket in a directory beside the
+catalog, and gets datagrams. If the catalog is in PostgreSQL, a wake is a notification (NOTIFY). It has a connection of
+its own, because PostgreSQL serialises all commits that notify. Behind a pooler of transactions no notification comes.
 
-A wake is a hint. A process that is not woken finds the same when it polls.
+A wake is a hint. A process that is not woken finds the same when it polls. So no failure of a socket or a connection
+is an error, and all of them are tried again.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from center.storage.database import open_engine
 from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.runtime.tasks import Tasks
 
 POLL_S, BUSY_POLL_S = 1.0, 0.02
 """Intervals of polling, if all senders wake this process, and if not: half of it is added to the age of answers."""
@@ -42,6 +45,8 @@ NOTIFY_EVERY_S = 0.02
 """The least time between two notifications of one process."""
 _SUFFIX = ".wake"
 _NEWS = b"+"
+_NAME = "'edgewater_' || %s || '_' || md5(current_schema())"
+"""SQL of the name of a topic's channel. Channels are of a database, in which each schema may have a center."""
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +69,20 @@ class Channel(Protocol):
     def send(self, topic: Topic, data: bytes) -> None:
         """Wakes all listeners of a topic. Never raises, and never waits."""
 
-    def listen(self, topic: Topic, heard: Heard) -> contextlib.AbstractContextManager[None]:
-        """Calls `heard` for each wake while the context is open."""
+    def listen(self, topic: Topic, heard: Heard, tasks: Tasks) -> contextlib.AbstractContextManager[None]:
+        """Calls `heard` for each wake while the context is open.
+
+        Args:
+            tasks: the tasks of the process, which has the threads.
+        """
 
 
-def channel_of(catalog_url: str, directory: Path) -> Channel:
+def channel_of(catalog_url: str) -> Channel:
     """Returns the channel of a center. Raises InvalidConfig or StorageError for a URL that cannot be used."""
-    return SocketChannel(directory) if catalog_url.startswith("sqlite") else PostgresChannel(catalog_url)
+    engine = open_engine(catalog_url)
+    if engine.dialect.name == "sqlite":
+        return SocketChannel(Path(f"{engine.url.database}-wake").resolve())
+    return PostgresChannel(engine)
 
 
 class Waker:
@@ -117,7 +129,7 @@ class PollPace:
 
     def interval_s(self, now_s: float) -> float:
         if self._found_s is not None and now_s - self._found_s >= ANNOUNCED_S:
-            if abs(self._announced_s - self._found_s) > 2 * ANNOUNCED_S:
+            if self._found_s - self._announced_s > 2 * ANNOUNCED_S:  # a busy process may ask much later
                 self._unannounced_s = self._found_s
             self._found_s = None
         is_woken = now_s - self._heard_s < SILENT_S and now_s - self._unannounced_s > UNANNOUNCED_S
@@ -158,71 +170,60 @@ class SocketChannel:
                         sending.sendto(data, _short(opened, name))
 
     @contextlib.contextmanager
-    def listen(self, topic: Topic, heard: Heard) -> Iterator[None]:
+    def listen(self, topic: Topic, heard: Heard, tasks: Tasks) -> Iterator[None]:
         """As `Channel.listen`. A machine without such sockets has no wakes."""
-        try:
-            listener = _SocketListener(self._directory, topic, heard)  # bound before the first poll
-        except OSError as exc:
-            log.warning("nobody can wake this process, which polls: %s", exc)
-            yield
-            return
-        listener.start()
+        listener = _SocketListener(self._directory, topic, heard)
+        thread = tasks.thread(f"wakes-{topic}", listener.run)
         try:
             yield
         finally:
-            listener.close()
+            listener.end(thread)
 
 
-class _SocketListener(threading.Thread):
-    """Raises OSError if the machine has no such sockets."""
+class _SocketListener:
+    """Reads a socket. If it has no name, because it cannot have one or the directory was deleted, it tries again."""
 
     def __init__(self, directory: Path, topic: Topic, heard: Heard) -> None:
-        super().__init__(name=f"wakes-{topic}", daemon=True)
         self._path = directory / f"{secrets.token_hex(8)}.{topic}{_SUFFIX}"
-        self._heard, self._closing = heard, False
-        self._socket = self._bound()
+        self._heard, self._ended = heard, threading.Event()
+        self._socket = self._bound(logging.WARNING)  # before the first poll
 
     def run(self) -> None:
-        while not self._closing:
+        while not self._ended.is_set():
             data = None
             with contextlib.suppress(BlockingIOError):
                 data = self._socket.recv(1)
             if data is not None:
                 self._heard(data == _NEWS)
-            if not self._closing and data != _NEWS and not self._path.exists():  # the directory was deleted
-                with contextlib.suppress(OSError):
-                    self._socket, deleted = self._bound(), self._socket
-                    deleted.close()
+            if data != _NEWS and not self._ended.is_set() and not os.access(self._path, os.F_OK):
+                self._socket.close()
+                self._socket = self._bound(logging.DEBUG)
 
-    def close(self) -> None:
-        self._closing = True
+    def end(self, thread: threading.Thread) -> None:
+        self._ended.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
-        self.join()
+        thread.join()
         self._socket.close()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
 
-    def _bound(self) -> socket.socket:
-        """Returns a socket whose reads time out, so that a deleted directory is noticed."""
-        directory = self._path.parent
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    def _bound(self, level: int) -> socket.socket:
+        """Returns a socket whose reads time out. If it cannot have its name, logs why."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # Unlike a timeout of Python's, this ends at a `shutdown`.
+        timeval = struct.pack("ll", *divmod(round(SILENT_S * 1e6), 1_000_000))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         try:
-            # Unlike a timeout of Python's, this ends at a `shutdown`.
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *_timeval(SILENT_S)))
-            with _opened(directory) as opened:
-                for other in directory.glob(f"*{_SUFFIX}"):
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _opened(self._path.parent) as opened:
+                for other in self._path.parent.glob(f"*{_SUFFIX}"):
                     with contextlib.suppress(OSError):  # another process may sweep, too
                         _sweep(other, _short(opened, other.name))
-                bound.bind(_short(opened, self._path.name))
-        except BaseException:
-            bound.close()
-            raise
-        return bound
-
-
-def _timeval(seconds: float) -> tuple[int, int]:
-    return int(seconds), round(seconds % 1 * 1e6)
+                made.bind(_short(opened, self._path.name))
+        except OSError as exc:
+            log.log(level, "nobody can wake this process, which polls and tries again: %s", exc)
+        return made
 
 
 def _sweep(path: Path, address: str) -> None:
@@ -235,24 +236,21 @@ def _sweep(path: Path, address: str) -> None:
 
 
 class PostgresChannel:
-    """Notifications of PostgreSQL. Senders and listeners have connections of their own.
+    """Notifications of PostgreSQL, of the centers in one schema. Sender and listener have connections of their own. The
+    process sends while it listens.
 
     Args:
-        url: the catalog's.
+        engine: the catalog's.
     """
 
-    def __init__(self, url: str) -> None:
-        self._engine = open_engine(url)
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._pending: dict[Topic, bytes] = {}
         self._due = threading.Condition()
-        self._sender: threading.Thread | None = None
 
     def send(self, topic: Topic, data: bytes) -> None:
         with self._due:
             self._pending[topic] = max(data, self._pending.get(topic, b""))
-            if self._sender is None:
-                self._sender = threading.Thread(target=self._keep_sending, name="notify", daemon=True)
-                self._sender.start()
             self._due.notify()
 
     def _keep_sending(self) -> None:
@@ -263,14 +261,15 @@ class PostgresChannel:
                         self._due.wait_for(lambda: self._pending)
                         pending, self._pending = self._pending, {}
                     for topic, data in pending.items():
-                        connection.execute("SELECT pg_notify(%s, %s)", (_name(topic), data.decode()))
+                        connection.execute(f"SELECT pg_notify({_NAME}, %s)", (topic, data.decode()))
                     time.sleep(NOTIFY_EVERY_S)
             time.sleep(POLL_S)
 
     @contextlib.contextmanager
-    def listen(self, topic: Topic, heard: Heard) -> Iterator[None]:
+    def listen(self, topic: Topic, heard: Heard, tasks: Tasks) -> Iterator[None]:
         closing = threading.Event()
-        threading.Thread(target=self._keep_listening, args=(topic, heard, closing), daemon=True).start()
+        tasks.thread("notify", self._keep_sending)
+        tasks.thread(f"wakes-{topic}", lambda: self._keep_listening(topic, heard, closing))
         try:
             yield
         finally:
@@ -279,7 +278,8 @@ class PostgresChannel:
     def _keep_listening(self, topic: Topic, heard: Heard, closing: threading.Event) -> None:
         while not closing.is_set():
             with contextlib.suppress(*self._errors), self._connected() as connection:
-                connection.execute(f"LISTEN {_name(topic)}")
+                (name,) = connection.execute(f"SELECT {_NAME}", (topic,)).fetchone()
+                connection.execute(f"LISTEN {name}")
                 while not closing.is_set():
                     for notification in connection.notifies(timeout=POLL_S, stop_after=1):
                         heard(notification.payload.encode() == _NEWS)
@@ -299,7 +299,3 @@ class PostgresChannel:
             yield connection
         finally:
             pooled.invalidate()
-
-
-def _name(topic: Topic) -> str:
-    return f"edgewater_{topic}"

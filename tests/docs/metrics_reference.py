@@ -79,7 +79,7 @@ def exported() -> dict[str, list[Exported]]:
             + of_families(AlertCollector(SinkStore(results.engine)).collect()),
             "the edge": of_families(agent.health().collector().collect()),
         }
-        for metrics in (found[process] for process in found if process != "the job"):
+        for metrics in found.values():
             metrics += of_registry(registry)
         agent.durable.close()
         for store in (catalog, components, results):

@@ -392,7 +392,7 @@ class JobProgram:
             await asyncio.sleep(min(max(pause_s, 0.005), JOB_POLL_S))
 
     def _advance(self) -> None:
-        with contextlib.suppress(LeaseLost):  # as in `DeadlineThread`
+        with contextlib.suppress(LeaseLost):  # as in `Deadlines`
             self._writer.advance()
         self.process.step("advanced")
 

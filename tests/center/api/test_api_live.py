@@ -24,6 +24,7 @@ from center.results.schema import answers as stored
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from center.storage.wake import Topic
 from edgewater.model.errors import StorageError
+from edgewater.runtime.tasks import Tasks
 from edgewater.wire import QueryRef
 from tests.center.rendered import render
 
@@ -474,7 +475,7 @@ def test_a_new_answer_wakes_the_streams_of_its_query_and_the_store_is_polled_onl
         return newest[0]
 
     async def scenario() -> None:
-        changes = AnswerPoller(read, poll_s=0.001)
+        changes = AnswerPoller(read, Tasks(), poll_s=0.001)
         polling = asyncio.create_task(changes.run())
         await changes.wait(0, 0.01)  # nothing is new: it ends by its time
         assert changes.newest == 0
@@ -512,7 +513,7 @@ def test_a_poller_that_is_woken_reads_at_once_and_logs_an_outage_once(caplog):
         heard = staticmethod(lambda _: None)
 
         @contextmanager
-        def listen(self, topic, heard):
+        def listen(self, topic, heard, tasks):
             assert topic is Topic.ANSWERS
             self.heard = heard
             yield
@@ -522,7 +523,7 @@ def test_a_poller_that_is_woken_reads_at_once_and_logs_an_outage_once(caplog):
 
     async def scenario() -> None:
         wakes = Wakes()
-        changes = AnswerPoller(read, wakes, poll_s=WAIT_S)
+        changes = AnswerPoller(read, Tasks(), wakes, poll_s=WAIT_S)
         polling = asyncio.create_task(changes.run())
         await changes.wait(0, WAIT_S)
         waiting = asyncio.create_task(changes.wait(1, WAIT_S))

@@ -7,6 +7,7 @@ import pytest
 
 from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, HeartbeatThread, Role, component_status
 from center.catalog.liveness import EXPIRE_AFTER_MS, STALE_AFTER_MS
+from edgewater.model.errors import StorageError
 
 
 @pytest.fixture
@@ -117,3 +118,19 @@ def test_a_job_of_several_drivers_is_ready_when_each_partition_has_one() -> None
     assert (one.ready, one.reason, one.leader, one.standbys) == (False, "1 of 2 drivers lead", "a:1", 1)
     failing = component_status("job", [both[0], driver("b:1", "leader", "the stream failed")], 10_000)
     assert (failing.ready, failing.reason) == (False, "the stream failed")
+
+
+def test_an_outage_of_the_database_is_logged_once(
+    registry: ComponentRegistry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = threading.Semaphore(0)
+
+    def away(_: object) -> None:
+        failures.release()
+        raise StorageError("away")
+
+    monkeypatch.setattr("center.catalog.liveness.write_transaction", away)
+    with HeartbeatThread(registry, "job", "host:1", now_ms=lambda: 5, interval_s=0.001):
+        for _ in range(5):
+            assert failures.acquire(timeout=20)
+    assert [record.getMessage() for record in caplog.records].count("job: no heartbeat: away") == 1

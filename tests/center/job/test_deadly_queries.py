@@ -202,6 +202,13 @@ def test_what_a_dead_driver_leaves_is_taken_by_the_next_one_of_its_partition(tmp
     assert progress.take_left(halves[0]) == [keys[0]]
 
 
+def test_a_file_of_progress_has_its_place_on_the_disk_from_the_beginning(tmp_path: Path) -> None:
+    """Otherwise a driver that starts while the disk is full is ended by SIGBUS, without a message."""
+    progress = DriverProgress(tmp_path)
+    assert progress._path.stat().st_blocks > 0
+    progress.close()
+
+
 def test_a_process_that_ends_as_it_should_leaves_nothing_and_a_torn_file_says_nothing(tmp_path: Path) -> None:
     progress = DriverProgress(tmp_path)
     progress.enter(Track.FUNCTIONS, "a@1")

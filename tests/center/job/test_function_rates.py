@@ -8,13 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.job.function_rates import FunctionRatePlanner, FunctionRates, FunctionRateThread
+from center.job.function_rates import FunctionRatePlanner, FunctionRates
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
 from center.results import AnswerRecord, MergedDelta
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
+from edgewater.runtime.tasks import Tasks
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import QueryRef, SliceClose
 
@@ -124,8 +125,8 @@ def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
 def test_a_thread_that_is_stopped_ends(world: Any, writer: LedgerWriter) -> None:
     stop, leads = threading.Event(), threading.Event()
     leads.set()
-    thread = FunctionRateThread(FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics()), stop, leads)
-    thread.start()
+    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
+    thread = Tasks().thread("function-rates", lambda: planner.run(stop, leads))
 
     stop.set()
     thread.join(20)

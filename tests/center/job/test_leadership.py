@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from center.job.leadership import Leadership, LeaseWatch, display_name, is_gone, new_owner
-from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
+from center.job.ledger_writer import CatalogEvents, Deadlines, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import Ledger
 from center.results import Lease, LeaseLost, ResultStore
 from edgewater.model.errors import StorageError
+from edgewater.runtime.tasks import Tasks
 from tests.center.job.test_ledger_writer import staleness_spec
 
 LEASE_S = 3.0
@@ -280,8 +281,8 @@ def test_a_standby_keeps_no_deadlines(world: Any, pair: tuple[Driver, Driver]) -
         def rest(self) -> None:
             pass
 
-    thread = DeadlineThread(Noting(), two.metrics, stop, two.leadership.leads)  # type: ignore[arg-type]
-    thread.start()
+    deadlines = Deadlines(Noting(), two.metrics, stop, two.leadership.leads)  # type: ignore[arg-type]
+    thread = Tasks().thread("deadlines", deadlines.run)
     assert not advanced.wait(0.3)
     two.leadership.leads.set()
     assert advanced.wait(20)

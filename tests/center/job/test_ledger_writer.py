@@ -10,13 +10,14 @@ from urllib.request import urlopen
 import pytest
 
 from center.job.frame_retention import FrameRetention
-from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
+from center.job.ledger_writer import CatalogEvents, Deadlines, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import Emission, Ledger
 from edgewater.answers import Phase
 from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.runtime.health import health_server
+from edgewater.runtime.tasks import Tasks
 
 WITHIN_S = 60
 
@@ -106,8 +107,8 @@ def test_deadlines_are_kept_by_a_thread_that_survives_failures(world: Any, write
 
     stop, leads = threading.Event(), threading.Event()
     leads.set()
-    thread = DeadlineThread(Flaky(), JobMetrics(), stop, leads)  # type: ignore[arg-type]
-    thread.start()
+    deadlines = Deadlines(Flaky(), JobMetrics(), stop, leads)  # type: ignore[arg-type]
+    thread = Tasks().thread("deadlines", deadlines.run)
 
     assert turned.wait(WITHIN_S)
     stop.set()

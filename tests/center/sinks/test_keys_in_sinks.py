@@ -16,7 +16,9 @@ import duckdb
 import psycopg
 import pyarrow as pa
 import pytest
+from sqlalchemy import select, update
 
+from center.results.schema import answers as stored_answers
 from center.sinks import SinkRunner, SinkStore, read_definition
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from center.sinks.testing import QUERY, REF, SCHEMA, Memory, answer
@@ -345,6 +347,34 @@ def test_a_query_that_its_system_refuses_costs_only_itself_and_is_written_later(
     run()
     starts = {name: sorted({at for n, at in made.rows if n == name}) for name in ("good", "bad")}
     assert starts["good"] == starts["bad"] and not running.problem
+    running.stop()
+
+
+def test_an_answer_of_a_newer_release_waits_for_that_release_and_other_queries_go_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Stubborn("never")
+    desk.connect("jfk")
+    good, newer = desk.register(name="good"), desk.register(name="newer")
+    running = runner(desk, {"kind": "parquet", "path": "unused", "min_phase": "final", "batch": "0s"})
+    monkeypatch.setattr(type(running.definition), "make", lambda *_: made)
+    for hour in range(3):
+        for query in (good, newer):
+            desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
+    of_newer = stored_answers.c.query == "newer@1"
+    with desk.results.engine.begin() as connection:
+        given = connection.execute(select(stored_answers.c.quality).where(of_newer)).scalars().all()
+        connection.execute(update(stored_answers).where(of_newer).values(quality='{"format":3,"facts":{}}'))
+    for _ in range(20):
+        running.step()
+    assert {name for name, _ in made.rows} == {"good"}
+    assert "query newer@1" in running.problem and "newer release" in running.problem
+    with desk.results.engine.begin() as connection:  # as if this release could read it
+        connection.execute(update(stored_answers).where(of_newer).values(quality=given[0]))
+    desk.now += 60_000
+    catch_up(running)
+    assert {at for name, at in made.rows if name == "newer"} == {at for name, at in made.rows if name == "good"}
+    assert not running.problem
     running.stop()
 
 

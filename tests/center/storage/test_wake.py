@@ -23,6 +23,7 @@ from center.storage.wake import (
     Waker,
     channel_of,
 )
+from edgewater.runtime.tasks import Tasks
 from tests.center.catalog_world import spec
 from tests.center.postgres import PostgresServer
 
@@ -61,19 +62,19 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture(params=["datagrams", pytest.param("notifications", marks=pytest.mark.slow)])
 def channel(request: pytest.FixtureRequest, directory: Path) -> Iterator[Channel]:
     if request.param == "datagrams":
-        yield channel_of("sqlite:///catalog.db", directory)
+        yield channel_of(f"sqlite:///{directory}/catalog.db")
         return
     postgres: PostgresServer = request.getfixturevalue("postgres")
-    yield channel_of(postgres.new_database(), directory)
+    yield channel_of(postgres.new_database())
 
 
 def test_listeners_of_a_topic_hear_news_and_beats(channel: Channel) -> None:
     first, second, other = Heard(), Heard(), Heard()
     frames = Waker(channel, Topic.FRAMES)
     with (
-        channel.listen(Topic.FRAMES, first.on_wake),
-        channel.listen(Topic.FRAMES, second.on_wake),
-        channel.listen(Topic.ANSWERS, other.on_wake),
+        channel.listen(Topic.FRAMES, first.on_wake, Tasks()),
+        channel.listen(Topic.FRAMES, second.on_wake, Tasks()),
+        channel.listen(Topic.ANSWERS, other.on_wake, Tasks()),
     ):
         first.until_news(frames.wake)
         second.until_news(frames.wake)
@@ -87,11 +88,59 @@ def test_a_listener_whose_directory_is_deleted_hears_again(directory: Path, monk
     monkeypatch.setattr("center.storage.wake.SILENT_S", 0.05)
     channel, heard = SocketChannel(directory), Heard()
     monkeypatch.setattr(sys.modules[__name__], "BEAT_S", 0.05)
-    with channel.listen(Topic.FRAMES, heard.on_wake):
+    with channel.listen(Topic.FRAMES, heard.on_wake, Tasks()):
         heard.until_news(Waker(channel, Topic.FRAMES).wake)
         shutil.rmtree(directory)
         heard.until_news(Waker(channel, Topic.FRAMES).wake)
     assert list(directory.iterdir()) == []
+
+
+def test_a_listener_that_cannot_have_a_socket_at_first_gets_one_later(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("center.storage.wake.SILENT_S", 0.05)
+    monkeypatch.setattr(sys.modules[__name__], "BEAT_S", 0.05)
+    directory.parent.mkdir(parents=True)
+    directory.write_text("not a directory")
+    channel, heard, tasks = SocketChannel(directory), Heard(), Tasks()
+    with channel.listen(Topic.FRAMES, heard.on_wake, tasks):
+        directory.unlink()
+        heard.until_news(Waker(channel, Topic.FRAMES).wake)
+    assert not tasks.missing()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/catalog.db", "postgresql://nowhere.invalid/catalog"])
+def test_a_thread_of_wakes_that_fails_ends_its_process(
+    url: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = queue.SimpleQueue[bool]()
+    tasks = Tasks(lambda: ends.put(True))
+    for of in ("_keep_sending", "_keep_listening"):
+        monkeypatch.setattr(f"center.storage.wake.PostgresChannel.{of}", lambda *_: 1 / 0)
+    channel = channel_of(url.format(directory))
+    with channel.listen(Topic.FRAMES, lambda _: 1 / 0, tasks):
+        channel.send(Topic.FRAMES, b"+")
+        assert ends.get(timeout=WAIT_S)
+    assert {line.split()[1] for line in tasks.missing()} <= {"notify", "wakes-frames"}
+
+
+@pytest.mark.slow
+def test_centers_in_two_schemas_of_a_database_wake_only_themselves(
+    postgres: PostgresServer,
+) -> None:
+    one, other = channel_of(postgres.new_database()), channel_of(postgres.new_database())
+    of_one, of_other = Heard(), Heard()
+    with (
+        one.listen(Topic.FRAMES, of_one.on_wake, Tasks()),
+        other.listen(Topic.FRAMES, of_other.on_wake, Tasks()),
+    ):
+        of_other.until_news(Waker(other, Topic.FRAMES).wake)
+        Waker(other, Topic.FRAMES).beat()
+        while of_other.next():  # a wake of before
+            pass
+        of_one.until_news(Waker(one, Topic.FRAMES).wake)
+        Waker(other, Topic.FRAMES).beat()
+        assert not of_other.next(), "news of one"
 
 
 def test_a_listener_sweeps_sockets_of_the_dead_and_minds_no_other_entries(directory: Path) -> None:
@@ -99,7 +148,7 @@ def test_a_listener_sweeps_sockets_of_the_dead_and_minds_no_other_entries(direct
     (directory / "swept-meanwhile.frames.wake").symlink_to("nowhere")  # as of another process that begins now
     (directory / "directory.frames.wake").mkdir()
     channel, heard = SocketChannel(directory), Heard()
-    with channel.listen(Topic.FRAMES, heard.on_wake):
+    with channel.listen(Topic.FRAMES, heard.on_wake, Tasks()):
         heard.until_news(Waker(channel, Topic.FRAMES).wake)
 
 
@@ -107,7 +156,7 @@ def test_a_waker_never_waits_and_needs_no_listener(directory: Path) -> None:
     channel, heard = SocketChannel(directory), Heard()
     waker = Waker(channel, Topic.FRAMES)
     waker.wake()
-    with channel.listen(Topic.FRAMES, heard.on_wake):
+    with channel.listen(Topic.FRAMES, heard.on_wake, Tasks()):
         for _ in range(10_000):  # more than its socket takes
             waker.wake()
         assert heard.next()
@@ -139,3 +188,11 @@ def test_a_process_polls_seldom_only_while_all_news_are_announced() -> None:
     pace.heard(at_s + 4.0 + UNANNOUNCED_S, has_news=False)
     assert pace.interval_s(at_s + 4.0 + UNANNOUNCED_S) == POLL_S
     assert pace.interval_s(at_s + 10.0 + UNANNOUNCED_S) == BUSY_POLL_S, "the senders are silent"
+
+
+def test_news_that_were_announced_while_the_process_was_busy_are_announced() -> None:
+    pace = PollPace()
+    pace.found(10.0)
+    pace.heard(10.01, has_news=True)
+    pace.heard(13.0, has_news=True)  # of further news
+    assert pace.interval_s(13.1) == POLL_S

@@ -33,11 +33,6 @@ OWN = {
     "center/sinks/alert_delivery.py": {"_in_thread"},  # the attempt has the exception
     "center/ops/supervisor.py": {"run", "stop_with_supervisor"},  # awaited; its end stops the process
     "center/ops/prepare.py": {"_run_until_ready"},  # a tool that ends
-    # The job's threads.
-    "center/job/leadership.py": {"Leadership"},
-    "center/job/ledger_writer.py": {"DeadlineThread"},
-    "center/job/function_rates.py": {"FunctionRateThread"},
-    "center/job/job.py": {"run", "_woken_by_gateways"},  # without wakes the job polls the index
 }
 """Functions and classes that start tasks themselves: their caller gets the exception, or the task is about one request,
 connection or source.
@@ -49,6 +44,9 @@ SUPERVISED = {
     "center/sinks/process.py": {"sinks", "sink-*"},
     "center/catalog/liveness.py": {"heartbeat"},
     "center/results/retention.py": {"answer-retention"},
+    "center/job/job.py": {"deadlines", "function-rates", "warm-up", "stop"},
+    "center/job/leadership.py": {"leadership"},
+    "center/storage/wake.py": {"notify", "wakes-*"},
     "center/ops/supervisor.py": {"watch-*"},
     "center/ops/startup.py": {"report-when-ready"},
     "edgewater/runtime/health.py": {"health-http"},
