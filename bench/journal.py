@@ -55,7 +55,8 @@ def _with_groups(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
 
 
 def _shortened(pull: PullEvent, built: Sequence[FrameBuilt], extra: Callable[[Frame], bytes]) -> Record:
-    head = {"capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows)}
+    times_ms = {stream: (now_ms, now_ms) for stream, now_ms in pull.times_ms.items()}
+    head = {"capacity": pull.capacity_bytes, "drain_windows": times_ms}
     record = Record(PULL, json.dumps(head).encode())
     if not built:
         return record
@@ -109,9 +110,7 @@ def run(directory: Path, source: LogSource, capacity: int, window: str, share: f
         now = START_MS + 1000 * (n + 1)
         edge.ingest_range(Ingested("access", "file", batch, now), None, {"n": n})
         edge.sync()
-        while built := [
-            e for e in edge.handle(PullEvent(capacity, {"access": (now, now + 500)}, 1e6)) if isinstance(e, FrameBuilt)
-        ]:
+        while built := [e for e in edge.handle(PullEvent(capacity, {"access": now}, 1e6)) if isinstance(e, FrameBuilt)]:
             began = time.perf_counter()
             edge.sync()
             waits.append((time.perf_counter() - began) * 1000)

@@ -112,7 +112,7 @@ class LateWorld:
         if batch.num_rows:
             self._core.handle(Ingested("s", "file", batch, now_ms))
         self._core.handle(TickEvent(now_ms))
-        built = self._core.handle(PullEvent(1 << 20, {"s": (now_ms, now_ms + STEP_MS)}))
+        built = self._core.handle(PullEvent(1 << 20, {"s": now_ms}))
         answers: list[Emission] = []
         for frame in (effect.frame for effect in built if isinstance(effect, FrameBuilt)):
             answers += self._ledger.handle(FramesMerged((self._summary(frame.unpack(), now_ms),), now_ms))

@@ -213,7 +213,7 @@ class SamplingRun:
     def _frames(self, now: int) -> list[Frame]:
         frames: list[Frame] = []
         while (due := self.core.pulls.next_pull_ms(1e9, now)) is not None and due <= now:
-            effects = self._edge(PullEvent(1 << 18, self.core.pulls.drain_windows(1e9, now)))
+            effects = self._edge(PullEvent(1 << 18, self.core.pulls.event_times(now)))
             built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break

@@ -100,7 +100,7 @@ def _frames(spec: QuerySpec, seconds: int, rate: int = 5_000, groups: int = 200)
         core.handle(Ingested("downloads", "file", pa.RecordBatch.from_pydict(columns), now))
         at = to
         while (due := core.pulls.next_pull_ms(1e9, now)) is not None and due <= now:
-            effects = core.handle(PullEvent(1 << 18, core.pulls.drain_windows(1e9, now)))
+            effects = core.handle(PullEvent(1 << 18, core.pulls.event_times(now)))
             built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break

@@ -160,6 +160,7 @@ class SliceEntries:
         self.recall_cache = RecallCache()
         self.newest_batch = 0
         self._key_order: IntArray = np.zeros(0, np.int64)
+        self._unchanged: IntArray | None = None  # None: not known since the last batch
         self._times = KeptTimes()
         self._known: dict[str, Any] = {
             n: s.take(np.zeros(0, np.int64)) for n, s in pending.measures.items() if _is(s, Incremental)
@@ -277,7 +278,7 @@ class SliceEntries:
             parts: int64, the part of the slice per record (`parts_of`), or the part of all records; None: unknown.
             positions: of each record in the slice; None: unknown.
         """
-        self.newest_batch = max(self.newest_batch, batch_number)
+        self.newest_batch, self._unchanged = max(self.newest_batch, batch_number), None
         known = len(self)
         encoded = keys if isinstance(keys, EncodedKeys) else EncodedKeys.of(keys, rows)
         # Counters of groups are updated once per distinct key, not per record.
@@ -325,7 +326,7 @@ class SliceEntries:
 
     def add_groups(self, keys: Sequence[pa.Array], rows: int, batch_number: int, elapsed: float) -> None:
         """Adds the groups of records whose values may all be sampled out. Each group then has a value to send."""
-        self.newest_batch = max(self.newest_batch, batch_number)
+        self.newest_batch, self._unchanged = max(self.newest_batch, batch_number), None
         known = len(self)
         codes = self.pending.encode(keys, rows)
         self._grow()
@@ -476,6 +477,8 @@ class SliceEntries:
             sent = self._column(f"sent:{name}")
             sent[groups] = cast(BoundedError, values.measures[name]).advance(sent[groups])
         self.pending.reset(groups)
+        if self._unchanged is not None:
+            self._unchanged = np.setdiff1d(self._unchanged, groups)
         self._column("unsent")[groups] = 0
         for name, rest in shipment.rests.items():
             self.pending.measures[name].merge(rest, groups)
@@ -486,17 +489,21 @@ class SliceEntries:
 
     def unchanged(self) -> IntArray:
         """Returns the groups whose pending values change nothing at the center, such as clients that it has counted."""
+        if self._unchanged is not None:
+            return self._unchanged
         known_all = self._known and len(self._known) == len(self.pending.measures)
         groups = np.flatnonzero(self.has_pending & (self.sends > 0)) if known_all else np.zeros(0, np.int64)
         for name, known in self._known.items():
             pending = cast(Any, self.pending.measures[name].take(groups))
             groups = groups[~pending.beyond(known.take(groups)).holds_values]
+        self._unchanged = groups
         return groups
 
     def forget(self, groups: IntArray) -> None:
         """Empties the pending values of groups that are `unchanged`."""
         self.pending.reset(groups)
         self._column("unsent")[groups] = 0
+        self._unchanged = np.zeros(0, np.int64)
 
     def _changed(self, groups: IntArray) -> None:
         for computed in self._computed.values():

@@ -306,7 +306,7 @@ class EdgeCore:
         effects = list[Effect]()
         demands, shares = partial(self.pulls.demands, event), self.pulls.shares()
         turn = Turn(event, list(self.queries.values()), demands, self._served_bytes, self._first_pulls, self._turns)
-        self._first_pulls, self._turns = turn.first_pulls, turn.turns
+        self._first_pulls = turn.first_pulls
         for pipeline in turn.queries:
             room_bytes = turn.room_bytes(pipeline)
             if not room_bytes or (effects and not _may_follow(pipeline)):
@@ -319,7 +319,7 @@ class EdgeCore:
             self._append_unacked(frame)
             counts_only = decision.report is not None and decision.report.counts_only
             effects.append(FrameBuilt(frame, decision.closed, counts_only))
-            self._served_bytes = turn.serve(pipeline, frame.plain_wire_bytes)
+            self._served_bytes, self._turns = turn.serve(pipeline, frame.plain_wire_bytes), turn.turns
             if turn.is_full:
                 break
         if not effects:

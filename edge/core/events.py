@@ -145,9 +145,7 @@ class PullEvent:
     Attributes:
         capacity_bytes: bytes of frame bodies before compression. The shell computes this number, and
             `bandwidth_bytes_s`, from the session's compression ratio, which the core does not have.
-        drain_windows: per stream, in event time: now, and the time at which sending all pending values of open slices
-            would be finished (`EdgeCore.drain_windows`). Slices that end after now may be sent from, so that early
-            sends are spread over the window instead of queueing at its end.
+        times_ms: event time now, by stream with a clock. Entries of open slices may then be sent before they close.
         bandwidth_bytes_s: the measured bandwidth, in bytes before compression; 0: unknown. Under staleness budgets it
             determines how many sends remain.
         path_delay_ms: wall time from sending a frame to its arrival at the center.
@@ -161,7 +159,7 @@ class PullEvent:
     """
 
     capacity_bytes: int
-    drain_windows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    times_ms: Mapping[str, int] = field(default_factory=dict)
     bandwidth_bytes_s: float = 0.0
     path_delay_ms: int = 0
     unread: tuple[str, ...] = ()

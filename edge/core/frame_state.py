@@ -150,11 +150,13 @@ class FrameState:
         store, monitor, recorded = self._store, self._monitor, decision.recorded
         if decision.report is not None and monitor is not None:
             monitor.apply(decision.report)
-        for start in {*(s.partial.slice_start_ms for s in decision.sends), *(start for start, _ in decision.closes)}:
+        changed = {*(s.partial.slice_start_ms for s in decision.sends), *(start for start, _ in decision.closes)}
+        for start in changed:
             store.slices[start].forget_unchanged(store.limits(start))
         for send in decision.sends:
             self._remove(send)
         closes = tuple(self._close(start, kind) for start, kind in decision.closes)
+        store.sent(changed, decision.closed)
         for close in recorded.closes if recorded is not None else ():
             store.restore_counters(close)
         through_ms = max(decision.through_ms, store.through_ms)
@@ -178,7 +180,7 @@ class FrameState:
         slice_.entries.send(send.shipment)
 
     def _close(self, start: int, kind: CloseKind) -> SliceClose:
-        """Returns the report of a slice after its sends. A slice that was sent completely is closed."""
+        """Returns the report of a slice after its sends."""
         store, slice_ = self._store, self._store.slices[start]
         first_ms, last_ms = (slice_.first_ms, slice_.last_ms) if self.has_session_windows else (None, None)
         withheld = store.policy.withheld(slice_.entries)
@@ -187,9 +189,6 @@ class FrameState:
         slice_.is_stated |= is_provisional
         if kind is CloseKind.LAST:
             self._record_drift(start, slice_.entries)
-            slice_.close_reported = True
-            if not store.bounded_measures or not len(slice_.entries):
-                store.finish(start, store.slices.pop(start).counters)
         return report
 
     def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:

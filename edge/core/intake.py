@@ -158,7 +158,6 @@ class Intake:
         slice_.observed += rows
         slice_.first_ms, slice_.last_ms = min(slice_.first_ms, first_ms), max(slice_.last_ms, last_ms)
         slice_.late += rows if is_late else 0
-        slice_.close_reported = False
 
     def _update(
         self,

@@ -93,16 +93,14 @@ class EarlySends:
     """The entries of an open slice that cannot wait for its close.
 
     Attributes:
-        entries: how many entries, at least 1.
+        entries: how many entries, at least 1. They arrive before the slice closes: a later send would delay the close.
         from_ms: event time at which sending them has to begin.
-        fitting: how many entries arrive before the slice closes, at least 1. A later send would delay the close.
         in_one_frame: how many entries one frame may have. It applies if it exceeds the usual size of frames of open
             slices.
     """
 
     entries: int
     from_ms: float
-    fitting: int
     in_one_frame: int
 
 
@@ -120,7 +118,7 @@ def early_sends(
     if close_ms <= period.now_ms:
         return None
     if link.bytes_per_ms <= 0.0:
-        return EarlySends(MAX_QUEUED, period.start_ms, MAX_QUEUED, MAX_QUEUED) if terms.from_start else None
+        return EarlySends(MAX_QUEUED, period.start_ms, MAX_QUEUED) if terms.from_start else None
     rate = link.likely_bytes_per_ms / entry_bytes
     after_close = _entries_in(terms.free_ms, link, entry_bytes)
     excess = _most_needed(slice_, history, period) - after_close
@@ -134,7 +132,7 @@ def early_sends(
     from_ms = float(period.start_ms) if terms.from_start else close_ms - terms.margin * excess / rate
     # A larger frame would occupy the link for longer. Until a link has been seen, its rate is a low guess.
     in_one_frame = min(EARLY_FRAME_SHARE * excess, EARLY_FRAME_MS * link.speed * rate)
-    return EarlySends(math.ceil(excess), from_ms, fitting, math.ceil(in_one_frame))
+    return EarlySends(min(math.ceil(excess), fitting), from_ms, math.ceil(in_one_frame))
 
 
 def _entries_in(free_ms: float, link: LinkEstimate, entry_bytes: float) -> float:

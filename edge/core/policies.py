@@ -3,7 +3,7 @@
 There is one class per budget, and `policy_of` chooses it. Nothing outside this module asks which budget a query has. A
 policy is asked
 
-- before a slice closes, which of its entries cannot wait (`early_sends`, `may_send_open`),
+- before a slice closes, which of its entries cannot wait (`early_sends`),
 - at a pull, which groups leave (`select`) and how their sums are rounded (`quanta`),
 - when a slice closes, whether its other entries may be omitted (`omits`) and what is stated of them (`withheld`).
 """
@@ -18,6 +18,7 @@ import numpy as np
 
 from edge.cache import (
     EMPTY_SELECTION,
+    MAX_QUEUED,
     ErrorLimits,
     GroupHistory,
     GroupSelection,
@@ -62,11 +63,10 @@ PLANNED_SHARE = 0.95
 use the link, too."""
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""
+DRAIN_SAFETY = 2.0
+"""Before a slice closes, sending takes this many times as long as the link needs, because values change meanwhile."""
 FIRST_GROUPS = 48
 """The groups in a message of first closes. On 4 KiB/s such a message takes about half a second."""
-
-
-NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,7 @@ class PullConditions:
         capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a small
             capacity delays but never blocks. The body's work is bounded too (`FULL_FRAME_WORK`).
         watermark_ms: the watermark that the query sees.
-        drain_window_ms: as in `PullEvent.drain_windows`. Slices that end after now may be sent from early; under a
-            staleness budget also slices that should have closed.
+        now_ms: event time; the minimum time in a stream without a clock.
         link: the measured link, for staleness budgets.
         unread: whether the stream may have unread input.
         report_drops: a frame is built even if it states nothing but dropped records.
@@ -88,16 +87,11 @@ class PullConditions:
 
     capacity_bytes: int
     watermark_ms: int
-    drain_window_ms: tuple[int, int] = NO_DRAIN_WINDOW
+    now_ms: int = MIN_TIME_MS
     link: LinkEstimate = UNKNOWN_LINK
     unread: bool = False
     report_drops: bool = False
     first_groups: int | None = None
-
-    @property
-    def now_ms(self) -> int:
-        """Event time of the pull; the minimum time in a stream without a clock."""
-        return self.drain_window_ms[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +100,21 @@ class PullContext:
 
     Attributes:
         start_ms, end_ms: the slice, in event time.
-        closed: whether the watermark has passed the slice's end.
         now_ms: event time.
         max_groups: how many groups may be sent.
         link: what the query may use of the link.
         entry_bytes: the estimated size of an entry in a frame.
-        capacity_bytes: as in `PullConditions`.
         sent_groups: how many groups the frame has already.
         newer_groups: how many groups newer closed slices have.
-        early: what cannot wait for the slice's close.
+        early: what cannot wait for the slice's close; None: it has closed.
     """
 
     start_ms: int
     end_ms: int
-    closed: bool
     now_ms: int
     max_groups: int
     link: LinkEstimate
     entry_bytes: float
-    capacity_bytes: int
     sent_groups: int = 0
     newer_groups: int = 0
     early: EarlySends | None = None
@@ -145,7 +135,10 @@ class ExactPolicy:
         staleness_ms: wall time after a slice's end until which answers have to have it; infinite without a deadline.
         relative: per measure, the fraction of a group's own value that may be withheld.
         divisors: per measure with an absolute limit, among how many slices a window divides it.
+        may_omit: whether it may omit entries of any slice (`omits`).
     """
+
+    may_omit = False
 
     _frames_are_large = False
     """Whether frames of open slices may be larger, so that less of them is overhead."""
@@ -187,24 +180,10 @@ class ExactPolicy:
         margin, least_ms = EARLY_MARGIN, MIN_DRAIN_MS * link.speed
         return EarlyTerms(close_ms, 0.0, margin, link.path_delay_ms, least_ms, from_start=not self._waits)
 
-    def may_send_open(
-        self, end: int, drain_window_ms: tuple[int, int], link: LinkEstimate, early: EarlySends | None
-    ) -> bool:
-        """Returns whether entries of an open slice may be sent now.
-
-        Args:
-            drain_window_ms: as in `PullEvent.drain_windows`.
-        """
-        return early is not None and early.from_ms <= drain_window_ms[0]
-
     @property
     def limited(self) -> list[str]:
         """The measures with an error limit."""
         return [*self.divisors, *self.relative]
-
-    def drained_bytes(self, size: int) -> int:
-        """Returns how many of the pending bytes of an open slice leave before the close when the link has room."""
-        return 0
 
     def closed_frame_bytes(self, most: int) -> int:
         """Returns how many bytes a frame of closed slices may have, if no other query waits; 0: what the link allows.
@@ -221,8 +200,8 @@ class ExactPolicy:
     def select(self, slice_: Slice, history: GroupHistory, limits: ErrorLimits, at: PullContext) -> GroupSelection:
         """Selects the groups of a slice to send."""
         queue = slice_.send_queue
-        if not at.closed:
-            count = self._most_open(slice_, at)
+        if at.early is not None:
+            count = self._most_open(at, at.early)
             if queue.expired_open(at.now_ms, at.end_ms):
                 queue = slice_.send_queue = self._rank_open(slice_, history, limits, at)
             return (
@@ -235,14 +214,14 @@ class ExactPolicy:
             queue = slice_.send_queue = self._rank_closed(slice_.entries, limits, history)
         return queue.draw(slice_.entries, at.max_groups)
 
-    def _most_open(self, slice_: Slice, at: PullContext) -> int:
+    def _most_open(self, at: PullContext, early: EarlySends) -> int:
         """Returns how many groups of an open slice a frame may have."""
-        count = at.max_groups
-        if self._waits:
-            rate = at.link.likely_bytes_per_ms / at.entry_bytes
-            per_frame = max_entries_per_frame(self._leaves_by_ms(at) - at.now_ms, rate, large=self._frames_are_large)
-            count = min(count, max(per_frame, at.early.in_one_frame) if at.early is not None else per_frame)
-        return count if at.early is None else min(count, at.early.entries, at.early.fitting)
+        count = min(at.max_groups, early.entries)
+        if not self._waits:
+            return count
+        rate = at.link.likely_bytes_per_ms / at.entry_bytes
+        per_frame = max_entries_per_frame(self._leaves_by_ms(at) - at.now_ms, rate, large=self._frames_are_large)
+        return min(count, max(per_frame, early.in_one_frame))
 
     def _leaves_by_ms(self, at: PullContext) -> float:
         """Returns the event time by which the entries of an open slice should have left."""
@@ -335,7 +314,7 @@ class StalenessPolicy(ExactPolicy):
     Entries wait for the close, unless sending them takes until after the deadline. So most groups are sent once.
     """
 
-    _frames_are_large = True
+    may_omit, _frames_are_large = True, True
 
     def __init__(self, spec: QuerySpec) -> None:
         super().__init__(spec)
@@ -344,17 +323,32 @@ class StalenessPolicy(ExactPolicy):
         # Omitted values have to be stated, which is possible only for bounded measures.
         self.states_first = bool(self.bounded) and isinstance(spec.window, TimeWindow)
 
-    def early_sends(self, *_: object) -> EarlySends | None:
-        return None
+    def early_sends(
+        self,
+        slice_: Slice,
+        history: GroupHistory,
+        limits: ErrorLimits,
+        period: SlicePeriod,
+        link: LinkEstimate,
+        entry_bytes: float,
+    ) -> EarlySends | None:
+        """Returns which entries of an open slice have to be sent before it closes; None: no entries.
 
-    def may_send_open(
-        self, end: int, drain_window_ms: tuple[int, int], link: LinkEstimate, early: EarlySends | None
-    ) -> bool:
-        after, through = drain_window_ms
-        return end <= after or through > (self.due_ms(end, link) if self._waits else after)
-
-    def drained_bytes(self, size: int) -> int:
-        return size
+        What a slice that should have closed has to send leaves at once.
+        """
+        end, pending = period.end_ms, slice_.count_pending(limits, 1.0)
+        if not pending or period.now_ms == MIN_TIME_MS:
+            return None
+        due_ms, entries = self.due_ms(end, link), MAX_QUEUED
+        if period.now_ms < end and link.bytes_per_ms > 0.0 and self._ranks_by_deadline(end, slice_):
+            # Before its first close has to leave, the link carries so many entries.
+            carried = PLANNED_SHARE * link.bytes_per_ms * (due_ms - period.now_ms) / entry_bytes
+            entries = int(carried) - FIRST_GROUPS
+        if entries < 1:
+            return None
+        drain_ms = DRAIN_SAFETY * pending * entry_bytes / max(link.likely_bytes_per_ms, 1e-3)
+        from_ms = due_ms - drain_ms if self._waits else float(period.start_ms)
+        return EarlySends(entries, min(from_ms, end) if drain_ms >= MIN_DRAIN_MS * link.speed else end, 0)
 
     def closed_frame_bytes(self, most: int) -> int:
         return 0  # the last entries of a large frame may be too late
@@ -373,13 +367,13 @@ class StalenessPolicy(ExactPolicy):
 
         A closed slice is drained if no further group can be sent in time.
         """
-        if not at.closed or not self._ranks_by_deadline(at.end_ms, slice_):
+        if at.early is not None or not self._ranks_by_deadline(at.end_ms, slice_):
             return super().select(slice_, history, limits, at)
         slots = self._slots(slice_, at)
         if not slice_.learned:
             learn(slice_.entries, history, slots)
             slice_.learned = True
-        if slice_.close_reported or slots.remaining < 1.0:
+        if slots.remaining < 1.0:
             return EMPTY_SELECTION
         if slice_.send_queue.expired_closed(slice_.entries):
             slice_.send_queue = rank_closed_by_deadline(slice_.entries, history)
@@ -388,15 +382,6 @@ class StalenessPolicy(ExactPolicy):
 
     def _ranks_by_deadline(self, end: int, slice_: Slice) -> bool:
         return bool(self.bounded) and self.omits(end, slice_)
-
-    def _most_open(self, slice_: Slice, at: PullContext) -> int:
-        count = super()._most_open(slice_, at)
-        if at.now_ms < at.end_ms and at.link.bytes_per_ms > 0.0 and self._ranks_by_deadline(at.end_ms, slice_):
-            # Before its first close has to leave, the link carries so many entries.
-            first_bytes = min(FIRST_GROUPS * at.entry_bytes, at.capacity_bytes)
-            free_bytes = PLANNED_SHARE * at.link.bytes_per_ms * (self._leaves_by_ms(at) - at.now_ms) - first_bytes
-            count = min(count, max(int(free_bytes / at.entry_bytes), 0))
-        return count
 
     def _leaves_by_ms(self, at: PullContext) -> float:
         return self.due_ms(at.end_ms, at.link)
@@ -421,12 +406,12 @@ class StalenessPolicy(ExactPolicy):
         delay the next answer.
         """
         # An entry leaves early only if even a link of the median could not carry it after the close.
-        link = at.link if at.closed else replace(at.link, bytes_per_ms=at.link.likely_bytes_per_ms)
+        link = at.link if at.early is None else replace(at.link, bytes_per_ms=at.link.likely_bytes_per_ms)
         deadline_ms = max(self.due_ms(at.end_ms, link), slice_.late_until_ms)
         if link.bytes_per_ms <= 0.0 or at.now_ms == MIN_TIME_MS:
             return SendSlots(np.inf, np.inf)
         rate, budget_ms = PLANNED_SHARE * link.bytes_per_ms / at.entry_bytes, self.staleness_ms * link.speed
-        if at.closed and not slice_.learned and deadline_ms <= at.now_ms:
+        if at.early is None and not slice_.learned and deadline_ms <= at.now_ms:
             slice_.late_until_ms = at.now_ms + round(budget_ms - at.newer_groups / rate)
             deadline_ms = max(deadline_ms, slice_.late_until_ms)
         total = rate * (self._spec.window.slice_ms + budget_ms - link.path_delay_ms)

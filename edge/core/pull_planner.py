@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from edge.core.events import PullEvent
-from edge.core.least_bytes import MIN_DRAIN_MS
 from edge.core.link_plan import MESSAGES_PER_FAIR, Demand
-from edge.core.policies import NO_DRAIN_WINDOW, PullConditions
+from edge.core.policies import PullConditions
 from edge.core.query_pipeline import QueryPipeline
 from edge.core.slices import CLOSING_FRAME_BYTES, LinkEstimate
 from edge.core.streams import StreamState
@@ -28,8 +27,6 @@ MAX_FRAME_BYTES = 256 << 10
 BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0
 """A frame of closed slices may have this many bytes before compression, if the link carries it within this many
 seconds."""
-DRAIN_SAFETY = 2.0
-"""A drain window lasts this many times as long as sending takes, because values change meanwhile."""
 EMPTY_PULL_WAIT_FRACTION = 0.02
 """After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
 EMPTY_PULL_WAIT_MIN_MS = 20
@@ -99,28 +96,9 @@ class PullPlanner:
                 return now_ms
             drops = [p.store.losses.drops.since_ms for p in queries]
             dues += [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
-            planned = (
-                self._next_report_ms(name, now_ms),
-                self._early_due_ms(name, link, now_ms),
-                self._drain_due_ms(name, link, now_ms),
-            )
+            planned = self._next_report_ms(name, now_ms), self._early_due_ms(name, link, now_ms)
             dues += [due_ms for due_ms in planned if due_ms is not None]
         return min(dues, default=None)
-
-    def _drain_due_ms(self, stream: str, link: MeasuredLink, now_ms: int) -> int | None:
-        """Returns the wall time of the next pull from open slices under staleness budgets; None: there are none."""
-        drain_ms, first_end = self._drain(stream, link.likely_bytes_s, now_ms)
-        clock = self._streams[stream].spec.clock
-        if first_end is None or clock is None:
-            return None
-        end = clock.to_wall_ms(first_end)
-        return min(max(now_ms, self._rested_ms(stream)), end) if drain_ms else end
-
-    def _rested_ms(self, stream: str) -> int:
-        """Returns the wall time before which no pull may follow a pull that sent nothing."""
-        clock = self._streams[stream].spec.clock
-        assert clock is not None
-        return clock.to_wall_ms(self._not_before_ms.get(stream, MIN_TIME_MS))
 
     def _next_report_ms(self, stream: str, now_ms: int) -> int | None:
         """Returns the wall time of the next arrival report of a query with an accuracy; None: there is none."""
@@ -149,40 +127,20 @@ class PullPlanner:
         earliest = min((due for due in dues if due is not None), default=None)
         if earliest is None:
             return None
-        return max(clock.to_wall_ms(math.ceil(earliest)), self._rested_ms(stream), now_ms)
+        return max(clock.to_wall_ms(max(math.ceil(earliest), self._not_before_ms.get(stream, MIN_TIME_MS))), now_ms)
 
     def defer(self, event: PullEvent) -> None:
         """Delays the next pull, after one that sent nothing."""
-        for stream, (after_ms, _) in event.drain_windows.items():
+        for stream, after_ms in event.times_ms.items():
             ends = [p.spec.window.next_slice(after_ms) for p in self._queries_of(stream)]
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
             wait_ms = max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), EMPTY_PULL_WAIT_MIN_MS)
             self._not_before_ms[stream] = after_ms + wait_ms
 
-    def drain_windows(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
-        """Returns `PullEvent.drain_windows` for a pull at `now_ms`.
-
-        A drain window lasts twice as long as sending all pending values of the stream's open slices would take. Its
-        share of a slice's remaining time is the pressure under which the slice's entries are selected.
-        """
-        result = {}
-        for name, stream in self._streams.items():
-            if stream.spec.clock is not None:
-                drain_ms, _ = self._drain(name, bandwidth_bytes_s, now_ms)
-                clock = stream.spec.clock
-                result[name] = (clock.to_event_ms(now_ms), clock.to_event_ms(now_ms + drain_ms))
-        return result
-
-    def _drain(self, stream: str, bandwidth_bytes_s: float, now_ms: int) -> tuple[int, int | None]:
-        """Returns the length of the stream's drain window in ms, and the first end of its open slices; None: none has
-        entries to send."""
-        if self._streams[stream].spec.clock is None:
-            return 0, None
-        open_slices = [p.shipper.open_bytes(p.watermark_ms) for p in self._queries_of(stream)]
-        size = sum(size for size, _ in open_slices)
-        first_end = min((end for _, end in open_slices if end is not None), default=None)
-        drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))
-        return (drain_ms if drain_ms >= MIN_DRAIN_MS else 0), first_end
+    def event_times(self, now_ms: int) -> dict[str, int]:
+        """Returns `PullEvent.times_ms` for a pull at `now_ms`."""
+        clocks = {name: stream.spec.clock for name, stream in self._streams.items()}
+        return {name: clock.to_event_ms(now_ms) for name, clock in clocks.items() if clock is not None}
 
     def shares(self) -> dict[QueryRef, float]:
         """Returns the fraction of the link with which each query plans: in proportion to what it has to send.
@@ -190,6 +148,8 @@ class PullPlanner:
         What a query without a deadline sends before the close competes with no query that sends after it.
         """
         queries = self._queries
+        if len(queries) == 1:
+            return dict.fromkeys(queries, 1.0)
         sizes = {ref: p.shipper.pending_bytes + CLOSING_FRAME_BYTES for ref, p in queries.items()}
         early = {ref for ref, p in queries.items() if p.store.policy.staleness_ms == math.inf}
         total, early_total = sum(sizes.values()), sum(size for ref, size in sizes.items() if ref in early)
@@ -203,8 +163,9 @@ class PullPlanner:
         """Returns what the queries have to send of closed slices; a query's number is its position."""
         result, link = list[Demand](), MeasuredLink.of(event)
         for number, pipeline in enumerate(queries):
-            now_ms = event.drain_windows.get(pipeline.spec.stream, NO_DRAIN_WINDOW)[0]
-            result += pipeline.shipper.demands(number, pipeline.watermark_ms, now_ms, link.estimate(pipeline, 1.0))
+            estimate = link.estimate(pipeline, 1.0)
+            now_ms, room = _event_ms(pipeline, event), event.capacity_bytes
+            result += pipeline.shipper.demands(number, pipeline.watermark_ms, now_ms, estimate, room)
         return result
 
     def conditions(
@@ -226,7 +187,7 @@ class PullPlanner:
         return PullConditions(
             min(max(room_bytes, self._backlog_frame_bytes(pipeline, link)), MAX_FRAME_BYTES),
             pipeline.watermark_ms,
-            event.drain_windows.get(stream, NO_DRAIN_WINDOW),
+            _event_ms(pipeline, event),
             link.estimate(pipeline, share),
             stream in event.unread,
             _drops_are_due(pipeline, event),
@@ -246,6 +207,11 @@ class PullPlanner:
         return min(most, pipeline.shipper.closed_bytes(pipeline.watermark_ms, most))
 
 
+def _event_ms(pipeline: QueryPipeline, event: PullEvent) -> int:
+    """Returns the event time of a pull; the minimum time in a stream without a clock."""
+    return event.times_ms.get(pipeline.spec.stream, MIN_TIME_MS)
+
+
 def has_closed(pipeline: QueryPipeline) -> bool:
     """Returns whether a query has closed slices to send or to report, or losses of input to state."""
     return pipeline.shipper.has_unreported_closes(pipeline.watermark_ms)
@@ -255,6 +221,6 @@ def _drops_are_due(pipeline: QueryPipeline, event: PullEvent) -> bool:
     """Returns whether the first late record came long enough ago; always true in a stream without a clock."""
     due_ms, stream = pipeline.store.losses.drops.since_ms, pipeline.spec.stream
     clock = pipeline.stream.spec.clock
-    if due_ms is None or clock is None or stream not in event.drain_windows:
+    if due_ms is None or clock is None or stream not in event.times_ms:
         return True
-    return clock.to_wall_ms(event.drain_windows[stream][0]) >= due_ms + REPORT_DROPS_MS
+    return clock.to_wall_ms(event.times_ms[stream]) >= due_ms + REPORT_DROPS_MS

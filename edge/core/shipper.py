@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
 from edgewater.model.query import DEFAULT_PRIORITY
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
@@ -60,6 +61,7 @@ class FrameDraft:
         sends: what is sent, by the start of the slice.
         groups: how many groups are sent.
         closes: the starts of slices in the order of their reports.
+        newer: under a staleness budget, how many groups newer closed slices have, by the start of the slice.
     """
 
     room_bytes: int
@@ -69,6 +71,7 @@ class FrameDraft:
     sends: dict[int, Send] = field(default_factory=dict)
     groups: int = 0
     closes: list[tuple[int, CloseKind]] = field(default_factory=list)
+    newer: dict[int, int] = field(default_factory=dict)
 
     def add(self, start: int, send: Send) -> None:
         """Adds groups of a slice."""
@@ -107,30 +110,41 @@ class Shipper:
     @property
     def pending_bytes(self) -> int:
         """The estimated bytes of all slices that are still to be sent."""
-        return sum(self._sizes(self._store.ended(MAX_TIME_MS)))
+        return int(self._store.pending * self.entry_bytes)
 
-    def demands(self, query: int, watermark_ms: int, now_ms: int, link: LinkEstimate) -> list[Demand]:
+    def demands(
+        self, query: int, watermark_ms: int, now_ms: int, link: LinkEstimate, message_bytes: int
+    ) -> list[Demand]:
         """Returns what the closed slices have to send, by due time.
+
+        If the query is late and fills a message, what it has to send later changes nothing, and is left out.
 
         Args:
             query: its number, for the plan.
             now_ms: event time; the minimum time in a stream without a clock.
         """
-        required, optional = dict[float, float](), dict[float, FloatArray]()
+        required, optional, total = dict[float, float](), dict[float, FloatArray](), 0.0
         for start, slice_ in self._closed_slices(self._close_barrier_ms(watermark_ms)):
             end = self._store.end(start)
+            due_ms = max(self._policy.due_ms(end, link), slice_.late_until_ms)
+            left_ms = max(due_ms - now_ms, 0.0) / link.speed if now_ms > MIN_TIME_MS else math.inf
+            omits = self._policy.omits(end, slice_)
+            is_full = total > max(message_bytes, link.bytes_per_ms * link.speed * left_ms)
+            if is_full and not self._policy.may_omit:
+                break
+            # After its time, a slice is closed with what has been sent of it.
+            if (is_full and not omits) or (omits and slice_.learned and left_ms <= 0.0):
+                continue
             size = slice_.count_pending(self._store.limits(start), 1.0) * self.entry_bytes
             if not size:
                 continue
-            due_ms = max(self._policy.due_ms(end, link), slice_.late_until_ms)
-            left_ms = max(due_ms - now_ms, 0.0) / link.speed if now_ms > MIN_TIME_MS else math.inf
-            if self._policy.omits(end, slice_):
+            if omits:
                 errors = errors_left(slice_.entries, self.history, slice_.send_queue)
                 # Before the groups are ranked, their errors are unknown: they count as large.
                 above = size if errors is None else bytes_above(errors, self.entry_bytes)
                 optional[left_ms] = optional.get(left_ms, np.zeros(len(LEVELS))) + above
             else:
-                required[left_ms] = required.get(left_ms, 0.0) + size
+                required[left_ms], total = required.get(left_ms, 0.0) + size, total + size
         priority = self._spec.priority / DEFAULT_PRIORITY
         return [
             *(Demand(query, left_ms, size, priority=priority) for left_ms, size in required.items()),
@@ -139,24 +153,12 @@ class Shipper:
 
     def closed_bytes(self, watermark_ms: int, most: int) -> int:
         """Returns the estimated bytes of closed slices that are still to be sent; at least `most` if they are more."""
-        total = 0
-        for size in self._sizes(self._closed_slices(self._close_barrier_ms(watermark_ms))):
-            total += size
+        total = 0.0
+        for start, slice_ in self._closed_slices(self._close_barrier_ms(watermark_ms)):
+            total += slice_.count_pending(self._store.limits(start), 1.0) * self.entry_bytes
             if total >= most:
                 break
-        return total
-
-    def open_bytes(self, watermark_ms: int) -> tuple[int, int | None]:
-        """Returns, under a staleness budget, the estimated bytes of open slices, and the first end of these slices."""
-        open_ = [each for each in self._store.not_ended(watermark_ms) if not self._is_unreported(each[1])]
-        sizes = [self._policy.drained_bytes(size) for size in self._sizes(open_)]
-        ends = (self._store.end(start) for (start, _), size in zip(open_, sizes, strict=True) if size)
-        return sum(sizes), min(ends, default=None)
-
-    def _sizes(self, slices: Iterable[tuple[int, Slice]]) -> Iterator[int]:
-        """Yields the estimated bytes that each of these slices has to send."""
-        for start, slice_ in slices:
-            yield int(slice_.count_pending(self._store.limits(start), 1.0) * self.entry_bytes)
+        return int(total)
 
     def early_due_ms(self, watermark_ms: int, now_ms: int, link: LinkEstimate) -> float | None:
         """Returns the event time from which entries of an open slice cannot wait for its close; None: all can."""
@@ -173,11 +175,12 @@ class Shipper:
 
     def awaits_first_close(self, watermark_ms: int) -> bool:
         """Returns whether, under a staleness budget, nothing has been stated of the slices that closed last."""
-        closed = self._closed_slices(watermark_ms)
-        if any(self._awaits_statement(*each) for each in closed):
+        if not self._policy.states_first:
+            return False
+        if any(self._awaits_statement(*each) for each in self._closed_slices(watermark_ms)):
             return True
-        is_done = self._store.through_ms > MIN_TIME_MS and not closed
-        return is_done and self._policy.states_first and self._passed_slice_end(watermark_ms)
+        is_done = self._store.through_ms > MIN_TIME_MS and not any(self._closed_slices(watermark_ms))
+        return is_done and self._passed_slice_end(watermark_ms)
 
     def _awaits_statement(self, start: int, slice_: Slice) -> bool:
         return not slice_.is_stated and self._may_state(start, slice_)
@@ -187,18 +190,19 @@ class Shipper:
         end = self._store.end(start)
         return self._policy.states_first and end > self._store.through_ms and self._policy.omits(end, slice_)
 
-    def _closed_slices(self, through_ms: int, report: ArrivalReport | None = None) -> list[tuple[int, Slice]]:
-        """Returns the slices that end by an event time and are to be closed, with their starts, ascending.
+    def _closed_slices(self, through_ms: int, report: ArrivalReport | None = None) -> Iterator[tuple[int, Slice]]:
+        """Yields the slices that end by an event time and are to be closed, with their starts, ascending.
 
         Args:
             report: a report of arrivals in the same frame.
         """
-        return [each for each in self._store.ended(through_ms) if not self._is_unreported(each[1], report)]
+        ended = self._store.ended(through_ms)
+        return ended if self._monitor is None else (each for each in ended if not self._is_unreported(each[1], report))
 
     def has_unreported_closes(self, watermark_ms: int) -> bool:
         """Returns whether the watermark has closed slices that have not been reported, or input was lost."""
         through = self._close_barrier_ms(watermark_ms)
-        return bool(self._store.losses.unsent) or self._passed_slice_end(through) or bool(self._closed_slices(through))
+        return bool(self._store.losses.unsent) or self._passed_slice_end(through) or any(self._closed_slices(through))
 
     def _reported_before_ms(self, report: ArrivalReport | None) -> int:
         if report is not None:
@@ -256,20 +260,30 @@ class Shipper:
 
     def _add_closed(self, draft: FrameDraft, at: PullConditions) -> bool:
         """Adds groups of closed slices, and closes; returns whether all closed slices have been sent."""
-        closed = self._closed_slices(min(draft.through_ms, at.watermark_ms), draft.report)
+        through_ms, is_first, newest = min(draft.through_ms, at.watermark_ms), at.first_groups is not None, None
+        in_turn: Iterable[tuple[int, Slice]] = self._closed_slices(through_ms, draft.report)
+        if self._policy.may_omit:  # history, such as a backfill, is after slices with a deadline
+            closed = list(in_turn)
+            timed = [each for each in closed if self._policy.omits(self._store.end(each[0]), each[1])]
+            newer = 0
+            for start, slice_ in reversed(closed):
+                draft.newer[start], newer = newer, newer + len(slice_.entries)
+            if is_first:
+                in_turn = [each for each in timed if self._awaits_statement(*each)]
+                newest = max((start for start, _ in in_turn), default=None)
+            else:
+                deadlines = {start for start, _ in timed}
+                in_turn = chain(timed, (each for each in closed if each[0] not in deadlines))
         drained, stated = set[int](), set[int]()
-        is_first = at.first_groups is not None
-        if is_first:
-            in_turn = [each for each in closed if self._awaits_statement(*each)]
-        else:  # history, such as a backfill, is after slices with a deadline
-            in_turn = sorted(closed, key=lambda each: not self._policy.omits(self._store.end(each[0]), each[1]))
-        for number, (start, slice_) in enumerate(in_turn):
+        left = self._store.count_ended(through_ms)
+        for start, slice_ in in_turn:
             if draft.work.units >= FULL_FRAME_WORK:
                 break
-            if len(in_turn) - number > MOST_LEARNED and not self._policy.omits(self._store.end(start), slice_):
+            if left > MOST_LEARNED and not self._policy.omits(self._store.end(start), slice_):
                 slice_.learned = True
+            left -= 1
             # A frame of first closes has groups of the newest slice only.
-            most = at.first_groups if start == in_turn[-1][0] else 0 if is_first else None
+            most = None if not is_first else at.first_groups if start == newest else 0
             selection = self._take(draft, start, slice_, at, most=most)
             if len(selection.groups) or is_first:
                 stated.add(start)
@@ -278,37 +292,34 @@ class Shipper:
             elif not is_first:
                 break
             draft.work.add_slice(start, draft.work.of_close(len(self._store.bounded_measures)))
-        self._close_slices(draft, closed, drained, stated)
-        return len(drained) == len(closed)
+        return self._close_slices(draft, through_ms, drained, stated)
 
-    def _close_slices(
-        self, draft: FrameDraft, closed: list[tuple[int, Slice]], drained: set[int], stated: set[int]
-    ) -> None:
-        """Closes the drained slices, the oldest first.
+    def _close_slices(self, draft: FrameDraft, through_ms: int, drained: set[int], stated: set[int]) -> bool:
+        """Closes the drained slices, the oldest first; returns whether these are all.
 
         From the first slice on that is not drained, the slices in `stated` are closed provisionally.
         """
         is_blocked = False
-        for start, slice_ in closed:
+        for start, slice_ in self._closed_slices(through_ms, draft.report):
             if not is_blocked and start not in drained:
                 is_blocked, draft.through_ms = True, min(draft.through_ms, self._store.end(start) - 1)
             if not is_blocked:
                 draft.closes.append((start, CloseKind.LAST))
             elif not self._policy.states_first:
-                return
+                break
             elif start in stated and self._may_state(start, slice_):
                 draft.closes.append((start, CloseKind.PROVISIONAL))
+        return not is_blocked
 
     def _add_open(self, draft: FrameDraft, at: PullConditions) -> None:
         """Adds groups of open slices that are sent before their close."""
         for start, slice_ in self._store.not_ended(at.watermark_ms):
-            end = self._store.end(start)
             if start in draft.sends:
                 continue
             if draft.work.units >= FULL_FRAME_WORK:
                 return
             early = self._early_sends(start, slice_, at.watermark_ms, at.now_ms, at.link)
-            if self._policy.may_send_open(end, at.drain_window_ms, at.link, early):
+            if early is not None and early.from_ms <= at.now_ms:
                 self._take(draft, start, slice_, at, early)
 
     def _take(
@@ -357,12 +368,9 @@ class Shipper:
         count = min(max(1, int(room / entry_bytes)), self._max_groups) if room > 0 else 0
         if most is not None:
             count = min(count, most)
-        closed = [] if slice_.learned else self._closed_slices(at.watermark_ms)
-        newer = sum(len(other.entries) for at_ms, other in closed if at_ms > start)
         context = PullContext(
-            start, end, end <= at.watermark_ms, at.now_ms, count, at.link, entry_bytes, at.capacity_bytes,
-            draft.groups, newer, early,
-        )  # fmt: skip
+            start, end, at.now_ms, count, at.link, entry_bytes, draft.groups, draft.newer.get(start, 0), early
+        )
         return self._policy.select(slice_, self.history, self._store.limits(start), context)
 
     def to_state(self) -> State:

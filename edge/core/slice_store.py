@@ -8,9 +8,10 @@ last window over it is final. Of a slice that was sent completely only the count
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 import numpy as np
 
@@ -29,6 +30,31 @@ from edgewater.wire import SliceClose
 
 SLICE_BYTES, MEASURE_BYTES = 3_500, 700
 """Memory of a slice without its groups, and of each of its measures; measured with tracemalloc."""
+
+
+class _Total:
+    """A sum over slices, for which only the slices that have changed are computed again.
+
+    Args:
+        size_of: returns the size of a slice by its start; 0 if there is none.
+
+    Attributes:
+        changed: the slices that have changed since the sum was computed.
+    """
+
+    def __init__(self, size_of: Callable[[int], int]) -> None:
+        self._size_of, self._sizes, self._sum = size_of, dict[int, int](), 0
+        self.changed = set[int]()
+
+    @property
+    def value(self) -> int:
+        for start in self.changed:
+            size = self._size_of(start)
+            self._sum += size - self._sizes.pop(start, 0)
+            if size:
+                self._sizes[start] = size
+        self.changed.clear()
+        return self._sum
 
 
 class SliceStore:
@@ -73,10 +99,7 @@ class SliceStore:
         self.losses = QueryLosses(self.spec, max(since_ms, self.begin_ms))
         self.policy = policy_of(self.spec)
         self.bounded_measures = self.policy.bounded
-        self._due: list[int] = []  # starts of all slices that have something to report, ascending, and of some others
-        self._reported: list[int] = []  # a heap of starts of all other slices, and of some that are gone
-        self._sizes: dict[int, int] = {}  # bytes by slice, as they were before the slices in `_changed` changed
-        self._size, self._changed = 0, set[int]()
+        self._index()
         self._slice_bytes = SLICE_BYTES + MEASURE_BYTES * len(self.spec.measures)
 
     def set_windows(self, windows: WindowRange) -> None:
@@ -89,48 +112,49 @@ class SliceStore:
 
     def _index(self) -> None:
         """Indexes the slices again. Called when many of them have changed."""
+        # The starts of slices that have something to report, ascending; and a heap of all other ones, and of some that
+        # are gone.
         self._due = sorted(start for start, slice_ in self.slices.items() if not slice_.close_reported)
         self._reported = [start for start, slice_ in self.slices.items() if slice_.close_reported]
         heapify(self._reported)
-        self._sizes, self._size, self._changed = {}, 0, set(self.slices)
+        self._bytes, self._pending = _Total(self._bytes_of), _Total(self._pending_of)
+        self._changed(self.slices)
 
     def takes(self, start: int) -> bool:
         """Returns whether a slice belongs to a window of this version."""
         return self.begin_ms <= start < self.end_ms
 
-    def ended(self, through_ms: int) -> list[tuple[int, Slice]]:
-        """Returns the slices that end by an event time and have something to report, with their starts, ascending."""
-        count = bisect_right(self._due, through_ms, key=self.end)
-        return self._still_due(0, count)
+    def ended(self, through_ms: int) -> Iterator[tuple[int, Slice]]:
+        """Yields the slices that end by an event time and have something to report, with their starts, ascending."""
+        return ((start, self.slices[start]) for start in islice(self._due, self.count_ended(through_ms)))
 
     def not_ended(self, through_ms: int) -> list[tuple[int, Slice]]:
         """Returns the slices that end after an event time and have something to report, as `ended`."""
-        return self._still_due(bisect_right(self._due, through_ms, key=self.end), len(self._due))
+        return [(start, self.slices[start]) for start in self._due[self.count_ended(through_ms) :]]
 
-    def _still_due(self, first: int, last: int) -> list[tuple[int, Slice]]:
-        found: list[tuple[int, Slice]] = []
-        for start in self._due[first:last]:
-            slice_ = self.slices.get(start)
-            if slice_ is not None and not slice_.close_reported:
-                found.append((start, slice_))
-                continue
-            self._changed.add(start)
-            if slice_ is not None:
-                heappush(self._reported, start)
-        if len(found) < last - first:
-            self._due[first:last] = [start for start, _ in found]
-        return found
+    def count_ended(self, through_ms: int) -> int:
+        """Returns how many slices `ended` yields."""
+        return bisect_right(self._due, through_ms, key=self.end)
 
     @property
     def nbytes(self) -> int:
-        for start in self._changed:
-            slice_ = self.slices.get(start)
-            size = 0 if slice_ is None else self._nbytes_of(slice_)
-            self._size += size - self._sizes.pop(start, 0)
-            if size:
-                self._sizes[start] = size
-        self._changed.clear()
-        return self._size + self.finished.nbytes
+        return self._bytes.value + self.finished.nbytes
+
+    @property
+    def pending(self) -> int:
+        """The number of groups that slices have to send."""
+        return self._pending.value
+
+    def _changed(self, starts: Iterable[int]) -> None:
+        self._bytes.changed.update(starts)
+        self._pending.changed.update(starts)
+
+    def _bytes_of(self, start: int) -> int:
+        return self._nbytes_of(self.slices[start]) if start in self.slices else 0
+
+    def _pending_of(self, start: int) -> int:
+        slice_ = self.slices.get(start)
+        return 0 if slice_ is None or slice_.close_reported else slice_.count_pending(self.limits(start), 1.0)
 
     def _nbytes_of(self, slice_: Slice) -> int:
         return slice_.entries.nbytes + self._slice_bytes
@@ -148,7 +172,8 @@ class SliceStore:
         return min(max((now_ms - start) / (self.end(start) - start), 0.0), 1.0)
 
     def open(self, start: int, arrival_ms: int) -> Slice:
-        """Returns the slice that takes records; a new one continues the counters of a finished slice.
+        """Returns the slice that takes records, which has to be reported (again); a new one continues the counters of
+        a finished slice.
 
         Args:
             arrival_ms: event time by the stream's clock at which the records arrived.
@@ -157,11 +182,30 @@ class SliceStore:
         if slice_ is None:
             slice_ = self.slices[start] = Slice(self._no_entries(), *(self.finished.get(start) or ()))
             slice_.first_arrival_ms = arrival_ms
-        self._changed.add(start)
-        at = bisect_right(self._due, start)
-        if not at or self._due[at - 1] != start:
+        self._changed((start,))
+        slice_.close_reported = False
+        at = bisect_left(self._due, start)
+        if at == len(self._due) or self._due[at] != start:
             self._due.insert(at, start)
         return slice_
+
+    def sent(self, starts: Collection[int], closed: Collection[int]) -> None:
+        """Notes that a frame has sent groups of slices, and has closed some of them.
+
+        A closed slice that withholds values is kept for late records. Of others only the counters are kept.
+        """
+        self._changed(starts)
+        if not closed:
+            return
+        done, first, last = set(closed), bisect_left(self._due, min(closed)), bisect_right(self._due, max(closed))
+        self._due[first:last] = [start for start in self._due[first:last] if start not in done]
+        for start in closed:
+            slice_ = self.slices[start]
+            slice_.close_reported = True
+            if self.bounded_measures and len(slice_.entries):
+                heappush(self._reported, start)
+            else:
+                self.finish(start, self.slices.pop(start).counters)
 
     def _no_entries(self) -> SliceEntries:
         return SliceEntries.for_query(self.bound, self.source, self.bounded_measures)
@@ -182,6 +226,7 @@ class SliceStore:
                     slice_.close_reported, slice_.send_queue = False, SendQueue()
                 self._index()
             return
+        self._changed(self._due)
         through = self.through_ms
         not_closed = MIN_TIME_MS if through == MIN_TIME_MS else self.spec.window.slice_start(through)
         self.schedule = self.schedule.updated(version, shares, from_ms, not_closed)
@@ -243,7 +288,7 @@ class SliceStore:
         floor_ms = self.end(int(starts[math.ceil(fraction * len(starts)) - 1]))
         for start in closed:
             if start < floor_ms:
-                self._changed.add(start)
+                self._changed((start,))
                 del self.slices[start]
         self.finished.forget_before(floor_ms)
         self.full.raise_floor(floor_ms)
@@ -251,7 +296,7 @@ class SliceStore:
     def _discard(self, start: int, slice_: Slice) -> None:
         """Drops the groups of an open slice. What was sent of it stays counted."""
         self.full.discard(start)
-        self._changed.add(start)
+        self._changed((start,))
         unsent = int(slice_.entries.pending_records.sum())
         if unsent:
             self.refused(start)
@@ -261,7 +306,7 @@ class SliceStore:
             slice_.entries = self._no_entries()
             slice_.send_queue, slice_.pending_count = SendQueue(), ((), 0)
         else:
-            del self.slices[start]
+            del self.slices[start], self._due[bisect_left(self._due, start)]
 
     def refused(self, start: int) -> None:
         """States once that a slice lacks records for which there was no memory."""
@@ -298,13 +343,12 @@ class SliceStore:
 
     def drop_final(self, watermark_ms: int) -> None:
         """Drops the slices whose windows are final. Called after each frame."""
-        self.ended(watermark_ms)
         done = False
         while self._reported and self.is_final(self._reported[0], watermark_ms):
             start = heappop(self._reported)
             if start in self.slices and self.slices[start].close_reported:
                 done = True
-                self._changed.add(start)
+                self._changed((start,))
                 del self.slices[start]
         self.finished.forget(lambda start: self.is_final(start, watermark_ms))
         self.full.forget(lambda start: self.is_final(start, watermark_ms))

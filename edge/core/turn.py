@@ -8,9 +8,10 @@ last time, and no other query would send anything.
 
 All other frames leave as `edge/core/link_plan.py` plans, except in one message of `MESSAGES_PER_FAIR`, and in the one
 that follows so many pulls of first closes. There the query that was served least is first. A query is served at the
-larger of two numbers: the bytes at which its last frame ended, and the bytes at which the last frame of any query
-began. First closes do not count: they would take from a query its turn for the last closes. A query that was idle saves
-nothing up.
+larger of two numbers: the bytes at which its last frame ended, and the bytes at which the last frame in such a message
+began. So a planned frame takes no turn from others, and a query that was idle saves nothing up. Queries that wait
+divide the message, down to `LEAST_BYTES` each. First closes do not count: they would take from a query its turn for the
+last closes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Turn:
         self.pull, self._served_bytes, self.turns = pull, served_bytes, turns
         self.frames, self._left_bytes = 0, pull.capacity_bytes
         self.first_groups: int | None = None
-        self._rooms = dict[QueryRef, int]()
+        self._rooms, self._is_fair = dict[QueryRef, int](), False
         may_be_first = first_pulls < MOST_FIRST_PULLS
         first = [p for p in queries if may_be_first and p.shipper.awaits_first_close(p.watermark_ms)]
         self.first_pulls = first_pulls + 1 if first else 0
@@ -68,21 +69,23 @@ class Turn:
             self.first_groups = min(max(FIRST_GROUPS // len(first), LEAST_FIRST_GROUPS), MOST_FIRST_GROUPS)
             self._left_bytes //= len(first)
             return
-        is_fair = not may_be_first or not self.turns % MESSAGES_PER_FAIR
-        self.turns += 1
         self.queries = sorted(queries, key=lambda p: (self._served_at(p), p.through_ms, p.ref.name))
-        if len(queries) > 1 and not is_fair:
-            rate, asked = pull.bandwidth_bytes_s / 1000.0, demands(self.queries)
-            planned = message(asked, rate, pull.capacity_bytes)
-            waiting = {self.queries[d.query].ref for d in asked}
-            # A close of a slice that has been sent, or a report of arrivals, is small, and is not delayed by entries.
-            others = [p for p in self.queries if p.ref not in waiting]
-            small = [p.ref for p in others if p.monitor or p.shipper.has_unreported_closes(p.watermark_ms)]
-            self._rooms = dict.fromkeys(small, LEAST_BYTES) | {
-                self.queries[k].ref: math.ceil(size) for k, size in planned.items()
-            }
-            order = {ref: k for k, ref in enumerate(self._rooms)}
-            self.queries.sort(key=lambda p: order.get(p.ref, len(order)))
+        # A close of a slice that has been sent, or a report of arrivals, is small, and is not delayed by entries.
+        small = [p for p in self.queries if p.monitor or p.shipper.has_unreported_closes(p.watermark_ms)]
+        self._is_fair = len(small) < 2 or not may_be_first or not self.turns % MESSAGES_PER_FAIR
+        if self._is_fair:
+            # Each query that waits has its turn soon, with a small frame if they are many.
+            room = max(pull.capacity_bytes // max(len(small), 1), LEAST_BYTES)
+            self._rooms = {p.ref: room for p in small}
+            return
+        rate, asked = pull.bandwidth_bytes_s / 1000.0, demands(self.queries)
+        planned = message(asked, rate, pull.capacity_bytes)
+        waiting = {self.queries[d.query].ref for d in asked}
+        self._rooms = {p.ref: LEAST_BYTES for p in small if p.ref not in waiting} | {
+            self.queries[k].ref: math.ceil(size) for k, size in planned.items()
+        }
+        order = {ref: k for k, ref in enumerate(self._rooms)}
+        self.queries.sort(key=lambda p: order.get(p.ref, len(order)))
 
     def _served_at(self, pipeline: QueryPipeline) -> int:
         return max(pipeline.served_bytes, self._served_bytes)
@@ -103,9 +106,12 @@ class Turn:
         """Counts a frame of a query; returns `served_bytes` for the next pull."""
         self.frames += 1
         if self.first_groups is None:
+            self.turns += self.frames == 1
             at = self._served_at(pipeline)
             pipeline.served_bytes = at + size * DEFAULT_PRIORITY // pipeline.spec.priority
-            self._served_bytes, self._left_bytes = at, self._left_bytes - size
+            self._left_bytes -= size
+            # A planned frame may be of a query that was served much. Others keep what they lack.
+            self._served_bytes = at if self._is_fair else self._served_bytes
         return self._served_bytes
 
     @property

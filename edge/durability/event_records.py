@@ -237,7 +237,8 @@ def read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | No
 def pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
     """Encodes a pull: a line of JSON, then the frames in their wire format."""
     head: dict[str, Any] = {
-        "capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), "unread": pull.unread,
+        "capacity": pull.capacity_bytes, "unread": pull.unread,
+        "drain_windows": {stream: (now_ms, now_ms) for stream, now_ms in pull.times_ms.items()},
         "bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "max_frames": pull.max_frames,
         "least_bytes_s": 0.0, "mid_bytes_s": pull.mid_bytes_s,
         "processing_ms": [(ref.name, ref.version, ms) for ref, ms in pull.processing_ms.items()],
@@ -253,11 +254,11 @@ def read_pull(record: Record) -> tuple[PullReplayed, int]:
     """Returns the pull, and the `platform_id` of the process that built its frames; 0 if it built none."""
     text, _, data = record.payload.partition(b"\n")
     fields = json.loads(text)
-    drain_windows = {s: (now_ms, drained_ms) for s, (now_ms, drained_ms) in fields["drain_windows"].items()}
+    times_ms = {s: now_ms for s, (now_ms, _) in fields["drain_windows"].items()}
     link = fields["bandwidth_bytes_s"], fields["path_delay_ms"], tuple(fields["unread"])
     processing_ms = {QueryRef(name, version): ms for name, version, ms in fields["processing_ms"]}
     mid_bytes_s = fields.get("mid_bytes_s", 0.0)  # 0.3.0 has a lower bound of an unknown bandwidth instead
-    pull = PullEvent(fields["capacity"], drain_windows, *link, fields["max_frames"], processing_ms, mid_bytes_s)
+    pull = PullEvent(fields["capacity"], times_ms, *link, fields["max_frames"], processing_ms, mid_bytes_s)
     parts = fields.get("frames", ())
     counts_only = fields.get("counts_only", [None] * len(parts))  # 0.3.0 does not write it
     built, at = list[FrameBuilt](), 0

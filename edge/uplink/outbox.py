@@ -114,7 +114,7 @@ class UplinkOutbox:
             if due_ms is not None and due_ms <= now:
                 pull = PullEvent(
                     capacity_bytes,
-                    pulls.drain_windows(mid, now),
+                    pulls.event_times(now),
                     low,
                     link.path_delay_ms,
                     self.workload.unread(),

@@ -150,7 +150,7 @@ class EdgeSimulation:
         capacity = math.ceil(entries * self._entry_bytes) + 1
         if self._query.saves_bytes and self._link.bytes_per_update is None:
             capacity = max(capacity, MIN_FRAME_BYTES)  # like an agent, since small frames are mostly overhead
-        event = PullEvent(capacity, self.core.pulls.drain_windows(bandwidth, now), bandwidth, path_delay_ms)
+        event = PullEvent(capacity, self.core.pulls.event_times(now), bandwidth, path_delay_ms)
         built = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in built:
             body = frame.unpack()

@@ -61,7 +61,7 @@ class _Meter:
         due_ms = self._core.pulls.next_pull_ms(bandwidth, now_ms)
         if due_ms is None or due_ms > now_ms:
             return 0
-        event = PullEvent(int(capacity), self._core.pulls.drain_windows(bandwidth, now_ms), bandwidth)
+        event = PullEvent(int(capacity), self._core.pulls.event_times(now_ms), bandwidth)
         frames = [e.frame for e in self._core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in frames:
             partials = frame.unpack().partials

@@ -138,7 +138,7 @@ class Site:
             self.at = to
         frames: list[Frame] = []
         while (due := self.core.pulls.next_pull_ms(1e9, own_ms)) is not None and due <= own_ms:
-            effects = self.core.handle(PullEvent(1 << 18, self.core.pulls.drain_windows(1e9, own_ms), unread=unread))
+            effects = self.core.handle(PullEvent(1 << 18, self.core.pulls.event_times(own_ms), unread=unread))
             built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break

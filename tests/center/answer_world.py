@@ -79,12 +79,12 @@ class World:
         times = pa.array([time_ms] * len(rows), pa.int64())
         self.cores[edge].handle(Ingested("s", "file", pa.record_batch({**columns, TIME_COLUMN: times}), time_ms))
         if pulls:
-            self._pull(edge, PullEvent(1 << 12, {"s": (time_ms, time_ms + 400)}, 1000.0, 0))
+            self._pull(edge, PullEvent(1 << 12, {"s": time_ms}, 1000.0, 0))
 
     def closes_late(self, edge: int, now_ms: int) -> None:
         """Ends the input of an edge; its link passes 1,000 bytes a second, from this event time on."""
         self.cores[edge].handle(SourceEnded("s", "file"))
-        while self._pull(edge, PullEvent(1 << 12, {"s": (now_ms, now_ms)}, 1000.0)):
+        while self._pull(edge, PullEvent(1 << 12, {"s": now_ms}, 1000.0)):
             pass
 
     def pulls_small(self, edge: int) -> None:

@@ -169,7 +169,7 @@ class Site:
         """
         frames, core = [], self.durable.core
         while (due := core.pulls.next_pull_ms(1e6, self.center.now_ms)) is not None and due <= self.center.now_ms:
-            pull = PullEvent(1 << 20, core.pulls.drain_windows(1e6, self.center.now_ms))
+            pull = PullEvent(1 << 20, core.pulls.event_times(self.center.now_ms))
             built = [e.frame for e in self.durable.handle(pull) if isinstance(e, FrameBuilt)]
             if not built:
                 break

@@ -155,7 +155,7 @@ class World:
             self.edge.ingest_range(event, {"row": start}, {"row": end})
 
     def pull(self, capacity: int = 400, max_frames: int = 64) -> None:
-        self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}, max_frames=max_frames))
+        self.edge.handle(PullEvent(capacity, {"flights": -(1 << 61)}, max_frames=max_frames))
 
     def end(self) -> None:
         self.edge.handle(SourceEnded("flights", "file"))

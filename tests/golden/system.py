@@ -135,7 +135,7 @@ class Edge:
                 event = Ingested("flights", "file", batch, arrival_ms)
                 self.core.ingest_range(event, {"row": start}, {"row": start + STEP})
             self.core.handle(TickEvent(arrival_ms, ()))
-            self.core.handle(PullEvent(2_000, {"flights": (arrival_ms, arrival_ms + 2_000)}, max_frames=8))
+            self.core.handle(PullEvent(2_000, {"flights": arrival_ms}, max_frames=8))
         self.core.sync()
 
     def acknowledge(self, frames: int) -> None:

@@ -58,9 +58,7 @@ def test_an_edges_frames_pass(name: str) -> None:
             core.handle(InputLost("s", "file", "file-truncated", now_ms))
         if round_ == 4:
             core.handle(SourceEnded("s", "file"))
-        while frames := [
-            e.frame for e in core.handle(PullEvent(1 << 14, {"s": (now_ms, now_ms)})) if isinstance(e, FrameBuilt)
-        ]:
+        while frames := [e.frame for e in core.handle(PullEvent(1 << 14, {"s": now_ms})) if isinstance(e, FrameBuilt)]:
             for frame in frames:
                 checked = check.check(frame, now_ms)
                 kept = encode_body(kept_body(checked))  # values may be NaN
@@ -83,9 +81,7 @@ def test_the_slices_of_a_long_outage_come_in_frames_that_no_query_waits_long_for
     core.handle(Ingested("s", "file", records, now_ms))
     core.handle(SourceEnded("s", "file"))
     check, partials, closes, through_ms = FrameCheck(spec), list[int](), list[int](), 0
-    while frames := [
-        e.frame for e in core.handle(PullEvent(1 << 20, {"s": (now_ms, now_ms)})) if isinstance(e, FrameBuilt)
-    ]:
+    while frames := [e.frame for e in core.handle(PullEvent(1 << 20, {"s": now_ms})) if isinstance(e, FrameBuilt)]:
         for frame in frames:
             checked, body = check.check(frame, now_ms), frame.unpack()
             assert (kept_body(checked), checked.reason) == (body, None)

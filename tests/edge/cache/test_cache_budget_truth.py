@@ -60,7 +60,7 @@ def an_edge(number: int, spec: QuerySpec) -> tuple[list[FrameBody], FloatArray]:
         np.add.at(truth, (times // SLICE_MS, keys), values)
         batch = pa.record_batch({"key": keys, "value": values, TIME_COLUMN: times})
         core.handle(Ingested("s", "file", batch, now))
-        bodies += pulled(core, PullEvent(600, {"s": (now, now + 400)}, 1000.0, 0))
+        bodies += pulled(core, PullEvent(600, {"s": now}, 1000.0, 0))
     core.handle(SourceEnded("s", "file"))
     while fresh := pulled(core, PullEvent(600)):
         bodies += fresh

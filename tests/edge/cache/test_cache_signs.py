@@ -63,7 +63,7 @@ def an_edge(number: int, spec: QuerySpec, function: str, records: Records) -> tu
             batch = pa.record_batch({"key": keys[rows], "value": values[rows], TIME_COLUMN: times[rows]})
             now = int(times[rows].max())
             core.handle(Ingested("s", "file", batch, now))
-            merge(sent, core.handle(PullEvent(200, {"s": (now, now + 200)}, 1000.0, 0)), function)
+            merge(sent, core.handle(PullEvent(200, {"s": now}, 1000.0, 0)), function)
     core.handle(SourceEnded("s", "file"))
     while merge(sent, core.handle(PullEvent(400)), function):
         pass

@@ -60,7 +60,7 @@ def come(edge: EdgeCore, arrival_ms: int, *records: tuple[int, float | None]) ->
 
 
 def pull(edge: EdgeCore, now_ms: int, capacity: int = 1 << 16) -> FrameBody | None:
-    for effect in edge.handle(PullEvent(capacity, edge.pulls.drain_windows(1e9, now_ms))):
+    for effect in edge.handle(PullEvent(capacity, edge.pulls.event_times(now_ms))):
         if isinstance(effect, FrameBuilt):
             return effect.frame.unpack()
     return None
@@ -295,7 +295,7 @@ def reports_of(edge: EdgeCore, bandwidth_bytes_s: float, begin_ms: int, end_ms: 
     bodies = []
     for now in range(begin_ms + 100, end_ms + 1, 100):
         come_grouped(edge, now - 5, *[(now - 10, float(i + now), f"k{i}", i) for i in range(40)])
-        event = PullEvent(1 << 16, edge.pulls.drain_windows(bandwidth_bytes_s, now), bandwidth_bytes_s)
+        event = PullEvent(1 << 16, edge.pulls.event_times(now), bandwidth_bytes_s)
         bodies += [e.frame.unpack() for e in edge.handle(event) if isinstance(e, FrameBuilt)]
     return [body for body in bodies if body.arrivals is not None]
 
@@ -380,7 +380,7 @@ def test_a_replay_gives_the_same_statistics_by_group_byte_for_byte(tmp_path: Pat
         for core in (whole, dying):
             event = Ingested("s", "f", batch, now)
             core.ingest_payload(event) if isinstance(core, DurableCore) else core.handle(event)
-            effects = core.handle(PullEvent(1 << 16, whole.pulls.drain_windows(1e9, now))) if step % 3 == 0 else []
+            effects = core.handle(PullEvent(1 << 16, whole.pulls.event_times(now))) if step % 3 == 0 else []
             frames.append([e.frame for e in effects if isinstance(e, FrameBuilt)])
         assert frames[0] == frames[1]
         if step % 7 == 0:

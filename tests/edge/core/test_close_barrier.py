@@ -39,9 +39,7 @@ def pulls(edge: EdgeCore, now_ms: int) -> list[FrameBody]:
     bodies = []
     while (due := edge.pulls.next_pull_ms(1e9, now_ms)) is not None and due <= now_ms:
         built = [
-            e
-            for e in edge.handle(PullEvent(1 << 16, edge.pulls.drain_windows(1e9, now_ms)))
-            if isinstance(e, FrameBuilt)
+            e for e in edge.handle(PullEvent(1 << 16, edge.pulls.event_times(now_ms))) if isinstance(e, FrameBuilt)
         ]
         assert built, f"nothing leaves at {now_ms}"
         bodies += [e.frame.unpack() for e in built]

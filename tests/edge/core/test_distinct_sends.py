@@ -37,7 +37,7 @@ def ingest(core: EdgeCore, countries: Sequence[str], clients: Sequence[int], at_
 def sent(core: EdgeCore, now_ms: int) -> list[bytes]:
     """Returns the partials that the core sends now, of its open slice too."""
     partials: list[bytes] = []
-    pull = PullEvent(1 << 20, {"s": (now_ms, max(now_ms, 3_599_999))})
+    pull = PullEvent(1 << 20, {"s": now_ms})
     while frames := [e.frame for e in core.handle(pull) if isinstance(e, FrameBuilt)]:
         partials += [p.synopsis for frame in frames for p in frame.unpack().partials]
     return partials

@@ -57,7 +57,7 @@ class Edge:
         self.core.handle(Ingested("sales", "till", batch, at_ms))
 
     def pull(self, now_ms: int, capacity: int = 1_500, rate: float = RATE_BYTES_S) -> list[Frame]:
-        event = PullEvent(capacity, {"sales": (now_ms, now_ms)}, rate, max_frames=64)
+        event = PullEvent(capacity, {"sales": now_ms}, rate, max_frames=64)
         frames = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
         if frames:
             self.messages.append((now_ms, frames))
@@ -147,6 +147,30 @@ def test_a_link_that_is_too_narrow_for_first_closes_still_carries_last_closes_an
             now_ms += max(size, 20)  # on a link of 1,000 bytes per second
     assert edge.bodies("exact")
     assert all(edge.bodies(f"q{k}")[-1].through_ms > 5_000 for k in range(4))
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "windows"), [pytest.param(200, 2_048.0, 12, marks=pytest.mark.nightly), (48, 480.0, 8)]
+)
+def test_on_a_link_that_is_too_narrow_for_all_queries_each_one_sends(count: int, rate: float, windows: int) -> None:
+    budgets = {"staleness": "2s"}, {"error": {"amount": 1}}, {"error": {"amount": 1}, "staleness": "2s"}, None
+    specs = [
+        exact(name) if budget is None else query(name, budget=budget)
+        for k, name in enumerate(f"q{k:03}" for k in range(count))
+        for budget in [budgets[k % len(budgets)]]
+    ]
+    edge, now_ms = Edge(*specs), 0
+    for window in range(windows):
+        edge._ingest(window * WINDOW_MS + 1, [f"shop{k}" for k in range(5)], list(range(1, 6)))
+        edge.end(window)
+        now_ms = max(now_ms, (window + 1) * WINDOW_MS)
+        while now_ms < (window + 2) * WINDOW_MS:
+            size = sum(frame.plain_wire_bytes for frame in edge.pull(now_ms, 1_024, rate))
+            now_ms += max(round(1000 * size / rate), 20)
+    assert [spec.name for spec in specs if not any(b.closes or b.partials for b in edge.bodies(spec.name))] == []
+    for spec in specs[::4]:  # what the staleness budget omits is stated
+        first = next(close for body in edge.bodies(spec.name) for close in body.closes)
+        assert first.withheld[0].groups > 0
 
 
 def test_a_query_that_was_idle_has_saved_nothing_up() -> None:

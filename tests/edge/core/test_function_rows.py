@@ -47,7 +47,7 @@ def frames(core: EdgeCore, now_ms: int, capacity: int = CAPACITY, bandwidth: flo
     core.handle(TickEvent(now_ms))
     sent: list[Frame] = []
     while (due := core.pulls.next_pull_ms(bandwidth, now_ms)) is not None and due <= now_ms:
-        effects = core.handle(PullEvent(capacity, core.pulls.drain_windows(bandwidth, now_ms), bandwidth, 50))
+        effects = core.handle(PullEvent(capacity, core.pulls.event_times(now_ms), bandwidth, 50))
         built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
         if not built:
             break
@@ -106,7 +106,7 @@ def test_under_an_accuracy_a_narrow_link_omits_nothing(measure: str) -> None:
         if at < 3_000:
             feed(core, np.sort(rng.integers(at, at + 20, 20)), [f"g{i}" for i in rng.integers(0, 50, 20)])
         core.handle(TickEvent(at + 20))
-        effects = core.handle(PullEvent(150, core.pulls.drain_windows(3_000.0, at + 20), 3_000.0, 50))
+        effects = core.handle(PullEvent(150, core.pulls.event_times(at + 20), 3_000.0, 50))
         sent += [e.frame for e in effects if isinstance(e, FrameBuilt)]
     feed(core, [20_000], ["g0"])
     sent += frames(core, 20_000)

@@ -100,7 +100,7 @@ class Edge:
             due = self.core.pulls.next_pull_ms(plain_bytes_s, now_ms, 5)
             if due is None or due > now_ms:
                 return
-            pull = PullEvent(8 << 10, self.core.pulls.drain_windows(plain_bytes_s, now_ms), plain_bytes_s, 5)
+            pull = PullEvent(8 << 10, self.core.pulls.event_times(now_ms), plain_bytes_s, 5)
             frames = [e.frame for e in self.core.handle(pull) if isinstance(e, FrameBuilt)]
             if not frames:
                 return
@@ -215,7 +215,7 @@ def test_the_moment_of_an_early_send_is_known_ahead() -> None:
         edge.core.handle(TickEvent(now))
         due = edge.core.pulls.next_pull_ms(1_500.0, now, 5)
     assert due is not None and now < WINDOW_MS and 0 < waits < 30
-    pull = PullEvent(8 << 10, edge.core.pulls.drain_windows(1_500.0, now), 1_500.0, 5)
+    pull = PullEvent(8 << 10, edge.core.pulls.event_times(now), 1_500.0, 5)
     assert any(isinstance(e, FrameBuilt) for e in edge.core.handle(pull))
 
 
@@ -259,7 +259,7 @@ def closed_core(*queries: QuerySpec) -> EdgeCore:
 
 
 def frame_bytes(core: EdgeCore, bandwidth: float) -> int:
-    pull = PullEvent(256, core.pulls.drain_windows(bandwidth, WINDOW_MS), bandwidth)
+    pull = PullEvent(256, core.pulls.event_times(WINDOW_MS), bandwidth)
     (built,) = (e for e in core.handle(pull) if isinstance(e, FrameBuilt))
     return sum(len(p.synopsis) for p in built.frame.unpack().partials)
 
@@ -292,14 +292,14 @@ def test_entries_wait_for_the_close_if_the_median_of_the_link_carries_them_after
         core = open_core(spec, 2_000)
         core.handle(BudgetSet(REF, {"v": 0.5}, 1))
         assert (core.pulls.next_pull_ms(least, now_ms, mid_bytes_s=mid) == now_ms) is is_due
-        pull = PullEvent(4 << 10, core.pulls.drain_windows(mid, now_ms), least, mid_bytes_s=mid)
+        pull = PullEvent(4 << 10, core.pulls.event_times(now_ms), least, mid_bytes_s=mid)
         assert bool(core.handle(pull)) is is_due
 
 
 def test_an_early_frame_occupies_the_link_for_a_second_at_most() -> None:
     """Before a link has been seen, its rate is a low guess, so that half of the early sends may be half of all."""
     core, now_ms = open_core(query(None, budget=None), 2_400), WINDOW_MS // 2
-    pull = PullEvent(64 << 10, core.pulls.drain_windows(1_000.0, now_ms), 1_000.0)
+    pull = PullEvent(64 << 10, core.pulls.event_times(now_ms), 1_000.0)
     (built,) = (e for e in core.handle(pull) if isinstance(e, FrameBuilt))
     sent = sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in built.frame.unpack().partials)
     assert 0 < sent <= 71

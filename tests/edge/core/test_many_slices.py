@@ -38,7 +38,7 @@ def edge_with(query: QuerySpec) -> EdgeCore:
 
 def pulled(edge: EdgeCore, now_ms: int, capacity: int = 1 << 30) -> list[int]:
     """Pulls one frame; returns the slices that it closes."""
-    effects = edge.handle(PullEvent(capacity, edge.pulls.drain_windows(1e9, now_ms), 1e9))
+    effects = edge.handle(PullEvent(capacity, edge.pulls.event_times(now_ms), 1e9))
     closed = [start for effect in effects if isinstance(effect, FrameBuilt) for start in effect.closed]
     edge.handle(Acked(edge.next_seq - 1))
     return closed
@@ -122,7 +122,7 @@ def test_the_totals_of_many_slices_are_exact() -> None:
     edge = edge_with(spec())
     times = [n * 100 for n in range(2_000)]
     edge.handle(Ingested("s", "f", batch(times, [f"k{n % 3}" for n in range(2_000)]), 200 * SECOND))
-    effects = edge.handle(PullEvent(1 << 30, edge.pulls.drain_windows(1e9, 200 * SECOND), 1e9))
+    effects = edge.handle(PullEvent(1 << 30, edge.pulls.event_times(200 * SECOND), 1e9))
     totals = {
         partial.slice_start_ms: GroupedAggregate.from_bytes(partial.synopsis).measures["t"].query().value.tolist()
         for effect in effects

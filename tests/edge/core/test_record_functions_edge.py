@@ -78,7 +78,7 @@ def event(values: list[float | None], keys: list[str] | None = None, at_ms: int 
 
 
 def pull(edge: EdgeCore, now_ms: int = 1_000) -> FrameBody:
-    for effect in edge.handle(PullEvent(1 << 16, edge.pulls.drain_windows(1e9, now_ms))):
+    for effect in edge.handle(PullEvent(1 << 16, edge.pulls.event_times(now_ms))):
         if isinstance(effect, FrameBuilt):
             return effect.frame.unpack()
     raise AssertionError("nothing left")
@@ -294,7 +294,7 @@ def test_a_replayed_journal_calls_the_function_again_and_builds_the_same_frames(
 
     def work() -> None:
         edge.ingest_payload(event(RECORDS))
-        assert edge.handle(PullEvent(1 << 16, edge.core.pulls.drain_windows(1e9, 1_000)))
+        assert edge.handle(PullEvent(1 << 16, edge.core.pulls.event_times(1_000)))
 
     first = scored(work)
     edge.sync()

@@ -46,7 +46,7 @@ def frames(queries: Sequence[tuple[QueryRef, QuerySpec]]) -> dict[QueryRef, list
     for number in range(4):
         at_ms = 5_000 + 900 * number
         edge.handle(Ingested("s", "f", batch(400, number, at_ms), at_ms))
-        pull = PullEvent(1 << 30, edge.pulls.drain_windows(1e9, at_ms), max_frames=len(queries))
+        pull = PullEvent(1 << 30, edge.pulls.event_times(at_ms), max_frames=len(queries))
         for effect in edge.handle(pull):
             if isinstance(effect, FrameBuilt):
                 built[effect.frame.query].append(effect.frame.body)
@@ -118,7 +118,7 @@ def test_a_computed_key_groups_records_by_the_value_of_its_expression() -> None:
     edge.handle(Configured((query,)))
     edge.handle(Ingested("s", "f", given, 5_000))
     edge.handle(Ingested("s", "f", batch(1, 5, 9_000), 9_000))
-    built = edge.handle(PullEvent(1 << 30, edge.pulls.drain_windows(1e9, 9_000), max_frames=9))
+    built = edge.handle(PullEvent(1 << 30, edge.pulls.event_times(9_000), max_frames=9))
     counted: Counter[str] = Counter()
     for effect in built:
         for partial in effect.frame.unpack().partials if isinstance(effect, FrameBuilt) else ():

@@ -62,7 +62,7 @@ class Site:
         """Has the link pull a frame whenever the frame before has passed it."""
         now_ms = from_ms
         while now_ms < to_ms:
-            pull = PullEvent(500, {"sales": (now_ms, now_ms)}, RATE_BYTES_S, path_delay_ms)
+            pull = PullEvent(500, {"sales": now_ms}, RATE_BYTES_S, path_delay_ms)
             built = [e.frame for e in self.core.handle(pull) if isinstance(e, FrameBuilt)]
             for frame in built:
                 self.bodies.append((now_ms, frame.unpack()))
@@ -157,7 +157,7 @@ def test_an_answer_that_takes_the_center_long_brings_forward_the_deadline_of_its
     site.close(0)
     now_ms = WINDOW_MS
     while len(closed_ms) < 2:
-        pull = PullEvent(500, {"sales": (now_ms, now_ms)}, RATE_BYTES_S, processing_ms={slow: 1_500})
+        pull = PullEvent(500, {"sales": now_ms}, RATE_BYTES_S, processing_ms={slow: 1_500})
         for effect in site.core.handle(pull):
             if isinstance(effect, FrameBuilt) and effect.closed:
                 closed_ms[effect.frame.query] = now_ms

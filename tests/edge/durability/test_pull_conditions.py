@@ -38,7 +38,7 @@ def durable(directory: Path) -> DurableCore:
 
 def test_early_sends_by_the_median_of_the_link_are_replayed(tmp_path: Path) -> None:
     edge = durable(tmp_path)
-    pull = PullEvent(4 << 10, edge.core.pulls.drain_windows(1e6, NOW_MS), 1_000.0, mid_bytes_s=2_000.0)
+    pull = PullEvent(4 << 10, edge.core.pulls.event_times(NOW_MS), 1_000.0, mid_bytes_s=2_000.0)
     assert [e.frame for e in edge.handle(pull) if isinstance(e, FrameBuilt)]
     edge.sync()
     state = hard_state(edge.core)

@@ -75,7 +75,7 @@ class Case:
         return [*start, BudgetSet(REF, {"v": at}, 1)] if self.share else start
 
     def pull(self, at: float, now_ms: int) -> PullEvent:
-        return PullEvent(1 << 16, {"s": (now_ms, now_ms + 100)}, 3_000.0 if self.share else at, 5)
+        return PullEvent(1 << 16, {"s": now_ms}, 3_000.0 if self.share else at, 5)
 
 
 ERROR = {"budget": {"error": {"v": 40}}, "cache": {"eviction": "gain"}}
@@ -289,8 +289,8 @@ class KindWorld(World):
             now_ms = int(np.max(records.column(TIME_COLUMN).to_numpy())) + 150
             self.edge.ingest_range(Ingested("flights", "file", records, now_ms), {"row": start}, {"row": end})
             for _ in range(4):
-                drain_windows = self.edge.core.pulls.drain_windows(500.0, now_ms)
-                self.edge.handle(PullEvent(90, drain_windows, 500.0, 20))
+                times_ms = self.edge.core.pulls.event_times(now_ms)
+                self.edge.handle(PullEvent(90, times_ms, 500.0, 20))
         self.edge.handle(Acked(2 * self.edge.core.next_seq // 3))
         return self.edge.core.next_seq - 1
 
