@@ -25,6 +25,7 @@ QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] =
         ("accuracy", "section", "–", "Asks for early answers with a relative error."),
         ("cache", "section", "the defaults below", "Which values an edge sends first."),
         ("lateness", "duration", "`0ms`", "Event time after the end of a window in which late records revise it."),
+        ("priority", "int, 1 to 100", "`10`", "The weight of the query where queries of an edge compete for the link."),
         ("since", "time, or `beginning`", "the registration", "The event time from which records count that edges "
          "read before the registration."),
         ("until", "time", "never", "The query ends by itself: it has the windows that start before. Its answers "

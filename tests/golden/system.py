@@ -162,6 +162,7 @@ class Stores:
         self.log = FrameLog(directory / "log")
         self.results = ResultStore(f"sqlite:///{directory}/results.db")
         self.ledger = Ledger()
+        assert self.results.take_lease("golden", self.results.lease(), 60_000, NOW_MS)
         self.results.load_ledger(self.ledger)
 
     def register(self) -> None:
