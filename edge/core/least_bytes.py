@@ -49,13 +49,27 @@ ROUNDED_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
-class SlicePeriod:
-    """A slice and the stream's clock and watermark, in event time."""
+class OpenSlice:
+    """A slice that has not closed, and what its early sends depend on.
+
+    Attributes:
+        start_ms, end_ms: event time.
+        now_ms, watermark_ms: the stream's clock and watermark, in event time.
+        limits: the error limits of its groups.
+        history: of groups over closed slices.
+        link: what the query may use of the link.
+        entry_bytes: the estimated size of an entry in a frame.
+    """
 
     start_ms: int
     end_ms: int
     now_ms: int
     watermark_ms: int
+    slice_: Slice
+    limits: ErrorLimits
+    history: GroupHistory
+    link: LinkEstimate
+    entry_bytes: float
 
     @property
     def elapsed(self) -> float:
@@ -65,6 +79,11 @@ class SlicePeriod:
     def close_ms(self) -> int:
         """When the watermark will pass the slice's end, if its distance to the clock stays the same."""
         return max(self.end_ms + max(self.now_ms - self.watermark_ms, 0), self.now_ms)
+
+    @property
+    def pending(self) -> int:
+        """The number of groups that have something to send."""
+        return self.slice_.count_pending(self.limits, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,32 +123,24 @@ class EarlySends:
     in_one_frame: int
 
 
-def early_sends(
-    slice_: Slice,
-    history: GroupHistory,
-    limits: ErrorLimits,
-    period: SlicePeriod,
-    link: LinkEstimate,
-    entry_bytes: float,
-    terms: EarlyTerms,
-) -> EarlySends | None:
+def early_sends(open_: OpenSlice, terms: EarlyTerms) -> EarlySends | None:
     """Returns which entries of an open slice have to be sent before it closes; None: no entries."""
-    close_ms = terms.close_ms
-    if close_ms <= period.now_ms:
+    close_ms, link, entry_bytes = terms.close_ms, open_.link, open_.entry_bytes
+    if close_ms <= open_.now_ms:
         return None
     if link.bytes_per_ms <= 0.0:
-        return EarlySends(MAX_QUEUED, period.start_ms, MAX_QUEUED) if terms.from_start else None
+        return EarlySends(MAX_QUEUED, open_.start_ms, MAX_QUEUED) if terms.from_start else None
     rate = link.likely_bytes_per_ms / entry_bytes
     after_close = _entries_in(terms.free_ms, link, entry_bytes)
-    excess = _most_needed(slice_, history, period) - after_close
+    excess = _most_needed(open_) - after_close
     # before that time, counting the groups changes nothing
-    if close_ms - terms.margin * max(excess, 0.0) / rate <= period.now_ms:
-        excess = min(excess, _needed(slice_, history, limits, period) - after_close)
-    before_close_bytes = link.bytes_per_ms * (close_ms - period.now_ms - terms.queued_ms) - EARLY_FRAME_BYTES
+    if close_ms - terms.margin * max(excess, 0.0) / rate <= open_.now_ms:
+        excess = min(excess, _needed(open_) - after_close)
+    before_close_bytes = link.bytes_per_ms * (close_ms - open_.now_ms - terms.queued_ms) - EARLY_FRAME_BYTES
     fitting = math.floor(before_close_bytes / entry_bytes)
     if excess <= 0.0 or fitting < 1 or excess / rate < terms.least_ms:
         return None
-    from_ms = float(period.start_ms) if terms.from_start else close_ms - terms.margin * excess / rate
+    from_ms = float(open_.start_ms) if terms.from_start else close_ms - terms.margin * excess / rate
     # A larger frame would occupy the link for longer. Until a link has been seen, its rate is a low guess.
     in_one_frame = min(EARLY_FRAME_SHARE * excess, EARLY_FRAME_MS * link.speed * rate)
     return EarlySends(min(math.ceil(excess), fitting), from_ms, math.ceil(in_one_frame))
@@ -140,22 +151,23 @@ def _entries_in(free_ms: float, link: LinkEstimate, entry_bytes: float) -> float
     return max(link.likely_bytes_per_ms * free_ms - CLOSING_FRAME_BYTES, 0.0) / entry_bytes
 
 
-def _most_needed(slice_: Slice, history: GroupHistory, period: SlicePeriod) -> float:
+def _most_needed(open_: OpenSlice) -> float:
     """Returns an upper bound of `_needed`, without a loop over the groups."""
-    groups = len(slice_.entries) / max(period.elapsed, LEAST_ELAPSED)
+    history = open_.history
+    groups = len(open_.slice_.entries) / max(open_.elapsed, LEAST_ELAPSED)
     return NEEDED_MARGIN * max(groups, history.needed if history.slices else 0.0)
 
 
-def _needed(slice_: Slice, history: GroupHistory, limits: ErrorLimits, period: SlicePeriod) -> float:
+def _needed(open_: OpenSlice) -> float:
     """Returns how many entries are expected to be sent from now on until the slice has been sent completely."""
-    pending = slice_.count_pending(limits, 1.0)
+    pending, history, entries = open_.pending, open_.history, open_.slice_.entries
     if not history.slices:
-        return max(float(pending), NEEDED_MARGIN * pending / max(period.elapsed, LEAST_ELAPSED))
+        return max(float(pending), NEEDED_MARGIN * pending / max(open_.elapsed, LEAST_ELAPSED))
     # Repeated sends do not count. Otherwise a slice with many of them would let the next slice begin earlier and repeat
     # more.
-    sent_groups = int(np.count_nonzero(slice_.entries.sends))
-    changed_groups = int(np.count_nonzero(primary_mask(slice_.entries, limits) | (slice_.entries.sends > 0)))
-    needed = max(NEEDED_MARGIN * history.needed, changed_groups / max(period.elapsed, GROWN_ELAPSED)) - sent_groups
+    sent_groups = int(np.count_nonzero(entries.sends))
+    changed_groups = int(np.count_nonzero(primary_mask(entries, open_.limits) | (entries.sends > 0)))
+    needed = max(NEEDED_MARGIN * history.needed, changed_groups / max(open_.elapsed, GROWN_ELAPSED)) - sent_groups
     return max(float(pending), needed)
 
 

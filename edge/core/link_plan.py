@@ -13,7 +13,7 @@ The earliest due time is first. This order alone would starve queries without a 
 than the link would delay all others. So
 
 - if the required bytes do not fit, as many queries as possible are in time: the largest demands for their priority are
-  late. Late queries have at most `LATE_SHARE` of the link while others wait;
+  late. Late queries have at most `LATE_QUERIES_SHARE` of the link while others wait;
 - the link is also divided by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), in one message of
   `MESSAGES_PER_FAIR`. Queries that had fewer bytes for their priority are first there. So each query with due bytes has
   at least its share of a quarter of the link.
@@ -35,7 +35,7 @@ from edgewater.synopses import FloatArray
 LEVELS: FloatArray = 2.0 ** (np.arange(16.0, -112.0, -1.0) / 4.0)
 """Errors at which bytes are counted: quarters of octaves, the largest first."""
 MESSAGES_PER_FAIR = 4
-LATE_SHARE = 1 / 2
+LATE_QUERIES_SHARE = 1 / 2
 LEAST_BYTES = 256
 """A frame of fewer bytes before compression is mostly overhead, unless it is the rest of a demand."""
 
@@ -94,7 +94,7 @@ def message(demands: Sequence[Demand], bytes_per_ms: float, room_bytes: float) -
 
     timely = [(d, level) for d, level in zip(demands, levels, strict=True) if d.query not in late]
     # While late queries wait, optional bytes leave them their share of each message.
-    most = room_bytes * (1.0 - LATE_SHARE) if late else room_bytes
+    most = room_bytes * (1.0 - LATE_QUERIES_SHARE) if late else room_bytes
     for left_ms in sorted({d.left_ms for d, _ in timely}):
         of_time = [(d, level) for d, level in timely if d.left_ms == left_ms]
         serve([(d.query, d.required) for d, _ in of_time], left)
@@ -131,7 +131,7 @@ def _levels(demands: Sequence[Demand], bytes_per_ms: float, late: set[int]) -> F
     if bytes_per_ms <= 0.0:
         return result
     required = np.array([0.0 if d.query in late else d.required for d in demands])
-    rate = bytes_per_ms * (1.0 - LATE_SHARE if late else 1.0)
+    rate = bytes_per_ms * (1.0 - LATE_QUERIES_SHARE if late else 1.0)
     times = np.unique(dues)
     before = dues[np.newaxis] <= times[:, np.newaxis]  # [time, demand]
     room = np.maximum(rate * np.maximum(times, 0.0) - before @ required, 0.0)

@@ -41,7 +41,7 @@ from edge.core.least_bytes import (
     USED_AFTER_CLOSE,
     EarlySends,
     EarlyTerms,
-    SlicePeriod,
+    OpenSlice,
     early_sends,
     quanta_of,
 )
@@ -155,30 +155,22 @@ class ExactPolicy:
 
     # Before the close
 
-    def early_sends(
-        self,
-        slice_: Slice,
-        history: GroupHistory,
-        limits: ErrorLimits,
-        period: SlicePeriod,
-        link: LinkEstimate,
-        entry_bytes: float,
-    ) -> EarlySends | None:
+    def early_sends(self, open_: OpenSlice) -> EarlySends | None:
         """Returns which entries of an open slice have to be sent before it closes; None: no entries.
 
         Early answers have the entries of open slices with the reports of arrivals.
         """
-        terms = self._early_terms(period, link)
-        if self._has_early_answers or terms is None or period.now_ms == MIN_TIME_MS:
+        terms = self._early_terms(open_)
+        if self._has_early_answers or terms is None or open_.now_ms == MIN_TIME_MS:
             return None
-        return early_sends(slice_, history, limits, period, link, entry_bytes, terms)
+        return early_sends(open_, terms)
 
-    def _early_terms(self, period: SlicePeriod, link: LinkEstimate) -> EarlyTerms | None:
-        close_ms = period.close_ms
-        if close_ms - period.end_ms > LATE_SHARE * (period.end_ms - period.start_ms):
-            close_ms = period.end_ms
-        margin, least_ms = EARLY_MARGIN, MIN_DRAIN_MS * link.speed
-        return EarlyTerms(close_ms, 0.0, margin, link.path_delay_ms, least_ms, from_start=not self._waits)
+    def _early_terms(self, open_: OpenSlice) -> EarlyTerms | None:
+        close_ms = open_.close_ms
+        if close_ms - open_.end_ms > LATE_SHARE * (open_.end_ms - open_.start_ms):
+            close_ms = open_.end_ms
+        margin, least_ms = EARLY_MARGIN, MIN_DRAIN_MS * open_.link.speed
+        return EarlyTerms(close_ms, 0.0, margin, open_.link.path_delay_ms, least_ms, from_start=not self._waits)
 
     @property
     def limited(self) -> list[str]:
@@ -292,11 +284,11 @@ class CombinedPolicy(ErrorPolicy):
         assert spec.staleness_budget is not None
         self.staleness_ms = spec.staleness_budget.staleness_ms
 
-    def _early_terms(self, period: SlicePeriod, link: LinkEstimate) -> EarlyTerms | None:
-        free_ms = self.due_ms(period.end_ms, link) - period.close_ms
-        if link.bytes_per_ms <= 0.0 or free_ms <= 0.0:
+    def _early_terms(self, open_: OpenSlice) -> EarlyTerms | None:
+        free_ms = self.due_ms(open_.end_ms, open_.link) - open_.close_ms
+        if open_.link.bytes_per_ms <= 0.0 or free_ms <= 0.0:
             return None  # a slice that would close after its deadline cannot be in time: it waits for its close
-        return EarlyTerms(period.close_ms, USED_AFTER_CLOSE * free_ms, 1.0, 0.0, 0.0)
+        return EarlyTerms(open_.close_ms, USED_AFTER_CLOSE * free_ms, 1.0, 0.0, 0.0)
 
     def _least_open(self, at: PullContext) -> int:
         return 0
@@ -323,32 +315,24 @@ class StalenessPolicy(ExactPolicy):
         # Omitted values have to be stated, which is possible only for bounded measures.
         self.states_first = bool(self.bounded) and isinstance(spec.window, TimeWindow)
 
-    def early_sends(
-        self,
-        slice_: Slice,
-        history: GroupHistory,
-        limits: ErrorLimits,
-        period: SlicePeriod,
-        link: LinkEstimate,
-        entry_bytes: float,
-    ) -> EarlySends | None:
+    def early_sends(self, open_: OpenSlice) -> EarlySends | None:
         """Returns which entries of an open slice have to be sent before it closes; None: no entries.
 
         What a slice that should have closed has to send leaves at once.
         """
-        end, pending = period.end_ms, slice_.count_pending(limits, 1.0)
-        if not pending or period.now_ms == MIN_TIME_MS:
+        end, pending = open_.end_ms, open_.pending
+        if not pending or open_.now_ms == MIN_TIME_MS:
             return None
-        due_ms, entries = self.due_ms(end, link), MAX_QUEUED
-        if period.now_ms < end and link.bytes_per_ms > 0.0 and self._ranks_by_deadline(end, slice_):
+        due_ms, entries = self.due_ms(end, open_.link), MAX_QUEUED
+        if open_.now_ms < end and open_.link.bytes_per_ms > 0.0 and self._ranks_by_deadline(end, open_.slice_):
             # Before its first close has to leave, the link carries so many entries.
-            carried = PLANNED_SHARE * link.bytes_per_ms * (due_ms - period.now_ms) / entry_bytes
+            carried = PLANNED_SHARE * open_.link.bytes_per_ms * (due_ms - open_.now_ms) / open_.entry_bytes
             entries = int(carried) - FIRST_GROUPS
         if entries < 1:
             return None
-        drain_ms = DRAIN_SAFETY * pending * entry_bytes / max(link.likely_bytes_per_ms, 1e-3)
-        from_ms = due_ms - drain_ms if self._waits else float(period.start_ms)
-        return EarlySends(entries, min(from_ms, end) if drain_ms >= MIN_DRAIN_MS * link.speed else end, 0)
+        drain_ms = DRAIN_SAFETY * pending * open_.entry_bytes / max(open_.link.likely_bytes_per_ms, 1e-3)
+        from_ms = due_ms - drain_ms if self._waits else float(open_.start_ms)
+        return EarlySends(entries, min(from_ms, end) if drain_ms >= MIN_DRAIN_MS * open_.link.speed else end, 0)
 
     def closed_frame_bytes(self, most: int) -> int:
         return 0  # the last entries of a large frame may be too late

@@ -30,7 +30,7 @@ from edge.cache import (
 from edge.core.arrival_reports import ArrivalMonitor, ArrivalReport
 from edge.core.close_barrier import close_barrier_ms, is_unreported
 from edge.core.frame_state import CloseKind, Decision, FrameState, Send
-from edge.core.least_bytes import EarlySends, SlicePeriod
+from edge.core.least_bytes import EarlySends, OpenSlice
 from edge.core.link_plan import LEVELS, Demand, bytes_above
 from edge.core.policies import PullConditions, PullContext, limit_to_capacity
 from edge.core.slice_store import SliceStore
@@ -169,9 +169,10 @@ class Shipper:
     def _early_sends(
         self, start: int, slice_: Slice, watermark_ms: int, now_ms: int, link: LinkEstimate
     ) -> EarlySends | None:
-        period = SlicePeriod(start, self._store.end(start), now_ms, watermark_ms)
-        limits = self._store.limits(start)
-        return self._policy.early_sends(slice_, self.history, limits, period, link, self.entry_bytes)
+        end, limits = self._store.end(start), self._store.limits(start)
+        return self._policy.early_sends(
+            OpenSlice(start, end, now_ms, watermark_ms, slice_, limits, self.history, link, self.entry_bytes)
+        )
 
     def awaits_first_close(self, watermark_ms: int) -> bool:
         """Returns whether, under a staleness budget, nothing has been stated of the slices that closed last."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core.link_plan import LATE_SHARE, LEAST_BYTES, LEVELS, Demand, bytes_above, message
+from edge.core.link_plan import LATE_QUERIES_SHARE, LEAST_BYTES, LEVELS, Demand, bytes_above, message
 from edgewater.synopses import FloatArray
 
 ENTRY_BYTES = 50.0
@@ -64,7 +64,7 @@ def test_as_many_queries_as_possible_are_in_time_and_the_late_one_has_at_most_ha
             sizes[query] += int(size)
             left[query] -= size
     assert waiting.optional[-1] == 50_000.0
-    assert sizes[0] <= LATE_SHARE * 10_000 + 1_000 and sizes[0] >= 4_000
+    assert sizes[0] <= LATE_QUERIES_SHARE * 10_000 + 1_000 and sizes[0] >= 4_000
 
 
 def test_priority_decides_who_is_late() -> None:
