@@ -76,6 +76,8 @@ class PullConditions:
     Attributes:
         capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a small
             capacity delays but never blocks. The body's work is bounded too (`FULL_FRAME_WORK`).
+        report_bytes: as `capacity_bytes`, of a report of arrivals. A report in parts is late, and the center would take
+            the edge for silent.
         watermark_ms: the watermark that the query sees.
         now_ms: event time; the minimum time in a stream without a clock.
         link: the measured link, for staleness budgets.
@@ -86,6 +88,7 @@ class PullConditions:
     """
 
     capacity_bytes: int
+    report_bytes: int
     watermark_ms: int
     now_ms: int = MIN_TIME_MS
     link: LinkEstimate = UNKNOWN_LINK

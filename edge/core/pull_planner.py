@@ -186,6 +186,7 @@ class PullPlanner:
         link = MeasuredLink.of(event)
         return PullConditions(
             min(max(room_bytes, self._backlog_frame_bytes(pipeline, link)), MAX_FRAME_BYTES),
+            event.capacity_bytes,
             pipeline.watermark_ms,
             _event_ms(pipeline, event),
             link.estimate(pipeline, share),

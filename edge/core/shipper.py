@@ -252,7 +252,7 @@ class Shipper:
             return
         counts_only = monitor.choose_detail(at.link.likely_bytes_per_ms)
         now_ms = at.now_ms - monitor.sampling.clock_offset_ms
-        draft.report = monitor.report(now_ms, at.capacity_bytes, counts_only=counts_only, unread=at.unread)
+        draft.report = monitor.report(now_ms, at.report_bytes, counts_only=counts_only, unread=at.unread)
         if draft.report is None:
             return
         for start in sorted(s for s in store.slices if at.watermark_ms < store.end(s) <= now_ms):
