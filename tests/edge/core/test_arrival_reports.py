@@ -151,6 +151,21 @@ def test_a_report_larger_than_a_frame_is_split_and_complete_with_its_last_part()
     assert total == 490 and through == 5_000
 
 
+def test_a_report_is_whole_whatever_room_the_plan_of_the_link_gives_its_query() -> None:
+    edge = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 10_000)}, source=3)
+    edge.handle(SourcesOpened((("s", "f"),)))
+    plain = [QuerySpec.from_mapping({**SPEC.to_mapping(), "name": n, "accuracy": None}) for n in ("a", "b")]
+    edge.handle(Configured(((REF, SPEC), *((QueryRef(spec.name, 1), spec) for spec in plain))))
+    reported = []
+    for now_ms in range(10_000, 30_000, 500):
+        come(edge, now_ms - 1, *((now_ms - 1 - 37 * k, float(k)) for k in range(200)))
+        for effect in edge.handle(PullEvent(1 << 16, edge.pulls.event_times(now_ms), bandwidth_bytes_s=1e6)):
+            body = effect.frame.unpack() if isinstance(effect, FrameBuilt) else None
+            if body is not None and body.arrivals is not None:
+                reported.append((now_ms, body.arrivals.through_ms))
+    assert len(reported) > 20 and all(through_ms == now_ms for now_ms, through_ms in reported)
+
+
 def test_records_without_a_value_do_not_count_as_arrivals_of_a_sum() -> None:
     edge = core()
     come(edge, 400, (100, 1.0), (200, None), (300, float("nan")))
