@@ -187,8 +187,14 @@ def _edge_record() -> EdgeRecord:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of the first answers of a run: those that say met, those of them that miss, and those of windows without late
-    records that say met.
+    """Numbers of first answers of a run.
+
+    Attributes:
+        met: they say met.
+        missed: they say met, and a true value is outside of its interval.
+        whole: their windows have no late records.
+        whole_met: their windows have no late records, and they say met.
+        width: mean of `FirstAnswer.width` over all answers.
     """
 
     answers: int

@@ -89,7 +89,7 @@ class FramePlanner:
         return Run(tuple(frames), begins, ends)
 
     def _heavy(self, last: Mapping[str, int]) -> list[str]:
-        """Returns the queries that are heavy, the one that has waited longest first."""
+        """Returns the keys of the heavy queries. The query whose first frame came earliest is first."""
         heavy: list[tuple[int, str]] = []
         for key in last:
             read = self._read[key]

@@ -146,7 +146,8 @@ class LateHistory:
 
         Args:
             slices: the window's slices.
-            observed, late: number of its records, and of those of them that came late.
+            observed: number of the window's records.
+            late: number of these records that came late.
             is_final: the answer is final. It lacks only late records that are not counted.
         """
         window = spec.window

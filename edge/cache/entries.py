@@ -569,9 +569,10 @@ def _order_of(columns: Sequence[pa.Array]) -> IntArray:
 
 
 def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> dict[str, tuple[npt.DTypeLike, float]]:
-    """Returns the arrays (name -> dtype, empty value) for F and for sums of squares.
+    """Returns the arrays of the measures: name -> dtype, and the value of a group without records.
 
-    Sums of squares give the spread from which sums are forecast.
+    `sent:` has what was sent of a measure. `squares:` has sums of squares, which give the spread from which sums are
+    forecast.
     """
     kept: dict[str, tuple[npt.DTypeLike, float]] = {}
     for name in bounded:
