@@ -190,7 +190,13 @@ def check(
                 taken = {report.source for report in reports}
                 reports.append(_check_package_source(path, stream, source.package, context, taken, connects, add))
         deliveries = [_delivery(name, stream, source, now_ms) for source in stream.sources]
-        with_deliveries = (replace(r, delivery=d) for r, d in zip(reports, deliveries, strict=True))
+        time = stream.record_schema.time
+        facts = (
+            (f"a time without a zone is in {time.zone} (time.zone)",) if time.is_text and "%z" not in time.unit else ()
+        )
+        with_deliveries = (
+            replace(r, delivery=d, facts=(*r.facts, *facts)) for r, d in zip(reports, deliveries, strict=True)
+        )
         streams.append(StreamReport(name, tuple(with_deliveries), tuple(keys.advice())))
     return CheckReport(config.edge, tuple(streams), tuple(problems), preview)
 

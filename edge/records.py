@@ -78,15 +78,20 @@ ASSUMED = {
     DropReason.ASSUMED_RESET: "a smaller total than the last one begins the series anew; two senders of one series need"
     " a label, or an attribute such as service.instance.id, that tells them apart",
     DropReason.READ_AGAIN: "a file was replaced or overwritten; records with event times of its old content count, too",
+    DropReason.DOUBLED_HOUR: "the clocks of time.zone show this time twice; it counts at the one nearer to its arrival",
 }
 """What an edge assumes, by guess."""
 
 
-def guesses(reason: DropReason, times_ms: IntArray) -> tuple[Rejection, ...]:
-    """Returns the statement that records with these event times were counted, or left out, on a guess."""
+def guesses(reason: DropReason, times_ms: IntArray, until_ms: IntArray | None = None) -> tuple[Rejection, ...]:
+    """Returns the statement that records with these event times were counted, or left out, on a guess.
+
+    Args:
+        until_ms: as for `Rejections.add_times`.
+    """
     counted = Rejections()
     counted.add(reason.label, "", ASSUMED[reason], len(times_ms))
-    counted.add_times(reason.label, times_ms)
+    counted.add_times(reason.label, times_ms, until_ms)
     return counted.as_tuple()
 
 
@@ -164,10 +169,15 @@ class Rejections:
                 first, end = self._around or new.around
                 self._around = min(first, new.around[0]), max(end, new.around[1])
 
-    def add_times(self, reason: str, times_ms: IntArray) -> None:
-        """Adds the event times of rejected records with this reason, as far as the times can be read."""
+    def add_times(self, reason: str, times_ms: IntArray, until_ms: IntArray | None = None) -> None:
+        """Adds the event times of rejected records with this reason, as far as the times can be read.
+
+        Args:
+            until_ms: each record is in [times_ms, until_ms); None: at `times_ms`.
+        """
         if len(times_ms):
-            each = np.stack([times_ms, times_ms + 1, np.ones_like(times_ms)], axis=1)
+            until_ms = times_ms + 1 if until_ms is None else until_ms
+            each = np.stack([times_ms, until_ms, np.ones_like(times_ms)], axis=1)
             self._spans.setdefault(str(reason), []).append(each)
 
     def place(self, earliest_ms: int, latest_ms: int, valid_ms: IntArray) -> None:
@@ -229,6 +239,11 @@ class Decoded:
     rejected: tuple[Rejection, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     guessed: tuple[Rejection, ...] = ()
+
+    def part(self, rows: slice) -> Decoded:
+        """Returns some records. What the block states besides them goes with its first record."""
+        batch = self.batch[rows]
+        return Decoded(batch) if rows.start else replace(self, batch=batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,23 @@ clock or a configuration.
 from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns
 from edge.codecs.csv_codec import CsvDialect, read_header
 from edge.codecs.decompression import CODECS, HEAD_BYTES, NO_BYTES, TAIL_BYTES, Digest, Input, codec_of, extended
-from edge.codecs.event_time import cast_or_null, extract_event_times, is_time_pattern, read_times, time_values
+from edge.codecs.event_time import (
+    UNIT_NAMES,
+    cast_or_null,
+    extract_event_times,
+    is_time_pattern,
+    read_times,
+    time_values,
+)
 from edge.codecs.fields_codec import ACCESS_LOGS, ACCESS_TIME, LinePattern, access_fields
 from edge.codecs.formats import EXTENSIONS, Format, TextFormat, TextFormatName
 from edge.codecs.framing import Block, BlockReader, ByteStream
 from edge.codecs.line_decoder import LineDecoder
 from edge.codecs.line_stream import BOM, LineStream, split_header, too_long
 from edge.codecs.messages import ColumnsSchema, MessageDecoder, joined
-from edge.codecs.schema import DAY_MS, TIME_UNITS, YEAR_2000_MS, YEAR_2200_MS, EventTime, RecordSchema
+from edge.codecs.schema import DAY_MS, MS_PER_UNIT, TIME_UNITS, YEAR_2000_MS, YEAR_2200_MS, EventTime, RecordSchema
 from edge.codecs.syslog import FIELDS as SYSLOG_FIELDS
-from edge.codecs.syslog import SyslogFormat, is_field, is_zone
+from edge.codecs.syslog import SyslogFormat, is_field
 
 __all__ = [
     "ACCESS_LOGS",
@@ -26,10 +33,12 @@ __all__ = [
     "DAY_MS",
     "EXTENSIONS",
     "HEAD_BYTES",
+    "MS_PER_UNIT",
     "NO_BYTES",
     "SYSLOG_FIELDS",
     "TAIL_BYTES",
     "TIME_UNITS",
+    "UNIT_NAMES",
     "YEAR_2000_MS",
     "YEAR_2200_MS",
     "Block",
@@ -60,7 +69,6 @@ __all__ = [
     "is_field",
     "is_text",
     "is_time_pattern",
-    "is_zone",
     "joined",
     "needed_columns",
     "read_header",

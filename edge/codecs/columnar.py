@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.codecs.csv_codec import check_columns
-from edge.codecs.event_time import cast_or_null, extract_event_times, readable_times, time_values
+from edge.codecs.event_time import cast_or_null, extract_event_times, readable_spans, time_values
 from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
 from edgewater.model.errors import InvalidRecord
@@ -77,8 +77,8 @@ def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Dec
     table = pa.table(columns)
     if not keep.all():
         rejected = table.filter(pa.array(~keep))
-        times = readable_times([time_values(rejected, schema.time.columns)], schema.time.unit)
-        rejections.add_times(RejectionReason.WRONG_TYPE, times)
+        spans = readable_spans([time_values(rejected, schema.time.columns)], schema.time)
+        rejections.add_times(RejectionReason.WRONG_TYPE, *spans)
         table = table.filter(pa.array(keep))
     return extract_event_times(table, schema, arrival_ms, rejections)
 
@@ -134,8 +134,9 @@ def _widen(column: pa.Array, declared: pa.DataType) -> pa.Array:
 def concat(batches: Sequence[Decoded], schema: RecordSchema) -> Decoded:
     """Concatenates decoded blocks into one batch."""
     rejections = Rejections(r for decoded in batches for r in decoded.rejected)
+    guessed = Rejections(r for decoded in batches for r in decoded.guessed).as_tuple()
     if len(batches) == 1:
-        return Decoded(batches[0].batch, rejections.as_tuple())
+        return Decoded(batches[0].batch, rejections.as_tuple(), guessed=guessed)
     table = pa.Table.from_batches([decoded.batch for decoded in batches], schema=schema.output).combine_chunks()
     whole = table.to_batches()[0] if table.num_rows else schema.empty()
-    return Decoded(whole, rejections.as_tuple())
+    return Decoded(whole, rejections.as_tuple(), guessed=guessed)

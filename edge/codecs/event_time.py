@@ -7,7 +7,9 @@ implausible time is rejected. The message names the unit that would make the tim
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,29 +18,50 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs.schema import EventTime, RecordSchema
-from edge.records import Decoded, RejectionReason, Rejections
+from edge.codecs.schema import MS_PER_UNIT, EventTime, RecordSchema
+from edge.records import Decoded, Rejection, RejectionReason, Rejections, guesses
 from edgewater.model.quantities import format_duration
 from edgewater.model.streams import Constant
+from edgewater.wire import DropReason
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
-_MS_PER_UNIT = {"s": 1000.0, "ms": 1.0, "us": 0.001}
-_ISO_SHAPE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}(:\d{2}(:\d{2}(\.\d+)?)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
+UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+_ISO_SHAPE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}(:\d{2}(:[0-5]\d(\.\d+)?)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
 """All texts that Arrow's cast accepts, and fractions of any length."""
 _ISO_ZONE = r"[T ]\d{2}.*(Z|[+-]\d{2}(:?\d{2})?)$"
+_OTHER_SHAPES = (
+    (r"^(\d{4})(\d{2})(\d{2})([T ]|$)", r"\1-\2-\3\4"),  # the basic form, 20130101T051500
+    (r"([T ]\d{2})(\d{2})(\d{2})", r"\1:\2:\3"),
+    (r"([T ]\d{2})(\d{2})", r"\1:\2"),
+    (r"(:\d{2}),(\d)", r"\1.\2"),
+    (r" (?:UTC|GMT)$", "Z"),
+    (r" (Z|[+-]\d{2}(?::?\d{2})?)$", r"\1"),
+    (r"(:(?:14|29|44|59)):60(?:\.\d+)?", r"\1:59.999999"),  # a leap second stays in its minute
+)
+"""What Arrow's cast does not read, and the same time as Arrow reads it."""
 _FAR_MS = float(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTimes:
-    """Parsed event times. `millis` is valid where both `missing` and `unparseable` are false."""
+    """Parsed event times. `millis` is valid where both `missing` and `unparseable` are false.
+
+    Attributes:
+        other_ms: the other time that may be meant, where the clocks of a zone show a time twice; elsewhere `millis`.
+    """
 
     millis: IntArray
     missing: BoolArray
     unparseable: BoolArray
+    other_ms: IntArray
+
+    def spans(self, records: BoolArray) -> tuple[IntArray, IntArray]:
+        """Returns the first ms of each of these records with a valid time, and the ms after its last."""
+        valid = records & ~(self.missing | self.unparseable)
+        first, other = self.millis[valid], self.other_ms[valid]
+        return np.minimum(first, other), np.maximum(first, other) + 1
 
 
 def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, rejections: Rejections) -> Decoded:
@@ -53,14 +76,14 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
         rejections: earlier rejections of the same records. New rejections are added.
     """
     raw = time_values(table, schema.time.columns)
-    times = read_times(raw, schema.time.unit)
+    times = read_times(raw, schema.time, arrival_ms)
     implausible = _implausible(times, schema.time, arrival_ms)
     keep = ~(times.missing | times.unparseable | implausible)
     arrays = [_one_array(table.column(name)) for name in schema.columns]
     for at, name in enumerate(schema.columns):
         if name in schema.constants:
             other = _contradicts(arrays[at], name, schema.constants[name], keep, rejections)
-            rejections.add_times(RejectionReason.OTHER_CONSTANT, times.millis[other])
+            rejections.add_times(RejectionReason.OTHER_CONSTANT, *times.spans(other))
             keep &= ~other
             arrays[at] = pa.repeat(pa.scalar(schema.constants[name], schema.columns[name]), len(keep))
     arrays.append(pa.array(times.millis))
@@ -70,7 +93,13 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
         batch = batch.filter(pa.array(keep))
     if rejections.count:
         rejections.place(schema.time.min_ms, schema.time.latest_ms(arrival_ms), times.millis[keep])
-    return Decoded(batch, rejections.as_tuple())
+    return Decoded(batch, rejections.as_tuple(), guessed=_doubled(times, keep))
+
+
+def _doubled(times: ParsedTimes, counted: BoolArray) -> tuple[Rejection, ...]:
+    """Returns the statement of the counted records whose event time may also be the other one of a repeated hour."""
+    doubled = counted & (times.other_ms != times.millis)
+    return guesses(DropReason.DOUBLED_HOUR, *times.spans(doubled)) if doubled.any() else ()
 
 
 def _contradicts(
@@ -95,14 +124,14 @@ def time_values(table: pa.Table, columns: Sequence[str]) -> pa.Array:
     return _joined([_one_array(table.column(name)) for name in columns])
 
 
-def readable_times(columns: Sequence[pa.Array], unit: str) -> IntArray:
-    """Returns the event times in ms of records that are rejected for another reason, as far as the times can be read.
+def readable_spans(columns: Sequence[pa.Array], time: EventTime) -> tuple[IntArray, IntArray]:
+    """Returns `ParsedTimes.spans` of records that are rejected for another reason.
 
     Args:
         columns: the raw times, in one column, or in two columns as for `time_values`.
     """
-    times = read_times(_joined(columns), unit)
-    return times.millis[~(times.missing | times.unparseable)]
+    raw = _joined(columns)
+    return read_times(raw, time, 0).spans(np.ones(len(raw), np.bool_))
 
 
 def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
@@ -111,33 +140,55 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
     return pc.binary_join_element_wise(*(array.cast(pa.string()) for array in arrays), " ")
 
 
-def read_times(raw: pa.Array, unit: str) -> ParsedTimes:
-    """Converts raw times: dates, timestamps, texts in ISO 8601 or in a pattern, or numbers in a unit."""
+def read_times(raw: pa.Array, time: EventTime, arrival_ms: int) -> ParsedTimes:
+    """Converts raw times: dates, timestamps, texts in ISO 8601 or in a pattern, or numbers in a unit.
+
+    Args:
+        time: its unit, and the zone of times that state none.
+        arrival_ms: if the clocks of the zone show a time twice, the reading that is nearer to this time is taken.
+    """
     if pa.types.is_date(raw.type):
         raw = raw.cast(pa.timestamp("us"))
     if pa.types.is_string(raw.type):
-        return _from_timestamps(raw, parse_times(raw, unit) if "%" in unit else parse_iso8601(raw))
-    if pa.types.is_timestamp(raw.type):
-        return _from_timestamps(raw, raw.cast(pa.timestamp("us"), safe=False))
-    return _from_numbers(raw, unit)
-
-
-def _from_timestamps(raw: pa.Array, micros: pa.Array) -> ParsedTimes:
+        utc, local = parse_iso8601(raw) if "%" not in time.unit else parse_times(raw, time.unit)
+    elif pa.types.is_timestamp(raw.type):
+        read = raw.cast(pa.timestamp("us", raw.type.tz), safe=False).cast(pa.timestamp("us"))
+        utc, local = (None, read) if raw.type.tz is None else (read, None)
+    else:
+        return _from_numbers(raw, time.unit)
+    readings = [] if local is None else [local] if time.zone == "UTC" else _readings(local, time.zone)
+    if utc is not None:
+        readings = [pc.coalesce(utc, each) for each in readings] or [utc]
     missing = _mask(raw.is_null())
-    millis = pc.fill_null(micros.cast(pa.int64()), 0).to_numpy() // 1000
-    return ParsedTimes(millis, missing, _mask(micros.is_null()) & ~missing)
+    unparseable = _mask(readings[0].is_null()) & ~missing
+    earlier, *more = (pc.fill_null(each.cast(pa.int64()), 0).to_numpy() // 1000 for each in readings)
+    if not more:
+        return ParsedTimes(earlier, missing, unparseable, earlier)
+    later = more[0]
+    taken = np.where(np.abs(later - arrival_ms) < np.abs(earlier - arrival_ms), later, earlier)
+    return ParsedTimes(taken, missing, unparseable, earlier + later - taken)
+
+
+def _readings(local: pa.Array, zone: str) -> list[pa.Array]:
+    """Returns the earlier and the later time in UTC at which the clocks of a zone show each local time; null if they
+    skip it.
+    """
+    earlier, later = (
+        pc.assume_timezone(local, zone, ambiguous=r, nonexistent="latest") for r in ("earliest", "latest")
+    )
+    shown = pc.equal(pc.local_timestamp(earlier), local)
+    return [pc.if_else(shown, each.cast(pa.timestamp("us")), None) for each in (earlier, later)]
 
 
 def _from_numbers(raw: pa.Array, unit: str) -> ParsedTimes:
     missing = _mask(raw.is_null())
     numbers = pc.fill_null(raw.cast(pa.float64(), safe=False), 0.0).to_numpy()
     finite = np.isfinite(numbers)
-    # Rounded down, as for every unit. 0.5 µs are added, because a float64 such as 1.001 s is not more precise.
-    exact = np.where(finite, numbers, 0.0) * 1000 + 0.0005 if unit == "s" else np.where(finite, numbers, 0.0)
-    if unit == "us":
-        exact = exact / 1000
-    millis = np.floor(np.clip(exact, -_FAR_MS, _FAR_MS)).astype(np.int64)
-    return ParsedTimes(millis, missing, ~finite)
+    # Rounded down. 0.5 µs are added where a float64, such as 1.001 s, is not exact to the ms.
+    scaled = np.where(finite, numbers, 0.0)
+    scaled = scaled / 1_000 if unit == "us" else scaled * MS_PER_UNIT[unit] + (0.0 if unit == "ms" else 0.0005)
+    millis = np.floor(np.clip(scaled, -_FAR_MS, _FAR_MS)).astype(np.int64)
+    return ParsedTimes(millis, missing, ~finite, millis)
 
 
 def _mask(array: pa.Array) -> BoolArray:
@@ -145,35 +196,48 @@ def _mask(array: pa.Array) -> BoolArray:
     return mask
 
 
-def parse_iso8601(texts: pa.Array) -> pa.Array:
-    """Parses ISO 8601 strings to UTC timestamps in µs; null for other strings. A time without a zone is in UTC."""
-    for target in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
-        try:
-            return texts.cast(target).cast(pa.timestamp("us"))
-        except pa.ArrowInvalid:
-            continue
-    # Zones differ between records, fractions are finer than µs, or some strings are not times.
-    shaped = pc.if_else(pc.match_substring_regex(texts, _ISO_SHAPE), texts, None)
-    shaped = pc.replace_substring_regex(shaped, r"(\.\d{6})\d+", r"\1")
-    zoned = pc.match_substring_regex(shaped, _ISO_ZONE)
-    with_zone = cast_or_null(pc.if_else(zoned, shaped, None), pa.timestamp("us", "UTC"))
-    without = cast_or_null(pc.if_else(zoned, None, shaped), pa.timestamp("us"))
-    return pc.coalesce(with_zone.cast(pa.timestamp("us")), without)
+def parse_iso8601(texts: pa.Array) -> tuple[pa.Array | None, pa.Array | None]:
+    """Parses ISO 8601 texts to timestamps in µs: times with a zone in UTC, and the local times of texts without one.
 
-
-def parse_times(texts: pa.Array, pattern: str) -> pa.Array:
-    """Parses texts by a pattern of `strptime` to UTC timestamps in µs; null for other texts. Without ``%z``, times are
-    in UTC.
+    Each array has null for the other texts; None: all are null.
     """
+    first = texts[0].as_py() if len(texts) else None
+    is_zoned = first is not None and re.search(_ISO_ZONE, first) is not None
+    with contextlib.suppress(pa.ArrowInvalid):  # a cast that fails is slow
+        if is_zoned:
+            return texts.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")), None
+        return None, texts.cast(pa.timestamp("us"))
+    # Zones differ between records, fractions are finer than µs, or some texts are in another form or are not times.
+    known = pc.match_substring_regex(texts, _ISO_SHAPE)
+    if not pc.all(pc.fill_null(known, True)).as_py():
+        other = pc.utf8_upper(texts.filter(pc.invert(known)))
+        for pattern, same in _OTHER_SHAPES:
+            other = pc.replace_substring_regex(other, pattern, same)
+        texts = pc.replace_with_mask(texts, pc.fill_null(pc.invert(known), False), other)
+        known = pc.match_substring_regex(texts, _ISO_SHAPE)
+    shaped = pc.replace_substring_regex(pc.if_else(known, texts, None), r"(\.\d{6})\d+", r"\1")
+    zoned = pc.match_substring_regex(shaped, _ISO_ZONE)
+    utc = cast_or_null(pc.if_else(zoned, shaped, None), pa.timestamp("us", "UTC")).cast(pa.timestamp("us"))
+    return utc, cast_or_null(pc.if_else(zoned, None, shaped), pa.timestamp("us"))
+
+
+def parse_times(texts: pa.Array, pattern: str) -> tuple[pa.Array | None, pa.Array | None]:
+    """Parses texts by a pattern of `strptime`. Returns what `parse_iso8601` does. With ``%z``, times have a zone."""
+    times = strptime(texts, pattern)
+    return (times, None) if "%z" in pattern else (None, times)
+
+
+def strptime(texts: pa.Array, pattern: str) -> pa.Array:
+    """Returns timestamps in µs, in UTC if the pattern has ``%z``; null for texts of another form."""
     times = pc.strptime(texts, format=pattern, unit="us", error_is_null=True).cast(pa.timestamp("us"))
     # The C library reads the 31st of February as the 3rd of March, and 12:00:61 as 12:01:01. So only the first days of
     # a month and the first seconds of a minute are checked.
     in_seconds = pc.and_(pc.less_equal(pc.second(times), 1), pc.match_substring_regex(texts, "6[01]"))
     doubtful = pc.fill_null(pc.or_(pc.less_equal(pc.day(times), 4), in_seconds), False)
-    if not pc.any(doubtful).as_py():
-        return times
-    wrong = [text for text in pc.unique(texts.filter(doubtful)).to_pylist() if not _exists(text, pattern)]
-    return pc.if_else(pc.is_in(texts, pa.array(wrong, texts.type)), None, times) if wrong else times
+    if pc.any(doubtful).as_py():
+        wrong = [text for text in pc.unique(texts.filter(doubtful)).to_pylist() if not _exists(text, pattern)]
+        times = pc.if_else(pc.is_in(texts, pa.array(wrong, texts.type)), None, times) if wrong else times
+    return times
 
 
 def _exists(text: str, pattern: str) -> bool:
@@ -190,7 +254,7 @@ def is_time_pattern(pattern: str) -> bool:
         return False  # Arrow does not read names of zones
     example = dt.datetime(2015, 12, 31, 22, 58, 47, tzinfo=dt.UTC)
     try:
-        read = parse_times(pa.array([example.strftime(pattern)]), pattern)[0].as_py()
+        read = strptime(pa.array([example.strftime(pattern)]), pattern)[0].as_py()
     except (pa.ArrowInvalid, ValueError):
         return False
     return bool(read == example.replace(tzinfo=None))
@@ -227,7 +291,7 @@ def _explain(
     add(
         RejectionReason.TIME_UNPARSEABLE,
         times.unparseable,
-        f"{field}: not a time; expected {time_accepted(time.unit)}",
+        f"{field}: not a time; expected {time_accepted(time)}",
     )
     if implausible.any():
         first = int(np.argmax(implausible))
@@ -243,20 +307,19 @@ def _value(raw: pa.Array, row: int) -> object:
         return raw[row].value
 
 
-def time_accepted(unit: str) -> str:
-    """Describes accepted times in this unit, for messages."""
-    if unit == "iso8601":
-        return "ISO 8601 text such as 2013-01-01T05:15:00Z"
-    if unit not in UNIT_NAMES:
-        return f"a time as {unit}, the pattern of time.unit"
-    example = {"s": "1357017300", "ms": "1357017300000", "us": "1357017300000000"}[unit]
-    return f"a number of {UNIT_NAMES[unit]} since 1970 such as {example}"
+def time_accepted(time: EventTime) -> str:
+    """Describes accepted times, for messages."""
+    if not time.is_text:
+        example = 1357017300 * round(1000 / MS_PER_UNIT[time.unit])
+        return f"a number of {UNIT_NAMES[time.unit]} since 1970 such as {example}"
+    shape = "ISO 8601 text such as 2013-01-01T05:15:00Z" if time.unit == "iso8601" else f"a time as {time.unit}"
+    return shape if time.zone == "UTC" else f"{shape}, or a time that the clocks of {time.zone} show"
 
 
 def _why_implausible(value: object, millis: int, time: EventTime, arrival_ms: int) -> str:
     latest = time.latest_ms(arrival_ms)
     if isinstance(value, int | float):
-        for unit, scale in _MS_PER_UNIT.items():
+        for unit, scale in MS_PER_UNIT.items():
             if unit != time.unit and time.min_ms <= value * scale <= latest:
                 return f"looks like {UNIT_NAMES[unit]}; set time.unit: {unit}"
     if millis < time.min_ms:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs.event_time import cast_or_null, readable_times, time_accepted
+from edge.codecs.event_time import cast_or_null, readable_spans, time_accepted
 from edge.codecs.line_decoder import Undecodable
 from edge.codecs.logfmt import logfmt_fields
 from edge.codecs.schema import RecordSchema
@@ -165,14 +165,14 @@ def typed_table(
             is_time = name in schema.time.columns
             reason = RejectionReason.TIME_UNPARSEABLE if is_time else RejectionReason.WRONG_TYPE
             kind = type_name(declared)
-            accepted = time_accepted(schema.time.unit) if is_time else f"{kind} such as {_EXAMPLES[kind]}"
+            accepted = time_accepted(schema.time) if is_time else f"{kind} such as {_EXAMPLES[kind]}"
             rejections.add(reason, line(first), f"{got}; expected {accepted}", int(bad.sum()))
             wrong |= bad & (not is_time)
             keep &= ~bad
     table = pa.table(columns)
     if wrong.any() and schema.has_time:
         times = [table.column(name).combine_chunks().filter(pa.array(wrong)) for name in schema.time.columns]
-        rejections.add_times(RejectionReason.WRONG_TYPE, readable_times(times, schema.time.unit))
+        rejections.add_times(RejectionReason.WRONG_TYPE, *readable_spans(times, schema.time))
     return table if keep.all() else table.filter(pa.array(keep))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.codecs.event_time import readable_times, time_accepted
+from edge.codecs.event_time import readable_spans, time_accepted
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
 from edge.records import RejectionReason, Rejections
@@ -70,7 +70,7 @@ class NdjsonCodec:
         if wrong and self.schema.has_time:
             kinds = {name: self._textual[name] for name in self.schema.time.columns}
             columns = [pa.array([_fitting(v.get(n), kind) for v in wrong], kind) for n, kind in kinds.items()]
-            rejections.add_times(RejectionReason.WRONG_TYPE, readable_times(columns, self.schema.time.unit))
+            rejections.add_times(RejectionReason.WRONG_TYPE, *readable_spans(columns, self.schema.time))
         return good
 
     def _fault(self, line: bytes) -> tuple[RejectionReason, str, dict[str, Any]] | None:
@@ -112,7 +112,7 @@ class NdjsonCodec:
     def _wrong(self, name: str, declared: pa.DataType, value: object) -> tuple[RejectionReason, str]:
         got = f"got {_json_type(value)}"
         if name in self.schema.time.columns:
-            return RejectionReason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time.unit)}"
+            return RejectionReason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time)}"
         kind = type_name(declared)
         return RejectionReason.WRONG_TYPE, f"{name}: {got}; expected {kind} such as {_EXAMPLES.get(kind, 'null')}"
 

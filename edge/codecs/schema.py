@@ -9,7 +9,9 @@ import pyarrow as pa
 
 from edgewater.model.streams import TIME_COLUMN, Constant
 
-TIME_UNITS = ("ms", "s", "us", "iso8601")
+MS_PER_UNIT = {"s": 1000.0, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
+"""ms per unit of a number."""
+TIME_UNITS = (*MS_PER_UNIT, "iso8601")
 
 DAY_MS = 86_400_000
 YEAR_2000_MS = 946_684_800_000
@@ -25,11 +27,12 @@ class EventTime:
 
     Attributes:
         column: name of the column in the input. It need not be among the stream's columns.
-        unit: the unit of numbers (ms, s, us); iso8601 for texts such as 2013-01-01T05:15:00Z; or a pattern of
-            `strptime` for other texts, such as ``%d/%b/%Y:%H:%M:%S %z``. Texts without a zone are in UTC.
+        unit: the unit of numbers (a key of `MS_PER_UNIT`); iso8601 for texts such as 2013-01-01T05:15:00Z; or a pattern
+            of `strptime` for other texts, such as ``%d/%b/%Y:%H:%M:%S %z``.
         min_ms: earlier event times are rejected.
         max_skew_ms: how far the event time may be ahead of the arrival time; None for no limit (replays).
         time_of_day: name of the column with the time of day, if `column` has dates. The unit must be iso8601.
+        zone: IANA name of the zone of times that state none.
     """
 
     column: str
@@ -37,11 +40,12 @@ class EventTime:
     min_ms: int = YEAR_2000_MS
     max_skew_ms: int | None = DAY_MS
     time_of_day: str | None = None
+    zone: str = "UTC"
 
     @property
     def is_text(self) -> bool:
         """Whether event times are texts."""
-        return self.unit not in ("ms", "s", "us")
+        return self.unit not in MS_PER_UNIT
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Decodes syslog messages of RFC 5424 and RFC 3164, one message per line, all messages of a block together.
 
-A time of RFC 3164 has neither year nor zone. The zone is an option. The year is chosen so that the time is nearest to
-the arrival. If a clock change repeats an hour, the time that is nearer to the arrival is chosen, too. A message of RFC
-3164 may have a time in ISO 8601, because rsyslog sends such messages.
+A time of RFC 3164 has neither year nor zone. The zone is the event time's (`EventTime.zone`). The year is chosen so
+that the time is nearest to the arrival. A message of RFC 3164 may have a time in ISO 8601, because rsyslog sends such
+messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs.event_time import parse_times
+from edge.codecs.event_time import strptime
 from edge.codecs.fields_codec import FieldsCodec, lines_of
 from edge.codecs.schema import RecordSchema
 from edgewater.synopses import BoolArray
@@ -56,12 +56,10 @@ class SyslogFormat:
         schema: columns and event time. The event time is ISO 8601 text.
         fields: for each column of `schema.textual`, a field of `FIELDS`, or a field that `SD_FIELD` matches. Facility
             and severity are numbers in int64 columns, and names in string columns.
-        zone: IANA name of the zone of times without a zone.
     """
 
     schema: RecordSchema
     fields: Mapping[str, str]
-    zone: str = "UTC"
 
     def codec(self, arrival_ms: int) -> FieldsCodec:
         """Returns the codec of messages that arrive at `arrival_ms`."""
@@ -87,7 +85,7 @@ class SyslogFormat:
             is_named = pa.types.is_string(self.schema.textual[column])
             return pc.take(pa.array(names), number) if is_named else number.cast(pa.string())
         if field == "time":
-            return _with_year_and_zone(text, arrival_ms, self.zone)
+            return _with_year(text, arrival_ms, self.schema.time.zone)
         if (found := SD_FIELD.fullmatch(field)) is not None:
             return _parameter(text, *found.groups())
         return text if field == "message" else pc.if_else(pc.equal(text, _NIL), None, text)
@@ -96,15 +94,6 @@ class SyslogFormat:
 def is_field(name: str) -> bool:
     """Returns whether a name is a field of a message."""
     return name in FIELDS or SD_FIELD.fullmatch(name) is not None
-
-
-def is_zone(name: str) -> bool:
-    """Returns whether a name is an IANA zone."""
-    try:
-        pc.assume_timezone(pa.array([0], pa.timestamp("us")), name)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def _group_of(field: str) -> str:
@@ -136,39 +125,32 @@ def _extract(lines: pa.Array, pattern: str, groups: set[str]) -> pa.Table:
     return pa.table({name: (columns | nothing)[name] for name in sorted(needed)})
 
 
-def _with_year_and_zone(texts: pa.Array, arrival_ms: int, zone: str) -> pa.Array:
-    """Converts times to ISO 8601 texts."""
+def _with_year(texts: pa.Array, arrival_ms: int, zone: str) -> pa.Array:
+    """Converts times to ISO 8601 texts; a time without a zone to a local time of `zone`."""
     is_old = pc.fill_null(pc.match_substring_regex(texts, "^[A-Z]"), False)
     texts = pc.if_else(pc.equal(texts, _NIL), None, texts)
     if not pc.any(is_old).as_py():
         return texts
-    arrival = pa.scalar(arrival_ms * 1000, pa.timestamp("us"))
     old = texts.filter(is_old)
-    times = _nearest(old, arrival, zone)
-    read = pc.coalesce(pc.binary_join_element_wise(times.cast(pa.string()), "Z", ""), old)
+    times = _nearest(old, pc.local_timestamp(pa.scalar(arrival_ms, pa.timestamp("ms", zone))).cast(pa.timestamp("us")))
+    suffix = "Z" if zone == "UTC" else ""
+    read = pc.coalesce(pc.binary_join_element_wise(times.cast(pa.string()), suffix, ""), old)
     return read if len(old) == len(texts) else pc.replace_with_mask(texts, is_old, read)
 
 
-def _nearest(texts: pa.Array, arrival: pa.Scalar, zone: str) -> pa.Array:
-    """Converts times such as ``Oct 11 22:14:15`` to UTC timestamps; null where a text is no time."""
+def _nearest(texts: pa.Array, arrival: pa.Scalar) -> pa.Array:
+    """Converts texts such as ``Oct 11 22:14:15`` to the times nearest to the arrival; null where a text is no time."""
     distinct = pc.dictionary_encode(texts)
     this_year = arrival.as_py().year
     best = pa.nulls(len(distinct.dictionary), pa.timestamp("us"))
     for year in (this_year, this_year - 1, this_year + 1):
-        local = parse_times(pc.binary_join_element_wise(str(year), distinct.dictionary, " "), "%Y %b %d %H:%M:%S")
-        for ambiguous in ("latest", "earliest"):
-            times = _utc(local, zone, ambiguous)
-            is_nearer = pc.fill_null(pc.less(_distance(times, arrival), _distance(best, arrival)), True)
-            best = pc.if_else(pc.and_(is_nearer, times.is_valid()), times, best)
+        with_year = pc.binary_join_element_wise(str(year), distinct.dictionary, " ")
+        times = strptime(with_year, "%Y %b %d %H:%M:%S")
+        is_nearer = pc.fill_null(pc.less(_distance(times, arrival), _distance(best, arrival)), True)
+        best = pc.if_else(pc.and_(is_nearer, times.is_valid()), times, best)
         if pc.all(pc.fill_null(pc.less(_distance(best, arrival), _HALF_YEAR_S * 1_000_000), False)).as_py():
             break
     return pc.take(best, distinct.indices)
-
-
-def _utc(local: pa.Array, zone: str, ambiguous: str) -> pa.Array:
-    if zone == "UTC":
-        return local
-    return pc.assume_timezone(local, zone, ambiguous=ambiguous, nonexistent="latest").cast(pa.timestamp("us"))
 
 
 def _distance(times: pa.Array, other: pa.Scalar) -> pa.Array:

@@ -9,7 +9,7 @@ from edge.config.connections import HttpConfig, LimitsConfig, UplinkConfig
 from edge.config.edge_config import EdgeConfig, load_config, parse_config
 from edge.config.section import HttpTlsConfig, Model, TlsConfig, secret
 from edge.config.sources import FileConfig, HttpPushConfig, PackageSourceConfig, SourceConfig, StdinConfig
-from edge.config.streams import LookupConfig, ReplayConfig, StreamConfig, TimeConfig
+from edge.config.streams import LookupConfig, ReplayConfig, StreamConfig, TimeConfig, Zone
 from edge.config.text import MAX_PATTERN, CsvConfig, RegexConfig, TextConfig
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "TimeConfig",
     "TlsConfig",
     "UplinkConfig",
+    "Zone",
     "load_config",
     "parse_config",
     "secret",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from edge.codecs import (
     ACCESS_LOGS,
     ACCESS_TIME,
     DAY_MS,
     EXTENSIONS,
+    MS_PER_UNIT,
     TIME_UNITS,
     YEAR_2000_MS,
     EventTime,
@@ -22,9 +23,20 @@ from edge.codecs import (
 from edge.config.section import Model
 from edge.config.sources import SourceConfig
 from edgewater.model.streams import COLUMN_TYPES, MAX_CONSTANT, TIME_COLUMN, Constant, is_constant
+from edgewater.model.time_functions import is_zone
 from edgewater.runtime.configuration import INSTANT_ACCEPTED, Duration, Instant, refusal
 
 IDLE_MS = 10_000
+
+
+def _known_zone(name: str) -> str:
+    if not is_zone(name):
+        raise refusal("the IANA name of a time zone, such as Europe/Berlin", f"got {name!r}")
+    return name
+
+
+Zone = Annotated[str, AfterValidator(_known_zone)]
+"""A time zone of the IANA database."""
 
 
 class TimeConfig(Model):
@@ -35,8 +47,11 @@ class TimeConfig(Model):
     time_of_day: str | None = Field(default=None, min_length=1)
     """A second column, with the time of day, if `column` has dates."""
     unit: str = "ms"
-    """`ms`, `s`, `us`, `iso8601`, or a pattern of `strptime`. If a source of the stream is an access log, the
+    """`ms`, `s`, `us`, `ns`, `iso8601`, or a pattern of `strptime`. If a source of the stream is an access log, the
     default is the time of access logs."""
+    zone: Zone = "UTC"
+    """The IANA name of the time zone of times that state none. A time that its clocks skip is rejected. A time that
+    they show twice counts at the one nearer to the record's arrival, and states the guess `doubled-hour`."""
     min_time: Instant = YEAR_2000_MS
     """Records with an earlier event time are rejected."""
     max_skew: Duration = DAY_MS
@@ -191,7 +206,9 @@ class StreamConfig(Model):
             )
         if self.time.time_of_day == self.time.column:
             raise refusal("two different columns", f"time.column and time.time_of_day are both {self.time.column}")
-        fitting = ("int64", "float64") if self.time.unit in ("ms", "s", "us") else ("string",)
+        if self.time.zone != "UTC" and "%z" in self.time.unit:
+            raise refusal("time.zone or the zone in time.unit", f"both are set, and time.unit is {self.time.unit}")
+        fitting = ("int64", "float64") if self.time.unit in MS_PER_UNIT else ("string",)
         for name in (self.time.column, self.time.time_of_day):
             declared = self.columns.get(name) if name is not None else None
             if declared is not None and declared not in fitting:
@@ -256,7 +273,8 @@ class StreamConfig(Model):
     def record_schema(self) -> RecordSchema:
         """The schema that the decoders of this stream's sources produce."""
         skew = self.time.max_skew if self.replay is None else None
-        time = EventTime(self.time.column, self.time.unit, self.time.min_time, skew, self.time.time_of_day)
+        of = self.time
+        time = EventTime(of.column, of.unit, of.min_time, skew, of.time_of_day, of.zone)
         return RecordSchema(self.arrow_columns, time, self.constants)
 
     @property

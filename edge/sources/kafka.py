@@ -250,7 +250,7 @@ class KafkaTopic:
             bodies, more, self.context.now_ms(), lambda n: f"partition {partition}, offset {messages[n].offset()}"
         )
         name, nbytes = self.source_name(partition), sum(len(body or b"") for body in bodies)
-        return Chunk(name, decoded.batch, start, end, decoded.rejected, nbytes, keep=True)
+        return Chunk(name, decoded.batch, start, end, decoded.rejected, nbytes, keep=True, guessed=decoded.guessed)
 
     def _readers(self) -> dict[str, Callable[[Sequence[Any]], list[Any]]]:
         config = self.config
@@ -281,7 +281,8 @@ def _with_guesses(chunk: Chunk, again: int) -> Chunk:
     if chunk.end is None or (chunk.start or chunk.end)["offset"] >= again:
         return chunk
     times = chunk.batch.column(TIME_COLUMN).to_numpy()
-    return replace(chunk, end=chunk.end | {"again": again}, guessed=guesses(DropReason.READ_AGAIN, times))
+    again_read = guesses(DropReason.READ_AGAIN, times)
+    return replace(chunk, end=chunk.end | {"again": again}, guessed=(*chunk.guessed, *again_read))
 
 
 def _time_ms(kind: int, time_ms: int) -> int | None:

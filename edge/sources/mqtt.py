@@ -378,7 +378,8 @@ class MqttSource(KeptSource):
         self._chunk += 1
         doubtful, self._doubtful = self._doubtful, []
         decoded, repeated = self._records(messages), self._records(doubtful)
-        guessed = guesses(DropReason.ASSUMED_REPETITION, repeated.batch.column(TIME_COLUMN).to_numpy())
+        left_out = guesses(DropReason.ASSUMED_REPETITION, repeated.batch.column(TIME_COLUMN).to_numpy())
+        guessed = (*decoded.guessed, *left_out)
         end, nbytes = remembered.to_position() | {"chunk": self._chunk}, sum(len(m.payload) for m in messages)
         return Chunk(self.name, decoded.batch, None, end, decoded.rejected, nbytes, keep=True, guessed=guessed)
 

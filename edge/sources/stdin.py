@@ -91,7 +91,9 @@ class StdinSource:
             if block is None:
                 return []
             decoded, nbytes = block
-            return split_rows(Chunk(self.name, decoded.batch, None, None, decoded.rejected, nbytes))
+            return split_rows(
+                Chunk(self.name, decoded.batch, None, None, decoded.rejected, nbytes, guessed=decoded.guessed)
+            )
 
         short, waited_s = False, COALESCE_S
         while True:

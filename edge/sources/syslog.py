@@ -30,10 +30,9 @@ from edge.codecs import (
     SyslogFormat,
     TextFormatName,
     is_field,
-    is_zone,
     joined,
 )
-from edge.config import HttpTlsConfig, TextConfig
+from edge.config import HttpTlsConfig, TextConfig, Zone
 from edge.records import BLOCK_BYTES, Chunk, Decoded, Position, RejectionReason, Rejections, Source, split_rows
 from edge.source_kinds import KeptSource, SourceContext
 from edge.sources.syslog_framing import BadFrame, Framing
@@ -63,7 +62,8 @@ class SyslogConfig(TextConfig):
         columns: by column, the field of the message. Without `format`, a column with a field's name needs no entry.
         format: the format of the text of each message. The text has the columns that are not in `columns`. None: the
             text is one column.
-        zone: IANA name of the time zone for times of RFC 3164, which state no time zone.
+        zone: IANA name of the time zone for times of RFC 3164, which state no time zone. None: the stream's
+            `time.zone`.
         max_message: the largest size of a message. Longer messages are rejected.
         max_connections: the largest number of connections that have sent a message, or have presented a certificate to
             `client_ca`. As many others may be open. Beyond either number, a connection of the address with the most
@@ -78,18 +78,11 @@ class SyslogConfig(TextConfig):
     peers: list[str] | None = None
     columns: dict[str, str] = {}
     format: TextFormatName | None = None  # type: ignore[assignment]
-    zone: str = "UTC"
+    zone: Zone | None = None
     max_message: Size = Field(default=64 << 10, ge=480, le=1 << 20)
     max_connections: int = Field(default=256, ge=1, le=10_000)
     idle: Duration = Field(default=3_600_000, ge=1_000)
     receive_buffer: Size | None = Field(default=None, ge=4 << 10, le=1 << 30)
-
-    @field_validator("zone")
-    @classmethod
-    def _zone(cls, zone: str) -> str:
-        if not is_zone(zone):
-            raise refusal("the IANA name of a time zone, such as Europe/Berlin", f"got {zone!r}")
-        return zone
 
     @field_validator("peers")
     @classmethod
@@ -157,11 +150,14 @@ class _Decoder:
     """Decodes blocks of messages."""
 
     def __init__(self, config: SyslogConfig, context: SourceContext) -> None:
-        schema, time = context.schema, context.schema.time
+        schema = context.schema
+        if config.zone is not None:
+            schema = replace(schema, time=replace(schema.time, zone=config.zone))
+        time = schema.time
         self._fields = config.fields(schema.columns, time.column)
         if time.column in self._fields:
             schema = replace(schema, time=replace(time, unit="iso8601", time_of_day=None))
-        self._zone, self._columns = config.zone, schema
+        self._columns = schema
         self._body: MessageDecoder | None = None
         if config.format is not None:
             more = list(self._fields)
@@ -171,7 +167,7 @@ class _Decoder:
             self._fields[_TEXT] = "message"
 
     def decode(self, messages: bytes, arrival_ms: int) -> Decoded:
-        decoder = LineDecoder(SyslogFormat(self._columns, self._fields, self._zone).codec(arrival_ms))
+        decoder = LineDecoder(SyslogFormat(self._columns, self._fields).codec(arrival_ms))
         if self._body is None:
             return decoder.decode(messages, arrival_ms)
         rejections = Rejections()
@@ -432,7 +428,9 @@ class SyslogSource(KeptSource):
     def _decoded(self, messages: bytes, rejections: Rejections) -> Chunk:
         decoded = self._decoder.decode(messages, self._context.now_ms())
         rejections.extend(decoded.rejected)
-        return Chunk(self.name, decoded.batch, None, None, rejections.as_tuple(), len(messages))
+        return Chunk(
+            self.name, decoded.batch, None, None, rejections.as_tuple(), len(messages), guessed=decoded.guessed
+        )
 
     @contextlib.asynccontextmanager
     async def _listening(self, intake: _Intake) -> AsyncIterator[None]:

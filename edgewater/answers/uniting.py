@@ -44,7 +44,7 @@ def late_deviations(late: Mapping[str, LateRecords]) -> tuple[Deviation, ...]:
     for reason, each in sorted(late.items()):
         n = each.records
         if reason in GUESSES:
-            lacks, extra = (NONE, UNKNOWN) if GUESSES[reason].adds else (UNKNOWN, NONE)
+            lacks, extra = (UNKNOWN if may else NONE for may in (GUESSES[reason].may_lack, GUESSES[reason].adds))
             found.append(Deviation(Cause.GUESSED, reason=reason, records=n, lacks=lacks, extra=extra))
         elif reason in REJECTIONS:
             found.append(Deviation(Cause.REJECTED, reason=reason, records=n, lacks=UNKNOWN))

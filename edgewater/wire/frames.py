@@ -188,6 +188,8 @@ class DropReason(IntEnum):
     """A total is smaller than the last one, so it is counted as a new beginning."""
     READ_AGAIN = 15
     """A file was replaced or overwritten, and its new content has event times of the old content."""
+    DOUBLED_HOUR = 16
+    """The clocks of a zone show the time twice, so the record may belong to an hour before or after."""
 
     @property
     def is_late(self) -> bool:
@@ -203,6 +205,11 @@ class DropReason(IntEnum):
     def is_guess(self) -> bool:
         """Whether the edge guessed. It takes the more probable case."""
         return self >= DropReason.ASSUMED_COPY
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether the answer may lack records, because the edge left them out or counted them in another window."""
+        return self < DropReason.OVERLAPPING_TOTAL or self is DropReason.DOUBLED_HOUR
 
     @property
     def adds(self) -> bool:

@@ -647,6 +647,7 @@ class DroppedRecords(_message.Message):
         """The guesses by which an edge counts records, or their values. If the guess is wrong, the answer may have too much."""
         ASSUMED_RESET: DroppedRecords._Reason.ValueType  # 14
         READ_AGAIN: DroppedRecords._Reason.ValueType  # 15
+        DOUBLED_HOUR: DroppedRecords._Reason.ValueType  # 16
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     TOO_LATE: DroppedRecords.Reason.ValueType  # 0
@@ -670,6 +671,7 @@ class DroppedRecords(_message.Message):
     """The guesses by which an edge counts records, or their values. If the guess is wrong, the answer may have too much."""
     ASSUMED_RESET: DroppedRecords.Reason.ValueType  # 14
     READ_AGAIN: DroppedRecords.Reason.ValueType  # 15
+    DOUBLED_HOUR: DroppedRecords.Reason.ValueType  # 16
 
     SLICE_START_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from edge.codecs import MS_PER_UNIT
 from edgewater.model.caching import ESTIMATES, EVICTIONS, SIZINGS, CacheSpec
 from edgewater.model.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
@@ -25,7 +26,7 @@ from sim.parameters import Duration
 from sim.plan.budgets import PlannedBudget, bandwidth, budgets
 from sim.plan.center_cli import center
 from sim.plan.cost import update_bytes
-from sim.plan.event_times import NUMBER, UNITS, event_times
+from sim.plan.event_times import NUMBER, event_times
 from sim.plan.grid import POLICIES, PlanInputs, Row, chosen_names, combinations, measure_all
 from sim.plan.planned_query import QueryFlags, omitted_measures, read_query
 from sim.plan.plot import SUFFIXES, plot
@@ -50,7 +51,9 @@ def _query_flags(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="COL",
                 help="Event time. Give it twice for a date and a time of day in two columns.",
             ),
-            click.option("--time-unit", type=click.Choice([*UNITS]), help="Unit of numeric times.  [default: ms]"),
+            click.option(
+                "--time-unit", type=click.Choice([*MS_PER_UNIT]), help="Unit of numeric times.  [default: ms]"
+            ),
             click.option(
                 "--key", "keys", multiple=True, metavar="COL", help="Column to group by.  [default: the query's]"
             ),

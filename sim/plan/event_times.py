@@ -9,16 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs import DAY_MS, YEAR_2000_MS, YEAR_2200_MS, read_times, time_values
+from edge.codecs import DAY_MS, MS_PER_UNIT, UNIT_NAMES, YEAR_2000_MS, YEAR_2200_MS, EventTime, read_times, time_values
 from edgewater.model import arithmetic
 from edgewater.model.errors import InvalidConfig
 from edgewater.synopses import BoolArray, IntArray
 
-UNITS = {"s": 1000.0, "ms": 1.0, "us": 1e-3}
-"""ms per unit of a number."""
-NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 ACCEPTED = (
-    "event times: numbers since 1970 (--time-unit ms, s or us), ISO 8601 text such as 2015-01-01T05:15:00Z, or"
+    "event times: numbers since 1970 (--time-unit ms, s, us or ns), ISO 8601 text such as 2015-01-01T05:15:00Z, or"
     " Parquet's own; a date and a time in two columns: --time DATE --time TIME"
 )
 NUMBER = re.compile(r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?\s*$")
@@ -31,7 +28,7 @@ def event_times(
 
     Args:
         columns: one column, or a date and a time of day.
-        unit: unit of numeric times, a key of `UNITS`; None: ms.
+        unit: unit of numeric times, a key of `MS_PER_UNIT`; None: ms.
 
     Raises:
         InvalidConfig: no time can be read, or the range of the numbers shows another unit.
@@ -46,7 +43,7 @@ def event_times(
         _check_unit(read, unit, field)
     elif not (pa.types.is_string(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise InvalidConfig("--time", field, ACCEPTED, f"the column has the type {kind}")
-    times = read_times(read, unit or "ms")
+    times = read_times(read, EventTime("", unit or ("iso8601" if pa.types.is_string(kind) else "ms")), 0)
     millis, valid = times.millis, ~(times.missing | times.unparseable)
     negative = valid & (millis < 0)
     valid &= ~negative
@@ -77,7 +74,7 @@ def _check_unit(raw: pa.Array, unit: str | None, field: str) -> None:
     if not len(numbers):
         return
     earliest, latest = float(numbers.min()), float(numbers.max())
-    scale = UNITS[unit or "ms"]
+    scale = MS_PER_UNIT[unit or "ms"]
     if unit is None and YEAR_2000_MS <= earliest * 1000 <= latest * 1000 <= YEAR_2200_MS:
         raise InvalidConfig(
             "--time",
@@ -86,12 +83,12 @@ def _check_unit(raw: pa.Array, unit: str | None, field: str) -> None:
             f"times from {earliest:.0f} to {latest:.0f} look like seconds since 1970; milliseconds are the default",
         )
     if latest * scale > YEAR_2200_MS:
-        likely = {u: s for u, s in {**UNITS, "ns": 1e-6}.items() if YEAR_2000_MS <= latest * s <= YEAR_2200_MS}
-        looks = f" and look like {NAMES[next(iter(likely))]}" if likely else ""
+        likely = {u: s for u, s in MS_PER_UNIT.items() if YEAR_2000_MS <= latest * s <= YEAR_2200_MS}
+        looks = f" and look like {UNIT_NAMES[next(iter(likely))]}" if likely else ""
         accepted = f"--time-unit {next(iter(likely))}" if likely and "ns" not in likely else ACCEPTED
         raise InvalidConfig(
             "--time",
             field,
             accepted,
-            f"as {NAMES[unit or 'ms']}, times up to {latest:.0f} are after the year 2200{looks}",
+            f"as {UNIT_NAMES[unit or 'ms']}, times up to {latest:.0f} are after the year 2200{looks}",
         )

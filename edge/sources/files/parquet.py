@@ -121,8 +121,8 @@ class ParquetReader:
         offset = end.offset if end.row else begin.offset
         length = end.block if end.row else end.offset - begin.offset
         decoded = self._reread_block(offset, length, end)
-        batch = decoded.batch[begin.row : end.row or None]
-        return Piece(begin, end, Decoded(batch, () if begin.row else decoded.rejected), batch.nbytes)
+        decoded = decoded.part(slice(begin.row, end.row or None))
+        return Piece(begin, end, decoded, decoded.batch.nbytes)
 
     def _reread_block(self, offset: int, length: int, context: FilePosition) -> Decoded:
         """Returns the `length` rows at `offset`, decoded. The last block is cached, because a paced replay ends chunks

@@ -121,7 +121,7 @@ def with_guesses(piece: Piece) -> Piece:
         return piece
     begin, until = (MIN_TIME_MS, MAX_TIME_MS) if is_alike or end.again is None else end.again
     guessed = guesses(DropReason.READ_AGAIN, times[(times >= begin) & (times < until)])
-    return replace(piece, decoded=replace(decoded, guessed=guessed))
+    return replace(piece, decoded=replace(decoded, guessed=(*decoded.guessed, *guessed)))
 
 
 def note_piece(

@@ -230,7 +230,7 @@ class FileSource:
         else:
             piece = with_guesses(self._reread_piece(first, last))
         decoded = piece.decoded
-        return Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes)
+        return Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes, guessed=decoded.guessed)
 
     def _reread_piece(self, first: FilePosition | None, last: FilePosition) -> Piece:
         try:

@@ -146,8 +146,7 @@ class TextReader:
         if not end.row and None not in (digest, end.digest) and digest != end.digest:
             raise InputGone(f"{end.file}: bytes {offset} to {offset + length}, read before, were overwritten")
         rows = slice(begin.row, end.row or None)
-        rejected = () if begin.row else decoded.rejected
-        return Piece(begin, end, Decoded(decoded.batch[rows], rejected), length)
+        return Piece(begin, end, decoded.part(rows), length)
 
     def _reread_block(
         self, offset: int, length: int, context: FilePosition, before: Digest | None

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from edge.codecs import DAY_MS, EventTime, RecordSchema, cast_or_null
-from edge.codecs.event_time import extract_event_times, parse_iso8601
+from edge.codecs.event_time import extract_event_times
 from edge.records import Decoded, Rejections
 
 NOW = 1_700_000_000_000
@@ -107,7 +107,77 @@ def test_casting_keeps_the_good_values_among_bad_ones() -> None:
 
 
 def test_no_texts_are_no_times() -> None:
-    assert len(parse_iso8601(pa.array([], pa.string()))) == 0
+    assert millis(pa.array([], pa.string()), "iso8601") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("2023-11-14T22:13:20,5Z", "2023-11-14T22:13:20.500"),
+        ("2023-11-14t22:13:20z", "2023-11-14T22:13:20.000"),
+        ("20231114T221320Z", "2023-11-14T22:13:20.000"),
+        ("20231114T221320,25+0100", "2023-11-14T21:13:20.250"),
+        ("20231114", "2023-11-14T00:00:00.000"),
+        ("2023-11-14 22:13:20 +0000", "2023-11-14T22:13:20.000"),
+        ("2023-11-14 22:13:20.75 UTC", "2023-11-14T22:13:20.750"),
+        ("2023-11-14T22+01", "2023-11-14T21:00:00.000"),
+        ("2016-12-31T23:59:60Z", "2016-12-31T23:59:59.999"),
+    ],
+)
+def test_the_forms_of_iso_8601_that_programs_write(text: str, read: str) -> None:
+    among_others = pa.array(["2023-11-14T22:13:20Z", text, "2023-11-14 22:13:20"])
+    for given, at in ((pa.array([text]), 0), (among_others, 1)):
+        assert str(np.datetime64(millis(given, "iso8601")[at], "ms")) == read
+
+
+@pytest.mark.parametrize("text", ["2023-11-14T22:13:60Z", "20231314", "2023-11-14T22:13:20,Z", "2023-1-4", "UTC"])
+def test_what_is_no_time_stays_none(text: str) -> None:
+    assert [r.reason for r in times(pa.array([text, "2023-11-14"]), "iso8601").rejected] == ["time-unparseable"]
+
+
+def test_nanoseconds_are_exact_to_the_millisecond() -> None:
+    wanted = NOW + np.arange(1000)
+    assert millis(pa.array(wanted * 1_000_000), "ns") == wanted.tolist()
+    assert millis(pa.array((wanted * 1_000_000).astype(float)), "ns") == wanted.tolist()
+
+
+BERLIN = "Europe/Berlin"
+
+
+@pytest.mark.parametrize(
+    ("values", "unit"),
+    [
+        (["2023-07-01T14:00:00", "2023-01-01 13:00:00", "2023-07-01T12:00:00Z"], "iso8601"),
+        (["01.07.2023 14:00:00", "01.01.2023 13:00:00"], "%d.%m.%Y %H:%M:%S"),
+        ([datetime(2023, 7, 1, 14), datetime(2023, 1, 1, 13)], "ms"),
+    ],
+)
+def test_times_without_a_zone_are_in_the_zone_of_the_stream(values: list[object], unit: str) -> None:
+    for at in millis(pa.array(values), unit, zone=BERLIN):
+        assert str(np.datetime64(at, "ms"))[11:] == "12:00:00.000"
+
+
+def test_an_hour_that_the_clocks_skip_is_no_time() -> None:
+    result = times(
+        pa.array(["2023-03-26T02:30:00", "2023-03-26T03:00:00", "2023-03-26T01:59:59"]), "iso8601", zone=BERLIN
+    )
+    assert result.batch.num_rows == 2
+    (rejection,) = result.rejected
+    assert (rejection.reason, rejection.count, rejection.example) == ("time-unparseable", 1, "t = 2023-03-26T02:30:00")
+    assert BERLIN in rejection.message
+
+
+@pytest.mark.parametrize("arrival", ["2023-10-29T00:31", "2023-10-29T01:31", "2023-11-14T00:00"])
+def test_an_hour_that_the_clocks_show_twice_is_a_guess_about_both_hours(arrival: str) -> None:
+    arrival_ms = int(np.datetime64(arrival, "ms").astype(np.int64))
+    schema = RecordSchema({}, EventTime("t", "iso8601", zone=BERLIN))
+    texts = pa.array(["2023-10-29T02:30:00", "2023-10-29T03:00:00", "2023-10-29T02:30:00+02:00"])
+    result = extract_event_times(pa.table({"t": texts}), schema, arrival_ms, Rejections())
+    first, second = (int(np.datetime64(f"2023-10-29T0{hour}:30", "ms").astype(np.int64)) for hour in (0, 1))
+    taken = first if arrival == "2023-10-29T00:31" else second
+    assert result.batch.column("event_time_ms").to_pylist() == [taken, second + 30 * 60_000, first]
+    (guess,) = result.guessed
+    assert (guess.reason, guess.count, guess.spans) == ("doubled-hour", 1, ((first, second + 1, 1),))
 
 
 def test_a_date_and_a_time_of_day_in_two_columns_are_one_time() -> None:

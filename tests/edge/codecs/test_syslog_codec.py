@@ -32,11 +32,11 @@ def decode(
     *messages: str | bytes, arrival: dt.datetime = ARRIVAL, zone: str = "UTC", more: dict[str, str] | None = None
 ) -> Decoded:
     columns = {**COLUMNS, **dict.fromkeys(more or {}, pa.string())}
-    schema = RecordSchema(columns, EventTime("at", "iso8601", max_skew_ms=None))
+    schema = RecordSchema(columns, EventTime("at", "iso8601", max_skew_ms=None, zone=zone))
     fields = {"at": "time", **{name: name for name in COLUMNS}, **(more or {})}
     arrival_ms = int(arrival.timestamp() * 1000)
     data = b"\n".join(each.encode() if isinstance(each, str) else each for each in messages)
-    return LineDecoder(SyslogFormat(schema, fields, zone).codec(arrival_ms)).decode(data, arrival_ms)
+    return LineDecoder(SyslogFormat(schema, fields).codec(arrival_ms)).decode(data, arrival_ms)
 
 
 def times(decoded: Decoded) -> list[str]:
@@ -127,7 +127,9 @@ def test_the_year_is_the_one_nearest_to_the_arrival(arrival: dt.datetime, writte
     ],
 )
 def test_an_hour_that_a_zone_has_twice_is_the_one_nearer_to_the_arrival(arrival: dt.datetime, read: str) -> None:
-    assert times(decode("<13>Oct 29 02:30:00 h a: m", arrival=arrival, zone="Europe/Berlin")) == [read]
+    decoded = decode("<13>Oct 29 02:30:00 h a: m", arrival=arrival, zone="Europe/Berlin")
+    assert times(decoded) == [read]
+    assert [(each.reason, each.count) for each in decoded.guessed] == [("doubled-hour", 1)]
 
 
 def test_messages_of_both_kinds_keep_their_order() -> None:
