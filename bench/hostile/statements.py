@@ -18,7 +18,7 @@ from bench.hostile.mutate import FLOATS, NUMBERS, Rng, mutated_bytes, pick
 from bench.hostile.targets import Target, register
 from center.budgets.allocation import BudgetAllocator, MembersChanged, RebalanceEvent, ShareReported
 from center.ingest.frame_check import FrameCheck
-from center.ingest.validation import read_budget_report, read_heartbeat, read_utilization
+from center.ingest.validation import Hello, read_budget_report, read_heartbeat, read_utilization
 from center.ledger.window_facts import window_facts
 from center.ledger.withheld import Totals
 from center.serving.totals import Rests
@@ -136,7 +136,7 @@ def run_report(data: bytes) -> None:
         message = pb.FromEdge.FromString(data)
     except DecodeError:
         return
-    beat = read_heartbeat(EVIL, message.heartbeat, NOW_MS)
+    beat = read_heartbeat(Hello(EVIL, "i", {}, (), 0, 0, 0, 1), message.heartbeat, NOW_MS)
     figures = (beat.bandwidth_bytes_s, beat.rtt_ms, read_utilization(message.heartbeat))
     if not all(0 <= value < math.inf for value in figures) or max(beat.records.values(), default=0) >> 63:
         raise AssertionError(f"figures {figures}, {beat.records}")

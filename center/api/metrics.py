@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPMethod
@@ -108,8 +109,12 @@ class CenterCollector(Collector):
                 if watermark is not None and watermark < MAX_TIME_MS and not edge.retired:
                     behind_ms = now_ms - stream.clock.to_wall_ms(watermark)
                     lag.add_metric([edge.edge, stream.name], behind_ms / 1000)
+        of_release = "Edges by release of their software, without retired ones."
+        releases = GaugeMetricFamily("edgewater_edge_releases", of_release, labels=["release"])
+        for release, number in collections.Counter(e.release or "unknown" for e in view.edges if not e.retired).items():
+            releases.add_metric([release], number)
         queries = GaugeMetricFamily("edgewater_queries", "Live queries.", value=len(view.queries))
-        return [edges, lag, queries]
+        return [edges, releases, lag, queries]
 
     def _answer_families(self) -> list[Metric]:
         given = self._results.last_answer_id()

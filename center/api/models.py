@@ -396,6 +396,7 @@ class Edge(BaseModel):
 
     edge: str
     state: EdgeState = Field(description="`up` even if it has no events.")
+    release: str | None = Field(description="Of its software; null until its first heartbeat, and for 0.3.0.")
     labels: dict[str, str]
     incarnation: str
     incarnations: int
@@ -416,6 +417,7 @@ class Edge(BaseModel):
         return cls(
             edge=record.edge,
             state=edge_state(record, now_ms),
+            release=record.release or None,
             labels=record.labels,
             incarnation=record.incarnation,
             incarnations=record.incarnations,

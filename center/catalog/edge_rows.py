@@ -63,6 +63,7 @@ def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecor
 
 def heartbeat_to_row(heartbeat: HeartbeatRecord) -> dict[str, Any]:
     progress: dict[str, Any] = {name: dict(getattr(heartbeat, name)) for name in NO_PROGRESS}
+    progress["release"] = heartbeat.release
     progress["durable"] = {"incarnation": heartbeat.incarnation, "records": dict(heartbeat.durable)}
     return {
         "progress": progress,
@@ -112,6 +113,7 @@ def edge_from_row(
         state_lost_at_ms=state_lost_at_ms,
         rejected=row.progress.get("rejected", {}),
         null_columns=row.progress.get("null_columns", {}),
+        release=row.progress.get("release", ""),
     )
 
 

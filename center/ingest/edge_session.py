@@ -442,7 +442,7 @@ class GatewaySession:
 
     def _on_heartbeat(self, message: pb.Heartbeat) -> None:
         now_ms = self._now_ms()
-        beat = read_heartbeat(self.edge, message, now_ms, self.hello.incarnation)
+        beat = read_heartbeat(self.hello, message, now_ms)
         every_ms = self._heartbeat_ms()
         self._alarm_rejected(beat)
         self._status.heartbeat(self._bounded(beat), every_ms)

@@ -65,6 +65,7 @@ class Hello:
     Attributes:
         protocol: the version of the protocol of the session.
         state: the state that the edge runs on.
+        release: release of its software; empty if it does not state it.
     """
 
     edge: EdgeId
@@ -76,6 +77,7 @@ class Hello:
     sent_at_ms: int
     protocol: int
     state: StateDigest = field(default_factory=StateDigest)
+    release: str = ""
 
 
 def read_hello(message: pb.Hello) -> Hello:
@@ -115,6 +117,7 @@ def read_hello(message: pb.Hello) -> Hello:
             {stream: min(count, MAX_SEQ) for stream, count in message.durable_records.items()},
             {f.seq: f.crc32c for f in message.frames if f.seq < MAX_SEQ},
         ),
+        bounded_text(message.release),
     )
 
 
@@ -185,13 +188,17 @@ def _constants(message: pb.Stream, columns: Mapping[str, pa.DataType]) -> dict[s
     return result
 
 
-def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int, incarnation: str = "") -> HeartbeatRecord:
+def read_heartbeat(hello: Hello, message: pb.Heartbeat, now_ms: int) -> HeartbeatRecord:
     """Converts a heartbeat for the catalog. A number that a database cannot store is replaced by a number that it
-    can store."""
+    can store.
+
+    Args:
+        hello: the Hello of the session.
+    """
     streams = [s for s in message.streams if NAME.fullmatch(s.stream)][:MAX_STREAMS]
     rtt_ms = _measured(message.rtt_ms)
     return HeartbeatRecord(
-        edge=edge,
+        edge=hello.edge,
         watermarks={
             s.stream: MAX_TIME_MS if s.ended else min(s.watermark_ms, MAX_TIME_MS)
             for s in streams
@@ -217,7 +224,8 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int, incarnation
             for s in streams[:MAX_STATEMENTS]
             if s.null_columns
         },
-        incarnation=incarnation,
+        incarnation=hello.incarnation,
+        release=hello.release,
         durable={
             stream: min(count, MAX_SEQ)
             for stream, count in message.durable_records.items()

@@ -29,6 +29,7 @@ from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, Workload
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.model.window_range import ALL_WINDOWS, NO_BORDERS, WindowRange
+from edgewater.runtime.state_release import RELEASE
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
@@ -246,6 +247,7 @@ class UplinkOutbox:
             runs=self._durable.state.runs,
             durable_records={} if self._durable.state.is_damaged else self._comparable_records,
             frames=[pb.FrameDigest(seq=f.seq, crc32c=f.crc32c) for f in islice(core.unacked, MAX_DIGESTS)],
+            release=RELEASE,
         )
 
     @property

@@ -416,7 +416,7 @@ def edges(center: Center, as_json: bool) -> None:
 
 
 EDGE_COLUMNS = (
-    "edge", "state", "heard", "stream", "watermark", "records", "delivery", "backlog", "bandwidth", "rtt",
+    "edge", "state", "release", "heard", "stream", "watermark", "records", "delivery", "backlog", "bandwidth", "rtt",
     "clock", "dropped",
 )  # fmt: skip
 """The columns of the table of edges. All columns but the state are from the last heartbeat, which arrived at `heard`.
@@ -439,7 +439,17 @@ def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         for s in e["streams"] or [{"name": "", "watermark": None, "ended": False, "records": 0, "delivery": []}]:
             watermark, delivery = "ended" if s["ended"] else s["watermark"] or "none yet", ", ".join(s["delivery"])
             rows.append(
-                (e["edge"], e["state"], e["last_seen"], s["name"], watermark, str(s["records"]), delivery, *link)
+                (
+                    e["edge"],
+                    e["state"],
+                    e.get("release") or "",
+                    e["last_seen"],
+                    s["name"],
+                    watermark,
+                    str(s["records"]),
+                    delivery,
+                    *link,
+                )
             )
     return rows
 

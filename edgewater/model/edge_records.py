@@ -65,6 +65,7 @@ class EdgeRecord:
         last_seen_ms: wall time of the last message from the edge, or later. A gateway with many sessions does not write
             each heartbeat. If an edge becomes silent or comes back, the gateway writes it at once.
         heard_by_ms: wall time of the last report of the gateway that has the session; None if no gateway has a session.
+        release: release of its software; empty if it has stated none.
     """
 
     edge: EdgeId
@@ -88,6 +89,7 @@ class EdgeRecord:
     heard_by_ms: int | None = None
     rejected: Mapping[str, Sequence[tuple[str, str, int]]] = field(default_factory=dict)
     null_columns: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    release: str = ""
 
     @property
     def seen_before_ms(self) -> int:
@@ -145,6 +147,7 @@ class HeartbeatRecord:
     null_columns: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     incarnation: str = ""
     durable: Mapping[str, int] = field(default_factory=dict)
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)

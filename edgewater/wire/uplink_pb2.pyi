@@ -209,6 +209,7 @@ class Hello(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     DURABLE_RECORDS_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     protocol_min: _builtins.int
     """Range of protocol versions that the edge supports; this file is version 1. The session has the version of Welcome."""
     protocol_max: _builtins.int
@@ -219,6 +220,8 @@ class Hello(_message.Message):
     """Frames not yet acknowledged are oldest_seq … next_seq - 1."""
     next_seq: _builtins.int
     sent_at_ms: _builtins.int
+    release: _builtins.str
+    """Release of the edge's software; empty: an edge of 0.3.0."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -254,10 +257,11 @@ class Hello(_message.Message):
         runs: _abc.Iterable[_builtins.int] | None = ...,
         durable_records: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         frames: _abc.Iterable[Global___FrameDigest] | None = ...,
+        release: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_records", b"durable_records", "edge", b"edge", "frames", b"frames", "incarnation", b"incarnation", "labels", b"labels", "next_seq", b"next_seq", "oldest_seq", b"oldest_seq", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "runs", b"runs", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_records", b"durable_records", "edge", b"edge", "frames", b"frames", "incarnation", b"incarnation", "labels", b"labels", "next_seq", b"next_seq", "oldest_seq", b"oldest_seq", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "release", b"release", "runs", b"runs", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

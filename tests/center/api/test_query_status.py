@@ -201,12 +201,13 @@ def test_a_relative_budget_that_saves_nothing_says_why(desk, limit):
 
 def test_before_its_first_record_an_edge_has_no_watermark(desk):
     """An agent states the least time there is; the catalog and the API state none."""
-    from center.ingest.validation import read_heartbeat
+    from center.ingest.validation import Hello, read_heartbeat
     from edgewater.model.streams import MIN_TIME_MS
     from edgewater.wire import uplink_pb2 as pb
 
     progress = [pb.StreamProgress(stream="flights", watermark_ms=MIN_TIME_MS)]
     desk.connect("jfk")
-    desk.catalog.edges.record_heartbeats([read_heartbeat(EdgeId("jfk"), pb.Heartbeat(streams=progress), desk.now)])
+    hello = Hello(EdgeId("jfk"), "i", {}, (), 0, 0, 0, 1)
+    desk.catalog.edges.record_heartbeats([read_heartbeat(hello, pb.Heartbeat(streams=progress), desk.now)])
     (stream,) = desk.get("/v1/edges/jfk").json()["streams"]
     assert (stream["watermark"], stream["watermark_ms"], stream["ended"]) == (None, None, False)

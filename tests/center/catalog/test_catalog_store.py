@@ -107,14 +107,16 @@ def test_the_version_rises_with_queries_and_with_who_is_expected(catalog: Catalo
 def test_an_edge_is_what_its_hello_and_its_last_heartbeat_say(catalog: Catalog) -> None:
     clock = StreamClock(5, 6, 7.5)
     hello(catalog, streams=(replace(FLIGHTS, clock=clock),), now_ms=1_000)
-    beat = HeartbeatRecord(JFK, {"flights": 99}, {"flights": 12}, {"late": 3}, 11, 2e6, 4.5, -2.0, 1_500)
+    beat = HeartbeatRecord(
+        JFK, {"flights": 99}, {"flights": 12}, {"late": 3}, 11, 2e6, 4.5, -2.0, 1_500, release="9.1.0"
+    )
     catalog.edges.record_heartbeats([beat])
     record = catalog.edges.get(JFK)
     assert (record.first_seen_ms, record.last_seen_ms, record.connected) == (1_000, 1_500, True)
     assert (record.watermarks, record.records, record.drops) == ({"flights": 99}, {"flights": 12}, {"late": 3})
     assert (record.backlog_bytes, record.bandwidth_bytes_s, record.rtt_ms, record.clock_offset_ms) == (11, 2e6, 4.5, -2)
     assert record.streams == (StreamRecord("flights", FLIGHTS.columns, clock),)
-    assert record.labels == {"city": "New York"}
+    assert (record.labels, record.release) == ({"city": "New York"}, "9.1.0")
     assert record.reachable(2_000) and not record.reachable(10_000)
 
 

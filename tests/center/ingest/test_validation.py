@@ -83,7 +83,10 @@ def test_a_figure_of_a_heartbeat_that_no_edge_can_measure_is_unknown(value: floa
     assert read_likely_bandwidth(message) == 0
     message.streams.add(stream="flights", records=(1 << 64) - 1)
     message.drops["too-late"] = (1 << 64) - 1
-    beat = read_heartbeat(EdgeId("jfk"), message, 7)
+    said = hello()
+    said.release = "9.1.0"
+    beat = read_heartbeat(read_hello(said), message, 7)
+    assert (beat.edge, beat.incarnation, beat.release) == (EdgeId("jfk"), "i1", "9.1.0")
     assert (beat.bandwidth_bytes_s, beat.rtt_ms, beat.clock_offset_ms, read_utilization(message)) == (0, 0, 0, 0)
     assert max(*beat.records.values(), *beat.drops.values()) < 1 << 63
 

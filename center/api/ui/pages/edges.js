@@ -18,7 +18,7 @@ export function Edges({ search }) {
   const newest = marks.length ? Math.max(...marks) : null;
   return html`<main id="main"><h1>Edges</h1><${Problem} error=${problem} />
     <div class="scroll card flush"><table><thead><tr><th>Edge</th><th>State</th><th>Streams and watermarks</th><th class="n">Behind the first</th><th class="n">Backlog</th><th class="n">Bandwidth</th><th class="n">RTT</th><th class="n">Clock</th><th>Dropped</th><th>Rejected</th></tr></thead>
-    <tbody>${edges.map((e) => html`<tr key=${e.edge} data-edge=${e.edge}><th scope="row">${e.edge}${Object.keys(e.labels).length > 0 && html`<br /><small class="muted">${f.group(e.labels)}</small>`}</th>
+    <tbody>${edges.map((e) => html`<tr key=${e.edge} data-edge=${e.edge}><th scope="row">${e.edge}${Object.keys(e.labels).length > 0 && html`<br /><small class="muted">${f.group(e.labels)}</small>`}${e.release && html`<br /><small class="muted" data-release>${e.release}</small>`}</th>
       <td><${State} kind=${e.state === "up" ? "ok" : e.state === "retired" ? "" : "bad"}>${e.state}<//>${e.state !== "up" && html`<br /><small>since ${f.time(e.last_seen)}</small>`}</td>
       <td>${e.streams.map((s) => html`<div>${s.name} <b>${s.ended ? "ended" : s.watermark ? f.time(s.watermark) : "no records"}</b> <small>${f.short(s.records)} records, ${s.delivery.join(", ")}</small></div>`)}</td>
       <td class="n">${e.streams.map((s) => html`<div>${s.watermark && newest ? f.duration(newest - Date.parse(s.watermark)) : "–"}</div>`)}</td>
