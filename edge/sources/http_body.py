@@ -22,6 +22,7 @@ import flatbuffers.table
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import zstandard
 
 from edge.codecs import LineStream, RecordSchema, TextFormat, check_schema, concat, convert, is_text
 from edge.receivers import MAX_EXPANSION, Body, BodyTooCostly, BodyTooLarge, Decompress
@@ -39,6 +40,8 @@ _MEDIA = {
 }
 MEDIA_TYPES = "application/x-ndjson, text/csv, text/plain or application/vnd.apache.arrow.stream"
 MAX_GZIP_MEMBERS = 1024
+MAX_ZSTD_WINDOW = 8 << 20
+"""The largest window of zstd, in bytes. RFC 9659 says that senders use no larger one."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _GZIP_PIECE_BYTES = 64 << 10
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
@@ -158,10 +161,29 @@ def gunzip(body: bytes, limit_bytes: int) -> bytes:
             if left == 0:
                 raise BodyTooLarge
             rest = inflate.unconsumed_tail
-        rest = inflate.unused_data or source.read(_GZIP_PIECE_BYTES)
+        rest = inflate.unused_data.lstrip(b"\0")
+        while not rest and (more := source.read(_GZIP_PIECE_BYTES)):
+            rest = more.lstrip(b"\0")  # as gzip itself, zeros after a member are ignored
         if not rest:
             return b"".join(pieces)
     raise InvalidRecord("body", body[:20], f"at most {MAX_GZIP_MEMBERS} gzip members", "there are more")
+
+
+def unzstd(body: bytes, limit_bytes: int) -> bytes:
+    """Decompresses one frame of zstd. Raises BodyTooLarge before more than `limit_bytes` are in memory."""
+    accepted = f"one frame of zstd, with a window of at most {MAX_ZSTD_WINDOW >> 20} MiB, as Content-Encoding says"
+    try:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW)
+        plain = decompressor.stream_reader(body).read(limit_bytes + 1)
+        if len(plain) > limit_bytes:
+            raise BodyTooLarge
+        whole = decompressor.decompressobj()  # the stream does not tell whether the frame has ended
+        whole.decompress(body)
+    except zstandard.ZstdError as exc:
+        raise InvalidRecord("body", body[:20], accepted, str(exc)) from exc
+    if not whole.eof or whole.unused_data:
+        raise InvalidRecord("body", body[:20], accepted, "it goes on after the frame" if whole.eof else "it is cut off")
+    return bytes(plain)
 
 
 def _identity(body: bytes, limit_bytes: int) -> bytes:
@@ -170,7 +192,7 @@ def _identity(body: bytes, limit_bytes: int) -> bytes:
     return body
 
 
-ENCODINGS: Mapping[str, Decompress] = {"gzip": gunzip, "identity": _identity}
+ENCODINGS: Mapping[str, Decompress] = {"gzip": gunzip, "zstd": unzstd, "identity": _identity}
 """The functions that decompress a body, by the values of ``Content-Encoding`` that most receivers accept."""
 
 

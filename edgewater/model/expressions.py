@@ -244,6 +244,18 @@ def _numeric_function(binder: Binder, node: exp.Expression) -> BoundExpression:
     return BoundExpression(inner.type if keeps else pa.float64(), lambda b: kernel(source.evaluate(b)))
 
 
+def _is_nan(binder: Binder, node: exp.IsNan) -> BoundExpression:
+    number = cast(binder.numeric(node.this), pa.float64())
+    return BoundExpression(pa.bool_(), lambda b: pc.is_nan(number.evaluate(b)))
+
+
+def _is_finite(binder: Binder, node: exp.Anonymous) -> BoundExpression:
+    if len(node.expressions) != 1:
+        raise binder.error(node, "isfinite(x)", f"it is called with {len(node.expressions)} arguments")
+    number = cast(binder.numeric(node.expressions[0]), pa.float64())
+    return BoundExpression(pa.bool_(), lambda b: pc.is_finite(number.evaluate(b)))
+
+
 def _round(binder: Binder, node: exp.Round) -> BoundExpression:
     inner = cast(binder.numeric(node.this), pa.float64())
     decimals = node.args.get("decimals")
@@ -310,6 +322,8 @@ def _if(binder: Binder, node: exp.If) -> BoundExpression:
 
 
 def _called(binder: Binder, node: exp.Anonymous) -> BoundExpression:
+    if node.name.lower() == "isfinite":
+        return _is_finite(binder, node)
     if node.name.lower() == "strftime":
         return time_functions.bind_strftime(binder, node)
     check_calls(node, binder.field)
@@ -346,6 +360,7 @@ OPERATORS: tuple[Operator, ...] = (
     (exp.In, _in, ("this", "expressions", "query", "unnest", "field")),
     (exp.Between, _between, ("this", "low", "high")),
     (tuple(_NUMERIC_FUNCTIONS), _numeric_function, ("this",)),
+    (exp.IsNan, _is_nan, ("this",)),
     (exp.Round, _round, ("this", "decimals")),
     (tuple(_EXTREMES), _extreme, ("this", "expressions", "ignore_nulls")),
     (exp.If, _if, ("this", "true", "false")),

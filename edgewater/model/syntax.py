@@ -31,7 +31,7 @@ logging.getLogger("sqlglot").setLevel(logging.ERROR)  # its warnings would show 
 _DIALECT = Dialect.get_or_raise(None)
 _MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
 """Matches sqlglot's message about an operator or function without an operand."""
-NUMBER_FUNCTIONS = ("abs", "ceil", "floor", "round", "sqrt", "ln", "greatest", "least")
+NUMBER_FUNCTIONS = ("abs", "ceil", "floor", "round", "sqrt", "ln", "greatest", "least", "isnan", "isfinite")
 TEXT_FUNCTIONS = (
     "lower", "upper", "trim", "length", "substring", "left", "right", "split_part", "replace", "concat",
     "starts_with", "ends_with", "contains", "regexp_like", "regexp_extract", "regexp_replace",
@@ -47,7 +47,7 @@ SUPPORTED_SYNTAX = (
 )
 """The syntax that expressions may contain in addition to columns and literals."""
 
-_OWN_CALLS = ("strftime",)
+_OWN_CALLS = ("strftime", "isfinite")
 """Functions of Edgewater that the parser does not know."""
 
 _OTHER_NAMES = {

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
+import zstandard
 from starlette.applications import Starlette
 
 from edge.config import EdgeConfig, parse_config
@@ -126,11 +127,11 @@ def test_a_json_array_that_is_not_whole_is_refused(agent: Agent, body: str) -> N
     assert agent.taken == []
 
 
-@pytest.mark.parametrize("encoding", ["zstd", "deflate", "br", "gzip, gzip", "x" * 200])
+@pytest.mark.parametrize("encoding", ["snappy", "deflate", "br", "gzip, gzip", "x" * 200])
 def test_an_encoding_that_is_not_known_is_refused_and_the_known_ones_are_named(agent: Agent, encoding: str) -> None:
     response = agent.push("x", {**NDJSON, "content-encoding": encoding})
-    assert "expected gzip or identity" in problem(response, 415, "unsupported-media-type")
-    assert response.headers["accept-encoding"] == "gzip, identity"
+    assert "expected gzip or zstd or identity" in problem(response, 415, "unsupported-media-type")
+    assert response.headers["accept-encoding"] == "gzip, zstd, identity"
 
 
 def test_a_push_of_which_no_record_can_be_read_is_an_error_and_its_records_are_counted(agent: Agent) -> None:
@@ -149,14 +150,15 @@ def test_csv_arrow_and_gzip_are_read_by_their_headers(agent: Agent, ndjson: Any,
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    zipped = gzip.compress(ndjson(9, 10).encode()) + gzip.compress(ndjson(10, 11).encode())
+    zipped = gzip.compress(ndjson(9, 10).encode()) + gzip.compress(ndjson(10, 11).encode()) + bytes(99)
     for body, headers in (
         (csv, CSV),
         (sink.getvalue().to_pybytes(), ARROW),
         (zipped, {**NDJSON, "content-encoding": "gzip"}),
+        (zstandard.compress(ndjson(11, 12).encode()), {**NDJSON, "content-encoding": "zstd"}),
     ):
         assert agent.push(body, headers).status_code == 200
-    assert [n for _, chunk in agent.taken for n in chunk.batch.column("distance").to_pylist()] == [7, 8, 9, 10]
+    assert [n for _, chunk in agent.taken for n in chunk.batch.column("distance").to_pylist()] == [7, 8, 9, 10, 11]
 
 
 def test_a_body_of_several_blocks_is_taken_as_one_chunk(agent: Agent, ndjson: Any) -> None:
@@ -204,6 +206,9 @@ def test_another_media_type_is_refused_and_the_right_ones_named(agent: Agent) ->
         (b"t,carrier\n", CSV, "missing column"),
         (b"not arrow", ARROW, "an Arrow IPC stream"),
         (b"not gzip", {**NDJSON, "content-encoding": "gzip"}, "gzip data, as Content-Encoding says"),
+        (b"not zstd", {**NDJSON, "content-encoding": "zstd"}, "one frame of zstd"),
+        (zstandard.compress(b"{}" * 99)[:-5], {**NDJSON, "content-encoding": "zstd"}, "it is cut off"),
+        (zstandard.compress(b"{}") * 2, {**NDJSON, "content-encoding": "zstd"}, "it goes on after the frame"),
         (gzip.compress(b"{}" * 99, mtime=0)[:-5], {**NDJSON, "content-encoding": "gzip"}, "the data is cut off"),
     ],
 )
@@ -240,6 +245,7 @@ def test_a_body_over_the_limit_is_refused_announced_or_not_packed_or_not(arrival
         (body, NDJSON),
         (in_parts(), NDJSON),
         (gzip.compress(body), {**NDJSON, "content-encoding": "gzip"}),
+        (zstandard.compress(body), {**NDJSON, "content-encoding": "zstd"}),
     ):
         assert "longer than 1000 bytes" in problem(agent.push(sent, headers), 413, "too-large")
     assert agent.taken == []

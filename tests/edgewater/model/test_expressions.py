@@ -216,6 +216,9 @@ def test_number_functions() -> None:
     assert math.isnan(evaluate("sqrt(i)", i=[-1])[0])
     assert evaluate("ln(f)", f=[1.0, 0.0]) == [0.0, -math.inf]
     assert evaluate("abs(f)", f=[-1.5]) == [1.5]
+    assert evaluate("isnan(f)", f=[1.0, math.nan, math.inf, None]) == [False, True, False, None]
+    assert evaluate("isfinite(f)", f=[1.0, math.nan, -math.inf, None]) == [True, False, False, None]
+    assert evaluate("isfinite(i)", i=[1, None]) == [True, None]
 
 
 def as_spark_rounds(value: float, decimals: int) -> float:
