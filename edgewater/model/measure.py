@@ -59,7 +59,7 @@ class Measure:
         accepted = "a function of an expression, such as sum(bytes); functions: " + ", ".join(function_names())
         if not isinstance(text, str):
             raise InvalidQuery(at, text, accepted)
-        called, arguments = _call(text, at, accepted)
+        called, arguments, condition = _call(text, at, accepted)
         function = function_named(called)
         if function is None:
             why = meant_function(called) or f": {plugins.INSTALLED.hint()}"
@@ -81,6 +81,8 @@ class Measure:
             )
         if expression is None and function.argument in ("required", "rows"):
             raise InvalidQuery(at, text, f"{called}(expression)", "an argument is missing")
+        if condition is not None:
+            expression = _filtered(function, expression, condition, at, text)
         if expression is not None:
             check_calls(expression, at)
         parameters = function.read_parameters(
@@ -152,11 +154,22 @@ class Measure:
 
 def _condition(function: Function, condition: exp.Expression, at: str, text: str) -> InvalidQuery:
     """Returns the error for a condition as an argument. It says how its records are counted."""
-    called = "sum" if function.name in _COUNTS else function.name
     written = condition.sql()
-    accepted = f"{called}(if({written}, 1, 0)), or a query of its own with `where: {written}`"
+    counted = f"count() filter (where {written})"
+    accepted = counted if function.name in _COUNTS else f"{function.name}(if({written}, 1, 0)), or {counted}"
     reason = _COUNTS.get(function.name, f"{function.name} is of numbers, and the argument is a condition")
     return InvalidQuery(at, text, accepted, reason)
+
+
+def _filtered(
+    function: Function, expression: exp.Expression | None, condition: exp.Expression, at: str, text: str
+) -> exp.Expression:
+    """Returns the argument that is null in all records that do not fulfil the condition. No function counts a null."""
+    if function.sample is not None or (expression is None and function.name != "count"):
+        accepted = f"a query of its own with `where: {condition.sql()}`"
+        raise InvalidQuery(at, text, accepted, f"{function.name} is of whole records, and has no FILTER")
+    value = expression if expression is not None else exp.Literal.number(1)
+    return exp.Case(ifs=[exp.If(this=condition, true=value)])
 
 
 @lru_cache(maxsize=1024)
@@ -187,28 +200,25 @@ def _argument(function: Function, positional: list[exp.Expression], at: str, tex
     return as_row(columns) if columns else None
 
 
-def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]:
-    """Returns the function's name as written, and its arguments."""
+def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression], exp.Expression | None]:
+    """Returns the function's name as written, its arguments, and the condition of its FILTER."""
     # `distinct` is a keyword of SQL, and SQL's `quantile` has two arguments.
     match = re.fullmatch(r"\s*(distinct|quantile)\s*\((.*)\)\s*", text, re.IGNORECASE | re.DOTALL)
     tree = parse_sql(f"{match[1]}_of({match[2]})" if match else text, at)
-    if isinstance(tree, exp.Filter):
-        condition = tree.expression.this.sql()
-        counted = isinstance(tree.this, exp.Count)
-        written = f"sum(if({condition}, 1, 0))" if counted else f"an argument such as if({condition}, x, null)"
-        raise InvalidQuery(at, text, f"{written}, or a query of its own with `where: {condition}`", "no FILTER is read")
+    condition = tree.expression.this if isinstance(tree, exp.Filter) else None
+    tree = tree.this if isinstance(tree, exp.Filter) else tree
     if isinstance(tree, exp.Count) and isinstance(tree.this, exp.Distinct):
-        return "distinct", list(tree.this.expressions)
+        return "distinct", list(tree.this.expressions), condition
     if isinstance(tree, exp.Anonymous):
         name = match[1].lower() if match else tree.name.lower()
-        return name, list(tree.expressions)
+        return name, list(tree.expressions), condition
     if isinstance(tree, exp.Func):
         # These are all child expressions, because some nodes of the parser, such as corr(x, y), have no list of
         # arguments.
         arguments = list(tree.iter_expressions())
         name = re.match(r"\s*(\w+)\s*\(", text)
         if name:
-            return name[1].lower(), arguments
+            return name[1].lower(), arguments, condition
     raise InvalidQuery(at, text, accepted)
 
 

@@ -127,9 +127,11 @@ def test_a_condition_as_an_argument_is_refused_with_what_counts_its_records(func
     with pytest.raises(InvalidQuery) as refused:
         Measure.parse("m", f"{function}({condition})").require_no_condition()
     assert refused.value.field == "measures.m"
-    offered, own = refused.value.accepted.split(", or a query of its own with `where: ")
-    Measure.parse("m", offered).require_no_condition()
-    assert parse_sql(own.removesuffix("`"), "where") == parse_sql(condition, "where").unnest()
+    *value, counted = refused.value.accepted.split(", or ")
+    for offered in (*value, counted):
+        Measure.parse("m", offered).require_no_condition()
+    case = parse_sql(Measure.parse("m", counted).argument or "", "where")
+    assert case.args["ifs"][0].this == parse_sql(condition, "where").unnest()
 
 
 def test_a_count_of_a_boolean_column_is_refused_once_its_type_is_known() -> None:
@@ -175,11 +177,32 @@ def test_a_name_that_only_shares_a_word_is_not_suggested(called: str) -> None:
     assert "did you mean" not in refused.value.reason
 
 
-@pytest.mark.parametrize("text", ["count(*) FILTER (WHERE status >= 500)", "sum(bytes) FILTER (WHERE status >= 500)"])
-def test_a_filter_is_met_with_what_counts_its_records(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("count(*) FILTER (WHERE status >= 500)", "count(CASE WHEN status >= 500 THEN 1 END)"),
+        ("count() filter (status >= 500)", "count(CASE WHEN status >= 500 THEN 1 END)"),
+        ("distinct(ip) filter (where a or b)", "distinct(CASE WHEN a OR b THEN ip END)"),
+        ("quantile(ms, 0.99) filter (where ok)", "quantile(CASE WHEN ok THEN ms END, q=0.99)"),
+    ],
+)
+def test_a_filter_is_an_argument_that_is_null_in_all_other_records(text: str, meant: str) -> None:
+    measure = Measure.parse("m", text)
+    assert measure.to_text() == meant and Measure.parse("m", meant) == measure
+
+
+@pytest.mark.parametrize("text", ["sum(bytes) filter (where 1)", "count() filter (where bytes)"])
+def test_a_filter_is_a_condition(text: str) -> None:
+    spec = QuerySpec.from_mapping({"name": "q", "from": "s", "window": {"tumbling": "1m"}, "measures": {"m": text}})
     with pytest.raises(InvalidQuery) as refused:
-        Measure.parse("m", text)
-    assert "if(status >= 500, " in refused.value.accepted
+        spec.bind({"bytes": pa.int64()})
+    assert refused.value.field == "measures.m"
+
+
+def test_a_sample_of_records_has_no_filter() -> None:
+    with pytest.raises(InvalidQuery) as refused:
+        Measure.parse("m", "reservoir(ip) filter (where status >= 500)")
+    assert "where: status >= 500" in refused.value.accepted
 
 
 def test_a_query_in_a_file_is_refused_like_one_that_is_registered() -> None:
