@@ -199,9 +199,11 @@ def test_a_filter_is_a_condition(text: str) -> None:
     assert refused.value.field == "measures.m"
 
 
-def test_a_sample_of_records_has_no_filter() -> None:
+def test_a_function_of_sampled_records_has_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
+    registry.register_function(sample_function("corr", SampleFunction(), {}))
     with pytest.raises(InvalidQuery) as refused:
-        Measure.parse("m", "reservoir(ip) filter (where status >= 500)")
+        Measure.parse("m", "corr(x, y) filter (where status >= 500)")
     assert "where: status >= 500" in refused.value.accepted
 
 
