@@ -78,7 +78,10 @@ class Authenticator:
             return ANYONE
         token = bearer_token(authorization)
         if token is None:
-            raise Unauthenticated("a bearer token is required: Authorization: Bearer <token>")
+            raise Unauthenticated(
+                "a bearer token is required: Authorization: Bearer <token>; commands and the client read it from"
+                " EDGEWATER_TOKEN, or from the file that EDGEWATER_TOKEN_FILE names"
+            )
         digest, now_ms = token_digest(token), self._now_ms()
         entry = self._static.get(digest)
         if entry is not None:

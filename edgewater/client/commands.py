@@ -19,6 +19,7 @@ import yaml
 from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, shown
+from edgewater.client.requests import segment
 from edgewater.model.errors import EdgewaterError, InvalidRequest, plain
 from edgewater.model.key_texts import NULL, key_text, text_of_key
 from edgewater.runtime.terminal import print_table
@@ -404,15 +405,48 @@ def query_rm(center: Center, name: str, yes: bool, as_json: bool) -> None:
         click.echo(f"{plain(name)}, version {found.version}, is deleted")
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @asks_center
 def edges(center: Center, as_json: bool) -> None:
-    """List the edges of a center: state, watermark, delivery, backlog, link, records that were not counted."""
+    """List the edges of a center: state, watermark, delivery, backlog, link, records that were not counted.
+
+    \b
+      edgewater edges
+      edgewater edges retire jfk
+    """
+    if click.get_current_context().invoked_subcommand is not None:
+        return
     found = center.edges()
     if as_json:
         print_json({"edges": found})
         return
     print_table(EDGE_COLUMNS, edge_rows(found), empty="no edge has ever connected")
+
+
+@edges.command("retire")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@asks_center
+def edges_retire(center: Center, name: str, yes: bool, as_json: bool) -> None:
+    """Declare the edge NAME gone for good, so that no answer waits for it. Needs the role admin.
+
+    The center accepts no more frames from it. Its journal keeps the records that it has not shipped.
+    """
+    path = f"/v1/edges/{segment(name)}"
+    center.get(path)
+    if not yes:
+        click.confirm(f"Retire the edge {plain(name)}? Answers no longer wait for it.", abort=True, err=True)
+    center.send("DELETE", path)
+    print_json({"retired": name}) if as_json else click.echo(f"{plain(name)} is retired")
+
+
+@edges.command("reinstate")
+@click.argument("name")
+@asks_center
+def edges_reinstate(center: Center, name: str, as_json: bool) -> None:
+    """Take the retirement of the edge NAME back: answers need it again. Restart its agent. Needs the role admin."""
+    center.send("POST", f"/v1/edges/{segment(name)}/reinstate", b"")
+    print_json({"reinstated": name}) if as_json else click.echo(f"{plain(name)} is reinstated")
 
 
 EDGE_COLUMNS = (
@@ -514,8 +548,6 @@ def streams_columns(
     An edge with another column or another type is refused until its configuration is corrected. Declaring and resetting
     need the role admin.
     """
-    from edgewater.client.requests import segment
-
     if (bool(declared) + bool(file) + reset) > 1:
         raise click.UsageError("--set, --file and --reset exclude each other")
     path = f"/v1/streams/{segment(name)}/columns"

@@ -151,6 +151,11 @@ def test_edges_and_streams_are_listed_and_columns_declared(two_hours, run, tmp_p
     with desk.served() as url:
         assert {e["edge"] for e in said(run(url, "edges", "--json"))["edges"]} == {"jfk", "lga"}
         assert re.search(r"jfk +up +2013-\S+Z +flights +2013-01-01T01:00:00Z +7 .* late 3", run(url, "edges").stdout)
+        assert said(run(url, "edges", "retire", "lga", "--yes", "--json")) == {"retired": "lga"}
+        assert {e["edge"]: e["state"] for e in said(run(url, "edges", "--json"))["edges"]}["lga"] == "retired"
+        assert said(run(url, "edges", "reinstate", "lga", "--json")) == {"reinstated": "lga"}
+        assert run(url, "edges", "retire", "ewr", "--yes").exit_code == 1
+        assert {e["state"] for e in said(run(url, "edges", "--json"))["edges"]} == {"up"}
         assert "carrier string, distance int64, dep_delay float64" in run(url, "streams", "ls").stdout
         misfit = run(url, "streams", "columns", "flights", "--set", "carrier=string")
         assert (misfit.exit_code, "delete it first" in misfit.stderr) == (1, True)
