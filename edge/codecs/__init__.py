@@ -21,7 +21,16 @@ from edge.codecs.framing import Block, BlockReader, ByteStream
 from edge.codecs.line_decoder import LineDecoder
 from edge.codecs.line_stream import BOM, LineStream, split_header, too_long
 from edge.codecs.messages import ColumnsSchema, MessageDecoder, joined
-from edge.codecs.schema import DAY_MS, MS_PER_UNIT, TIME_UNITS, YEAR_2000_MS, YEAR_2200_MS, EventTime, RecordSchema
+from edge.codecs.schema import (
+    DAY_MS,
+    MAX_SKEW_MS,
+    MS_PER_UNIT,
+    TIME_UNITS,
+    YEAR_2000_MS,
+    YEAR_2200_MS,
+    EventTime,
+    RecordSchema,
+)
 from edge.codecs.syslog import FIELDS as SYSLOG_FIELDS
 from edge.codecs.syslog import SyslogFormat, is_field
 
@@ -33,6 +42,7 @@ __all__ = [
     "DAY_MS",
     "EXTENSIONS",
     "HEAD_BYTES",
+    "MAX_SKEW_MS",
     "MS_PER_UNIT",
     "NO_BYTES",
     "SYSLOG_FIELDS",

@@ -14,6 +14,10 @@ MS_PER_UNIT = {"s": 1000.0, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 TIME_UNITS = (*MS_PER_UNIT, "iso8601")
 
 DAY_MS = 86_400_000
+MAX_SKEW_MS = 600_000
+"""How far an event time may be ahead by default. One record that is ahead moves the watermark, and then the records of
+all others are late. So a device with a wrong clock or zone loses its own records.
+"""
 YEAR_2000_MS = 946_684_800_000
 YEAR_2200_MS = 7_258_118_400_000
 """The latest accepted event time, under every clock. It separates the units, as a time in another unit is wrong by a
@@ -38,7 +42,7 @@ class EventTime:
     column: str
     unit: str = "ms"
     min_ms: int = YEAR_2000_MS
-    max_skew_ms: int | None = DAY_MS
+    max_skew_ms: int | None = MAX_SKEW_MS
     time_of_day: str | None = None
     zone: str = "UTC"
 

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from edge.codecs import (
     ACCESS_LOGS,
     ACCESS_TIME,
-    DAY_MS,
     EXTENSIONS,
+    MAX_SKEW_MS,
     MS_PER_UNIT,
     TIME_UNITS,
     YEAR_2000_MS,
@@ -54,8 +54,9 @@ class TimeConfig(Model):
     they show twice counts at the one nearer to the record's arrival, and states the guess `doubled-hour`."""
     min_time: Instant = YEAR_2000_MS
     """Records with an earlier event time are rejected."""
-    max_skew: Duration = DAY_MS
-    """Records whose event time is further ahead of the stream's clock are rejected. A replay has no such limit."""
+    max_skew: Duration = MAX_SKEW_MS
+    """Records whose event time is further ahead of the stream's clock are rejected, because they would make the records
+    of all others late. A replay has no such limit."""
 
     @field_validator("unit")
     @classmethod

@@ -70,7 +70,7 @@ def test_a_short_one_has_defaults_that_work() -> None:
     assert config.center.address == "127.0.0.1:7400"
     assert config.http.listen == "127.0.0.1:7410"
     assert config.streams["flights"].idle_ms == 10_000
-    assert config.streams["flights"].record_schema.time.max_skew_ms == 86_400_000
+    assert config.streams["flights"].record_schema.time.max_skew_ms == 600_000
 
 
 def test_quoted_times_and_times_without_a_zone_are_taken() -> None:

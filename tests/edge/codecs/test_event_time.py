@@ -73,8 +73,8 @@ def test_texts_of_mixed_shapes_are_parsed_and_only_the_bad_ones_refused() -> Non
         (NOW * 1000, "ms", "looks like microseconds; set time.unit: us"),
         (5, "ms", "before 2000-01-01T00:00:00.000Z"),
         (-1, "s", "before 2000-01-01T00:00:00.000Z"),
-        (NOW + 2 * DAY_MS, "ms", "more than 1d later than its arrival"),
-        (1e300, "s", "more than 1d later"),
+        (NOW + 2 * DAY_MS, "ms", "more than 10m later than its arrival"),
+        (1e300, "s", "more than 10m later"),
     ],
 )
 def test_an_implausible_time_is_refused_and_the_likely_unit_named(value: float, unit: str, says: str) -> None:
@@ -170,7 +170,7 @@ def test_an_hour_that_the_clocks_skip_is_no_time() -> None:
 @pytest.mark.parametrize("arrival", ["2023-10-29T00:31", "2023-10-29T01:31", "2023-11-14T00:00"])
 def test_an_hour_that_the_clocks_show_twice_is_a_guess_about_both_hours(arrival: str) -> None:
     arrival_ms = int(np.datetime64(arrival, "ms").astype(np.int64))
-    schema = RecordSchema({}, EventTime("t", "iso8601", zone=BERLIN))
+    schema = RecordSchema({}, EventTime("t", "iso8601", max_skew_ms=None, zone=BERLIN))
     texts = pa.array(["2023-10-29T02:30:00", "2023-10-29T03:00:00", "2023-10-29T02:30:00+02:00"])
     result = extract_event_times(pa.table({"t": texts}), schema, arrival_ms, Rejections())
     first, second = (int(np.datetime64(f"2023-10-29T0{hour}:30", "ms").astype(np.int64)) for hour in (0, 1))
