@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from edge.codecs.csv_codec import check_columns
 from edge.codecs.event_time import cast_or_null, extract_event_times, readable_spans, time_values
+from edge.codecs.lenient import lenient_parse
 from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
 from edgewater.model.errors import InvalidRecord
@@ -31,7 +32,8 @@ def check_schema(input_schema: pa.Schema, schema: RecordSchema, where: str) -> N
     check_columns(needed_columns(schema), list(input_schema.names), where)
     for name, declared in schema.columns.items():
         actual = _decoded_type(input_schema.field(name).type)
-        if not _widens(actual, declared):
+        converts = name in schema.lenient and (is_text(actual) or (is_text(declared) and _is_scalar(actual)))
+        if not (_widens(actual, declared) or converts):
             raise InvalidRecord(f"{where}: column {name}", type_name(actual), f"{type_name(declared)}, as declared")
     time = schema.time
     if time.time_of_day is not None:
@@ -65,14 +67,18 @@ def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Dec
             rejections.add(RejectionReason.WRONG_TYPE, name, f"{name}: text that is not UTF-8", int(bad.sum()))
             column = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
         declared = schema.columns.get(name, pa.string() if is_text(column.type) else column.type)
-        columns[name] = _widen(column, declared)
+        if is_text(column.type) and not is_text(declared):
+            column = pc.if_else(pc.equal(column, ""), None, column.cast(pa.string()))
+            columns[name] = lenient_parse(column, declared)
+        else:
+            columns[name] = _widen(column, declared)
         lost = columns[name].null_count - column.null_count
         if lost:
             bad = pc.and_(columns[name].is_null(), column.is_valid()).to_numpy(zero_copy_only=False) & keep
             keep &= ~bad
             if bad.any():
                 example = column[int(np.argmax(bad))]
-                message = f"{name}: out of range for {type_name(declared)}"
+                message = f"{name}: out of range for {type_name(declared)}, or no value of this type"
                 rejections.add(RejectionReason.WRONG_TYPE, f"{name} = {example}", message, int(bad.sum()))
     table = pa.table(columns)
     if not keep.all():
@@ -110,6 +116,10 @@ def _decoded_type(dtype: pa.DataType) -> pa.DataType:
 
 def is_text(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or dtype == pa.string_view())
+
+
+def _is_scalar(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype))
 
 
 def _widens(actual: pa.DataType, declared: pa.DataType) -> bool:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.codecs.event_time import cast_or_null, readable_spans, time_accepted
+from edge.codecs.lenient import lenient_parse
 from edge.codecs.line_decoder import Undecodable
 from edge.codecs.logfmt import logfmt_fields
 from edge.codecs.schema import RecordSchema
@@ -157,7 +158,7 @@ def typed_table(
     keep, wrong = valid.copy(), np.zeros(len(valid), np.bool_)
     for name, declared in schema.textual.items():
         text = texts[name]
-        columns[name] = _values(text, declared)
+        columns[name] = _values(text, declared, name in schema.lenient)
         bad = _mask(pc.and_(text.is_valid(), columns[name].is_null())) & keep
         if bad.any():
             first = int(np.argmax(bad))
@@ -176,10 +177,12 @@ def typed_table(
     return table if keep.all() else table.filter(pa.array(keep))
 
 
-def _values(texts: pa.Array, declared: pa.DataType) -> pa.Array:
+def _values(texts: pa.Array, declared: pa.DataType, is_lenient: bool) -> pa.Array:
     """Returns texts as values of a type; null for a text that is no value of the type."""
     texts = texts if pa.types.is_string(texts.type) else cast_or_null(texts, pa.string())
-    return texts if pa.types.is_string(declared) else arithmetic.parse(texts, declared)
+    if pa.types.is_string(declared):
+        return texts
+    return lenient_parse(texts, declared) if is_lenient else arithmetic.parse(texts, declared)
 
 
 def pattern_codec(schema: RecordSchema, pattern: LinePattern, form: str) -> FieldsCodec:

@@ -38,7 +38,9 @@ class LineCodec(Protocol):
         """
 
     def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
-        """Returns the lines that `parse` may accept. Adds the other lines to `rejections`."""
+        """Returns the lines that `parse` may accept, some of them with other values (`RecordSchema.lenient`). Adds the
+        other lines to `rejections`.
+        """
 
 
 def unlimited() -> None:
@@ -94,7 +96,7 @@ class LineDecoder:
             valid = self._codec.reject_invalid(lines, rejections)
             if not valid:
                 return []
-            if len(valid) < len(lines) or len(valid) == 1:
+            if valid != lines or len(valid) == 1:
                 return self._isolate(valid, rejections)
         middle = len(lines) // 2
         return self._isolate(lines[:middle], rejections) + self._isolate(lines[middle:], rejections)

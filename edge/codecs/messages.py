@@ -37,7 +37,7 @@ class MessageDecoder:
         self._schema, self._more, self._where = text.schema, tuple(more), where
         self._located_ms = -LOCATE_EVERY_MS
         types = {name: kind for name, kind in text.schema.textual.items() if name not in self._more}
-        body = ColumnsSchema(types, text.schema.time, text.schema.constants)
+        body = ColumnsSchema(types, text.schema.time, text.schema.constants, text.schema.lenient)
         self._delimiter = text.dialect.delimiter if text.format == "csv" else None
         self._lines = replace(text, schema=body).decoder(text.header, where)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from edge.codecs.event_time import readable_spans, time_accepted
+from edge.codecs.lenient import lenient_value
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
 from edge.records import RejectionReason, Rejections
@@ -60,8 +61,8 @@ class NdjsonCodec:
         good, wrong = [], []
         for line in lines:
             fault = self._fault(line)
-            if fault is None:
-                good.append(line)
+            if fault is None or isinstance(fault, bytes):
+                good.append(fault or line)
                 continue
             reason, message, values = fault
             rejections.add(reason, line, message)
@@ -73,14 +74,27 @@ class NdjsonCodec:
             rejections.add_times(RejectionReason.WRONG_TYPE, *readable_spans(columns, self.schema.time))
         return good
 
-    def _fault(self, line: bytes) -> tuple[RejectionReason, str, dict[str, Any]] | None:
-        """Returns the reason, the message and the values of a rejected line; None for a valid line.
+    def _fault(self, line: bytes) -> tuple[RejectionReason, str, dict[str, Any]] | bytes | None:
+        """Returns the reason, the message and the values of a rejected line; None for a valid line; the line with other
+        values if lenient columns make it valid.
 
         The values are {} if the line is no JSON object.
         """
         values: dict[str, Any] = {}
         fault = self._fault_of_values(line, values)
-        return None if fault is None else (*fault, values)
+        if fault is None or fault[0] is RejectionReason.MALFORMED or not self.schema.lenient:
+            return None if fault is None else (*fault, values)
+        fitting = dict(values)
+        for name in self.schema.lenient & self._textual.keys():
+            if not _fits(values.get(name), self._textual[name]):
+                is_blank = isinstance(values[name], str) and not values[name].strip()
+                fitting[name] = lenient_value(values[name], self._textual[name])
+                if fitting[name] is None and not is_blank:
+                    return (*fault, values)
+        for name, declared in self._textual.items():
+            if not _fits(fitting.get(name), declared):
+                return (*self._wrong(name, declared, values[name]), values)
+        return json.dumps({name: fitting.get(name) for name in self._textual}).encode()
 
     def _fault_of_values(self, line: bytes, values: dict[str, Any]) -> tuple[RejectionReason, str] | None:
         keys: list[str] = []

@@ -70,11 +70,13 @@ class RecordSchema:
     Attributes:
         constants: columns with one value in all records. Null becomes this value, and a record with another value is
             rejected.
+        lenient: columns whose values may be written as another type (`lenient_parse`).
     """
 
     columns: Mapping[str, pa.DataType]
     time: EventTime
     constants: Mapping[str, Constant] = field(default_factory=dict)
+    lenient: frozenset[str] = frozenset()
 
     @property
     def output(self) -> pa.Schema:

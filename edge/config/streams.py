@@ -152,6 +152,9 @@ class StreamConfig(Model):
     """Files whose columns are added to the records. A key may be a column that an earlier lookup has added."""
     constants: dict[str, Constant] = {}
     """Columns that have one value in all records of the stream at this edge, such as its site."""
+    lenient: list[str] = []
+    """Columns whose values may be written as another type: `"66.2"` and `200.0` as numbers, `yes` and `off` as
+    booleans, a number or `true` as a text. Other values are rejected as ever."""
     disorder_ms: Duration = Field(default=0, alias="disorder")
     """How far the event time of a record may be behind the newest record without being late."""
     idle: Duration | None = None
@@ -246,6 +249,14 @@ class StreamConfig(Model):
         return self
 
     @model_validator(mode="after")
+    def _lenient_fit(self) -> StreamConfig:
+        if unknown := [name for name in self.lenient if name not in self.columns]:
+            raise refusal(
+                f"some of the columns {', '.join(self.columns)}", f"lenient has {unknown[0]}, which is no column"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _constants_fit(self) -> StreamConfig:
         for name, value in self.constants.items():
             declared = self.columns.get(name)
@@ -276,7 +287,7 @@ class StreamConfig(Model):
         skew = self.time.max_skew if self.replay is None else None
         of = self.time
         time = EventTime(of.column, of.unit, of.min_time, skew, of.time_of_day, of.zone)
-        return RecordSchema(self.arrow_columns, time, self.constants)
+        return RecordSchema(self.arrow_columns, time, self.constants, frozenset(self.lenient))
 
     @property
     def idle_ms(self) -> int | None:

@@ -163,7 +163,7 @@ class _Decoder:
             more = list(self._fields)
             self._body = MessageDecoder(config.text_format(schema), more, f"messages at {config.listen}")
             types = {name: schema.textual[name] for name in more} | {_TEXT: pa.string()}
-            self._columns = ColumnsSchema(types, schema.time)
+            self._columns = ColumnsSchema(types, schema.time, lenient=schema.lenient)
             self._fields[_TEXT] = "message"
 
     def decode(self, messages: bytes, arrival_ms: int) -> Decoded:

@@ -1,0 +1,74 @@
+"""Columns that the configuration names as lenient: values that are written as another type."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from edge.codecs import EventTime, LineDecoder, RecordSchema, TextFormat, check_schema, convert
+from edge.codecs.ndjson_codec import NdjsonCodec
+from edge.records import Decoded
+from edgewater.model.errors import InvalidRecord
+
+NOW = 1_700_000_000_000
+COLUMNS = {"f": pa.float64(), "i": pa.int64(), "b": pa.bool_(), "s": pa.string()}
+LENIENT = RecordSchema(COLUMNS, EventTime("t"), lenient=frozenset(COLUMNS))
+STRICT = RecordSchema(COLUMNS, EventTime("t"))
+ROWS: list[tuple[dict[str, Any], list[Any]]] = [
+    ({"f": "66.2", "i": "+5", "b": "yes", "s": 7}, [66.2, 5, True, "7"]),
+    ({"f": 1, "i": 200.0, "b": 1, "s": True}, [1.0, 200, True, "true"]),
+    ({"f": "1e3", "i": "200.0", "b": "OFF", "s": 1.5}, [1000.0, 200, False, "1.5"]),
+    ({"f": "", "i": " ", "b": "", "s": ""}, [None, None, None, ""]),
+    ({"f": None, "i": None, "b": None, "s": None}, [None] * 4),
+    ({"f": 0.5, "i": -1, "b": False, "s": "x"}, [0.5, -1, False, "x"]),
+]
+WRONG = [{"f": "warm"}, {"i": 1.5}, {"i": "1e3"}, {"b": "2"}, {"b": 2}, {"s": [1]}, {"f": {"x": 1}}]
+
+
+def ndjson(schema: RecordSchema, rows: list[dict[str, Any]]) -> Decoded:
+    data = "".join(json.dumps({"t": NOW, **row}) + "\n" for row in rows)
+    return LineDecoder(NdjsonCodec(schema)).decode(data.encode(), NOW)
+
+
+def values(decoded: Decoded) -> list[list[Any]]:
+    return [[row[name] for name in COLUMNS] for row in decoded.batch.to_pylist()]
+
+
+@pytest.mark.parametrize("times", [1, 300])
+def test_ndjson_of_mixed_types_is_read(times: int) -> None:
+    decoded = ndjson(LENIENT, [row for row, _ in ROWS] * times)
+    assert values(decoded) == [read for _, read in ROWS] * times and decoded.rejected == ()
+    assert len(ndjson(STRICT, [row for row, _ in ROWS]).batch) == 2
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_value_of_the_type_is_rejected_alone(wrong: dict[str, Any]) -> None:
+    decoded = ndjson(LENIENT, [{"f": "1"}, wrong, {"f": 2}])
+    assert [row[0] for row in values(decoded)] == [1.0, 2.0]
+    assert [(each.reason, each.count, each.spans) for each in decoded.rejected] == [
+        ("wrong-type", 1, ((NOW, NOW + 1, 1),))
+    ]
+
+
+def test_csv_is_read_by_the_same_rules() -> None:
+    text = f"t,f,i,b,s\n{NOW},66.2,200.0,yes,7\n{NOW},1,1.5,no,x\n"
+    decoded = (
+        TextFormat("csv", LENIENT).decoder(["t", "f", "i", "b", "s"], "x").decode(text.split("\n", 1)[1].encode(), NOW)
+    )
+    assert values(decoded) == [[66.2, 200, True, "7"]]
+    assert [each.reason for each in decoded.rejected] == ["wrong-type"]
+
+
+def test_columns_of_parquet_and_arrow_are_converted() -> None:
+    batch = pa.record_batch(
+        {"t": [NOW] * 3, "f": ["66.2", "", "warm"], "i": ["1.0", "2", "3"], "b": ["yes", "no", None], "s": [1, 2, None]}
+    )
+    with pytest.raises(InvalidRecord):
+        check_schema(batch.schema, STRICT, "x")
+    check_schema(batch.schema, LENIENT, "x")
+    decoded = convert(batch, LENIENT, NOW)
+    assert values(decoded) == [[66.2, 1, True, "1"], [None, 2, False, "2"]]
+    assert [each.reason for each in decoded.rejected] == ["wrong-type"]
