@@ -26,7 +26,6 @@ from edgewater.synopses.sampling.reservoir import ReservoirStack
 pytestmark = pytest.mark.slow
 
 SEED = 11
-N = 12_000
 
 
 def sample_of(values: object, size: int = 200, **given: int) -> ReservoirSample:
@@ -66,10 +65,6 @@ def test_record_numbers_continue_after_a_reset() -> None:
         merged.merge(stack, np.zeros(1, np.int64))
         stack.reset(np.zeros(1, np.int64))
     assert np.bincount(merged.estimator().values.astype(int)).tolist() == [100, 100, 100]
-
-
-CONFIDENCES = (0.9, 0.99)
-TRIALS = 100
 
 
 def test_the_finite_population_correction_narrows_intervals() -> None:
