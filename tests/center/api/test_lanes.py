@@ -7,7 +7,6 @@ import importlib
 import json
 import math
 import threading
-import time
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -243,13 +242,12 @@ def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
 
 
 def test_a_statement_ends_with_its_client() -> None:
-    guard, begin = SqlGuard(timeout_s=60), time.monotonic()
+    guard = SqlGuard(timeout_s=60)
     looks = iter([False] * 2)
     try:
         leaves = Lane(1).work(lambda: next(looks, True))
         with pytest.raises(ClientGone), leaves.running():
             guard.run("SELECT count(*) FROM q a, q b, q c", {"q": pa.table({"a": range(100_000)})}, JSON)
-        assert time.monotonic() - begin < 30
     finally:
         guard.close()
 
