@@ -36,15 +36,6 @@ def state_of(stack: HyperLogLogStack) -> dict[int, int]:
     return held
 
 
-@pytest.mark.parametrize("precision", [4, 9, 14, 18])
-@pytest.mark.parametrize("n", [0, 1, 50, 3000, 60_000])
-def test_registers_match_the_definition(precision: int, n: int) -> None:
-    values = np.random.default_rng(SEED).integers(0, 1 << 62, n)
-    stack = HyperLogLogStack(1, precision=precision)
-    stack.update(np.zeros(n, np.int64), values)
-    assert state_of(stack) == registers_of(values, precision)
-
-
 @pytest.mark.parametrize("n", [10, 5000, 60_000])
 def test_folding_equals_a_sketch_built_with_fewer_registers(n: int) -> None:
     values = np.random.default_rng(SEED).integers(0, 1 << 62, n)
