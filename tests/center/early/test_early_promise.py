@@ -1,7 +1,7 @@
 """Error, confidence and waits of early answers, on production edge cores and ledger under a virtual clock.
 
 If each of n windows is covered with 95 %, the number of covered windows is below the binomial's 0.5 % quantile,
-`least_covered`, in one run of 200. Seeds are fixed. By default one mixture runs for 25 windows; `full` runs are of 200.
+`least_covered`, in one run of 200. Seeds are fixed. By default one mixture runs for 50 windows; `full` runs are of 200.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def relative_errors(world: World, answers: Sequence[Emission], kind: str) -> np.
     ("delays", "measure", "kind", "windows"),
     [
         pytest.param((exponential(100.0),) * 3, "sum(x)", "sum", 200, marks=pytest.mark.full),
-        (MIXED, "sum(x)", "sum", 25),
+        (MIXED, "sum(x)", "sum", 50),
         pytest.param(MIXED, "sum(x)", "sum", 200, marks=pytest.mark.full),
         pytest.param((gamma(2.0, 200.0),) * 3, "count()", "count", 200, marks=pytest.mark.full),
     ],

@@ -28,8 +28,6 @@ from tests.center.session_world import GAP, REF, Edge, brute_force, spec
 from tests.center.statement_world import missing, quality_of
 from tests.examples import examples
 
-SECONDS = SessionWindow("1s", "3s")
-
 
 def extent(first_ms: int, last_ms: int, observed: int = 2, late: int = 0) -> SliceClose:
     return SliceClose(first_ms // GAP * GAP, observed, late, (), first_ms, last_ms)
@@ -69,12 +67,6 @@ def test_sessions_of_slices_are_those_of_their_records(times: list[int], most: i
     assert all(r.to_ms - r.from_ms <= window.max_ms for r in found.values())
 
 
-def test_a_record_exactly_a_gap_later_begins_another_session() -> None:
-    for distance, sessions in ((GAP - 1, 1), (GAP, 2)):
-        extents = {0: (500, 500), 1000: (500 + distance, 500 + distance)}
-        assert (len(connected_slices(0, extents, SECONDS)) == 2) == (sessions == 1)
-
-
 # When a session is answered
 
 
@@ -100,12 +92,6 @@ def test_a_complete_session_that_late_records_lengthen_is_answered_again_when_al
     c.says("b", 6000, now_ms=60_000)
     (again,) = c.says("a", 6000, now_ms=60_000)
     assert (again.window_start_ms, again.phase, missing(again)) == (500, Phase.COMPLETE, ())
-
-
-def test_records_of_different_edges_are_one_session() -> None:
-    c = center("a", "b")
-    c.says("a", 9000, lone(500), lone(2100))
-    assert spans(c.says("b", 9000, lone(1400))) == [(500, 3100, 1, "final")]
 
 
 def test_with_lateness_a_session_is_complete_first() -> None:
