@@ -28,6 +28,8 @@ from tests.center.session_world import GAP, REF, Edge, brute_force, spec
 from tests.center.statement_world import missing, quality_of
 from tests.examples import examples
 
+SECONDS = SessionWindow("1s", "3s")
+
 
 def extent(first_ms: int, last_ms: int, observed: int = 2, late: int = 0) -> SliceClose:
     return SliceClose(first_ms // GAP * GAP, observed, late, (), first_ms, last_ms)
@@ -65,6 +67,12 @@ def test_sessions_of_slices_are_those_of_their_records(times: list[int], most: i
         found.update({(r.start_ms, r.end_ms): r for r in session_windows(run, extents, window)})
     assert sorted(found) == sorted(brute_force(times, window))
     assert all(r.to_ms - r.from_ms <= window.max_ms for r in found.values())
+
+
+def test_a_record_exactly_a_gap_later_begins_another_session() -> None:
+    for distance, sessions in ((GAP - 1, 1), (GAP, 2)):
+        extents = {0: (500, 500), 1000: (500 + distance, 500 + distance)}
+        assert (len(connected_slices(0, extents, SECONDS)) == 2) == (sessions == 1)
 
 
 # When a session is answered
