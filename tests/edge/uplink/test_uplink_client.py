@@ -237,12 +237,10 @@ async def test_a_throttled_edge_waits_until_the_throttle_ends(tmp_path: Path) ->
             await agent.until(lambda: agent.shares)
             agent.make([frame(0)])
             await script.until_received("heartbeat", 5)
-            # One take may have been in progress when the throttle arrived.
-            assert len(script.frames) <= 1
-            before = len(script.frames)
             agent.make([frame(1)])
             await script.until_received("heartbeat", 5)
-            assert len(script.frames) == before
+            # One take may have been in progress when the throttle arrived; its frame may come at any time.
+            assert len(script.frames) <= 1
             script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=0)))
             await script.until_received("frame", 2)
 
