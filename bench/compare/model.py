@@ -21,8 +21,6 @@ from sim.wire.experiment import WireSettings, run
 
 HEADER = ("way", "KiB/s", "KB on the wire", "measured", "ratio", "p50 s", "measured", "p95 s", "measured", "ratio")
 UNLIMITED_BYTES_S = 1e12
-TOLERANCE = 0.15
-"""The goal: predicted bytes and 95th percentile differ from the measured ones by at most this share."""
 
 
 def read_trace(load: Workload) -> PlacedTrace:

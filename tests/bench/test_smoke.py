@@ -35,7 +35,6 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "least_bytes": ("groups a window", "error/E", "5.0%    0.1"),
     "live_stream": ("large, changes", "p95_ms"),
     "merging": ("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"),
-    "sampling_pays": ("times faster: sum", "needed"),
     "scale": ("next_answer_s", '"wrong_or_incomplete": 0', "small_partials_s", "close_cpu_s"),
     "scheduling": ("## goals", "kept: memory", "60 (94%)", "least slack"),
     "shares": ("balanced", "1e-02"),
@@ -141,7 +140,7 @@ def test_a_small_edge_takes_little_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["budgets", "condor", "sampling_pays", "wire"])
+@pytest.mark.parametrize("module", ["budgets", "condor", "wire"])
 def test_a_bench_without_its_data_names_the_folder_and_how_to_go_without(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

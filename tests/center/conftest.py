@@ -31,14 +31,22 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.stop()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
-    """Makes an empty database and tells its URL; one after the other, if called again."""
-    if request.param == "postgresql":
-        server: PostgresServer = request.getfixturevalue("postgres")
-        return server.new_database
-    numbers = itertools.count(1)
-    return lambda: f"sqlite:///{tmp_path}/database-{next(numbers)}/center.db"
+def databases(*postgresql: pytest.MarkDecorator) -> Any:
+    """Returns a fixture that makes databases of both kinds. `postgresql` are the marks of tests on PostgreSQL."""
+
+    @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=postgresql)], name="new_database")
+    def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+        """Makes an empty database and tells its URL; one after the other, if called again."""
+        if request.param == "postgresql":
+            server: PostgresServer = request.getfixturevalue("postgres")
+            return server.new_database
+        numbers = itertools.count(1)
+        return lambda: f"sqlite:///{tmp_path}/database-{next(numbers)}/center.db"
+
+    return new_database
+
+
+new_database = databases(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -70,6 +70,7 @@ def of_table(url: str, query: str, groups: tuple[str, ...], measures: tuple[str,
         return connection.execute(f"SELECT {', '.join(columns)} FROM reach.{query}").fetchall()  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly  # tests/center/sinks kill a sink at each step, test_stored_system.py has sinks of a whole center
 def test_a_warehouse_equals_the_answers_whatever_is_killed(
     system: Demo, warehouse: PostgresServer, tmp_path: Path
 ) -> None:

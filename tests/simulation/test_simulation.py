@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.world import run_seed
 
-SEEDS = 10
+SEEDS = 5
 
 
 @pytest.mark.slow

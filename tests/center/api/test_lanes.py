@@ -7,7 +7,6 @@ import importlib
 import json
 import math
 import threading
-import time
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -44,13 +43,14 @@ def desk(tmp_path: Any) -> Desk:
 
 
 class Client:
-    """A request whose client leaves when `gone` is set."""
+    """A request whose client leaves when `gone` is set. `is_missed`: somebody has looked since then."""
 
     def __init__(self) -> None:
-        self.gone = threading.Event()
+        self.gone, self.is_missed = threading.Event(), False
 
     async def is_disconnected(self) -> bool:
-        return self.gone.is_set()
+        self.is_missed = self.gone.is_set()
+        return self.is_missed
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["works", "waits for a thread"])
@@ -68,10 +68,8 @@ def test_work_ends_when_its_client_has_gone(waits: bool) -> None:
             holding = asyncio.create_task(lane.run(Client(), lambda: ended.wait(30)))  # type: ignore[arg-type]
             waiting = asyncio.create_task(lane.run(client, lambda: pytest.fail("nobody waits")))  # type: ignore[arg-type]
             client.gone.set()
-            await asyncio.sleep(0)
-            while not lane.limiter.statistics().tasks_waiting:
+            while not (client.is_missed and lane.limiter.statistics().tasks_waiting):
                 await asyncio.sleep(0)
-            await asyncio.sleep(0.3)  # the look at the client
             ended.set()
             await holding
             with pytest.raises(ClientGone):
@@ -243,13 +241,12 @@ def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
 
 
 def test_a_statement_ends_with_its_client() -> None:
-    guard, begin = SqlGuard(timeout_s=60), time.monotonic()
+    guard = SqlGuard(timeout_s=60)
     looks = iter([False] * 2)
     try:
         leaves = Lane(1).work(lambda: next(looks, True))
         with pytest.raises(ClientGone), leaves.running():
             guard.run("SELECT count(*) FROM q a, q b, q c", {"q": pa.table({"a": range(100_000)})}, JSON)
-        assert time.monotonic() - begin < 30
     finally:
         guard.close()
 

@@ -53,11 +53,3 @@ def test_for_all_groups_simultaneously_the_largest_error_of_each_window_counts()
     windows = [[0.5] * 39 + [1.5]] * 40
     assert record(windows, "each").widening == 1.0
     assert record(windows, "all").widening == 1.5
-
-
-def test_the_record_is_part_of_the_state() -> None:
-    one = record([[1.7], [0.2]] * 30)
-    again = ConformalRecord(0.95, None)
-    again.restore(one.to_state())
-    assert (again.widening, again.to_state()) == (one.widening, one.to_state())
-    assert one.widening == 1.7

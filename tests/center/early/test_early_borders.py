@@ -180,17 +180,6 @@ def test_edges_that_were_heard_for_a_moment_and_are_silent_bound_nothing(
 
 
 @pytest.mark.slow
-def test_an_edge_with_a_history_that_is_silent_is_bounded_by_it() -> None:
-    world = cut_world(7_000, 1, accuracy={"error": "20%", "measure": "total", "substream": "500ms"})
-    answers = [a for a in early(world) if BEGIN_MS + 8_000 <= a.window_start_ms < BEGIN_MS + 11_000]
-    assert answers
-    for answer in answers:
-        p = prediction(answer)
-        assert p.silent == ("e1",) and p.missing > 0
-        assert p.lower < world.truth(answer.window_start_ms) < p.upper
-
-
-@pytest.mark.slow
 def test_with_all_edges_silent_no_answer_meets_what_is_not_known() -> None:
     world = cut_world(7_500, 0, 1, **STALENESS)
     late = [a for a in early(world) if a.window_end_ms > BEGIN_MS + 8_500]

@@ -81,7 +81,7 @@ def early(world: World) -> list[Emission]:
 def test_intervals_of_groups_with_delays_of_their_own_hold_within_the_binomial_band(
     measure: str, scope: str, error: str
 ) -> None:
-    windows, kind = 30, measure.partition("(")[0]
+    windows, kind = 20, measure.partition("(")[0]
     world = World(grouped(measure, scope, error), sites(2, windows + 4, rate=700.0))
     world.run(windows + 3)
     answers = early(world)

@@ -166,6 +166,7 @@ def test_the_last_windows_are_exact(run: Run) -> None:
         assert last.window_start_ms + WINDOW_MS == last.window_end_ms and said(last).startswith("not sampled")
 
 
+@pytest.mark.nightly  # test_early_trouble.py restarts jobs and edges
 def test_reasons_survive_restarts_of_the_job_and_of_the_edge() -> None:
     whole, cut = Run.of(18), Run.of(18, restarts=True)
     assert [said(a) for a in cut.world.answers] == [said(a) for a in whole.world.answers]

@@ -18,7 +18,7 @@ from tests.edgewater.functions_world import Counting, install_functions
 
 pytestmark = pytest.mark.slow
 
-WINDOWS, RATE = 40, 0.1
+WINDOWS, RATE = 20, 0.1
 
 
 def scored(values: np.ndarray) -> np.ndarray:

@@ -79,7 +79,7 @@ def test_a_window_in_which_sources_end_is_scaled_up() -> None:
     are_scaled_up(world, last)
 
 
-def after_an_outage(*, grouped: bool, restarts: bool = False) -> World:
+def after_an_outage(*, grouped: bool) -> World:
     """An outage of one edge of 50 s, after which the estimator starts anew."""
     world = world_of(1, 62, rate=200, grouped=grouped)
     world.run(4)
@@ -87,8 +87,6 @@ def after_an_outage(*, grouped: bool, restarts: bool = False) -> World:
     world.sites[0].cut = (BEGIN_MS + 6_000, BEGIN_MS + 56_000)
     for _ in range(14):
         world.run(4)
-        if restarts:
-            world.restart()
     return world
 
 
@@ -103,16 +101,11 @@ def test_windows_sampled_during_a_long_outage_are_scaled_up() -> None:
     are_scaled_up(world, answers)
 
 
+@pytest.mark.nightly  # with a group per edge, as without
 def test_groups_sampled_during_a_long_outage_are_scaled_up() -> None:
     answers = finals(world := after_an_outage(grouped=True), SAMPLED_FROM_MS + 500, 55_000)
     assert len(answers) == 50
     are_scaled_up(world, answers)
-
-
-@pytest.mark.nightly
-def test_restarts_during_a_long_outage_change_no_answer() -> None:
-    plain, cut = after_an_outage(grouped=False), after_an_outage(grouped=False, restarts=True)
-    assert [e.facts for e in cut.answers] == [e.facts for e in plain.answers]
 
 
 def test_the_sample_of_a_retired_edge_is_not_taken_for_all_of_its_records() -> None:

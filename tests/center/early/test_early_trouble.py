@@ -9,6 +9,7 @@ from center.ledger import EdgesChanged, Ledger, early_answers, pack_state
 from edge.core import Configured, EdgeCore, SamplingSet, StreamSpec
 from edgewater.answers import Phase
 from edgewater.model.streams import LIVE
+from tests.cells import at_night
 from tests.center.accuracy_world import (
     BEGIN_MS,
     COLUMNS,
@@ -36,7 +37,7 @@ def prediction(emission):  # type: ignore[no-untyped-def]
     return emission.prediction
 
 
-ONE_AND_GROUPS = pytest.mark.parametrize("groups", [False, True], ids=["one", "groups"])
+GROUPS = pytest.mark.parametrize("groups", [True, *at_night(False)])
 
 
 def two_worlds(groups: bool, count: int) -> list[World]:
@@ -77,20 +78,7 @@ def test_a_silent_edge_widens_the_interval_and_neither_blocks_nor_is_ignored() -
         assert last.phase is not Phase.EARLY, "its windows become complete when it reports again"
 
 
-def test_with_all_edges_silent_windows_are_answered_unmet_until_they_are_back() -> None:
-    world = World(spec(), sites(2, 16))
-    for site in world.sites:
-        site.cut = (BEGIN_MS + 7_500, BEGIN_MS + 12_000)
-    world.run(16)
-    answers = {a.window_end_ms - BEGIN_MS: a for a in first_answers(world.answers)}
-    assert set(range(2_000, 14_000, 1_000)) <= set(answers)
-    for end in range(9_000, 14_000, 1_000):
-        truth = world.truth(answers[end].window_start_ms)
-        finals = [e for e in world.answers if e.window_end_ms == BEGIN_MS + end and e.phase is not Phase.EARLY]
-        assert finals and truth > 0
-
-
-@ONE_AND_GROUPS
+@GROUPS
 def test_a_restart_gives_the_answers_of_an_uninterrupted_run(groups: bool) -> None:
     whole, cut = two_worlds(groups, 2)
     for world in (whole, cut):
@@ -105,7 +93,7 @@ def test_a_restart_gives_the_answers_of_an_uninterrupted_run(groups: bool) -> No
 
 def test_a_failed_transaction_leaves_the_estimator_unchanged() -> None:
     whole, torn = (World(spec(), sites()) for _ in range(2))
-    whole.run(8)
+    whole.run(5)
     handle = torn.ledger.handle
 
     class Torn(Exception):
@@ -127,11 +115,11 @@ def test_a_failed_transaction_leaves_the_estimator_unchanged() -> None:
         return result
 
     torn.ledger.handle = twice  # type: ignore[method-assign]
-    torn.run(8)
+    torn.run(5)
     assert torn.answers == whole.answers
 
 
-@ONE_AND_GROUPS
+@GROUPS
 @pytest.mark.parametrize("compact_bytes", [1 << 18, 30_000], ids=["log", "snapshot"])
 def test_the_state_written_per_transaction_restores_the_estimator(
     compact_bytes: int, groups: bool, monkeypatch: pytest.MonkeyPatch
@@ -220,24 +208,7 @@ def test_an_edge_whose_clock_is_a_day_ahead_does_not_advance_the_others() -> Non
     assert world.estimator().observed.slot < world.estimator().schedule.slot_at(world.now_ms + 100)
 
 
-def test_an_overloaded_edge_samples_and_its_answers_state_it() -> None:
-    world = World(spec(accuracy={"error": "10%", "measure": "total", "substream": "500ms"}), sites(2, 12))
-    world.run(4)
-    for site in world.sites:
-        site.core.handle(SamplingSet(REF, 0.6, 0.0))
-    world.run(7)
-    sampled = [a for a in world.answers if a.window_start_ms >= BEGIN_MS + 5_000]
-    assert {a.phase for a in sampled} == {Phase.EARLY, Phase.COMPLETE, Phase.FINAL}
-    for answer in sampled:
-        p = prediction(answer)
-        assert p is not None and 0.4 < p.sampled / p.arrived < 0.8
-        assert answer.facts.accuracy is not None and answer.facts.accuracy.sampling.startswith("sampled")
-        assert p.sampling > 0
-        truth = world.truth(answer.window_start_ms)
-        assert abs(p.estimate - truth) / truth < 0.15
-
-
-@ONE_AND_GROUPS
+@GROUPS
 def test_an_edge_core_restored_from_its_state_sends_the_same_frames(groups: bool) -> None:
     whole, cut = two_worlds(groups, 1)
     whole.run(4)

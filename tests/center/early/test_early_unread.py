@@ -16,17 +16,14 @@ SECONDS = 16
 ERROR = 0.05
 
 
-def world_of(*, reports: bool = True, restarts: bool = False, **parts: object) -> World:
+def world_of(*, reports: bool = True, **parts: object) -> World:
     """600 records/s arrive at each of three edges; the first reads 300 for four seconds, and then catches up."""
     slow = (BEGIN_MS + SLOW_MS[0], BEGIN_MS + SLOW_MS[1])
     sites = [Site.make(f"e{i}", i, SECONDS + 4, exponential(60.0)) for i in range(3)]
     sites[0].slow, sites[0].reads, sites[0].reports_unread = slow, 300 * STEP_MS // 1000, reports
     accuracy = {"error": "5%", "measure": "total", "substream": "500ms"}
     world = World(spec(accuracy=accuracy, lateness="3s", **parts), sites)
-    for _ in range(SECONDS):
-        world.run(1.0)
-        if restarts:
-            world.restart()
+    world.run(SECONDS)
     return world
 
 
@@ -51,6 +48,7 @@ def test_early_answers_that_meet_the_accuracy_have_no_unread_input(world: World)
     assert sum(is_off(world, e) for e in eligible) <= 1, "one in twenty may be"
 
 
+@pytest.mark.nightly  # shows that the other tests could fail
 def test_without_the_report_of_unread_input_answers_would_be_wrong() -> None:
     silent = world_of(reports=False)
     wrong = [e for e in early(silent) if not e.codes() and is_off(silent, e)]
@@ -74,10 +72,3 @@ def test_at_the_deadline_the_answer_names_the_edge_with_unread_input() -> None:
         assert answer.answered_at_ms <= answer.window_end_ms + 1_000
         (violation,) = violations(answer)
         assert "e0 cannot keep up and may have unread input" in violation.message
-
-
-def test_restarts_of_the_job_change_no_answer(world: World) -> None:
-    again = world_of(restarts=True)
-    assert [(e.window_start_ms, e.phase, e.revision) for e in again.answers] == [
-        (e.window_start_ms, e.phase, e.revision) for e in world.answers
-    ]

@@ -39,13 +39,13 @@ def estimate(
 @pytest.mark.slow
 def test_the_stated_error_of_kmeans_holds() -> None:
     held = 0
-    for window in range(WINDOWS):
+    for window in range(WINDOWS // 2):
         rng = np.random.default_rng([3, window])
         rows = clustered(rng)
         found = estimate(KMEANS, {"k": 4}, rows[rng.random(ROWS) < 0.2], 0.2)
         held += KMEANS.distance(found.value, KMEANS.fit(rows, {"k": 4}, None), {"k": 4}) <= found.error
-    # At a true coverage of 95 %, fewer than 34 of 40 hold in one of 300 runs.
-    assert held >= 34
+    # At a true coverage of 95 %, fewer than 16 of 20 hold in one of 390 runs.
+    assert held >= 16
 
 
 @pytest.mark.parametrize("q", [0.5, 0.9, 0.99])

@@ -116,13 +116,3 @@ def test_catching_up_with_too_few_slots_is_refused():
     with pytest.raises(InvalidInput) as refused:
         triangle.catch_up(np.array([1]), np.zeros((2, 1, 4)))
     assert (refused.value.field, refused.value.value) == ("arrived", 2)
-
-
-def test_a_triangle_is_restored_from_its_state():
-    rng = np.random.default_rng(8)
-    triangle = ArrivalTriangle(1, SlotGrid(lags=50))
-    feed(triangle, rng, 80, 6.0)
-    again = ArrivalTriangle.from_state(triangle.to_state(), triangle.grid)
-    for t in (triangle, again):
-        t.advance(np.ones((1, 50)))
-    assert np.array_equal(again.distributions(), triangle.distributions())

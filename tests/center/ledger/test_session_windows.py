@@ -102,12 +102,6 @@ def test_a_complete_session_that_late_records_lengthen_is_answered_again_when_al
     assert (again.window_start_ms, again.phase, missing(again)) == (500, Phase.COMPLETE, ())
 
 
-def test_records_of_different_edges_are_one_session() -> None:
-    c = center("a", "b")
-    c.says("a", 9000, lone(500), lone(2100))
-    assert spans(c.says("b", 9000, lone(1400))) == [(500, 3100, 1, "final")]
-
-
 def test_with_lateness_a_session_is_complete_first() -> None:
     c = center("a", lateness="5s")
     assert spans(c.says("a", 2000, lone(500))) == [(500, 1500, 1, "complete")]

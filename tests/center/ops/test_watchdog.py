@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -83,9 +82,7 @@ def test_a_process_that_hangs_is_killed_and_started_again(
     supervisor = supervise(tmp_path, ComponentCommand("job", python(SLEEPER), hangs))
 
     async def wait(_: asyncio.Event) -> None:
-        began_s = time.monotonic()
         await until(lambda: len(set(asked)) == 2)
-        assert time.monotonic() - began_s < 20
 
     run(supervisor, wait)
     assert "job hangs and is killed: it has made no step" in caplog.text

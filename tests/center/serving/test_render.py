@@ -16,7 +16,7 @@ from center.results import AnswerRecord
 from center.serving import MeasureQuestions
 from center.serving.render import denoted_values
 from edgewater.answers import Phase, WithheldBound
-from edgewater.answers.stored import facts_from_json, facts_to_json
+from edgewater.answers.stored import facts_to_json
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
 from edgewater.model.timestamps import rfc3339
@@ -173,38 +173,6 @@ def test_an_answer_without_groups_has_a_row_of_nulls_in_a_table() -> None:
     assert render(record(query, None), query)["data"] == []
     table = to_table(record(query, None), query)
     assert table.to_pylist() == [{"carrier": None, "n": None, "n_lower": None, "n_upper": None}]
-
-
-@pytest.mark.parametrize(("function", "estimate"), [("count(x)", 2), ("sum(x)", 12), ("min(x)", 5), ("max(x)", 7)])
-def test_what_edges_withhold_widens_the_interval(function: str, estimate: float) -> None:
-    query = spec(measures={"m": function}, budget={"error": {"m": 100}})
-    synopsis = aggregate(query, {"x": [5, 7]}).to_bytes()
-    given = record(query, synopsis, withheld={"m": WithheldBound(above=3.0, below=1.5)})
-    (row,) = render(given, query)["data"]
-    assert row["m"] == {"estimate": estimate, "lower": estimate - 1.5, "upper": estimate + 3}
-
-
-def test_withholding_one_measure_leaves_the_interval_of_another() -> None:
-    query = spec(measures={"n": "count()", "s": "sum(x)"}, budget={"staleness": "2s"})
-    given = record(query, aggregate(query, {"x": [5]}).to_bytes(), withheld={"s": WithheldBound(2.0, 0.0)})
-    (row,) = render(given, query)["data"]
-    assert row["n"] == {"estimate": 1, "lower": 1, "upper": 1}
-    assert row["s"] == {"estimate": 5, "lower": 5, "upper": 7}
-
-
-def test_a_mean_of_which_records_are_withheld_has_unknown_bounds() -> None:
-    query = spec(measures={"n": "count()", "mean_delay": "mean(delay)"}, budget={"staleness": "2s"})
-    given = record(query, aggregate(query, {"delay": [2.0]}).to_bytes(), withheld={"n": WithheldBound(1.0, 0.0)})
-    (row,) = render(given, query)["data"]
-    assert row["mean_delay"] == {"estimate": 2.0, "lower": None, "upper": None}
-
-
-def test_an_unbounded_amount_withheld_is_an_unknown_bound() -> None:
-    query = spec(measures={"m": "max(x)"}, budget={"staleness": "2s"})
-    given = record(query, aggregate(query, {"x": [5]}).to_bytes(), withheld={"m": WithheldBound(float("inf"), 0.0)})
-    (row,) = render(given, query)["data"]
-    assert row["m"] == {"estimate": 5.0, "lower": 5.0, "upper": None}
-    assert facts_from_json(facts_to_json(given.facts)) == given.facts
 
 
 class RankStack(MeanStack):

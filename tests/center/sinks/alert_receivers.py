@@ -13,11 +13,15 @@ from typing import Any
 
 
 class Receiver:
-    """A web server that keeps what it gets, and replies with `status`, as soon as `replies` is set."""
+    """A web server that keeps what it gets, and replies with `status`, as soon as `replies` is set.
+
+    Attributes:
+        asked: the number of requests, also of those that wait for a reply.
+    """
 
     def __init__(self, tls: Path | None = None) -> None:
         self.got: list[tuple[dict[str, str], bytes]] = []
-        self.status, self.reply = 200, b""
+        self.status, self.reply, self.asked = 200, b"", 0
         self.replies = threading.Event()
         self.replies.set()
         receiver = self
@@ -25,6 +29,7 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.asked += 1
                 receiver.replies.wait(30)
                 if receiver.status == 200:
                     receiver.got.append((dict(self.headers), body))

@@ -250,9 +250,9 @@ def test_a_target_that_hangs_delays_neither_the_others_nor_the_lease(desk: Desk,
         pager.run_until(lambda: receiver.got)
         desk.report(query, "jfk", T0 + HOUR, {"UA": 1})
         pager.run_until(lambda: len(receiver.got) == 2)
-        began_s = time.monotonic()
+        asked = hanging.asked
         pager.run(10)
-        assert time.monotonic() - began_s < 5  # ten attempts that wait for the reply take longer
+        assert hanging.asked - asked <= 2, "most steps wait for no reply"
         assert hanging.got == [] and "target a: no reply" in pager.problem
         hanging.replies.set()
         pager.run_until(lambda: len(hanging.got) >= 2)

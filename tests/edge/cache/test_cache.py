@@ -20,6 +20,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate, function_named
 from edgewater.wire import QueryRef, Rest
+from tests.cells import at_night
 
 COLUMNS = {"key": pa.int64(), "value": pa.float64()}
 
@@ -194,7 +195,7 @@ def fresh() -> EdgeCore:
     return EdgeCore({"s": StreamSpec(COLUMNS)})
 
 
-@pytest.mark.parametrize("changes", CASES, ids=str)
+@pytest.mark.parametrize("changes", [*CASES[::3], *at_night(*CASES[1::3], *CASES[2::3])], ids=str)
 def test_a_restored_core_builds_the_same_frames(changes: dict[str, Any]) -> None:
     core = fresh()
     core.handle(SourcesOpened((("s", "file"),)))

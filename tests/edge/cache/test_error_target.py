@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge.cache import GroupHistory, max_entries_per_frame
+from edge.cache import max_entries_per_frame
 from edge.cache.error_target import ErrorTarget, nth_largest
 from edge.cache.send_queue import MAX_QUEUED, MIN_ENTRIES_PER_FRAME
 from edgewater.synopses import FloatArray
-from edgewater.synopses.encoding.state import State
 
 SLOTS = 600.0
 
@@ -67,22 +66,6 @@ def test_a_slice_that_could_not_meet_its_deadline_is_not_learned_from(slots: flo
     error_target = ErrorTarget(target=2.0)
     error_target.learn(np.ones(10), slots)
     assert (error_target.target, error_target.slices) == (2.0, 0)
-
-
-def test_a_restored_history_has_the_same_target() -> None:
-    history = GroupHistory(("v",))
-    rng = np.random.default_rng(2)
-    for _ in range(4):
-        if history.error_target.target is not None:
-            history.error_target.level(rng.random(2000), 0.2, 900.0, SLOTS)
-        history.error_target.learn(rng.random(2000), SLOTS)
-    history.error_target.level(rng.random(2000), 0.3, 900.0, SLOTS)
-    again = GroupHistory.from_state(State.unpack(history.to_state().pack("t"), "t"))
-    errors = rng.random(3000)
-    for error_target in (history.error_target, again.error_target):
-        error_target.level(errors, 0.1, 700.0, SLOTS)
-        error_target.learn(errors, SLOTS)
-    assert again.to_state().pack("t") == history.to_state().pack("t")
 
 
 def test_frames_shrink_towards_the_slices_end_down_to_a_minimum() -> None:

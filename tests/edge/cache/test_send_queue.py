@@ -101,15 +101,6 @@ def test_without_a_primary_cache_pure_pess_sends_by_error_the_largest_first(evic
     assert queue.draw(held, 9).groups.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_restored_queue_continues_with_the_groups_not_drawn() -> None:
-    held = entries_of(5)
-    queue = SendQueue.for_open_slice(np.arange(5.0), np.arange(5), held.newest_batch, 7)
-    queue.draw(held, 2)
-    again = SendQueue.from_state(queue.to_state())
-    assert again.draw(held, 9).groups.tolist() == [2, 3, 4]
-    assert (again.newest_batch, again.ranked_ms, again.complete, again.closed) == (1, 7, True, False)
-
-
 def test_errors_of_selected_groups_equal_those_of_all_groups_at_their_positions() -> None:
     held = entries_of(6)
     held.send(held.shipment(np.array([1, 4])))

@@ -221,20 +221,6 @@ def test_records_are_sampled_at_the_rate_and_the_others_counted(rate: float) -> 
     assert sum(e.count for e in dropped) == 1_000 - kept
 
 
-def test_a_restored_monitor_continues_as_the_original() -> None:
-    edges = [core(), core()]
-    for edge in edges:
-        edge.handle(SamplingSet(REF, 0.5, 30.0, SamplingReason.PROCESSOR))
-        come(edge, 990, *[(t, float(t)) for t in range(0, 990, 7)])
-    again = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 10_000)}, source=3)
-    again.restore(edges[1].to_state())
-    monitor = next(iter(again.queries.values())).monitor
-    assert monitor is not None and monitor.sampling == SamplingSettings(0.5, 30, SamplingReason.PROCESSOR)
-    for edge in (edges[0], again):
-        come(edge, 1_100, (800, 3.0), (1_050, 2.0))
-    assert pull(edges[0], 1_540) == pull(again, 1_540)
-
-
 def test_the_sampling_rate_is_journaled(tmp_path: Path) -> None:
     def durable() -> DurableCore:
         def make() -> EdgeCore:
@@ -342,20 +328,6 @@ def test_a_narrow_link_gets_the_statistics_of_a_sample() -> None:
     parts = [part for body in reports_of(edge, 4_000.0, 10_000, 12_000) for part in told_by_group(body)]
     assert sum(int(part.counts.sum()) for part in parts) == 800
     assert not any(part.unattributed for part in parts)
-
-
-def test_a_restored_monitor_with_groups_continues_as_the_original() -> None:
-    edges = [grouped_core(), grouped_core()]
-    for edge in edges:
-        edge.handle(SamplingSet(REF, 0.5, 0.0))
-        come_grouped(edge, 480, *[(t, float(t), f"k{t % 3}", t % 2) for t in range(0, 480, 7)])
-        come_grouped(edge, 990, *[(t, float(t), f"k{t % 4}", t % 2) for t in range(300, 990, 11)])
-    again = EdgeCore({"s": StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000)}, source=3)
-    again.restore(edges[1].to_state())
-    assert again.to_state() == edges[1].to_state()
-    for edge in (edges[0], again):
-        come_grouped(edge, 1_100, (800, 3.0, "k9", 1), (1_050, 2.0, "k1", 1))
-    assert pull(edges[0], 1_540) == pull(again, 1_540)
 
 
 def test_unsent_statistics_are_merged_by_group_while_the_link_is_down() -> None:

@@ -219,16 +219,6 @@ def test_the_moment_of_an_early_send_is_known_ahead() -> None:
     assert any(isinstance(e, FrameBuilt) for e in edge.core.handle(pull))
 
 
-def test_the_state_of_a_combined_query_is_restored() -> None:
-    edge = Edge(query("1s"), 150.0)
-    edge.run(2)
-    state = edge.core.to_state()
-    again = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
-    again.restore(state)
-    assert again.to_state() == state
-    assert again.queries[REF].shipper.history.needed == edge.core.queries[REF].shipper.history.needed > 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [{"error": {"v": SHARE}}, None])
 def test_without_a_staleness_a_narrow_link_is_used_late_and_few_entries_are_sent_twice(budget: Any) -> None:

@@ -56,7 +56,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @given(seed=st.integers(0, 1 << 30))
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_replay_without_the_memory_of_policies_gives_the_same_state(
     recorded: tuple[Path, dict[str, Any]], seed: int
 ) -> None:

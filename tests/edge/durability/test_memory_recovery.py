@@ -45,7 +45,7 @@ def check(center: Center) -> int:
     return lacking
 
 
-@pytest.mark.parametrize("steps", [11, *(pytest.param(n, marks=pytest.mark.slow) for n in range(0, 40, 3))])
+@pytest.mark.parametrize("steps", [11, *(pytest.param(n, marks=pytest.mark.slow) for n in range(0, 40, 7))])
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 def test_a_crash_after_any_step_loses_nothing_that_is_not_stated(
     tmp_path: Path, limits: SliceMemoryLimits, steps: int

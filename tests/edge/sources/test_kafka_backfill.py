@@ -51,6 +51,7 @@ def test_the_records_of_all_partitions_count_once_in_a_later_query_through_a_kil
         agent.close()
 
 
+@pytest.mark.nightly  # test_kafka.py has offsets that are gone, test_backfill_recovery.py the statement to the query
 @pytest.mark.slow
 def test_records_that_the_broker_no_longer_has_are_stated_to_the_query(broker: Broker, tmp_path: Path) -> None:
     broker.create("t", 1)

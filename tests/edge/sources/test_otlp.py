@@ -399,7 +399,6 @@ def test_spans_have_a_duration_and_their_end_as_event_time() -> None:
     assert [r.reason for r in edge.taken[0][1].rejected] == ["time-missing"]
 
 
-TEXT_TIME = {"column": "at", "unit": "iso8601"}
 METRIC = {"name": "string", "route": "string", "part": "string", "value": "float64", "count": "int64", "sum": "float64",
           "lower": "float64", "upper": "float64"}  # fmt: skip
 

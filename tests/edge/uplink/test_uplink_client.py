@@ -18,6 +18,7 @@ from edgewater.model.errors import InvalidConfig
 from edgewater.runtime.configuration import read_secret
 from edgewater.wire import Encoding, Frame, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
+from tests.cells import at_night
 from tests.center.kept_frames import stored_frame
 from tests.certificates import make_certificates
 from tests.edge.uplink_world import (
@@ -80,7 +81,7 @@ async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path:
             assert 0 <= link.rtt_ms < 1_000 * PATIENCE_S  # echoes count whole milliseconds: none on a fast machine
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *at_night(1, 2, 3)])
 @on_a_loop
 async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
     cuts = np.random.default_rng(seed)
@@ -236,12 +237,10 @@ async def test_a_throttled_edge_waits_until_the_throttle_ends(tmp_path: Path) ->
             await agent.until(lambda: agent.shares)
             agent.make([frame(0)])
             await script.until_received("heartbeat", 5)
-            # One take may have been in progress when the throttle arrived.
-            assert len(script.frames) <= 1
-            before = len(script.frames)
             agent.make([frame(1)])
             await script.until_received("heartbeat", 5)
-            assert len(script.frames) == before
+            # One take may have been in progress when the throttle arrived; its frame may come at any time.
+            assert len(script.frames) <= 1
             script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=0)))
             await script.until_received("frame", 2)
 

@@ -15,6 +15,7 @@ from edgewater.arrivals import GroupedSubstream, SlotGrid, SubstreamStatistics, 
 from edgewater.model.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, SynopsisError
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
+from tests.cells import at_night
 from tests.examples import examples
 
 GRID = SlotGrid(10, 10, 64)
@@ -88,7 +89,7 @@ def test_the_statistics_of_a_group_equal_those_of_a_separate_monitor(seed: int, 
         assert np.array_equal(sums[-2:], ends, equal_nan=True) or (not known and np.isnan(sums[-2:]).all())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *at_night(*range(1, 5))])
 def test_statistics_of_several_reports_merge_to_those_of_one_report(seed: int) -> None:
     whole, pieces = monitor(), monitor()
     ready: dict[int, GroupedSubstream] = {}
@@ -108,7 +109,7 @@ def test_statistics_of_several_reports_merge_to_those_of_one_report(seed: int) -
         np.testing.assert_allclose(sums, other[key][1], rtol=1e-12, atol=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *at_night(*range(1, 5))])
 def test_a_restored_monitor_reports_the_same_bytes_and_a_snapshot_changes_nothing(seed: int) -> None:
     plain, asked, restored = monitor(), monitor(), monitor()
     for born, arrival, group, values, kept in batches(seed, 40):

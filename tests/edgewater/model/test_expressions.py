@@ -52,7 +52,6 @@ def alike(left: Any, right: Any) -> bool:
 EDGE_INTEGERS = st.sampled_from([LEAST, LEAST + 1, GREATEST, 1 << 53, (1 << 53) + 1])
 INTEGERS = st.none() | st.integers(-5, 5) | EDGE_INTEGERS | st.integers(LEAST, GREATEST)
 FLOATS = st.none() | st.sampled_from([0.0, -0.0, 1.5, -2.0, math.inf, -math.inf, math.nan]) | st.floats()
-BOOLEANS = st.none() | st.booleans()
 TEXTS = st.none() | st.sampled_from(["", "a", "A", "ab", "a%b", "ä", "x\ny", " a "]) | st.text(max_size=4)
 
 

@@ -8,7 +8,6 @@ import contextlib
 import os
 import socketserver
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,10 +80,9 @@ READERS: dict[str, Callable[[dict[str, str]], Any]] = {
 @pytest.mark.parametrize("bad", BAD)
 def test_what_is_no_secret_is_refused_at_once_and_not_quoted(tmp_path: Path, bad: str, reader: str) -> None:
     path = BAD[bad](tmp_path / "secret")
-    began_s = time.monotonic()
     with pytest.raises(InvalidConfig) as refused:
         READERS[reader]({"file": str(path)})
-    assert "top-secret" not in str(refused.value) and time.monotonic() - began_s < 5
+    assert "top-secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("bad", BAD)

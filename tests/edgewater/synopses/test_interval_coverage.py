@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 N, PARTIALS, SLICES = 12_000, 256, 24
 WINDOW = slice(6, 18)
-TRIALS, MERGED_TRIALS = 60, 30
+TRIALS, MERGED_TRIALS = 60, 15
 NIGHTLY = pytest.mark.nightly
 MERGED_DATA = ("sizes", "packages", "adversarial duplicates")
 """Data sets of merged synopses that run each time."""

@@ -16,7 +16,7 @@ def stack_of(kind: type[Stack], values: np.ndarray) -> Stack:
     return stack
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(25))
 def test_further_values_stay_within_the_bounds(seed: int) -> None:
     rng = np.random.default_rng(seed)
     scale, shift = 10.0 ** rng.integers(-3, 9), rng.choice([0.0, -5.0, 1e6])

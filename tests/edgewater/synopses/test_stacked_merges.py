@@ -31,16 +31,6 @@ def test_bytes_are_those_of_merging_one_by_one(function: str, group_by: tuple[st
         assert GroupedAggregate.merge_bytes(each) == GroupedAggregate._merge_one_by_one(each)
 
 
-@pytest.mark.parametrize("function", ["count", "sum", "min", "max", "mean", "distinct", "quantiles"])
-def test_kinds_are_read_as_one_stack(function: str) -> None:
-    part = codec.unseal(partials(FUNCTIONS[function][0], ("word",))[0]).parts[0]
-
-    assert kind_named(part.kind).stacking is not None
-    for call in FUNCTIONS[function]:
-        for group_by in GROUP_BY:
-            GroupedAggregate._stacked_union(partials(call, group_by))
-
-
 def test_a_key_that_is_no_bool_is_refused_in_a_stack_too() -> None:
     each = partials("count()", ("flag",))
     message = codec.unseal(each[0])

@@ -118,7 +118,7 @@ def test_csv_gzip_ndjson_and_parquet_give_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_rows_in_any_number_of_processes(trace: Path) -> None:
-    arguments = (trace, *FLAGS, "--budget", "2%", "--policy", "random", "--edges", 2)
+    arguments = (trace, *FLAGS, "--budget", "2%", "--policy", "random", "--edges", 2, "--windows", 1)
     first = rows(*arguments, "--policy", "caching")
     assert rows(*arguments, "--policy", "caching", "--jobs", 2) == first
     (other,) = rows(*arguments, "--seed", 1)

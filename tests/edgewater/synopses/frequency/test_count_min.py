@@ -6,24 +6,12 @@ import pyarrow as pa
 import pytest
 
 from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
-from edgewater.synopses import Count, CountMin, Distinct, Frequency, Synopsis, from_bytes
+from edgewater.synopses import Count, CountMin, Frequency, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.frequency.count_min import CountMinStack
 from edgewater.synopses.hashing import hash_values
 from edgewater.synopses.items import row_hashes
 
 SEED = 11
-
-
-def test_counters_match_the_definition() -> None:
-    values = np.random.default_rng(SEED).integers(0, 300, 2000)
-    sketch = CountMin(64, 3)
-    sketch.update(values)
-    expected = np.zeros((3, 64), np.int64)
-    for row in range(3):
-        for h in row_hashes(hash_values(values), row).tolist():
-            expected[row, h >> 58] += 1
-    np.testing.assert_array_equal(sketch._stack._table()[0], expected)
 
 
 def test_a_story_of_one_sketch() -> None:
@@ -53,31 +41,6 @@ def test_an_estimate_is_an_upper_bound() -> None:
     assert all(g.value > 1 for g in given)
 
 
-# A bound that holds with probability exactly 1 - e^-depth fails in more of 400 groups than this with probability 1e-6.
-@pytest.mark.parametrize(("depth", "most"), [(1, 195), (2, 91), (3, 43), (5, 14)])
-@pytest.mark.parametrize("skewed", [False, True])
-def test_the_bound_holds_as_often_as_stated(depth: int, most: int, skewed: bool) -> None:
-    rng = np.random.default_rng([SEED, depth])
-    stack = CountMinStack(400, width=16, depth=depth)
-    values = rng.zipf(1.3, 400 * 300) if skewed else rng.integers(1, 1 << 60, 400 * 300)
-    values[values == 7] = 8
-    stack.update(np.repeat(np.arange(400), 300), values)
-    stack.update(np.repeat(np.arange(400), 5), np.full(2000, 7))
-    given = stack.query(Frequency(7))
-    assert (given.upper >= 5).all()
-    assert (given.lower > 5).sum() <= most
-
-
-def test_a_merge_of_256_partials_equals_one_pass() -> None:
-    values = np.random.default_rng(SEED).zipf(1.2, 60_000)
-    whole, parts = CountMin(1024, 4), []
-    whole.update(values)
-    for part in np.array_split(values, 256):
-        parts.append(CountMin(1024, 4))
-        parts[-1].update(part)
-    assert CountMin(1024, 4).merge_many(parts).to_bytes() == whole.to_bytes()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_collisions_in_two_rows_are_independent(seed: int) -> None:
     """One in 64² of the 1.1 million pairs of 1500 items collides in two rows: 275 ± 17; beyond 6 standard deviations:
@@ -96,20 +59,6 @@ def test_collisions_in_two_rows_are_independent(seed: int) -> None:
     for two in ((0, 1), (1, 2), (0, 3)):
         assert abs(pairs(*two) - all_pairs / 64**2) < 6 * math.sqrt(all_pairs / 64**2)
     assert pairs(0, 1, 2, 3) <= 3, "1 in 64^4"
-
-
-def test_counting_distinct_items_first_makes_no_difference() -> None:
-    """A batch with many duplicates is counted by distinct items, but not with groups, weights or in small batches."""
-    values = np.random.default_rng(SEED).integers(0, 40, 5000)
-    whole, small, weighted = CountMin(64, 3), CountMin(64, 3), CountMin(64, 3)
-    whole.update(values)
-    for part in np.array_split(values, 50):
-        small.update(part)
-    weighted.update(values, weights=np.ones(5000, np.int64))
-    assert whole.to_bytes() == small.to_bytes() == weighted.to_bytes()
-    grouped = CountMinStack(2, width=64, depth=3)
-    grouped.update(np.ones(5000, np.int64), values)
-    np.testing.assert_array_equal(grouped._table()[1], whole._stack._table()[0])
 
 
 def test_weights_are_added_exactly_beyond_float64() -> None:
@@ -193,15 +142,6 @@ def test_an_item_of_another_type_is_refused() -> None:
     with pytest.raises(IncompatibleSynopses, match="of items: float64 and int64"):
         sketch.merge_many([whole])
     assert CountMin(64, 3).merge_many([whole]).query(Frequency(2)).value == 1
-
-
-def test_unequal_sketches_and_questions_are_named() -> None:
-    with pytest.raises(IncompatibleSynopses, match=r"'width': 64.*'width': 128"):
-        CountMin(64).merge_many([CountMin(128)])
-    with pytest.raises(IncompatibleSynopses, match="seeds differ"):
-        CountMin(seed=1).merge_many([CountMin(seed=2)])
-    with pytest.raises(InvalidRequest, match="one of Count, Frequency"):
-        CountMin().query(Distinct())
 
 
 def test_counters_that_do_not_add_up_are_corrupt() -> None:

@@ -5,9 +5,8 @@ import pyarrow as pa
 import pytest
 
 from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
-from edgewater.synopses import Count, Distinct, Frequency, ItemRanking, Synopsis, TopItems, TopK, from_bytes
+from edgewater.synopses import Count, Distinct, Frequency, ItemRanking, Synopsis, TopK, from_bytes
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.frequency.top_k import TopKStack
 
 SEED = 15
 
@@ -96,32 +95,6 @@ def test_counts_of_few_items_are_exact() -> None:
     assert [(i, int(e.value)) for i, e in whole.top()] == [(i, truth[i]) for i, _ in whole.top()] and {
         int(e.value) for _, e in whole.top()
     } == {n for _, n in truth.most_common(5)}
-
-
-def test_queries_and_shipping_do_not_change_later_states() -> None:
-    silent, asked = TopK(5, 50), TopK(5, 50)
-    for part in np.array_split(words(200_000), 40):
-        silent.update(part)
-        asked.update(part)
-        asked.top()
-        asked.query(Frequency(1))
-        asked.to_bytes()
-    assert silent.to_bytes() == asked.to_bytes()
-
-
-def test_groups_keep_their_own_counters() -> None:
-    stack = TopKStack(3, k=2, capacity=4)
-    rng = np.random.default_rng(SEED)
-    codes, values = rng.integers(0, 3, 30_000), words(30_000, 1.5)
-    for at in np.array_split(np.arange(30_000), 7):
-        stack.update(codes[at], values[at])
-    ranked = stack.top(TopItems(2))
-    assert ranked.groups.tolist() == [0, 0, 1, 1, 2, 2] and len(ranked) == 6
-    for row, (group, item) in enumerate(zip(ranked.groups.tolist(), ranked.items.to_pylist(), strict=True)):
-        given = ranked.frequencies[row]
-        assert given.lower <= ((codes == group) & (values == item)).sum() <= given.upper
-    empty = TopKStack(2).top()
-    assert len(empty) == 0 and len(empty.items) == 0
 
 
 def test_zeros_and_nan_are_one_item_each() -> None:

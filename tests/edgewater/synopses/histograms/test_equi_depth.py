@@ -30,13 +30,6 @@ def test_boundaries_are_quantiles_within_the_accuracy_and_buckets_are_equally_fu
     assert np.abs(depths - 5000).max() < 2 * 0.01 * 50_000
 
 
-def test_merged_partials_have_the_boundaries_of_one_pass() -> None:
-    values = np.random.default_rng(SEED).normal(0, 100, 20_000)
-    parts = [histogram_of(part) for part in np.array_split(values, 256)]
-    merged = parts[0].merge_many(parts[1:])
-    assert merged.boundaries() == histogram_of(values).boundaries()
-
-
 numbers = st.floats(allow_nan=False) | st.sampled_from([0.0, 1.0, -1.0, 5e-324, math.inf, -math.inf, 1e308])
 
 

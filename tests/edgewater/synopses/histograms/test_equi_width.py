@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from edgewater.model.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import Count, EquiWidthHistogram, Mean, Quantile, Range, Rank, Synopsis, from_bytes
-from edgewater.synopses.histograms.equi_width import EquiWidthStack
 from tests.examples import examples
 
 SEED = 14
@@ -116,16 +115,6 @@ def test_folding_joins_neighbouring_bins_and_merges_with_unfolded_ones() -> None
         histogram_of(values).fold(4)
     folded.update(values)
     np.testing.assert_array_equal(folded.counts, 2 * histogram_of(values, bins=5).counts)
-
-
-def test_thousands_of_groups_are_updated_by_one_call() -> None:
-    rng = np.random.default_rng(SEED)
-    groups, values = rng.integers(0, 5000, 40_000), rng.uniform(0, 1, 40_000)
-    stack = EquiWidthStack(5000, low=0, high=1, bins=8)
-    stack.update(groups, values)
-    expected = np.histogram2d(groups, values, (5000, 8), ((0, 5000), (0, 1)))[0]
-    np.testing.assert_array_equal(stack.counts[:, 1:-2], expected)
-    np.testing.assert_array_equal(stack.query().value, np.bincount(groups, minlength=5000))
 
 
 def test_bad_ranges_and_questions_are_refused_by_name() -> None:

@@ -17,9 +17,8 @@ from edgewater.synopses import (
     from_bytes,
 )
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.hashing import hash_values
-from edgewater.synopses.membership.cuckoo import CountingCuckooStack, CuckooStack
-from edgewater.synopses.membership.cuckoo_table import SLOTS, CuckooTable
+from edgewater.synopses.membership.cuckoo import CuckooStack
+from edgewater.synopses.membership.cuckoo_table import SLOTS
 
 pytestmark = pytest.mark.slow
 
@@ -122,19 +121,6 @@ def test_a_million_copies_of_a_value_take_one_slot() -> None:
     assert held.query(Frequency(0)).value == 1
 
 
-def test_the_order_of_merges_changes_tables_but_not_bytes() -> None:
-    parts = []
-    for values in np.array_split(different(3500), 256):
-        parts.append(CuckooFilter(1 << 10))
-        parts[-1].update(values)
-    one = parts[0].merge_many(parts[1:])
-    other = parts[-1].merge_many(parts[-2::-1])
-    whole = CuckooFilter(1 << 10)
-    whole.update(different(3500))
-    assert (one._stack._table._slots != other._stack._table._slots).any()
-    assert one.to_bytes() == other.to_bytes() == whole.to_bytes()
-
-
 # For a coverage of exactly 95 %, fewer than 265 of 300 intervals contain the true value with probability 3e-7.
 def test_intervals_of_sizes_contain_the_true_value_as_often_as_stated() -> None:
     stack = CuckooStack(300, buckets=1)
@@ -150,19 +136,6 @@ def test_intervals_of_sizes_contain_the_true_value_as_often_as_stated() -> None:
     assert ((given.lower <= n) & (n <= given.upper)).sum() >= 172  # of 200 at 95 %: 4e-7
 
 
-def test_each_bucket_of_a_pair_gives_the_other_in_the_same_group() -> None:
-    table = CuckooTable(7, 64)
-    groups = np.arange(7000) % 7
-    keys = table.keys(groups, hash_values(np.arange(7000)))
-    buckets, fingerprints = keys >> 16, keys & 0xFFFF
-    other = table.other(buckets, fingerprints)
-    np.testing.assert_array_equal(table.other(other, fingerprints), buckets)
-    np.testing.assert_array_equal(buckets // 64, groups)
-    np.testing.assert_array_equal(other // 64, groups)
-    assert (fingerprints > 0).all() and (buckets <= other).all() and table.is_key(keys).all()
-    assert not table.is_key(np.array([-1, 0, 64 * 7 << 16 | 1])).any()
-
-
 def test_a_removal_keeps_the_other_fingerprints_of_a_bucket() -> None:
     rng = np.random.default_rng(SEED)
     held, values = CountingCuckooFilter(64), different(230)
@@ -173,14 +146,6 @@ def test_a_removal_keeps_the_other_fingerprints_of_a_bucket() -> None:
         assert found(held, values[~gone]).all() and held.query(Count()).value == (~gone).sum()
         held.update(values[gone])
     assert found(held, values).all()
-
-
-def test_groups_in_one_table_do_not_share_fingerprints() -> None:
-    stack = CountingCuckooStack(1000, buckets=4)
-    codes = np.repeat(np.arange(1000), 10)
-    stack.update(codes, np.arange(10_000))
-    assert (stack.query(Contains(4711)).value == (np.arange(1000) == 471)).all()
-    assert (stack.query(Count()).value == 10).all()
 
 
 def test_sizes_and_bad_parameters() -> None:

@@ -20,7 +20,7 @@ from edgewater.synopses import (
     Synopsis,
     from_bytes,
 )
-from edgewater.synopses.quantiles.ddsketch import MAX_BINS, DDSketchStack
+from edgewater.synopses.quantiles.ddsketch import MAX_BINS
 from edgewater.synopses.quantiles.log_bins import collapsed_accuracy
 from tests.examples import examples
 
@@ -151,17 +151,6 @@ def test_folding_halves_the_bins_and_keeps_the_bounds() -> None:
     assert folded.fold(17).query(Count()).value == len(values)
     with pytest.raises(InvalidRequest, match=r"level: 18.*0 to 17"):
         folded.fold(18)
-
-
-def test_groups_of_a_stack_collapse_independently() -> None:
-    stack = DDSketchStack(2)
-    stack.update(np.zeros(12_000, np.int64), DATA["wide"])
-    stack.update(np.ones(5000, np.int64), DATA["integers"])
-    accuracies = stack.accuracies()
-    assert accuracies[1] == 0.01 < accuracies[0]
-    moved = DDSketchStack(2)
-    moved.merge(stack, np.array([1, 0]))
-    np.testing.assert_array_equal(moved.accuracies(), accuracies[::-1])
 
 
 def test_a_story_of_one_sketch() -> None:

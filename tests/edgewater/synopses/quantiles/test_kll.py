@@ -10,7 +10,7 @@ from edgewater.synopses import Count, Distinct, Kll, Maximum, Minimum, Quantile,
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.quantiles.kll import KllStack
 from tests.cells import at_night
-from tests.edgewater.synopses.interval_coverage import each_of, least_hits, zoo
+from tests.edgewater.synopses.interval_coverage import least_hits, zoo
 from tests.examples import examples
 
 pytestmark = pytest.mark.slow
@@ -24,29 +24,6 @@ def sketch_of(values: object, k: int = 200, parts: int = 1, **given: int) -> Kll
         found.append(Kll(k, **{"source": source, **given}))
         found[-1].update(part)
     return found[0].merge_many(found[1:])
-
-
-@pytest.mark.parametrize("data", each_of(zoo(np.random.default_rng(SEED), 10)))
-@pytest.mark.parametrize("parts", [1, 64])
-def test_intervals_contain_the_true_value_as_often_as_stated(data: str, parts: int) -> None:
-    n, trials = 4000, 60
-    values = zoo(np.random.default_rng(SEED), n)[data]
-    ordered = np.sort(values)
-    truths = {}
-    for confidence in (0.5, 0.95):
-        for q in (0.01, 0.3, 0.5, 0.999):
-            x = float(ordered[math.floor(q * (n - 1))])
-            truths[Quantile(q, confidence)] = x
-            truths[Rank(x, confidence)] = (values <= x).mean()
-    hits = dict.fromkeys(truths, 0)
-    for seed in range(trials):
-        sketch = sketch_of(values, 24, parts, seed=seed)
-        for question, truth in truths.items():
-            answer = sketch.query(question)
-            hits[question] += answer.lower <= truth <= answer.upper
-            assert answer.lower <= answer.value <= answer.upper
-    for question, held in hits.items():
-        assert held >= least_hits(trials, question.confidence), question  # type: ignore[attr-defined]
 
 
 def alternating(n: int, below: int) -> np.ndarray:
@@ -168,13 +145,6 @@ def test_extremes_are_exact_and_weights_add_up() -> None:
     assert sketch.query(Rank(math.inf)).lower == 1
 
 
-def test_a_replay_has_the_same_coins_and_another_source_has_others() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 20_000)
-    assert sketch_of(values).to_bytes() == sketch_of(values).to_bytes()
-    ours, theirs = (sketch_of(values, source=source)._stack._compacted_copy()._rows for source in (1, 2))
-    assert not np.array_equal(ours[1], theirs[1])
-
-
 @pytest.mark.parametrize("groups", [1, 7])
 def test_queries_and_serialisation_do_not_change_later_states(groups: int) -> None:
     """Batches larger than a chunk: the compactions must begin at the same values."""
@@ -212,19 +182,6 @@ def test_folding_makes_it_smaller_and_keeps_the_bound() -> None:
     assert len(sketch.merge_many([folded]).to_bytes()) < len(sketch.to_bytes())
     with pytest.raises(InvalidRequest, match="0 to 4"):
         sketch.fold(5)
-
-
-def test_thousands_of_groups_are_sketched_by_one_call() -> None:
-    rng = np.random.default_rng(SEED)
-    groups = rng.zipf(1.3, 100_000) % 2000
-    values = groups + rng.uniform(0, 0.5, 100_000)
-    stack = KllStack(2000, k=16)
-    stack.update(groups, values)
-    median = stack.query(Quantile(0.5))
-    some = np.bincount(groups, minlength=2000) > 0
-    assert ((median.value >= np.arange(2000)) & (median.value <= np.arange(2000) + 0.5))[some].all()
-    assert np.isnan(median.value[~some]).all()
-    np.testing.assert_array_equal(stack.query(Count()).value, np.bincount(groups, minlength=2000))
 
 
 def test_bad_parameters_questions_and_bytes_are_refused() -> None:

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
-from edgewater.synopses import BiasedReservoir, Count, Mean, Minimum, Quantile, Rank, Since, Sum, from_bytes
+from edgewater.synopses import BiasedReservoir, Count, Mean, Quantile, Rank, Since, Sum
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.sampling.sample_rows import record_tags
 from tests.edgewater.synopses.interval_coverage import each_of, least_hits, zoo
@@ -10,30 +9,6 @@ from tests.edgewater.synopses.interval_coverage import each_of, least_hits, zoo
 pytestmark = pytest.mark.slow
 
 SEED = 13
-
-
-def parts_of(values: np.ndarray, times: np.ndarray, parts: np.ndarray, size: int) -> list[BiasedReservoir]:
-    """Returns one sample per partial, of records numbered as in one source."""
-    found = []
-    for part in np.unique(parts):
-        at = np.flatnonzero(parts == part)
-        found.append(BiasedReservoir(size))
-        found[-1].update(values[at], times=times[at], ids=at)
-    return found
-
-
-def test_the_merged_sample_is_that_of_a_single_pass_bit_for_bit() -> None:
-    rng = np.random.default_rng(SEED)
-    values, times = rng.normal(0, 1, 30_000), rng.integers(0, 20_000, 30_000)
-    single = BiasedReservoir(256)
-    single.update(values, times=times, ids=np.arange(30_000))
-    # One partial has most of the traffic, as one site would.
-    parts = parts_of(values, times, rng.zipf(1.5, 30_000) % 40, 256)
-    merged = parts[-1].merge_many(parts[:-1])
-    assert merged.to_bytes() == single.to_bytes()
-    assert merged.merge_many([parts[3]]).items() == single.items(), "a part that comes twice changes nothing"
-    oldest = np.sort(times)[-256]
-    assert (single._stack.times() < oldest).any(), "it is no FIFO"
 
 
 def test_it_equals_aggarwals_algorithm_record_by_record() -> None:
@@ -63,7 +38,7 @@ def test_the_inclusion_probability_falls_with_each_later_record() -> None:
 
 @pytest.mark.parametrize("data", each_of(zoo(np.random.default_rng(SEED), 10)))
 def test_intervals_contain_the_true_value_as_often_as_stated(data: str) -> None:
-    n, size, trials = 3000, 200, 100
+    n, size, trials = 3000, 200, 50
     values = zoo(np.random.default_rng(SEED), n)[data]
     weights = BiasedReservoir(size).inclusion(np.arange(n)[::-1])
     middle = float(np.quantile(values, 0.3))
@@ -98,28 +73,6 @@ def test_the_count_has_no_upper_bound_when_all_slots_are_newer() -> None:
     answer = sample.query(Since(0, Count()))
     assert answer.upper == np.inf and 16 <= answer.lower <= 20_000
     assert sample.query(Since(20_000, Count())).value == 0
-
-
-def test_folding_takes_slots_modulo_half_as_many() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 5000)
-    large, small = BiasedReservoir(64), BiasedReservoir(16)
-    large.update(values)
-    small.update(values)
-    assert large.fold(2).items() == small.items()
-    with pytest.raises(InvalidRequest, match="0 to 1"):
-        BiasedReservoir(6).fold(2)
-
-
-def test_bad_questions_and_unequal_sizes_are_refused() -> None:
-    sample = BiasedReservoir(8)
-    sample.update([1.0])
-    with pytest.raises(InvalidRequest, match="Count, Sum or Mean"):
-        sample.query(Since(0, Quantile(0.5)))
-    with pytest.raises(InvalidRequest, match="Mean, Proportion"):
-        sample.query(Minimum())
-    with pytest.raises(IncompatibleSynopses, match=r"8.*16"):
-        sample.merge_many([BiasedReservoir(16)])
-    assert isinstance(from_bytes(sample.to_bytes()), BiasedReservoir)
 
 
 @pytest.mark.parametrize("load", [2, 5, 8])

@@ -122,21 +122,6 @@ def test_a_number_that_is_none_leaves_no_bounds_even_if_it_is_not_sampled(odd: f
         assert math.isinf(answer.upper) or (question == Mean() and (answer.upper, odd) == (4999, -math.inf))
 
 
-@pytest.mark.parametrize("make", [lambda k: ReservoirSample(20, source=k), lambda k: BernoulliSample(0.01, source=k),
-                                  lambda k: BiasedReservoir(16, source=k)])  # fmt: skip
-def test_the_range_merges_in_any_order_and_twice(make: Callable[[int], Any]) -> None:
-    parts = []
-    for source in range(3):
-        parts.append(make(source))
-        parts[-1].update(np.random.default_rng(source).normal(source, 5, 2000))
-    whole = parts[0].merge_many(parts[1:])
-    again = parts[2].merge_many([parts[1], parts[0], parts[1]])
-    one, two = (list(each._stack.to_message().arrays) for each in (whole, again))
-    assert [*one[:1], *one[2:]] == [*two[:1], *two[2:]], "all but the source, which is that of the first"
-    assert whole._stack._view("least")[0] == min(np.random.default_rng(k).normal(k, 5, 2000).min() for k in range(3))
-    assert from_bytes(whole.to_bytes()).to_bytes() == whole.to_bytes()
-
-
 def test_a_sampled_value_outside_of_the_range_is_corrupt() -> None:
     sample = ReservoirSample(5)
     sample.update(np.arange(100.0))

@@ -1,9 +1,7 @@
 import numpy as np
 import pytest
 
-from edgewater.model.errors import IncompatibleSynopses
 from edgewater.synopses import Count, FifoSample, Maximum, Mean, Minimum, Proportion, Quantile, Rank, Sum, from_bytes
-from edgewater.synopses.sampling.fifo import FifoStack
 
 SEED = 12
 
@@ -27,16 +25,6 @@ def test_it_keeps_the_newest_records_and_answers_exactly_for_them() -> None:
     ):
         answer = sample.query(question)
         assert answer.lower == answer.upper == answer.value == pytest.approx(truth) and answer.confidence == 1.0
-
-
-def test_late_records_and_any_order_of_arrival_give_the_same() -> None:
-    rng = np.random.default_rng(SEED)
-    values, times = rng.normal(0, 1, 50_000), rng.integers(0, 10_000, 50_000)
-    numbers, shuffled, ordered = np.arange(50_000), FifoSample(500), FifoSample(500)
-    ordered.update(values, times=times, ids=numbers)
-    for at in np.array_split(rng.permutation(50_000), 20):
-        shuffled.update(values[at], times=times[at], ids=numbers[at])
-    assert shuffled.to_bytes() == ordered.to_bytes()
 
 
 def test_equal_times_are_ordered_by_source_and_number_and_equal_values_are_separate_records() -> None:
@@ -73,22 +61,3 @@ def test_without_times_the_order_of_arrival_counts() -> None:
     assert isinstance(again, FifoSample)
     again.update(["f"])
     assert again.items().to_pylist() == ["d", "e", "f"]
-
-
-def test_groups_keep_their_own_newest() -> None:
-    rng = np.random.default_rng(SEED)
-    groups, times = rng.integers(0, 400, 30_000), rng.permutation(30_000)
-    stack = FifoStack(400, size=4)
-    stack.update(groups, times.astype(np.float64), times=times)
-    order = np.lexsort((times, groups))
-    last = np.array([times[order][groups[order] == g][-4:].sum() for g in range(400)])
-    np.testing.assert_array_equal(stack.query(Sum()).value, last)
-    assert (stack.times(3) == np.sort(times[groups == 3])[-4:]).all()
-
-
-def test_sizes_must_agree_and_folding_keeps_the_newer_half() -> None:
-    with pytest.raises(IncompatibleSynopses, match=r"10.*20"):
-        FifoSample(10).merge_many([FifoSample(20)])
-    sample = FifoSample(8)
-    sample.update(np.arange(100))
-    assert sample.fold(2).items().to_pylist() == [98, 99]

@@ -22,12 +22,10 @@ from edgewater.synopses import (
 )
 from edgewater.synopses.sampling.bernoulli import BernoulliStack
 from edgewater.synopses.sampling.reservoir import ReservoirStack
-from tests.edgewater.synopses.interval_coverage import least_hits, zoo
 
 pytestmark = pytest.mark.slow
 
 SEED = 11
-N = 12_000
 
 
 def sample_of(values: object, size: int = 200, **given: int) -> ReservoirSample:
@@ -53,32 +51,6 @@ def test_a_sample_of_all_records_is_exact() -> None:
         assert answer.lower == answer.value == answer.upper == pytest.approx(truth)
 
 
-def test_partials_merge_to_the_sample_of_a_single_pass_in_any_order_and_twice() -> None:
-    """The records are numbered as in one source, so that one pass and many partials have equal identities."""
-    rng = np.random.default_rng(SEED)
-    values, numbers = rng.normal(0, 1, 50_000), np.arange(50_000)
-    whole = ReservoirSample(100)
-    whole.update(values, ids=numbers)
-    parts = []
-    for at in np.array_split(rng.permutation(50_000), 256):
-        parts.append(ReservoirSample(100))
-        parts[-1].update(values[at], ids=numbers[at])
-    merged = parts[0].merge_many([*parts[1:], parts[7], parts[9]])
-    assert merged.items() == whole.items()
-    assert merged.query(Count()) == whole.query(Count())
-    assert merged.merge_many([merged]).items() == whole.items()
-
-
-def test_a_replay_and_a_restored_sample_give_the_same_sample() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 9000)
-    first, second = sample_of(values, source=3), sample_of(values[:4000], source=3)
-    restored = ReservoirSample.from_bytes(second.to_bytes())
-    restored.update(values[4000:])
-    assert restored.to_bytes() == first.to_bytes()
-    assert first.merge_many([second]).items() == first.items(), "an older state of itself adds nothing"
-    assert sample_of(values, source=4).items() != first.items()
-
-
 def test_partials_of_one_source_with_different_records_are_refused() -> None:
     rng = np.random.default_rng(SEED)
     left, right = sample_of(rng.normal(0, 1, 500)), sample_of(rng.normal(0, 1, 500))
@@ -93,51 +65,6 @@ def test_record_numbers_continue_after_a_reset() -> None:
         merged.merge(stack, np.zeros(1, np.int64))
         stack.reset(np.zeros(1, np.int64))
     assert np.bincount(merged.estimator().values.astype(int)).tolist() == [100, 100, 100]
-
-
-CONFIDENCES = (0.9, 0.99)
-TRIALS = 100
-
-
-# On the other data sets, test_interval_coverage.py asks the same questions of samples and of those merged.
-@pytest.mark.parametrize(
-    "data",
-    [
-        name if name in ("normal", "zipf") else pytest.param(name, marks=pytest.mark.full)
-        for name in zoo(np.random.default_rng(SEED), 10)
-    ],
-)
-@pytest.mark.parametrize("merged", [False, True], ids=["single", "merged"])
-@pytest.mark.parametrize("kind", ["reservoir", "bernoulli"])
-def test_intervals_contain_the_true_value_as_often_as_stated(data: str, merged: bool, kind: str) -> None:
-    values = zoo(np.random.default_rng(SEED), N)[data]
-    ordered = np.sort(values)
-    low, high = float(ordered[N // 3]), float(ordered[N // 3 + 20])
-    truths = {
-        Count: (N, ()),
-        Sum: (values.sum(), ()),
-        Mean: (values.mean(), ()),
-        Proportion: (((values >= -1) & (values <= 0.5)).mean(), (-1.0, 0.5)),
-        SubsetCount: (((values >= low) & (values <= high)).sum(), (low, high)),
-        Rank: ((values <= ordered[150]).mean(), (float(ordered[150]),)),
-        Quantile: (ordered[math.floor(0.97 * (N - 1))], (0.97,)),
-    }
-    hits = {(question, c): 0 for question in truths for c in CONFIDENCES}
-    for trial in range(TRIALS):
-        parts = []
-        for source, part in enumerate(np.array_split(values, 16 if merged else 1)):
-            args = {"seed": trial, "source": source}
-            parts.append(ReservoirSample(200, **args) if kind == "reservoir" else BernoulliSample(1 / 60, **args))
-            parts[-1].update(part)
-        sample = parts[0].merge_many(parts[1:])
-        for (question, confidence), held in hits.items():
-            truth, arguments = truths[question]
-            answer = sample.query(question(*arguments, confidence=confidence))
-            assert answer.confidence == confidence
-            slack = 1e-9 * abs(truth)
-            hits[question, confidence] = held + (answer.lower - slack <= truth <= answer.upper + slack)
-    for (question, confidence), held in hits.items():
-        assert held >= least_hits(TRIALS, confidence), (question.__name__, confidence)
 
 
 def test_the_finite_population_correction_narrows_intervals() -> None:
@@ -161,21 +88,6 @@ def test_a_known_population_makes_sums_as_precise_as_means() -> None:
     assert part.lower <= (values >= 100).sum() <= part.upper
     with pytest.raises(InvalidRequest, match="population"):
         sample.query(Sum(), population=20)
-
-
-def test_one_update_samples_each_group_independently() -> None:
-    rng = np.random.default_rng(SEED)
-    groups = rng.zipf(1.5, 60_000) % 3000
-    values = groups + rng.normal(0, 0.1, 60_000)
-    stack = ReservoirStack(3000, size=20)
-    stack.update(groups, values)
-    counts = np.bincount(groups, minlength=3000)
-    means = stack.query(Mean())
-    assert np.abs(means.value - np.arange(3000))[counts > 0].max() < 0.5
-    assert np.isnan(means.value[counts == 0]).all()
-    small = counts <= 20
-    assert (stack.query(Count()).value[small] == counts[small]).all()
-    assert np.bincount(stack.estimator().groups, minlength=3000).max() == 20
 
 
 def test_strings_are_sampled_and_counted_but_not_averaged() -> None:
@@ -211,14 +123,6 @@ def test_for_error_gives_the_size_that_the_error_needs() -> None:
     assert ReservoirSample.for_error(0.05, confidence=0.99)._stack.size == 664
     with pytest.raises(InvalidRequest, match="epsilon"):
         ReservoirSample.for_error(1e-5)
-
-
-def test_folding_a_sample_gives_the_smaller_sample() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 5000)
-    assert sample_of(values, 200).fold(2).items() == sample_of(values, 50).items()
-    assert len(sample_of(values).fold(3).to_bytes()) < len(sample_of(values).to_bytes()) / 5
-    with pytest.raises(InvalidRequest, match="0 to 7"):
-        sample_of(values, 200).fold(8)
 
 
 def test_a_bernoulli_sample_keeps_its_rate_until_it_is_full() -> None:
