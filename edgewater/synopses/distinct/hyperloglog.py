@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.array_stack import ArrayStack, group_mask
 from edgewater.synopses.base import (
     ITEM_TYPES,
@@ -37,7 +37,6 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import check_fold, check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
 from edgewater.synopses.intervals import normal_quantile
@@ -238,26 +237,6 @@ class HyperLogLogStack(ArrayStack):
         if dense or self._state["row"][0] >= 0:
             self._merge_rows(dense)
         self._consolidate()
-
-    def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(_ROLES))
-        if stack.level != self.level:
-            raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
-        keys, rho = stack._sparse.consolidated()
-        self._sparse.add(cells_of(keys), rho)
-        if len(stack._dense) or self._state["row"][0] >= 0:
-            self._merge_rows([stack._dense.max(axis=0, initial=0)])
-        self._consolidate()
-
-    varying_arrays: ClassVar[tuple[int, ...]] = (6,)
-
-    def merge_dense(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Merges the dense rows of many stacks of one group (`serialized.DenseMerging`)."""
-        greatest = arrays[0].reshape(-1, self.registers).max(axis=0)
-        if (greatest > 65 - self.bits).any():
-            raise ValueError("registers out of range")
-        self._merge_rows([greatest])
 
     def _merge_rows(self, rows: Sequence[Registers]) -> None:
         """Merges rows of registers into the only group."""

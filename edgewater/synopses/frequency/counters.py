@@ -12,12 +12,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.array_stack import halvings, with_capacity
 from edgewater.synopses.base import ITEM_TYPES, IntArray, Properties
 from edgewater.synopses.checks import check_fold, check_power_of_two, check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import CHUNK, ItemStack, read_item_type
@@ -162,23 +161,6 @@ class CounterStack(ItemStack):
             else:
                 self.merge(other, np.zeros(1, np.int64))  # folds, or raises
                 into = self._counters[0]
-
-    def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(codec.ArrayRoles(1, equal=(0,), group_numbers=(6,))))
-        if stack.level != self.level:
-            raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
-        self._state["n"][0] += stack._view("n").sum()
-        self._counters[0] += stack._table().sum(axis=0)
-
-    varying_arrays: ClassVar[tuple[int, ...]] = (1, 7)
-
-    def merge_dense(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Adds the dense counters of many stacks of one group (`serialized.DenseMerging`)."""
-        n, counters = arrays[0].reshape(-1), arrays[1].reshape(len(arrays[0]), self.depth, self.columns)
-        self._check_counters(counters, n)
-        self._counters[0] += exact_sum(counters, 0)
-        self._state["n"][0] += n.sum(dtype=np.int64)
 
     def invert(self, other: Self, codes: IntArray) -> None:
         """Undoes `merge` with the same arguments."""

@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.array_stack import ArrayStack, group_mask
 from edgewater.synopses.base import (
     NUMBER_TYPES,
@@ -60,7 +60,6 @@ from edgewater.synopses.checks import (
     check_whole,
 )
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.encoding.layout import Layout, count, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word
 from edgewater.synopses.intervals import dominated_quantile
@@ -69,7 +68,6 @@ from edgewater.synopses.quantiles.kll_compaction import (
     Block,
     Levels,
     cascaded,
-    check_sketches,
     compacted,
     concatenated,
     halved,
@@ -318,20 +316,6 @@ class KllStack(ArrayStack):
             self._merge_sorted(values, levels, states)
         if sum(len(other._rows[1]) for other in sketches) > _CHUNK:  # they were thinned
             self.compact()
-
-    def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each without buffered values (`serialized.MessageMerging`)."""
-        own = len(self.arrays)
-        states = {name: batch.scalars(number) for number, name in enumerate(self.arrays)}
-        folded, counts = batch.scalars(own), batch.scalars(own + 2)
-        if (folded != self.level).any():
-            raise IncompatibleSynopses(f"{self.kind}: levels differ")
-        values, levels, ends = batch.array(own + 3), batch.array(own + 4), np.cumsum(counts)
-        check_sketches(states, ends, values, levels)
-        for at in range(0, len(counts), self.merge_batch_size):
-            chosen = slice(at, at + self.merge_batch_size)
-            rows = slice(int(ends[at] - counts[at]), int(ends[chosen][-1]))
-            self._merge_sorted(values[rows], levels[rows], {name: state[chosen] for name, state in states.items()})
 
     def _merge_sorted(self, values: FloatArray, levels: Levels, states: dict[str, npt.NDArray[Any]]) -> None:
         """Merges the values of sketches of one group, concatenated and each sorted, into a single group.

@@ -91,13 +91,6 @@ class ReservoirStack(SizedSampleStack):
     def _complete(self) -> BoolArray:
         return np.asarray(np.diff(self._consolidate().starts(len(self))) <= self.capacity)
 
-    def _prefilter(self, stack: Self) -> None:
-        tags, wanted = stack._consolidate().keys[0], 2 * (self.capacity + 1)
-        if len(tags) > wanted:
-            limit = np.partition(tags, wanted)[wanted]
-            if len(np.unique(tags[tags <= limit])) > self.capacity:  # records that were delivered twice count once
-                self._max_tags[:] = np.minimum(self._max_tags, limit)
-
     def query(self, question: Question | None = None, *, population: FloatArray | None = None) -> Estimates:
         """Returns the answer per group; the default question is the mean.
 

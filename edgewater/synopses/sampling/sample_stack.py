@@ -34,7 +34,6 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import check_fold, check_whole, whole_numbers
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.encoding.layout import STRINGS, Field, Layout, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.items import ItemStack, read_item_type
@@ -278,26 +277,6 @@ class SampleStack(ItemStack):
         self._next = max(self._next, other._next)
         return rows
 
-    def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each (`serialized.MessageMerging`)."""
-        message = batch.stacked(codec.ArrayRoles(2 + len(self.arrays), first_only=(1,)))
-        metas = codec.decode(message.arrays[0])
-        levels, nexts = metas[0::2], metas[1::2]
-        groups = sum(message.arrays[2 + len(self.arrays)].shape)
-        if metas.shape != (2 * groups,) or (levels != self.level).any():
-            raise IncompatibleSynopses(f"{self.kind}: levels differ")
-        message.arrays[0].CopyFrom(codec.encode(metas[:2]))
-        stack = self.from_message(message)
-        self._next = max(self._next, int(nexts.max()))
-        self._merge_range(stack, np.zeros(len(stack), np.int64))
-        self._prefilter(stack)
-        rows = stack._consolidate()
-        self._add(SampleRows(np.zeros(len(rows), np.int64), rows.keys, rows.values))
-        self._consolidate()
-
-    def _prefilter(self, stack: Self) -> None:
-        """Tightens `_candidates` by the rows of `stack`. Called before these rows are merged into the only group."""
-
     def fold(self, levels: int = 1) -> Self:
         """Returns a copy with about 2^levels times fewer rows.
 
@@ -464,7 +443,6 @@ class RateSampleStack(SampleStack):
     """
 
     threshold: ClassVar[str]
-    merge_messages = None  # type: ignore[assignment]  # every sample has its own thresholds
 
     def _thresholds(self) -> npt.NDArray[Any]:
         """Returns the effective threshold per group."""
