@@ -40,7 +40,7 @@ from edgewater.synopses.base import (
     Rank,
     Sum,
 )
-from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile
+from edgewater.synopses.checks import check_not_nan, check_quantile
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, count, field
 from edgewater.synopses.quantiles.log_bins import (
@@ -85,7 +85,7 @@ class DDSketchStack(ArrayStack):
 
     kind: ClassVar[str] = "ddsketch"
     stacking: ClassVar[codec.ArrayRoles | None] = _ROLES
-    properties: ClassVar[Properties] = Properties(foldable=True)
+    properties: ClassVar[Properties] = Properties()
     questions: ClassVar[Questions] = (Quantile, Rank, Count, Sum, Mean, Minimum, Maximum)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {
         "level": ("<i8", 0),
@@ -273,15 +273,6 @@ class DDSketchStack(ArrayStack):
         for name, value in reduced.items():
             self._state[name][0] = value
         self._consolidate()
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy after more collapses; each halves the bins and about doubles the error."""
-        self._consolidate()
-        highest = int(self._view("level").max(initial=0))
-        check_fold(levels, _MAX_LEVEL - highest, f"{self.kind} at level {highest}")
-        result = self.take(np.arange(len(self)))
-        result._raise_level(result._view("level") + levels)
-        return result
 
     def take(self, groups: IntArray) -> Self:
         self._consolidate()

@@ -53,7 +53,6 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import (
     check_confidence,
-    check_fold,
     check_fraction,
     check_not_nan,
     check_quantile,
@@ -114,12 +113,12 @@ class KllStack(ArrayStack):
 
     Args:
         k: room in the top level; only stacks of equal k merge.
-        level: how many times k was halved. Stacks of different levels merge.
+        level: how many times release 0.3.0 has halved k. Only stacks of equal levels merge.
         source: a number that differs between partials, so that their coins differ even if their data do not.
     """
 
     kind: ClassVar[str] = "kll"
-    properties: ClassVar[Properties] = Properties(commutative=False, foldable=True)
+    properties: ClassVar[Properties] = Properties(commutative=False)
     questions: ClassVar[Questions] = (Quantile, Rank, Count, Minimum, Maximum)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {
         "n": ("<i8", 0),
@@ -293,7 +292,6 @@ class KllStack(ArrayStack):
             self._view(name)[codes] += other._view(name)
         for name, better in (("min", np.minimum), ("max", np.maximum)):
             self._view(name)[codes] = better(self._view(name)[codes], other._view(name))
-        self.level = max(self.level, other.level)
         self._append((codes[groups], values, levels))
 
     @property
@@ -304,11 +302,8 @@ class KllStack(ArrayStack):
     def merge_singles(self, others: Sequence[Self]) -> None:
         """Merges stacks of one group into this stack of one group, many at a time."""
         sketches = [other._compacted_copy() for other in others]
-        mine = self.k, self.seed
         for other in sketches:
-            if (other.k, other.seed) != mine:
-                self._require_equal_parameters(other)
-            self.level = max(self.level, other.level)
+            self._require_equal_parameters(other)
         for at in range(0, len(sketches), self.merge_batch_size):
             batch = sketches[at : at + self.merge_batch_size]
             states = {name: np.array([other._state[name][0] for other in batch]) for name in _REDUCTIONS}
@@ -339,18 +334,6 @@ class KllStack(ArrayStack):
         self._pending += sum(len(run[0]) for run in runs)
         if self._pending > _MAX_PENDING:
             self.compact()
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with k halved `levels` times.
-
-        Each halving halves the bytes and doubles the error, approximately.
-        """
-        k = self.k >> self.level
-        check_fold(levels, (k // MIN_K).bit_length() - 1, f"{self.kind} with k = {k}")
-        result = self.take(np.arange(len(self)))
-        result.level += levels
-        result._rows = result._compacted(result._rows)
-        return result
 
     def take(self, groups: IntArray) -> Self:
         """Returns a compacted copy of these groups, in this order."""

@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from edgewater.model.errors import InvalidRequest
-from edgewater.synopses.array_stack import halvings
 from edgewater.synopses.base import (
     ITEM_TYPES,
     BoolArray,
@@ -71,7 +70,7 @@ class BiasedReservoirStack(TimedSampleStack):
 
     kind: ClassVar[str] = "biased_reservoir"
     version: ClassVar[int] = 1
-    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True, ordered=True)
+    properties: ClassVar[Properties] = Properties(idempotent=True, ordered=True)
     questions: ClassVar[Questions] = (Mean, Proportion, Rank, Quantile, Since)
     options: ClassVar[tuple[str, ...]] = ("p_in",)
     arrays: ClassVar[dict[str, tuple[str, float]]] = RANGE
@@ -94,13 +93,6 @@ class BiasedReservoirStack(TimedSampleStack):
             return None
         tags = finalised(record_tags(rows.keys[1], rows.keys[2], self.seed), _THINNING)
         return np.asarray(tags < np.uint64(int(self.p_in * 2.0**64)))
-
-    def _max_fold(self) -> int:
-        """Returns how often it can be folded.
-
-        Slots fold by their number modulo half as many, so the number must be even.
-        """
-        return halvings(self.capacity)
 
     def _slots(self, rows: SampleRows) -> IntArray:
         tags = record_tags(rows.keys[1], rows.keys[2], self.seed)
@@ -167,7 +159,7 @@ class BiasedReservoir(SingleSample[BiasedReservoirStack]):
     """A sample of at most `size` records in which older records become rarer, by p_in/size per later record.
 
     Args:
-        size: a number that is divisible by 2 once per fold, such as a power of two.
+        size: the number of slots.
         p_in: the fraction of the records that may enter the sample, Aggarwal's p_in.
         source: a number of its own for each sample that is updated and later merged with this sample.
         seed: seed of the slots. Only samples of equal size, p_in and seed merge.

@@ -60,7 +60,7 @@ class ReservoirStack(SizedSampleStack):
 
     kind: ClassVar[str] = "reservoir"
     version: ClassVar[int] = 1
-    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
+    properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = QUESTIONS
     arrays: ClassVar[dict[str, tuple[str, float]]] = RANGE
     layouts: ClassVar[tuple[Layout, ...]] = sample_layouts(SizedSampleStack.key_types)

@@ -74,14 +74,6 @@ def test_merge_bytes_equals_merge_many(make: Any) -> None:
     assert merge_bytes(data[:1]) == data[0]
 
 
-@pytest.mark.parametrize("make", [lambda i: HyperLogLog(8), lambda i: CountMin(256, 2), lambda i: Kll(32, source=i),
-                                  lambda i: DDSketch(), lambda i: ReservoirSample(16, source=i)])  # fmt: skip
-def test_folded_and_unfolded_partials_merge(make: Any) -> None:
-    parts = parts_of(make, (400,) * 12)
-    folded = [part.fold(1) if number % 3 == 1 else part for number, part in enumerate(parts)]
-    assert merge_bytes([part.to_bytes() for part in folded]) == folded[0].merge_many(folded[1:]).to_bytes()
-
-
 @pytest.mark.parametrize("damaged", [0, 3])
 def test_a_damaged_partial_is_refused_with_its_number(damaged: int) -> None:
     data = [part.to_bytes() for part in parts_of(lambda i: HyperLogLog(6), (200,) * 4)]

@@ -47,15 +47,6 @@ def test_merging_many_at_once_equals_merging_one_after_the_other(make: Any) -> N
     assert [p.to_bytes() for p in parts] == before
 
 
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_folded_and_unfolded_partials_merge_at_once(position: int) -> None:
-    for make in (lambda: HyperLogLog(9), lambda: CountMin(256, 2)):
-        parts = parts_of(make, (3000, 200, 4000))
-        expected = parts[0].merge_many(parts[1:]).fold(1).to_bytes()
-        parts[position] = parts[position].fold(1)
-        assert parts[0].merge_many(parts[1:]).to_bytes() == expected
-
-
 @each
 def test_an_incompatible_stack_is_refused_and_both_are_named(make: Any) -> None:
     others: list[Any] = [HyperLogLog(5), CountMin(32, 3), FastAgms(32, 3), Kll(17)]

@@ -201,19 +201,6 @@ def test_equal_data_at_many_sources_keep_the_bound() -> None:
         assert answer.lower <= ordered[math.floor(q * (len(ordered) - 1))] <= answer.upper
 
 
-def test_folding_makes_it_smaller_and_keeps_the_bound() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 50_000)
-    sketch, ordered = sketch_of(values), np.sort(values)
-    folded = sketch.fold(2)
-    assert len(folded.to_bytes()) < len(sketch.to_bytes()) / 2
-    assert sketch.rank_error() < folded.rank_error() < 0.1
-    answer = folded.query(Quantile(0.5, 0.999))
-    assert answer.lower <= ordered[24_999] <= answer.upper
-    assert len(sketch.merge_many([folded]).to_bytes()) < len(sketch.to_bytes())
-    with pytest.raises(InvalidRequest, match="0 to 4"):
-        sketch.fold(5)
-
-
 def test_thousands_of_groups_are_sketched_by_one_call() -> None:
     rng = np.random.default_rng(SEED)
     groups = rng.zipf(1.3, 100_000) % 2000

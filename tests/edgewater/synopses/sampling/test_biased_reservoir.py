@@ -100,16 +100,6 @@ def test_the_count_has_no_upper_bound_when_all_slots_are_newer() -> None:
     assert sample.query(Since(20_000, Count())).value == 0
 
 
-def test_folding_takes_slots_modulo_half_as_many() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 5000)
-    large, small = BiasedReservoir(64), BiasedReservoir(16)
-    large.update(values)
-    small.update(values)
-    assert large.fold(2).items() == small.items()
-    with pytest.raises(InvalidRequest, match="0 to 1"):
-        BiasedReservoir(6).fold(2)
-
-
 def test_bad_questions_and_unequal_sizes_are_refused() -> None:
     sample = BiasedReservoir(8)
     sample.update([1.0])

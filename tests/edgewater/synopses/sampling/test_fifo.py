@@ -86,9 +86,6 @@ def test_groups_keep_their_own_newest() -> None:
     assert (stack.times(3) == np.sort(times[groups == 3])[-4:]).all()
 
 
-def test_sizes_must_agree_and_folding_keeps_the_newer_half() -> None:
+def test_sizes_must_agree() -> None:
     with pytest.raises(IncompatibleSynopses, match=r"10.*20"):
         FifoSample(10).merge_many([FifoSample(20)])
-    sample = FifoSample(8)
-    sample.update(np.arange(100))
-    assert sample.fold(2).items().to_pylist() == [98, 99]

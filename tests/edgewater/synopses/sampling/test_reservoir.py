@@ -213,14 +213,6 @@ def test_for_error_gives_the_size_that_the_error_needs() -> None:
         ReservoirSample.for_error(1e-5)
 
 
-def test_folding_a_sample_gives_the_smaller_sample() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 5000)
-    assert sample_of(values, 200).fold(2).items() == sample_of(values, 50).items()
-    assert len(sample_of(values).fold(3).to_bytes()) < len(sample_of(values).to_bytes()) / 5
-    with pytest.raises(InvalidRequest, match="0 to 7"):
-        sample_of(values, 200).fold(8)
-
-
 def test_a_bernoulli_sample_keeps_its_rate_until_it_is_full() -> None:
     values = np.random.default_rng(SEED).normal(0, 1, 40_000)
     sample = BernoulliSample(0.1, source=1)
@@ -249,8 +241,6 @@ def test_bad_parameters_and_batches_are_refused_by_name() -> None:
     for rate in (0, 1.1, 1e-12, math.nan, True):
         with pytest.raises(InvalidRequest, match="rate: "):
             BernoulliSample(rate)
-    with pytest.raises(InvalidRecord, match="weights"):
-        ReservoirSample().update([1], weights=[2])
     with pytest.raises(InvalidRecord, match=r"ids: .*3 whole numbers"):
         ReservoirSample().update([1, 2, 3], ids=[1, 2])
     with pytest.raises(InvalidRecord, match="times: "):
