@@ -140,29 +140,6 @@ def test_intervals_contain_the_true_value_as_often_as_stated(data: str, merged: 
         assert held >= least_hits(TRIALS, confidence), (question.__name__, confidence)
 
 
-def test_the_finite_population_correction_narrows_intervals() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 250)
-    widths = []
-    for population in (250, 10_000_000):
-        answer = sample_of(values, 200).query(Mean(), population=population)
-        widths.append(answer.upper - answer.lower)
-    assert widths[0] == pytest.approx(widths[1] * math.sqrt(1 - 200 / 250), rel=0.03)
-
-
-def test_a_known_population_makes_sums_as_precise_as_means() -> None:
-    values = np.random.default_rng(SEED).normal(100, 1, 50_000)
-    sample = sample_of(values)
-    blind, known = sample.query(Sum()), sample.query(Sum(), population=sample.records)
-    assert blind.lower <= values.sum() <= blind.upper
-    assert known.lower <= values.sum() <= known.upper
-    assert known.upper - known.lower < (blind.upper - blind.lower) / 20
-    assert sample.query(Count(), population=50_000).lower == 50_000
-    part = sample.query(SubsetCount(100, 200), population=50_000)
-    assert part.lower <= (values >= 100).sum() <= part.upper
-    with pytest.raises(InvalidRequest, match="population"):
-        sample.query(Sum(), population=20)
-
-
 def test_one_update_samples_each_group_independently() -> None:
     rng = np.random.default_rng(SEED)
     groups = rng.zipf(1.5, 60_000) % 3000
@@ -278,5 +255,4 @@ def test_a_share_is_of_the_values_that_the_count_counts() -> None:
     for question, inside in ((Proportion(0, 1), 3), (Rank(1), 3), (Rank(math.inf), 5)):
         share = sample.query(question)
         assert share.value * count == pytest.approx(inside) and share.lower <= share.value <= share.upper
-    assert sample.query(SubsetCount(0, 1), population=10).value == 3
     assert math.isnan(sample_of([]).query(Rank(1)).value) and sample_of([math.nan]).query(Rank(1)).value == 0
