@@ -16,7 +16,8 @@ from typing import Any
 import click
 import numpy as np
 
-from center.batch.slicing import Bucketing, Slicer, SlidingWindow
+from bench.shared_slices import Bucketing, Slicer
+from edgewater.model.windows import SlidingWindow
 from edgewater.synopses import CountMin, DDSketch, HyperLogLog
 
 OUT = Path("bench/out")
@@ -42,8 +43,8 @@ def answered(slicer: Any, values: np.ndarray, times: np.ndarray) -> int:
     windows = 0
     for at in range(0, len(values), BATCH):
         slicer.update(values[at : at + BATCH], times[at : at + BATCH])
-        windows += len(slicer.advance("", int(times[min(at + BATCH, len(times)) - 1])))
-    return windows + len(slicer.finish())
+        windows += len(slicer.advance(int(times[min(at + BATCH, len(times)) - 1])))
+    return windows + len(slicer.finish(int(times[-1])))
 
 
 def seconds(slicer: Any, values: np.ndarray, times: np.ndarray) -> float:
@@ -61,9 +62,9 @@ def cells(length_s: int, rate: int, repeats: int) -> list[dict[str, Any]]:
         took: dict[int, float] = {k: float("inf") for k in CONCURRENT}
         for _ in range(repeats):  # alternating, so that conditions are equal
             for k in CONCURRENT:
-                took[k] = min(took[k], seconds(Slicer(make, [SlidingWindow(SIZE_MS, SIZE_MS // k)]), values, times))
+                took[k] = min(took[k], seconds(Slicer(make, SlidingWindow(SIZE_MS, SIZE_MS // k)), values, times))
         for k in CONCURRENT:
-            slow = seconds(Bucketing(make, [SlidingWindow(SIZE_MS, SIZE_MS // k)]), values[:part], times[:part])
+            slow = seconds(Bucketing(make, SlidingWindow(SIZE_MS, SIZE_MS // k)), values[:part], times[:part])
             rows.append(
                 {
                     "synopsis": name,

@@ -43,8 +43,9 @@ class WallClock:
             self._step = offset_s, elapsed_s
             log.warning(
                 "the system's clock was set by %+.1f s; the agent follows if the clock keeps this step for %.0f s",
-                offset_s - self._offset_s, CLOCK_STEP_CONFIRMED_S,
-            )  # fmt: skip
+                offset_s - self._offset_s,
+                CLOCK_STEP_CONFIRMED_S,
+            )
         elif elapsed_s - self._step[1] >= CLOCK_STEP_CONFIRMED_S:
             log.warning("the system's clock has kept its step of %+.1f s; the agent follows", offset_s - self._offset_s)
             self._offset_s, self._step = offset_s, None

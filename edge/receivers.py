@@ -7,17 +7,16 @@ the sources that the request feeds, decodes the body, and renders the replies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from starlette.responses import Response
 
 from edge.codecs import RecordSchema
-from edge.records import Chunk, Decoded, Position, Rejection
+from edge.records import Chunk, Decoded, Position, Rejection, UnrepeatableSource
 from edge.series import SeriesMemory, SeriesUpdate
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import StorageError
 from edgewater.model.streams import Delivery
 
 LOOK_S = 0.25
@@ -102,7 +101,7 @@ MAX_EXPANSION = 16
 """The largest size of decoded columns, as a multiple of the largest size of a body."""
 
 
-class PushedSource:
+class PushedSource(UnrepeatableSource):
     """A `Source` whose records arrive in requests. `chunks` yields no records and never ends.
 
     A request is acknowledged when the journal has its records. If the client repeats an unacknowledged request
@@ -114,7 +113,7 @@ class PushedSource:
         delivery: exactly once if `knows_bodies`, otherwise at least once.
     """
 
-    replayable = False
+    gone = "pushed records cannot be read again; they are in the journal"
 
     def __init__(
         self,
@@ -138,18 +137,6 @@ class PushedSource:
                 await asyncio.sleep(LOOK_S)  # requests that arrive in the meantime have begun after it
             for chunk in list[Chunk]():  # makes this a generator
                 yield chunk
-
-    def committed(self, position: Position) -> None:
-        pass
-
-    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
-        raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
-
-    def reread(self, start: Position | None, end: Position) -> Chunk:
-        raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
-
-    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
-        return ()
 
 
 Conversion = Callable[[SeriesMemory], tuple[Decoded, SeriesUpdate]]

@@ -331,7 +331,7 @@ class Chunk:
         head = replace(self, batch=self.batch.slice(0, rows), end=middle, nbytes=nbytes)
         tail = replace(
             self, batch=self.batch.slice(rows), start=middle, rejected=(), guessed=(), nbytes=self.nbytes - nbytes
-        )  # fmt: skip
+        )
         return head, tail
 
 
@@ -464,3 +464,27 @@ class Source(Protocol):
         Sources with equal input return equal hashes, also at other edges. If no other source can read the same input,
         returns ().
         """
+
+
+class UnrepeatableSource:
+    """A base of sources that cannot read earlier records again.
+
+    Attributes:
+        gone: why not, as a clause of an error's message.
+    """
+
+    name: str
+    replayable = False
+    gone: str
+
+    def committed(self, position: Position) -> None:
+        """Does nothing (see `Source.committed`)."""
+
+    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
+        raise StorageError(f"{self.name}: {self.gone}")
+
+    def reread(self, start: Position | None, end: Position) -> Chunk:
+        raise StorageError(f"{self.name}: {self.gone}")
+
+    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
+        return ()

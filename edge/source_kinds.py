@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
 from edge.codecs import RecordSchema
 from edge.receivers import Receiver
-from edge.records import Chunk, CoalesceTime, Decoded, Position, Source, shortest_wait
+from edge.records import CoalesceTime, Decoded, Source, UnrepeatableSource, shortest_wait
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import StorageError
-from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
+from edgewater.runtime.plugins import KindLoader
 
 GROUP = "edgewater.sources"
 BUILT_IN = ("file", "stdin", "http")
@@ -73,14 +71,10 @@ async def next_item(
     return items.get_nowait()
 
 
-class KeptSource:
+class KeptSource(UnrepeatableSource):
     """A base of sources whose records the journal stores (`Chunk.keep`), so that a restart reads no record again."""
 
-    name: str
-    replayable = False
-
-    def committed(self, position: Position) -> None:
-        """Does nothing (see `Source.committed`)."""
+    gone = "its records are not read again; they are in the journal"
 
     def opened_before(self, names: Iterable[str]) -> tuple[Source, ...]:
         """Returns the sources that this source has opened in earlier runs of the agent (`Chunk.opens`).
@@ -90,15 +84,6 @@ class KeptSource:
         Args:
             names: names of all sources of the stream in earlier runs.
         """
-        return ()
-
-    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
-        raise StorageError(f"{self.name}: its records are not read again; they are in the journal")
-
-    def reread(self, start: Position | None, end: Position) -> Chunk:
-        raise StorageError(f"{self.name}: its records are not read again; they are in the journal")
-
-    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
         return ()
 
 
@@ -160,42 +145,19 @@ feed several streams. The sources of such a kind are `PushedSource` instances, w
 """
 
 
-class SourceKinds(PluginLoader):
+class SourceKinds(KindLoader[SourceKind]):
     """The kinds of sources that are installed."""
 
     group = GROUP
     provides = "sources"
     warning = SourcePluginWarning
-
-    def __init__(self, find: Callable[[], Iterable[EntryPoint]] | None = None) -> None:
-        super().__init__(find)
-        self._kinds: dict[str, SourceKind] = {}
-
-    def get(self, name: str) -> SourceKind | None:
-        """Returns the kind of this name; None if no package provides it. Loads all packages at the first call."""
-        self.load()
-        return self._kinds.get(name)
+    method = "sources"
+    example = "kafka"
+    reserved = BUILT_IN
 
     def receivers(self, name: str) -> ReceiverFactory | None:
         """Returns the function that builds the receivers of a kind; None if the kind has no receivers."""
         return getattr(self.get(name), "receivers", None)
-
-    @property
-    def names(self) -> list[str]:
-        self.load()
-        return sorted(self._kinds)
-
-    def _register(self, provided: object, origin: PluginOrigin) -> None:
-        name, config = getattr(provided, "name", None), getattr(provided, "config", None)
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InvalidPlugin(f"the name of a kind of sources is {name!r}; expected text such as kafka")
-        if not isinstance(config, type) or not issubclass(config, BaseModel):
-            raise InvalidPlugin(f"the config of the kind {name} is {config!r}; expected a class of pydantic.BaseModel")
-        if not callable(getattr(provided, "sources", None)):
-            raise InvalidPlugin(f"the kind {name} has no method sources")
-        self._check_free(name, name in BUILT_IN or name in self._kinds, "kind of sources")
-        self._kinds[name] = provided  # type: ignore[assignment]
-        self.origins[name] = origin
 
 
 KINDS = SourceKinds()

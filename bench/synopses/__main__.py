@@ -75,7 +75,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     rows = [(f"update {r['synopsis']}, {r['cores']} core(s)", r) for r in result.get("throughput", [])]
-    rows += [(f"merge 1,000 {r['of']}: {r['synopsis']}", r) for r in result.get("merge", [])]
+    rows += [(f"merge 1,000: {r['synopsis']}", r) for r in result.get("merge", [])]
     rows = [(label, r) for label, r in rows if r["ratio"] is not None][::-1]
     figure, axis = plt.subplots(figsize=(9, 0.32 * len(rows) + 1.2), layout="constrained")
     colors = ["C0" if r["ratio"] >= r["goal_ratio"] else "C3" for _, r in rows]

@@ -9,8 +9,6 @@ from typing import Any
 import datasketches
 import ddsketch
 import numpy as np
-from ddsketch.pb import ddsketch_pb2
-from ddsketch.pb.proto import DDSketchProto
 
 from edgewater.synopses import BloomFilter, CountMin, DDSketch, HyperLogLog, Kll, ReservoirSample
 
@@ -25,7 +23,6 @@ class Theirs:
         add: inserts values in the fastest way: an array, or one call per item.
         takes_arrays: whether `add` takes an array.
         merge: merges many sketches into a new one.
-        dump, load: serialisation in the library's fastest format.
     """
 
     library: str
@@ -33,8 +30,6 @@ class Theirs:
     add: Callable[[Any, np.ndarray], None]
     takes_arrays: bool
     merge: Callable[[list[Any]], Any]
-    dump: Callable[[Any], bytes]
-    load: Callable[[bytes], Any]
 
 
 @dataclass(frozen=True)
@@ -100,20 +95,6 @@ def into_a_var_opt_union(parts: list[Any]) -> Any:
     return union.get_result()
 
 
-def _dump_dd(sketch: Any) -> bytes:
-    proto: Any = DDSketchProto
-    return bytes(proto.to_proto(sketch).SerializeToString())
-
-
-def _load_dd(data: bytes) -> Any:
-    proto, message = DDSketchProto, ddsketch_pb2.DDSketch()  # type: Any, Any
-    message.ParseFromString(data)
-    return proto.from_proto(message)
-
-
-_DOUBLES = datasketches.PyDoublesSerDe()
-
-
 def _hll() -> Any:
     return datasketches.hll_sketch(PRECISION, datasketches.HLL_8)
 
@@ -134,32 +115,25 @@ def _count_min_pair(width: int, values: Callable[[np.random.Generator, int], np.
     def make() -> Any:
         return _count_min(width)
 
-    kind = datasketches.count_min_sketch
-    theirs = Theirs(
-        "datasketches", make, one_by_one("update"), False, into_a_new(make), kind.serialize, kind.deserialize
-    )
+    theirs = Theirs("datasketches", make, one_by_one("update"), False, into_a_new(make))
     return Pair(name, lambda: CountMin(width, DEPTH), theirs, values, 12e6 if width == 65536 else None)
 
 
 PAIRS = (
     Pair("hll 2^12", lambda: HyperLogLog(PRECISION),
-         Theirs("datasketches", _hll, one_by_one("update"), False, into_a_union,
-                datasketches.hll_sketch.serialize_compact, datasketches.hll_sketch.deserialize), keys, 25e6),
+         Theirs("datasketches", _hll, one_by_one("update"), False, into_a_union), keys, 25e6),
     _count_min_pair(65536, zipf, "count-min 5x65536, Zipf"),
     _count_min_pair(65536, keys, "count-min 5x65536, all different"),
     _count_min_pair(1024, zipf, "count-min 5x1024, Zipf"),
     Pair("kll k=200", lambda: Kll(K),
-         Theirs("datasketches", _kll, an_array, True, into_a_new(_kll),
-                datasketches.kll_doubles_sketch.serialize, datasketches.kll_doubles_sketch.deserialize), latencies),
+         Theirs("datasketches", _kll, an_array, True, into_a_new(_kll)), latencies),
     Pair("kll k=200, per item", lambda: Kll(K),
-         Theirs("datasketches", _kll, one_by_one("update"), False, into_a_new(_kll),
-                datasketches.kll_doubles_sketch.serialize, datasketches.kll_doubles_sketch.deserialize), latencies),
+         Theirs("datasketches", _kll, one_by_one("update"), False, into_a_new(_kll)), latencies),
     Pair("ddsketch 1 %", lambda: DDSketch(ALPHA),
-         Theirs("ddsketch", _dd, one_by_one("add"), False, into_a_new(_dd), _dump_dd, _load_dd), latencies, 40e6),
+         Theirs("ddsketch", _dd, one_by_one("add"), False, into_a_new(_dd)), latencies, 40e6),
     Pair("reservoir 1024", lambda: ReservoirSample(SAMPLE),
          Theirs("datasketches var_opt", lambda: datasketches.var_opt_sketch(SAMPLE), one_by_one("update"), False,
-                into_a_var_opt_union, lambda s: s.serialize(_DOUBLES),
-                lambda b: datasketches.var_opt_sketch.deserialize(b, _DOUBLES)), latencies),
+                into_a_var_opt_union), latencies),
     Pair("bloom 1 % of 1 M", lambda: BloomFilter.for_capacity(1_000_000, 0.01), None, keys),
 )  # fmt: skip
 """Without Bloom filters: the Python bindings of datasketches 5.2 have none."""

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from bench.synopses.peers import PAIRS, Pair
-from edgewater.synopses import merge_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,7 @@ def _rates(given: tuple[int, int, SpeedSize]) -> tuple[float, float]:
 
 
 def merging(size: SpeedSize) -> list[dict[str, Any]]:
-    """Returns rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each, as objects and from their
-    bytes.
-
-    Reading a synopsis checks a CRC32C and, unless it is dense, every array. The peers check neither.
-    """
+    """Returns rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each."""
     rows = []
     for pair in PAIRS:
         if pair.theirs is None or pair.name in ("kll k=200, per item", "count-min 5x65536, Zipf",
@@ -117,24 +112,16 @@ def merging(size: SpeedSize) -> list[dict[str, Any]]:
             pair.theirs.add(theirs[-1], values)
         ours_s = best(lambda m=mine: m[0].merge_many(m[1:]).query(), size.repeats)  # type: ignore[misc]
         theirs_s = best(lambda p=pair.theirs, t=theirs: p.merge(t), size.repeats)  # type: ignore[misc]
-        rows.append(_merge_row(pair, "objects", ours_s, theirs_s))
-        sealed, dumped = [m.to_bytes() for m in mine], [pair.theirs.dump(t) for t in theirs]
-        ours_s = best(lambda s=sealed: merge_bytes(s), size.repeats)  # type: ignore[misc]
-        theirs_s = best(lambda p=pair.theirs, d=dumped: p.merge([p.load(data) for data in d]), min(size.repeats, 3))  # type: ignore[misc]
-        sizes = {"ours_bytes": sum(map(len, sealed)) // size.parts, "theirs_bytes": sum(map(len, dumped)) // size.parts}
-        rows.append(_merge_row(pair, "bytes", ours_s, theirs_s) | sizes)
+        rows.append(_merge_row(pair, ours_s, theirs_s))
     return rows
 
 
-def _merge_row(pair: Pair, of: str, ours_s: float, theirs_s: float) -> dict[str, Any]:
+def _merge_row(pair: Pair, ours_s: float, theirs_s: float) -> dict[str, Any]:
     return {
         "synopsis": pair.name,
-        "of": of,
         "ours_ms": round(ours_s * 1e3, 2),
         "theirs_ms": round(theirs_s * 1e3, 2),
         "peer": pair.theirs.library if pair.theirs else None,
         "ratio": round(theirs_s / ours_s, 2),
         "goal_ratio": 5.0,
-        "ours_bytes": None,
-        "theirs_bytes": None,
     }

@@ -24,7 +24,6 @@ from edgewater.synopses import (
     Quantile,
     Question,
     Rank,
-    Since,
     SubsetCount,
     Sum,
     function_named,
@@ -33,11 +32,9 @@ from edgewater.synopses.sampling import BernoulliStack, BiasedReservoirStack, Re
 
 SIZES = (20, 50, 200, 1000)
 _BERNOULLI = (20, 200)
-_LOADS = {64: (0.1, 0.5, 1.0, 2.0, 4.0, 8.0), 1000: (1.0, 4.0)}
-"""Records since a time, as multiples of the slots of a biased reservoir, by its number of slots."""
+_SLOTS = (64, 1000)
 RECORDS = 5000
 _AT_A_TIME = 50  # number of groups
-_KNOWN = "known count"
 
 Truth = tuple[str, Question, FloatArray]
 
@@ -57,11 +54,10 @@ def cases() -> Iterator[Case]:
         for size in (5, 18, 30):
             yield Case(f"reservoir {size} of 21 {data}", f"{data}, n = {size} of 21", "steady", "estimator",
                        partial(_reservoir, data, size, records=21), smoke=0)  # fmt: skip
-        for size, loads in _LOADS.items():
-            for load in loads:
-                few = 5 if data == EDGES and (size, load) == (64, 0.1) else 0
-                yield Case(f"biased {size} {load} {data}", f"{data}, {load:g} × {size} slots since", "steady",
-                           "estimator", partial(_biased, data, size, load), smoke=few)  # fmt: skip
+        for size in _SLOTS:
+            few = 5 if data == EDGES and size == _SLOTS[0] else 0
+            yield Case(f"biased {size} {data}", f"{data}, {size} slots", "steady", "estimator",
+                       partial(_biased, data, size), smoke=few)  # fmt: skip
 
 
 def note(tallies: Tallies, measure: str, confidence: float, answer: Estimates, truth: FloatArray) -> None:
@@ -126,11 +122,6 @@ def _reservoir(data: str, size: int, seed: int, trials: int, records: int = RECO
         values = np.concatenate(parts, axis=1)
         stack = updated(ReservoirStack(size=size, seed=int(rng.integers(1 << 62))), parts)
         _ask(tallies, "reservoir", stack.query, truths(values))
-        if size >= SIZES[-1]:
-            continue
-        population = np.full(groups, float(values.shape[1]))
-        known = (truth for truth in truths(values) if truth[0] in ("mean", "sum", "range"))
-        _ask(tallies, f"reservoir, {_KNOWN},", partial(stack.query, population=population), known)
     return tallies
 
 
@@ -143,8 +134,8 @@ def _bernoulli(data: str, size: int, seed: int, trials: int) -> Tallies:
     return tallies
 
 
-def _biased(data: str, size: int, load: float, seed: int, trials: int) -> Tallies:
-    rng, tallies = np.random.default_rng([seed, size, int(10 * load)]), Tallies()
+def _biased(data: str, size: int, seed: int, trials: int) -> Tallies:
+    rng, tallies = np.random.default_rng([seed, size, 1]), Tallies()
     for groups in groups_at_a_time(trials):
         parts = _parts(data, rng, groups, 12 * size)
         values = np.concatenate(parts, axis=1)
@@ -153,22 +144,10 @@ def _biased(data: str, size: int, load: float, seed: int, trials: int) -> Tallie
         times = np.arange(values.shape[1])
         stack = BiasedReservoirStack(groups, size=size, source=1, seed=int(rng.integers(1 << 62)))
         stack.update(np.repeat(np.arange(groups), values.shape[1]), values.reshape(-1), times=np.tile(times, groups))
-        since = values.shape[1] - max(int(load * size), 1)
-        recent = values[:, since:]
-        asked: list[Truth] = [
-            ("count since", Count(), np.full(groups, float(recent.shape[1]))),
-            ("sum since", Sum(), recent.sum(axis=1)),
-            ("mean since", Mean(), recent.mean(axis=1)),
-        ]
-        for name, inner, truth in asked:
-            for confidence in CONFIDENCES:
-                question = Since(since, replace(inner, confidence=confidence))  # type: ignore[call-arg]
-                note(tallies, f"biased {name}", confidence, stack.query(question), truth)
-        if load == _LOADS[size][0]:
-            age = (1 - 1 / size) ** np.arange(values.shape[1])[::-1]
-            weighted = (values * age).sum(axis=1) / age.sum()
-            for confidence in CONFIDENCES:
-                note(tallies, "biased mean", confidence, stack.query(Mean(confidence)), weighted)
+        age = (1 - 1 / size) ** np.arange(values.shape[1])[::-1]
+        weighted = (values * age).sum(axis=1) / age.sum()
+        for confidence in CONFIDENCES:
+            note(tallies, "biased mean", confidence, stack.query(Mean(confidence)), weighted)
     return tallies
 
 

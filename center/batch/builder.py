@@ -46,7 +46,7 @@ def build(
         of: the column of values, by name or as a `Column`. For a grouped aggregate, a mapping from the names of its
             keys and measures to columns. Null values are counted in `nulls` and skipped.
         time: event time, as a timestamp or as ms in a bigint. Not needed without a window.
-        window: a window from `edgewater.model.windows`, or `center.batch.slicing.SlidingCount`; None for one synopsis
+        window: a window from `edgewater.model.windows`, or `center.batch.windows.SlidingCount`; None for one synopsis
             over all records. Count windows begin at each `every`-th record. The last count windows may have fewer
             records.
         stratify_by: columns. There is one synopsis per combination of their values. Null is a stratum of its own.

@@ -13,8 +13,7 @@ from pyspark import TaskContext
 from center.batch.layout import RecordLayout, timestamp
 from center.batch.pattern import SynopsisPattern
 from center.batch.slice_states import RowBuffer, SliceStates, numbers, pick, zeros
-from center.batch.slicing import SlidingCount
-from center.batch.windows import Family, family_of, grid_of
+from center.batch.windows import Family, SlidingCount, family_of, grid_of
 from center.spark.workers import settle
 from edgewater.model.errors import InvalidRecord
 from edgewater.model.streams import COLUMN_TYPES

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from edgewater.model.json_types import Document, Group
 from edgewater.model.key_texts import OWN_COLUMNS
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
-from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
+from edgewater.runtime.plugins import KindLoader
 from edgewater.wire import QueryRef
 
 GROUP = "edgewater.sinks"
@@ -261,38 +260,14 @@ class SinkPluginWarning(UserWarning):
     """An entry point of `edgewater.sinks` cannot be used. Definitions that name its kind are refused."""
 
 
-class SinkKinds(PluginLoader):
+class SinkKinds(KindLoader[SinkKind]):
     """The kinds of sinks of installed packages."""
 
     group = GROUP
     provides = "sinks"
     warning = SinkPluginWarning
-
-    def __init__(self, find: Callable[[], Iterable[EntryPoint]] | None = None) -> None:
-        super().__init__(find)
-        self._kinds: dict[str, SinkKind] = {}
-
-    def get(self, name: str) -> SinkKind | None:
-        """Returns the kind of this name, or None if no package provides it. The first call loads all packages."""
-        self.load()
-        return self._kinds.get(name)
-
-    @property
-    def names(self) -> list[str]:
-        self.load()
-        return sorted(self._kinds)
-
-    def _register(self, provided: object, origin: PluginOrigin) -> None:
-        name, config = getattr(provided, "name", None), getattr(provided, "config", None)
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InvalidPlugin(f"the name of a kind of sinks is {name!r}; expected a text such as postgres")
-        if not isinstance(config, type) or not issubclass(config, BaseModel):
-            raise InvalidPlugin(f"the config of the kind {name} is {config!r}; expected a class of pydantic.BaseModel")
-        if not callable(getattr(provided, "sink", None)):
-            raise InvalidPlugin(f"the kind {name} has no method sink")
-        self._check_free(name, name in self._kinds, "kind of sinks")
-        self._kinds[name] = provided  # type: ignore[assignment]
-        self.origins[name] = origin
+    method = "sink"
+    example = "postgres"
 
 
 KINDS = SinkKinds()

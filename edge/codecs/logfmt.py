@@ -17,9 +17,7 @@ import pyarrow.compute as pc
 from edgewater.synopses import BoolArray, IntArray
 
 _QUOTE, _BACKSLASH, _EQUALS = ord('"'), ord("\\"), ord("=")
-_ESCAPES = (
-    ("\\\\", "\n0"), ('\\"', '"'), ("\\n", "\n1"), ("\\t", "\t"), ("\\r", "\r"), ("\n0", "\\"), ("\n1", "\n")
-)  # fmt: skip
+_ESCAPES = (("\\\\", "\n0"), ('\\"', '"'), ("\\n", "\n1"), ("\\t", "\t"), ("\\r", "\r"), ("\n0", "\\"), ("\n1", "\n"))
 """Replacements, in this order. A line has no line feed, so a line feed marks a part that is replaced twice."""
 
 

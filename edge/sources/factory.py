@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 from edge.codecs import RecordSchema, codec_of
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig
@@ -56,7 +56,8 @@ def build_sources(
                 sources.append(source)
             else:
                 paced_sleep = _idle_sleep(sleep, source.name, idle)
-                sources.append(PacedSource(source, clock, now_ms=now_ms, sleep=paced_sleep, coalesce_s=coalesce_s))
+                paced = PacedSource(source, clock, now_ms=now_ms, sleep=paced_sleep, coalesce_s=coalesce_s)
+                sources.append(cast(Source, paced))
     return sources
 
 

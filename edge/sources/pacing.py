@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ def replay_clock(replay: ReplayConfig | None, now_ms: int) -> StreamClock | None
 
 
 class PacedSource:
-    """A `Source` that releases the records of another source according to a replay clock."""
+    """A `Source` that releases the records of another source according to a replay clock. It passes everything else
+    on to that source."""
 
     def __init__(
         self,
@@ -43,33 +45,20 @@ class PacedSource:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         coalesce_s: CoalesceTime = shortest_wait,
     ) -> None:
-        self.name = source.name
-        self.stream = source.stream
-        self.replayable = source.replayable
-        self.delivery = source.delivery
         self._source = source
         self._clock = clock
         self._now_ms = now_ms
         self._sleep = sleep
         self._coalesce_s = coalesce_s
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         return paced(
             self._source.chunks(position), self._clock, now_ms=self._now_ms, sleep=self._sleep,
             interval_ms=lambda: round(1000 * self._coalesce_s(self.stream, self.name)),
         )  # fmt: skip
-
-    def committed(self, position: Position) -> None:
-        self._source.committed(position)
-
-    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
-        return self._source.backfill(position, until, since_ms)
-
-    def reread(self, start: Position | None, end: Position) -> Chunk:
-        return self._source.reread(start, end)
-
-    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
-        return self._source.fingerprints(position, most)
 
 
 async def paced(

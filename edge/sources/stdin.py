@@ -10,12 +10,21 @@ import asyncio
 import contextlib
 import os
 import select
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from edge.codecs import LineStream, TextFormat
-from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, CoalesceTime, Position, shortest_wait, split_rows
+from edge.records import (
+    COALESCE_S,
+    SHORT_READ_BYTES,
+    Chunk,
+    CoalesceTime,
+    Position,
+    UnrepeatableSource,
+    shortest_wait,
+    split_rows,
+)
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import InvalidRecord, StorageError
+from edgewater.model.errors import InvalidRecord
 from edgewater.model.streams import Delivery
 
 WAIT_S = 0.25
@@ -41,7 +50,7 @@ class _Pipe:
         return data
 
 
-class StdinSource:
+class StdinSource(UnrepeatableSource):
     """A `Source` that reads lines from a file descriptor.
 
     A read from a pipe can block forever, and a blocked thread cannot be cancelled. So the thread never waits longer
@@ -53,7 +62,7 @@ class StdinSource:
         coalesce_s: returns how long the next lines may wait in the pipe.
     """
 
-    replayable = False
+    gone = "standard input cannot be read again"
     delivery = Delivery.AT_MOST_ONCE
 
     def __init__(
@@ -117,15 +126,3 @@ class StdinSource:
                 waited_s = max(min(self._coalesce_s(self.stream, self.name), most_s), COALESCE_S)
                 with self._idle(self.name):
                     await self._sleep(waited_s)
-
-    def committed(self, position: Position) -> None:
-        pass
-
-    def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
-        raise StorageError(f"{self.name}: standard input cannot be read again")
-
-    def reread(self, start: Position | None, end: Position) -> Chunk:
-        raise StorageError(f"{self.name}: standard input cannot be read again")
-
-    def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
-        return ()

@@ -61,11 +61,12 @@ def check_measure(
         if name == known:
             return known
     raise error(
-        field, name,
+        field,
+        name,
         f"{', '.join((*MEASURES, *also))}; for a proportion, the mean of an expression that is 0 or 1; "
         "for other measures a staleness budget, which answers on time from the records that have arrived",
         "there is no bound for how much stragglers would change its value",
-    )  # fmt: skip
+    )
 
 
 def check_confidence(confidence: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
@@ -192,8 +193,9 @@ class Accuracy:
         substream, delays = fields.get("substream"), fields.get("delays")
         for name, value in (("substream", substream), ("delays", delays)):
             if sampled and value is not None:
-                raise InvalidQuery(f"accuracy.{name}", value, f"no {name}",
-                                   f"{measure.function.name} is not answered early")  # fmt: skip
+                raise InvalidQuery(
+                    f"accuracy.{name}", value, f"no {name}", f"{measure.function.name} is not answered early"
+                )
         result = cls(
             error,
             check_confidence(confidence, "accuracy.confidence"),
@@ -308,9 +310,10 @@ def _scope(value: object, group_by: Sequence[str]) -> GroupScope | None:
         if value == known:
             return known
     raise InvalidQuery(
-        "accuracy.scope", value, "each (the accuracy holds for every single group; the default) or all (for all groups "
-        "simultaneously)",
-    )  # fmt: skip
+        "accuracy.scope",
+        value,
+        "each (the accuracy holds for every single group; the default) or all (for all groups simultaneously)",
+    )
 
 
 def _range(value: object, measure: Measure) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ The rules do not require these properties:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edgewater.model.measure import Measure
     from edgewater.model.query import QuerySpec
 
-BATCH = "center.batch.build on a DataFrame, or by center.batch.slicing on a stream in one process"
+BATCH = "center.batch.build on a DataFrame"
 
 
 class LateRecordPolicy(StrEnum):
@@ -38,9 +38,6 @@ class LateRecordPolicy(StrEnum):
 
     MERGED = "merged"
     """The record is merged into its slice. Every answered window that contains it gets a new revision."""
-    REPAIRED = "repaired"
-    """The record enters its count window, and moves other records to the next window. This needs an invertible
-    synopsis."""
     DROPPED = "dropped"
     """The record is dropped and counted."""
 
@@ -54,21 +51,13 @@ def needs_order(properties: Properties) -> bool:
     return properties.ordered and not properties.commutative
 
 
-def late_record_policy(each: Sequence[Properties], window: Window) -> LateRecordPolicy:
-    """Returns the policy for a query whose synopses have these properties. The strictest policy of all synopses
-    applies.
-    """
-    if any(needs_order(p) for p in each):
-        return LateRecordPolicy.DROPPED
-    if not isinstance(window, CountWindow):
-        return LateRecordPolicy.MERGED
-    # A late record shifts the borders of all later count windows.
-    return LateRecordPolicy.REPAIRED if all(p.invertible for p in each) else LateRecordPolicy.DROPPED
-
-
 def late_record_policy_of(spec: QuerySpec) -> LateRecordPolicy:
-    """Returns the policy for a query. Dropped records are counted with the reason ``out-of-order``."""
-    return late_record_policy([properties_of(m) for m in spec.measures], spec.window)
+    """Returns the policy for a query. The strictest policy of all its synopses applies.
+
+    Dropped records are counted with the reason ``out-of-order``.
+    """
+    ordered = any(needs_order(properties_of(m)) for m in spec.measures)
+    return LateRecordPolicy.DROPPED if ordered else LateRecordPolicy.MERGED
 
 
 def properties_of(measure: Measure) -> Properties:

@@ -188,8 +188,9 @@ def _argument(function: Function, positional: list[exp.Expression], at: str, tex
     if function.sample is None:
         return positional.pop(0)
     columns: list[exp.Expression] = []
-    while positional and not isinstance(positional[0].this if isinstance(positional[0], exp.Neg) else positional[0],
-                                        exp.Literal):  # fmt: skip
+    while positional and not isinstance(
+        positional[0].this if isinstance(positional[0], exp.Neg) else positional[0], exp.Literal
+    ):
         columns += columns_of(positional.pop(0))
     least, most = function.sample.columns
     if columns and not least <= len(columns) <= most:

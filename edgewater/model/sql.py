@@ -62,7 +62,7 @@ _INSTEAD = {
     "qualify": "no QUALIFY; read the answers with SELECT … FROM query",
     "windows": "no WINDOW; the windows of event time are in GROUP BY: " + WINDOWS,
     "into": "no INTO; the name of the query is after MATERIALIZED VIEW",
-}  # fmt: skip
+}
 """What to write instead of a clause that a query cannot have, by sqlglot's name of the clause."""
 _UNITS = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d", "week": "w"}
 _UNIT = re.compile(rf"\s*({'|'.join(_UNITS)})s?\b[\s,]*", re.IGNORECASE)

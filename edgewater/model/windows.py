@@ -16,7 +16,7 @@ sessions.
     │   │   ├── SlidingWindow   TumblingWindow is a subclass
     │   │   └── CalendarWindow
     │   └── SessionWindow
-    └── CountWindow             needs a total order of the records: `center.batch` and `center.batch.slicing` only
+    └── CountWindow             needs a total order of the records: `center.batch` only
 """
 
 from __future__ import annotations

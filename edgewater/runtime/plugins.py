@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 """The names that a plugin may register."""
@@ -113,6 +113,52 @@ class PluginLoader(ABC):
         self.load()
         failed = "".join(f"; not loaded: {p}" for p in self.problems)
         return f"the package that provides it (entry point {self.group}) may not be installed{failed}"
+
+
+K = TypeVar("K")
+
+
+class KindLoader(PluginLoader, Generic[K]):
+    """The kinds of sources, or of sinks, of installed packages. A kind has a `name`, a `config` and one method.
+
+    Attributes:
+        method: the method that a kind must have.
+        example: a name of a kind.
+        reserved: names that no package may use.
+    """
+
+    method: ClassVar[str]
+    example: ClassVar[str]
+    reserved: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, find: Callable[[], Iterable[EntryPoint]] | None = None) -> None:
+        super().__init__(find)
+        self._kinds: dict[str, K] = {}
+
+    def get(self, name: str) -> K | None:
+        """Returns the kind of this name, or None if no package provides it. The first call loads all packages."""
+        self.load()
+        return self._kinds.get(name)
+
+    @property
+    def names(self) -> list[str]:
+        self.load()
+        return sorted(self._kinds)
+
+    def _register(self, provided: object, origin: PluginOrigin) -> None:
+        from pydantic import BaseModel
+
+        kind: Any = provided
+        name, config, what = getattr(kind, "name", None), getattr(kind, "config", None), f"kind of {self.provides}"
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise InvalidPlugin(f"the name of a {what} is {name!r}; expected a text such as {self.example}")
+        if not isinstance(config, type) or not issubclass(config, BaseModel):
+            raise InvalidPlugin(f"the config of the kind {name} is {config!r}; expected a class of pydantic.BaseModel")
+        if not callable(getattr(kind, self.method, None)):
+            raise InvalidPlugin(f"the kind {name} has no method {self.method}")
+        self._check_free(name, name in self.reserved or name in self._kinds, what)
+        self._kinds[name] = cast(K, provided)
+        self.origins[name] = origin
 
 
 def _distribution(point: EntryPoint) -> str:

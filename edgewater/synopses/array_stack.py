@@ -99,8 +99,9 @@ class ArrayStack:
             raise InvalidRequest("question", question, f"one of {able}", f"{self.kind} cannot answer it")
 
     def _require_equal_parameters(self, other: ArrayStack) -> None:
-        """Raises IncompatibleSynopses unless the parameters are equal, and the seeds, if the kind has seeds."""
+        """Raises IncompatibleSynopses unless parameters are equal, and levels and seeds, if the kind has them."""
         codec.require_equal(self.kind, self.parameters, other.parameters)
+        codec.require_equal(f"{self.kind} of level", getattr(self, "level", None), getattr(other, "level", None))
         if getattr(self, "seed", None) != getattr(other, "seed", None):
             # The message does not contain the seeds: they are secrets of the queries.
             raise IncompatibleSynopses(

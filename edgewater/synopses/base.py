@@ -41,7 +41,6 @@ class Properties:
         idempotent: merging the same synopsis twice changes nothing, so re-delivery is harmless.
         invertible: a merge can be undone by subtraction.
         linear: the state is a linear function of the frequency vector.
-        foldable: an edge may shrink it before it ships it.
         ordered: the state depends on the order, or on the event time, of values.
         reproducible: the same batches in the same order give the same bytes. Recovery by journal replay
             requires it.
@@ -52,7 +51,6 @@ class Properties:
     idempotent: bool = False
     invertible: bool = False
     linear: bool = False
-    foldable: bool = False
     ordered: bool = False
     reproducible: bool = True
 
@@ -206,13 +204,12 @@ class Synopsis(Protocol):
     properties: ClassVar[Properties]
     questions: ClassVar[Questions]
 
-    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
+    def update(self, values: Any, *, times: Any = None) -> None:
         """Adds a batch.
 
         Args:
             values: NumPy or Arrow array of n values, or a sequence; nulls are skipped.
             times: int64 event times in ms, for ordered synopses.
-            weights: n numbers, for synopses that take weights.
         """
 
     def merge_many(self, others: list[Self]) -> Self:

@@ -63,26 +63,15 @@ def check_dense(groups: int, group_bytes: int) -> None:
         raise ValueError(f"{groups} groups of {group_bytes} bytes, at most {MAX_DENSE_BYTES} altogether")
 
 
-def check_fold(levels: int, most: int, reason: str) -> None:
-    """Checks that a synopsis can be folded by `levels`, at most `most`. Raises InvalidRequest."""
-    if not 0 <= levels <= most:
-        raise InvalidRequest("level", levels, f"0 to {most}", reason)
-
-
-def whole_numbers(name: str, values: Any, present: BoolArray, least: int | None = None) -> IntArray:
+def whole_numbers(name: str, values: Any, present: BoolArray) -> IntArray:
     """Returns int64 numbers, one per value, at the places where `present` is true.
-
-    Args:
-        least: the smallest accepted number.
 
     Raises:
         InvalidRecord: a value is no such number, or the lengths differ.
     """
     numbers = np.asarray(values)
-    fit = numbers.dtype.kind in "iu" and numbers.shape == present.shape
-    if not fit or (least is not None and (numbers < least).any()):
-        floor = "" if least is None else f" from {least}"
-        accepted = f"{len(present)} whole numbers{floor}, one per value"
+    if numbers.dtype.kind not in "iu" or numbers.shape != present.shape:
+        accepted = f"{len(present)} whole numbers, one per value"
         raise InvalidRecord(name, f"{numbers.dtype}{numbers.shape}", accepted)
     present_numbers: IntArray = numbers.astype(np.int64)[present]
     return present_numbers

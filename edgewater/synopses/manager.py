@@ -164,11 +164,11 @@ class SliceManager(Manager):
 
     kind: ClassVar[str] = "slice_manager"
 
-    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
+    def update(self, values: Any, *, times: Any = None) -> None:
         """Appends values to the last partial. Raises InvalidRecord, or InvalidRequest if there is no partial."""
         if not self._partials:
             raise InvalidRequest("values", "values", "a manager with a partial", "this manager has none")
-        self._partials[max(self._partials)].update(values, times=times, weights=weights)
+        self._partials[max(self._partials)].update(values, times=times)
 
     def _routed(self, first: int, end: int) -> Iterable[tuple[int, int, int]]:
         start = 0
@@ -207,7 +207,7 @@ class GeneralManager(Manager):
     def _check_key(self, key: int) -> int:
         return check_whole("partition", key, 0, self.partitions - 1)
 
-    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
+    def update(self, values: Any, *, times: Any = None) -> None:
         """Appends values to the signal, distributed over the partials of all partitions.
 
         Raises:
@@ -217,7 +217,7 @@ class GeneralManager(Manager):
         self._require_partials(range(self.partitions))
         start = self._length()
         array = np.asarray(values)
-        self._partials[0].merge_many([]).update(array, weights=weights)  # raises before anything changes
+        self._partials[0].merge_many([]).update(array)  # raises before anything changes
         owner = (np.arange(start, start + len(array)) // self.block) % self.partitions
         for key, partial in self.partials.items():
             partial.update(array[owner == key])

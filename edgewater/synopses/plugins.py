@@ -90,11 +90,6 @@ def _check_kind(stack: Any) -> None:
         raise InvalidPlugin(f"{stack.__name__}.properties is {properties!r}; expected Properties(…)")
     if not isinstance(questions, tuple) or not questions or not all(_is_question(q) for q in questions):
         raise InvalidPlugin(f"{stack.__name__}.questions is {questions!r}; expected a tuple of Question classes")
-    if properties.foldable != hasattr(stack, "fold"):
-        has = "no" if properties.foldable else "a"
-        raise InvalidPlugin(
-            f"{stack.__name__}.properties says foldable={properties.foldable}, but it has {has} method fold"
-        )
     if (properties.invertible or properties.linear) and not (properties.mergeable and properties.invertible):
         raise InvalidPlugin(
             f"{stack.__name__} has linear={properties.linear}: a linear state is mergeable and invertible"

@@ -140,14 +140,6 @@ class SubsetCount(Question):
 
 
 @dataclass(frozen=True, slots=True)
-class Since(Question):
-    """`Count`, `Sum` or `Mean` of the values with an event time of `time_ms` or later."""
-
-    time_ms: int
-    question: Question
-
-
-@dataclass(frozen=True, slots=True)
 class Point(Question):
     """The value at an index of a signal, from 0."""
 

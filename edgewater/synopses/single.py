@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRecord
 from edgewater.model.streams import COLUMN_TYPES, type_name
-from edgewater.synopses.base import Estimate, IntArray, Properties, Question, Questions, Stack, arrow_values
-from edgewater.synopses.checks import whole_numbers
+from edgewater.synopses.base import Estimate, Properties, Question, Questions, Stack, arrow_values
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -77,18 +76,15 @@ class SingleSynopsis(Generic[S]):
     def nbytes(self) -> int:
         return self._stack.nbytes
 
-    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
+    def update(self, values: Any, *, times: Any = None) -> None:
         """Adds a batch. Skips nulls and ignores `times`.
 
         Args:
             values: NumPy or Arrow array or a sequence, of one of `types` or a narrower type.
-            weights: not supported.
 
         Raises:
-            InvalidRecord: values of another type, or weights.
+            InvalidRecord: values of another type.
         """
-        if weights is not None:
-            raise InvalidRecord("weights", type(weights).__name__, "no weights", f"{self.kind} takes each value once")
         columnar = self._columnar(arrow_values(values))
         if len(columnar):
             self._stack.update(np.zeros(len(columnar), np.int64), columnar)
@@ -136,13 +132,6 @@ class SingleSynopsis(Generic[S]):
         """Answers a question; None: the default question of the kind. Raises InvalidRequest for an unsupported one."""
         return self._stack.query(question)[0]
 
-    def fold(self, level: int = 1) -> Self:
-        """Returns a smaller copy with a wider bound. It still merges with unfolded synopses. Raises InvalidRequest."""
-        fold = getattr(self._stack, "fold", None)
-        if fold is None:
-            raise InvalidRequest("level", level, "a synopsis that folds", f"{self.kind} does not")
-        return self._with(fold(level), self.records)
-
     def to_bytes(self) -> bytes:
         """Returns the synopsis in the form that is shipped, and leaves it unchanged."""
         message = compacted(self._stack).to_message()
@@ -169,18 +158,8 @@ class SingleSynopsis(Generic[S]):
         return result
 
 
-class InvertibleStack(Stack, Protocol):
-    """A stack from which values and merged stacks can be subtracted."""
-
-    def decrement(self, codes: IntArray, values: Any) -> None:
-        """Subtracts values that were added before."""
-
-    def invert(self, other: Self, codes: IntArray) -> None:
-        """Undoes `merge` with the same arguments."""
-
-
 class InvertibleSynopsis(SingleSynopsis[Any]):
-    """A `SingleSynopsis` over an `InvertibleStack`."""
+    """A `SingleSynopsis` over a stack with `decrement(codes, values)`, which subtracts values."""
 
     def decrement(self, values: Any) -> None:
         """Subtracts values that were added before. Skips nulls.
@@ -193,42 +172,3 @@ class InvertibleSynopsis(SingleSynopsis[Any]):
         if len(columnar):
             self._stack.decrement(np.zeros(len(columnar), np.int64), columnar)
             self.records = max(self.records - len(columnar), 0)
-
-    def invert(self, other: Self) -> Self:
-        """Returns this synopsis without `other`, which was merged into it, as a new object.
-
-        Raises:
-            IncompatibleSynopses: unequal parameters.
-            InvalidRequest, IncompatibleSynopses: the kind detects that `other` was not merged.
-        """
-        codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
-        result = self.merge_many([])
-        result._stack.invert(other._stack, np.zeros(1, np.int64))
-        result.records = max(result.records - other.records, 0)
-        return result
-
-
-class WeightedSynopsis(InvertibleSynopsis):
-    """An `InvertibleSynopsis` whose stack takes weights: `update(codes, values, weights=)`."""
-
-    min_weight: ClassVar[int | None] = None
-
-    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
-        """Adds a batch. Skips nulls and ignores `times`.
-
-        Args:
-            values: NumPy or Arrow array or a sequence, of one of `types` or a narrower type; all batches of one type.
-            weights: whole numbers, the multiplicity of each value. Negative weights subtract values if `min_weight` is
-                None.
-
-        Raises:
-            InvalidRecord: values of another type, or weights of another type, number or range.
-        """
-        if weights is None:
-            super().update(values)
-            return
-        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
-        columnar = self._columnar(arrow_values(array))
-        amounts = whole_numbers("weights", weights, np.asarray(array.is_valid()), self.min_weight)
-        self._stack.update(np.zeros(len(columnar), np.int64), columnar, weights=amounts)
-        self.records = max(self.records + int(amounts.sum()), 0)

@@ -26,7 +26,6 @@ from edgewater.synopses import (
     HaarWavelet,
     HyperLogLog,
     Kll,
-    MaxErrorWavelet,
     ReservoirSample,
     SliceManager,
     TopK,
@@ -39,10 +38,10 @@ def _integers(n: int) -> np.ndarray:
     return np.arange(n, dtype=np.int64) * 7919 % 10_007
 
 
-def _hyperloglog(n: int, precision: int, fold: int = 0) -> bytes:
+def _hyperloglog(n: int, precision: int) -> bytes:
     sketch = HyperLogLog(precision)
     sketch.update(_integers(n))
-    return sketch.fold(fold).to_bytes()
+    return sketch.to_bytes()
 
 
 def _strings() -> bytes:
@@ -51,19 +50,19 @@ def _strings() -> bytes:
     return sketch.to_bytes()
 
 
-def _ddsketch(values: np.ndarray, accuracy: float = 0.01, fold: int = 0) -> bytes:
+def _ddsketch(values: np.ndarray, accuracy: float = 0.01) -> bytes:
     sketch = DDSketch(accuracy)
     sketch.update(values)
-    return sketch.fold(fold).to_bytes()
+    return sketch.to_bytes()
 
 
-def _updated(synopsis: Any, *batches: Any, fold: int = 0, without: Any = None) -> bytes:
-    """Returns the bytes of a synopsis after these batches, without some values, and folded."""
+def _updated(synopsis: Any, *batches: Any, without: Any = None) -> bytes:
+    """Returns the bytes of a synopsis after these batches, without some values."""
     for batch in batches:
         synopsis.update(batch)
     if without is not None:
         synopsis.decrement(without)
-    return (synopsis.fold(fold) if fold else synopsis).to_bytes()
+    return bytes(synopsis.to_bytes())
 
 
 URLS = pa.array([f"/{'x' * (i % 19)}/{i * i % 31}" for i in range(600)] + ["", "ä", "日本"])
@@ -117,10 +116,10 @@ def _timed(sample: Any) -> bytes:
     return sample.to_bytes()
 
 
-def _merged(synopses: list[Any], fold: int = 0) -> bytes:
+def _merged(synopses: list[Any]) -> bytes:
     for number, synopsis in enumerate(synopses):
         synopsis.update(_integers(1000) + number)
-    return synopses[0].merge_many(synopses[1:]).fold(fold).to_bytes()
+    return synopses[0].merge_many(synopses[1:]).to_bytes()
 
 
 def _haar(values: np.ndarray, coefficients: int) -> HaarWavelet:
@@ -137,27 +136,22 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "hyperloglog-empty": lambda: _hyperloglog(0, 14),
     "hyperloglog-sparse": lambda: _hyperloglog(500, 14),
     "hyperloglog-dense": lambda: _hyperloglog(10_000, 11),
-    "hyperloglog-folded": lambda: _hyperloglog(10_000, 12, 2),
     "hyperloglog-strings": _strings,
     "ddsketch-empty": lambda: _ddsketch(np.zeros(0)),
     "ddsketch-integers": lambda: _ddsketch(_integers(3000).astype(float) - 5000),
     "ddsketch-odd": lambda: _ddsketch(np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 5e-324, 1e300, -1e-300])),
     "ddsketch-collapsed": lambda: _ddsketch(np.arange(1024, 262_144) / 1024, 0.001),
-    "ddsketch-folded": lambda: _ddsketch(_integers(1000).astype(float), 0.05, 2),
     "count_min-empty": lambda: _updated(CountMin()),
     "count_min-sparse": lambda: _updated(CountMin(), _integers(200)),
     "count_min-dense": lambda: _updated(CountMin(256, 4), _integers(9000), _integers(300)),
     "count_min-strings": lambda: _updated(CountMin(64, 3), URLS),
-    "count_min-folded": lambda: _updated(CountMin(1024, 3), HALVES, fold=3),
     "count_min-overdrawn": lambda: _updated(CountMin(64, 3), _integers(90), without=np.array([-5, -5])),
     "fast_agms-empty": lambda: _updated(FastAgms()),
     "fast_agms-integers": lambda: _updated(FastAgms(128, 5), _integers(5000)),
     "fast_agms-strings": lambda: _updated(FastAgms(256, 3), URLS),
-    "fast_agms-folded": lambda: _updated(FastAgms(256, 3), HALVES, fold=2, without=HALVES[:9]),
     "bloom-empty": lambda: _updated(BloomFilter()),
     "bloom-sparse": lambda: _updated(BloomFilter.for_capacity(100_000, 0.01), _integers(50)),
     "bloom-strings": lambda: _updated(BloomFilter.for_capacity(300, 0.02), URLS),
-    "bloom-folded": lambda: _updated(BloomFilter(4096 * 3, 4), HALVES, _integers(10).astype(float), fold=2),
     "bloom-flags": lambda: _updated(BloomFilter(64, 9), np.array([True])),
     "cuckoo-empty": lambda: _updated(CuckooFilter()),
     "cuckoo-strings": lambda: _updated(CuckooFilter(256), URLS),
@@ -168,34 +162,25 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "top_k-empty": lambda: _updated(TopK()),
     "top_k-strings": lambda: _updated(TopK(10), URLS),
     "top_k-full": lambda: _updated(TopK(3, 40), _integers(20_000) % 97 // 3, _integers(30_000) ** 2 % 211),
-    "top_k-folded": lambda: _updated(TopK(3, 64), HALVES, fold=2),
     "reservoir-empty": lambda: _updated(ReservoirSample()),
     "reservoir-full": lambda: _updated(ReservoirSample(30, source=7), _integers(5000)),
     "reservoir-strings": lambda: _updated(ReservoirSample(50), URLS),
-    "reservoir-merged": lambda: _merged([ReservoirSample(20, source=k) for k in range(3)], fold=1),
     "bernoulli-sparse": lambda: _updated(BernoulliSample(0.01, source=7), _integers(5000)),
-    "bernoulli-halved": lambda: _updated(BernoulliSample(1.0, limit=40), _integers(5000), fold=1),
     "fifo-timed": lambda: _timed(FifoSample(25, source=3)),
     "fifo-merged": lambda: _merged([FifoSample(10, source=k) for k in range(3)]),
-    "fifo-quota": lambda: _merged([FifoSample(16, source=k, quota=4) for k in range(3)], fold=1),
     "biased_reservoir-thinned": lambda: _timed(BiasedReservoir(32, source=3, p_in=0.25)),
     "biased_reservoir-timed": lambda: _timed(BiasedReservoir(32, source=3)),
-    "biased_reservoir-merged": lambda: _merged([BiasedReservoir(16, source=k) for k in range(3)], fold=1),
     "equi_width-empty": lambda: _updated(EquiWidthHistogram(0, 1)),
     "equi_width-outside": lambda: _updated(EquiWidthHistogram(-5, 9000.5, 64), _integers(3000), ODD),
-    "equi_width-folded": lambda: _updated(EquiWidthHistogram(0, 512, 256), HALVES, fold=4),
     "equi_depth-integers": lambda: _updated(EquiDepthHistogram(7, accuracy=0.02), _integers(3000), ODD),
     "kll-empty": lambda: _updated(Kll()),
     "kll-few": lambda: _updated(Kll(64), HALVES[:40], ODD),
     "kll-many": lambda: _updated(Kll(32, source=5), np.tile(_integers(10_000), 5), _integers(900)),
-    "kll-merged": lambda: _merged([Kll(16, source=k) for k in range(3)], fold=1),
     "haar-empty": lambda: HaarWavelet().to_bytes(),
     "haar-exact": lambda: _haar(np.repeat(_integers(9), 100), 200).to_bytes(),
-    "haar-thresholded": lambda: _haar(_integers(1001) % 16, 20).fold(1).to_bytes(),
     "haar-summed": lambda: (
         _haar(_integers(700) % 8, 10).merge_many([_haar(_integers(300) % 16, 10)]).append(HaarWavelet(10)).to_bytes()
     ),
-    "haar_max-thresholded": lambda: _updated(MaxErrorWavelet(20), _integers(700) % 16, _integers(301) % 32, fold=1),
     "slice_manager-window": lambda: _slices(_integers(700) % 32).to_bytes(),
     "general_manager-dealt": lambda: GeneralManager(
         2, 3, [(p, _slices(_integers(120).reshape(-1, 3)[p::2].reshape(-1))) for p in (0, 1)]

@@ -380,9 +380,7 @@ class MetricStream:
             prepared.columns[name] = pa.array(column, pa.float64(), mask=null)
         prepared.columns = {name: prepared.columns[name] for name in self._schema.textual}
         if not counts.all():
-            prepared.columns = {
-                name: column.filter(pa.array(counts)) for name, column in prepared.columns.items()
-            }  # fmt: skip
+            prepared.columns = {name: column.filter(pa.array(counts)) for name, column in prepared.columns.items()}
             prepared.keep = prepared.keep[counts]
         return prepared.decoded(self._schema, arrival_ms)
 

@@ -5,8 +5,7 @@ sketches" (2017), section 2.3: one formula over the whole range, no bias tables.
 2^p.
 
 The top p bits of a hash choose the register. A register contains the largest ρ seen. ρ is the position of the lowest
-set bit among the other q = 64 - p bits (q + 1 if there is none). Counting from the low end makes folding exact and
-cheap: with one index bit less, ρ changes only if all q bits are zero.
+set bit among the other q = 64 - p bits (q + 1 if there is none).
 
 A group with few registers in use stores them as sparse cells. It gets a dense row of m bytes when more than m/8
 registers are in use. That number only grows under merging, so the form of a group, and with it the bytes, depend on the
@@ -22,7 +21,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.array_stack import ArrayStack, group_mask
 from edgewater.synopses.base import (
     ITEM_TYPES,
@@ -35,9 +34,8 @@ from edgewater.synopses.base import (
     Question,
     Questions,
 )
-from edgewater.synopses.checks import check_fold, check_whole
+from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
 from edgewater.synopses.intervals import normal_quantile
@@ -65,12 +63,12 @@ class HyperLogLogStack(ArrayStack):
 
     Args:
         precision: p; only stacks of equal precision merge.
-        level: how many bits of p it was folded by. Stacks of different levels merge.
+        level: the number of bits of p by which release 0.3.0 has folded it. Only stacks of equal levels merge.
         seed: seed of the hash.
     """
 
     kind: ClassVar[str] = "hyperloglog"
-    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
+    properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = (Distinct,)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"row": ("<i8", -1)}
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(field("level", "<i8", 1), *row_fields("|u1")),)
@@ -200,10 +198,6 @@ class HyperLogLogStack(ArrayStack):
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_equal_parameters(other)
-        if other.level < self.level:
-            other = other.fold(self.level - other.level)
-        elif other.level > self.level:
-            self._become(self.fold(other.level - self.level))
         keys, rho = other._consolidate()
         targets = codes[groups_of(keys)]
         rows = self._view("row")[targets]
@@ -223,11 +217,8 @@ class HyperLogLogStack(ArrayStack):
 
     def merge_singles(self, others: Sequence[Self]) -> None:
         """Merges stacks of one group into this stack of one group, by one maximum over all their registers."""
-        mine = (self.precision, self.seed, self.level)
-        if any((o.precision, o.seed, o.level) != mine for o in others):
-            for other in others:
-                self.merge(other, np.zeros(1, np.int64))  # folds, or raises
-            return
+        for other in others:
+            self._require_equal_parameters(other)
         dense = []
         for other in others:
             if other._sparse.holds_any:
@@ -238,26 +229,6 @@ class HyperLogLogStack(ArrayStack):
         if dense or self._state["row"][0] >= 0:
             self._merge_rows(dense)
         self._consolidate()
-
-    def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(_ROLES))
-        if stack.level != self.level:
-            raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
-        keys, rho = stack._sparse.consolidated()
-        self._sparse.add(cells_of(keys), rho)
-        if len(stack._dense) or self._state["row"][0] >= 0:
-            self._merge_rows([stack._dense.max(axis=0, initial=0)])
-        self._consolidate()
-
-    varying_arrays: ClassVar[tuple[int, ...]] = (6,)
-
-    def merge_dense(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Merges the dense rows of many stacks of one group (`serialized.DenseMerging`)."""
-        greatest = arrays[0].reshape(-1, self.registers).max(axis=0)
-        if (greatest > 65 - self.bits).any():
-            raise ValueError("registers out of range")
-        self._merge_rows([greatest])
 
     def _merge_rows(self, rows: Sequence[Registers]) -> None:
         """Merges rows of registers into the only group."""
@@ -270,30 +241,6 @@ class HyperLogLogStack(ArrayStack):
             self._sparse.drop(np.ones(1, bool))
         for row in rows:
             np.maximum(registers, row, out=registers)
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with 2^levels times fewer registers.
-
-        It is equal to a sketch that was built with that precision.
-        """
-        check_fold(levels, self.bits - MIN_PRECISION, f"{self.kind} with {self.bits} bits left")
-        result = self.take(np.arange(len(self)))
-        for _ in range(levels):
-            result._fold_once()
-        return result
-
-    def _fold_once(self) -> None:
-        keys, rho = self._consolidate()
-        empty_word = np.uint8(65 - self.bits)  # ρ = q + 1: all q bits are zero
-        # The removed index bit becomes the q-th bit of the remaining hash.
-        raised = rho + ((rho == empty_word) & (keys & 1 == 0))
-        even, odd = self._dense[:, 0::2], self._dense[:, 1::2]
-        self.level += 1
-        self._dense = np.maximum(even + (even == empty_word), odd)
-        self._sparse.replace(cell_keys(groups_of(keys), cells_of(keys) >> 1), raised.astype(np.uint8))
-
-    def _become(self, other: Self) -> None:
-        self._state, self._sparse, self._dense, self.level = other._state, other._sparse, other._dense, other.level
 
     def take(self, groups: IntArray) -> Self:
         self._consolidate()

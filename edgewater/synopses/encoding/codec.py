@@ -336,60 +336,17 @@ def require_exact(declared: str, stored: str) -> None:
 class ArrayRoles:
     """How each array of a kind is treated when messages of one group each are joined to one stack.
 
-    An array that is not in `equal`, `first_only` or `group_numbers` is concatenated.
+    An array that is not in `equal` or `group_numbers` is concatenated.
 
     Attributes:
         groups: index of an array whose length is the number of groups.
         equal: indices of arrays that describe the whole stack and must be equal in all messages. One is kept.
-        first_only: indices of arrays that describe the whole stack and may differ. The first message's are kept.
         group_numbers: indices of arrays of group numbers. They are written anew.
     """
 
     groups: int
     equal: tuple[int, ...] = ()
-    first_only: tuple[int, ...] = ()
     group_numbers: tuple[int, ...] = ()
-
-
-def stacked(messages: Sequence[SynopsisMessage], roles: ArrayRoles) -> SynopsisMessage:
-    """Returns the message of a stack of many groups, from messages of one group each, by concatenating their arrays.
-
-    Args:
-        messages: messages of one kind, version, parameters and seed.
-
-    Raises:
-        IncompatibleSynopses: arrays that must be equal differ, or a message has more than one group.
-    """
-    first = messages[0]
-    for message in messages:
-        if list(message.arrays[roles.groups].shape) != [1] or any(
-            message.arrays[i] != first.arrays[i] for i in roles.equal
-        ):
-            raise IncompatibleSynopses(f"{first.kind}: levels differ, or there is more than one group")
-    result = header(first.kind, first.version, {}, seed=first.seed)
-    result.parameters = first.parameters
-    for number, column in enumerate(zip(*(message.arrays for message in messages), strict=True)):
-        if number in roles.first_only or number in roles.equal:
-            result.arrays.append(column[0])
-        elif number in roles.group_numbers:
-            result.arrays.append(encode(np.flatnonzero([array.shape[0] for array in column])))
-        else:
-            result.arrays.append(joined(column))
-    return result
-
-
-def joined(arrays: Sequence[ArrayMessage]) -> ArrayMessage:
-    """Concatenates arrays of one type."""
-    first = arrays[0]
-    if first.encoding == ArrayMessage.UTF8 or any(array.valid for array in arrays):
-        return encode_keys(pa.concat_arrays([decode_keys(array) for array in arrays]))
-    shapes = {(a.encoding, a.type, a.stored, tuple(a.shape[1:])) for a in arrays if a.data}
-    if len(shapes) > 1:
-        return encode(np.concatenate([decode(array) for array in arrays]))
-    like = next((a for a in arrays if a.data), first)
-    shape = [sum(a.shape[0] for a in arrays), *like.shape[1:]]
-    data = b"".join([a.data for a in arrays])
-    return ArrayMessage(encoding=like.encoding, type=like.type, stored=like.stored, shape=shape, data=data)
 
 
 def encode_keys(values: pa.Array) -> ArrayMessage:

@@ -1,7 +1,7 @@
 """Rows of counters per group: the base of count-min and Fast-AGMS.
 
 Both are linear functions of the frequencies: an item adds its weight, in Fast-AGMS times a sign, to one counter of each
-row. States therefore add, subtract, and fold by adding neighbouring columns.
+row. States therefore add and subtract.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.array_stack import halvings, with_capacity
 from edgewater.synopses.base import ITEM_TYPES, IntArray, Properties
-from edgewater.synopses.checks import check_fold, check_power_of_two, check_whole
+from edgewater.synopses.checks import check_power_of_two, check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import CHUNK, ItemStack, read_item_type
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
-from edgewater.synopses.single import WeightedSynopsis
+from edgewater.synopses.single import InvertibleSynopsis
 from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -38,10 +37,10 @@ class CounterStack(ItemStack):
 
     Args:
         width: a power of two; only stacks of equal width merge.
-        level: how many times it was folded. Stacks of different levels merge.
+        level: how many times release 0.3.0 has folded it. Only stacks of equal levels merge.
     """
 
-    properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
+    properties: ClassVar[Properties] = Properties(invertible=True, linear=True)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0)}
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout.of(
@@ -97,20 +96,14 @@ class CounterStack(ItemStack):
         super().grow(groups)
         self._counters = with_capacity(self._counters, groups)
 
-    def update(
-        self, codes: IntArray, values: Any, *, times: IntArray | None = None, weights: IntArray | None = None
-    ) -> None:
-        """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats.
-
-        Args:
-            weights: int64, the multiplicity of each value (default 1); negative weights subtract.
-        """
+    def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
+        """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats."""
         self._check_item_type(values)
         at = 0
         while at < len(values):
-            repeats = weights is None and len(self) == 1 and self._repeats(values, at)
+            repeats = len(self) == 1 and self._repeats(values, at)
             chunk = slice(at, at + (_REPEATING if repeats else self.chunk))
-            words, amounts = self._hash(values[chunk]), None if weights is None else weights[chunk]
+            words, amounts = self._hash(values[chunk]), None
             if repeats:
                 words, amounts = _counted(words)
             self._add(codes[at : at + len(words)], words, amounts)
@@ -124,7 +117,10 @@ class CounterStack(ItemStack):
 
     def decrement(self, codes: IntArray, values: Any) -> None:
         """Subtracts values that were added before."""
-        self.update(codes, values, weights=np.full(len(values), -1))
+        self._check_item_type(values)
+        for at in range(0, len(values), self.chunk):
+            words = self._hash(values[at : at + self.chunk])
+            self._add(codes[at : at + len(words)], words, np.full(len(words), -1))
 
     def _add(self, codes: IntArray, words: WordArray, weights: IntArray | None) -> None:
         single = len(self) == 1
@@ -149,59 +145,17 @@ class CounterStack(ItemStack):
         raise NotImplementedError
 
     def merge(self, other: Self, codes: IntArray) -> None:
-        self._combine(other, codes, 1)
+        self._require_mergeable(other)
+        self._view("n")[codes] += other._view("n")
+        self._table()[codes] += other._table()
 
     def merge_singles(self, others: Sequence[Self]) -> None:
         """Merges stacks of one group into this stack of one group."""
         into = self._counters[0]
         for other in others:
-            theirs = (other.width, other.depth, other.level, other.seed, other.item_type)
-            if theirs == (self.width, self.depth, self.level, self.seed, self.item_type):
-                np.add(into, other._counters[0], out=into)
-                self._state["n"][0] += other._state["n"][0]
-            else:
-                self.merge(other, np.zeros(1, np.int64))  # folds, or raises
-                into = self._counters[0]
-
-    def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(codec.ArrayRoles(1, equal=(0,), group_numbers=(6,))))
-        if stack.level != self.level:
-            raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
-        self._state["n"][0] += stack._view("n").sum()
-        self._counters[0] += stack._table().sum(axis=0)
-
-    varying_arrays: ClassVar[tuple[int, ...]] = (1, 7)
-
-    def merge_dense(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Adds the dense counters of many stacks of one group (`serialized.DenseMerging`)."""
-        n, counters = arrays[0].reshape(-1), arrays[1].reshape(len(arrays[0]), self.depth, self.columns)
-        self._check_counters(counters, n)
-        self._counters[0] += exact_sum(counters, 0)
-        self._state["n"][0] += n.sum(dtype=np.int64)
-
-    def invert(self, other: Self, codes: IntArray) -> None:
-        """Undoes `merge` with the same arguments."""
-        self._combine(other, codes, -1)
-
-    def _combine(self, other: Self, codes: IntArray, sign: int) -> None:
-        self._require_mergeable(other)
-        if other.level < self.level:
-            other = other.fold(self.level - other.level)
-        elif other.level > self.level:
-            folded = self.fold(other.level - self.level)
-            self.level, self._counters = folded.level, folded._counters
-        self._view("n")[codes] += sign * other._view("n")
-        self._table()[codes] += sign * other._table()
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with 2^levels times fewer columns. It is equal to a sketch that was built with that width."""
-        check_fold(levels, halvings(self.columns // MIN_WIDTH), f"{self.kind} with {self.columns} columns left")
-        result = self.take(np.arange(len(self)))
-        result.level += levels
-        # The column is the top bits of a hash, so neighbouring columns fold into one column.
-        result._counters = result._counters.reshape(len(self), self.depth, result.columns, 1 << levels).sum(axis=3)
-        return result
+            self._require_mergeable(other)
+            np.add(into, other._counters[0], out=into)
+            self._state["n"][0] += other._state["n"][0]
 
     def take(self, groups: IntArray) -> Self:
         if len(self) == len(groups) == 1:
@@ -267,7 +221,7 @@ def _counted(words: WordArray) -> tuple[WordArray, IntArray]:
     return words[borders[:-1]], np.diff(borders)
 
 
-class SingleCounters(WeightedSynopsis):
+class SingleCounters(InvertibleSynopsis):
     """A `Synopsis` over a `CounterStack` of length 1."""
 
     types: ClassVar[tuple[str, ...]] = ITEM_TYPES

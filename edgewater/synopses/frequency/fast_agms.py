@@ -63,7 +63,7 @@ class FastAgmsStack(CounterStack):
     def _row(self, words: WordArray, row: int) -> tuple[IntArray, IntArray]:
         values = polynomial(words, self._coefficients[row])
         signs = (values & np.uint64(1)).view(np.int64) * 2 - 1
-        # 61 bits: the top bits are the column, so that neighbours fold into one; the lowest bit is the sign.
+        # 61 bits: the top bits are the column; the lowest bit is the sign.
         return (values >> np.uint64(62 - self.columns.bit_length())).view(np.int64), signs
 
     def query(self, question: Question | None = None) -> Estimates:
@@ -107,13 +107,11 @@ class FastAgmsStack(CounterStack):
         Solves |estimate - J|² ≤ t²·(F2·F2' + J²)/columns for J. Each F2 is at its upper bound, which uses a tenth of
         the failures.
         """
-        mine = self.fold(max(other.level - self.level, 0))
-        other = other.fold(max(self.level - other.level, 0))
-        products = mine._table().astype(np.float64) * other._table()
+        products = self._table().astype(np.float64) * other._table()
         value = np.asarray(np.median(products.sum(axis=2), axis=1))
         failures = (1 - confidence) * _MOMENT_FAILURES
-        each = [stack._largest_moments(failures / 2) for stack in (mine, other)]
-        factor = deviations(self.depth, confidence + failures) ** 2 / mine.columns
+        each = [stack._largest_moments(failures / 2) for stack in (self, other)]
+        factor = deviations(self.depth, confidence + failures) ** 2 / self.columns
         with np.errstate(invalid="ignore"):
             product = np.where(np.minimum(*each) > 0, each[0] * each[1], 0.0)
             if factor < 1:

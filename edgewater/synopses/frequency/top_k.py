@@ -35,7 +35,7 @@ from edgewater.synopses.base import (
     Questions,
     run_indices,
 )
-from edgewater.synopses.checks import check_fold, check_fraction, check_whole
+from edgewater.synopses.checks import check_fraction, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import KEYS, MAX_COUNT, Field, Layout, count, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
@@ -77,11 +77,11 @@ class TopKStack(ItemStack):
     Args:
         k: the default number of items of `top`.
         capacity: counters per group. Only stacks of equal k and capacity merge.
-        level: how many times the capacity was halved. Stacks of different levels merge.
+        level: how many times release 0.3.0 has halved the capacity. Only stacks of equal levels merge.
     """
 
     kind: ClassVar[str] = "top_k"
-    properties: ClassVar[Properties] = Properties(commutative=False, foldable=True)
+    properties: ClassVar[Properties] = Properties(commutative=False)
     questions: ClassVar[Questions] = (Count, Frequency)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0), "error": ("<i8", 0)}
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -204,24 +204,11 @@ class TopKStack(ItemStack):
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_mergeable(other)
-        if other.level < self.level:
-            other = other.fold(self.level - other.level)
-        elif other.level > self.level:
-            self.level = other.level
-            self.compact()
         theirs, lost = other._pruned()
         n, error = other._view("n"), other._view("error") + lost
         self._view("n")[codes] += n
         self._view("error")[codes] += error
         self._append(_Counters(codes[theirs.groups], theirs.words, theirs.counts, theirs.items))
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with 2^levels times fewer counters."""
-        check_fold(levels, self.counters.bit_length() - 1, f"{self.kind} with {self.counters} counters left")
-        result = self.take(np.arange(len(self)))
-        result.level += levels
-        result.compact()
-        return result
 
     def take(self, groups: IntArray) -> Self:
         """Returns a pruned copy of these groups, in this order."""
@@ -360,7 +347,7 @@ class TopK(SingleSynopsis[TopKStack]):
 
     @property
     def capacity(self) -> int:
-        """The number of counters before folding."""
+        """The number of counters."""
         return self._stack.capacity
 
     def top(self, k: int | None = None) -> list[tuple[Any, Estimate]]:

@@ -29,13 +29,13 @@ from edgewater.synopses.base import (
     Questions,
     Rank,
 )
-from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile, check_whole
+from edgewater.synopses.checks import check_not_nan, check_quantile, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, field
 from edgewater.synopses.questions import Range
 from edgewater.synopses.registry import REQUIRED, Function, Parameter, Parameters, register_function, register_kind
 from edgewater.synopses.shapes import Shape, ShownInterval, ShownList, ShownNumber
-from edgewater.synopses.single import WeightedSynopsis
+from edgewater.synopses.single import InvertibleSynopsis
 from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -51,7 +51,7 @@ class EquiWidthStack(ArrayStack):
     """
 
     kind: ClassVar[str] = "equi_width"
-    properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
+    properties: ClassVar[Properties] = Properties(invertible=True, linear=True)
     questions: ClassVar[Questions] = (Count, Range, Rank, Quantile)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -110,35 +110,25 @@ class EquiWidthStack(ArrayStack):
         super().grow(groups)
         self._counts = with_capacity(self._counts, groups)
 
-    def update(
-        self,
-        codes: IntArray,
-        values: npt.NDArray[Any],
-        *,
-        times: IntArray | None = None,
-        weights: IntArray | None = None,
-    ) -> None:
-        """Adds a batch of integers or floats; integers count as the nearest float64.
+    def update(self, codes: IntArray, values: npt.NDArray[Any], *, times: IntArray | None = None) -> None:
+        """Adds a batch of integers or floats; integers count as the nearest float64."""
+        self._add(codes, values, 1)
 
-        Args:
-            weights: int64, the multiplicity of each value (default 1); negative weights subtract.
-        """
+    def _add(self, codes: IntArray, values: npt.NDArray[Any], amount: int) -> None:
         width = self.columns + 3
         for at in range(0, len(values), _CHUNK):
             chunk = slice(at, at + _CHUNK)
             cells = codes[chunk] * width + self._find(values[chunk].astype(np.float64, copy=False))
-            if weights is not None:
-                np.add.at(self._counts.reshape(-1), cells, weights[chunk])
-            elif self.counts.size <= 4 * _CHUNK:
-                self.counts[:] += np.bincount(cells, minlength=self.counts.size).reshape(self.counts.shape)
+            if self.counts.size <= 4 * _CHUNK:
+                self.counts[:] += amount * np.bincount(cells, minlength=self.counts.size).reshape(self.counts.shape)
             else:
-                np.add.at(self._counts.reshape(-1), cells, 1)
+                np.add.at(self._counts.reshape(-1), cells, amount)
 
     def decrement(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
         """Subtracts values that were added before. Raises IncompatibleSynopses if a count becomes negative."""
         before = self._counts.copy()
-        self.update(codes, values, weights=np.full(len(values), -1))
-        self._restore_if_negative(before, self.level)
+        self._add(codes, values, -1)
+        self._restore_if_negative(before)
 
     def _find(self, values: FloatArray) -> IntArray:
         """Returns the counter of each value: 0 below, 1 … columns for bins, then above, then NaN."""
@@ -155,42 +145,16 @@ class EquiWidthStack(ArrayStack):
         return found
 
     def merge(self, other: Self, codes: IntArray) -> None:
-        self._combine(other, codes, 1)
-
-    def invert(self, other: Self, codes: IntArray) -> None:
-        """Undoes `merge` with the same arguments. Raises IncompatibleSynopses if a count becomes negative."""
-        before = self._counts.copy(), self.level
-        self._combine(other, codes, -1)
-        self._restore_if_negative(*before)
-
-    def _combine(self, other: Self, codes: IntArray, sign: int) -> None:
         self._require_equal_parameters(other)
-        if other.level < self.level:
-            other = other.fold(self.level - other.level)
-        elif other.level > self.level:
-            folded = self.fold(other.level - self.level)
-            self.level, self._counts = folded.level, folded._counts
-        self.counts[codes] += sign * other.counts
+        self.counts[codes] += other.counts
 
-    def _restore_if_negative(self, before: IntArray, level: int) -> None:
+    def _restore_if_negative(self, before: IntArray) -> None:
         """Undoes a subtraction that made counts negative, and raises IncompatibleSynopses. Negative counts would
         invalidate all bounds.
         """
         if (self._counts < 0).any():
-            self._counts, self.level = before, level
+            self._counts = before
             raise IncompatibleSynopses(f"{self.kind}: values to be subtracted were not added")
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with 2^levels times fewer bins.
-
-        It is equal to a histogram that was built with that number of bins.
-        """
-        check_fold(levels, halvings(self.columns), f"{self.kind} with {self.columns} bins left")
-        result = self.take(np.arange(len(self)))
-        inner = result._counts[:, 1:-2].reshape(len(self), self.columns >> levels, 1 << levels).sum(axis=2)
-        result._counts = np.hstack([result._counts[:, :1], inner, result._counts[:, -2:]])
-        result.level += levels
-        return result
 
     def take(self, groups: IntArray) -> Self:
         result = super().take(groups)
@@ -298,17 +262,16 @@ class EquiWidthStack(ArrayStack):
         return result
 
 
-class EquiWidthHistogram(WeightedSynopsis):
+class EquiWidthHistogram(InvertibleSynopsis):
     """Counts in `bins` bins of equal width over [low, high], and of values outside.
 
     Args:
         low, high: the range. Only histograms of equal range and bins merge.
-        bins: a number that is divisible by 2 once per fold.
+        bins: the number of bins.
     """
 
     stack_type = EquiWidthStack
     types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
-    min_weight: ClassVar[int | None] = 0
     _stack: EquiWidthStack
 
     def __init__(self, low: float, high: float, bins: int = DEFAULT_BINS) -> None:

@@ -34,7 +34,7 @@ from edgewater.synopses.base import (
     Question,
     Questions,
 )
-from edgewater.synopses.checks import check_confidence, check_fold, check_fraction, check_whole
+from edgewater.synopses.checks import check_confidence, check_fraction, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
@@ -61,11 +61,11 @@ class BloomStack(ItemStack):
     Args:
         bits: a multiple of 64; only stacks of equal bits and hashes merge.
         hashes: bits set per value.
-        level: how many times it was folded. Stacks of different levels merge.
+        level: how many times release 0.3.0 has folded it. Only stacks of equal levels merge.
     """
 
     kind: ClassVar[str] = "bloom"
-    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
+    properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = (Distinct, Contains, UnionSize, IntersectionSize, FalsePositiveRate)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(field("level", "<i8", 1), *row_fields("|u1")),)
@@ -129,30 +129,14 @@ class BloomStack(ItemStack):
                 _set(flat, self._position(words, row) + base)
 
     def _position(self, words: WordArray, row: int) -> IntArray:
-        """Returns the bit that each word sets for one hash: ⌊hash · positions / 2^64⌋, so that two
-        neighbouring positions fold into one position of a smaller filter."""
+        """Returns the bit that each word sets for one hash: ⌊hash · positions / 2^64⌋."""
         hashes, size = row_hashes(words, row), np.uint64(self.positions)
         low = ((hashes & np.uint64(0xFFFFFFFF)) * size) >> np.uint64(32)
         return (((hashes >> np.uint64(32)) * size + low) >> np.uint64(32)).view(np.int64)
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_mergeable(other)
-        if other.level > self.level:
-            folded = self.fold(other.level - self.level)
-            self.level, self._rows = folded.level, folded._rows
-        self._rows[codes] |= other.fold(self.level - other.level)._table()
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with 2^levels times fewer bits. It is equal to a filter that was built with that size."""
-        check_fold(levels, halvings(self.positions // 64), f"{self.kind} with {self.positions} bits left")
-        result = self.take(np.arange(len(self)))
-        result.level += levels
-        if levels:
-            each = np.unpackbits(result._rows, axis=1, bitorder="little").reshape(
-                len(self), result.positions, 1 << levels
-            )
-            result._rows = np.packbits(each.any(axis=2), axis=1, bitorder="little")
-        return result
+        self._rows[codes] |= other._table()
 
     def take(self, groups: IntArray) -> Self:
         result = super().take(groups)
@@ -171,7 +155,7 @@ class BloomStack(ItemStack):
             case FalsePositiveRate():
                 return Estimates.exact(self._false_positives(self.fill()))
             case UnionSize(other, confidence):
-                union, _ = self._union(other)
+                union = self._table() | self._other_stack(other)._table()
                 return self._distinct(union, check_confidence(confidence))
             case IntersectionSize(other, confidence):
                 return self._intersection(other, check_confidence(confidence))
@@ -215,12 +199,6 @@ class BloomStack(ItemStack):
             value, value, value, membership_confidence(self._false_positives(fill)[found]), self._basis(fill)
         )
 
-    def _union(self, other: Any) -> tuple[Bits, Self]:
-        """Returns the bits of the union, and the other stack folded to the level of the union."""
-        stack = self._other_stack(other)
-        mine, theirs = self.fold(max(stack.level - self.level, 0)), stack.fold(max(self.level - stack.level, 0))
-        return mine._table() | theirs._table(), theirs
-
     def _distinct(self, rows: Bits, confidence: float) -> Estimates:
         """Estimates distinct values per group from the number of set bits, X.
 
@@ -246,10 +224,9 @@ class BloomStack(ItemStack):
 
     def _intersection(self, other: Any, confidence: float) -> Estimates:
         """Returns |A| + |B| - |A ∪ B|; a union bound makes the three intervals hold together at the confidence."""
-        union, theirs = self._union(other)
-        mine = self.fold(theirs.level - self.level)
+        mine, theirs = self._table(), self._other_stack(other)._table()
         each = 1 - (1 - confidence) / 3
-        a, b, both = (self._distinct(rows, each) for rows in (mine._table(), theirs._table(), union))
+        a, b, both = (self._distinct(rows, each) for rows in (mine, theirs, mine | theirs))
         most = np.minimum(a.upper, b.upper)
         with np.errstate(invalid="ignore"):  # ∞ - ∞: a full filter bounds nothing
             least = np.minimum(a.value, b.value)

@@ -291,11 +291,6 @@ class CountingCuckooStack(CuckooStack):
         self._check_item_type(values)
         self._remove(*np.unique(self._table.keys(codes, self._hash(values)), return_counts=True))
 
-    def invert(self, other: Self, codes: IntArray) -> None:
-        """Undoes `merge` with the same arguments. Raises InvalidRequest as `decrement` does."""
-        self._require_mergeable(other)
-        self._remove(*self._translated(other, codes))
-
     def _remove(self, keys: IntArray, copies: IntArray) -> None:
         in_table, in_stash = self._table.holds(keys), self._stash.holds(keys)
         missing = int(np.maximum(copies - in_stash - in_table, 0).sum())

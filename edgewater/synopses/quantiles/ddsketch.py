@@ -40,9 +40,8 @@ from edgewater.synopses.base import (
     Rank,
     Sum,
 )
-from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile
+from edgewater.synopses.checks import check_not_nan, check_quantile
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, count, field
 from edgewater.synopses.quantiles.log_bins import (
     MAX_ACCURACY,
@@ -86,7 +85,7 @@ class DDSketchStack(ArrayStack):
 
     kind: ClassVar[str] = "ddsketch"
     stacking: ClassVar[codec.ArrayRoles | None] = _ROLES
-    properties: ClassVar[Properties] = Properties(foldable=True)
+    properties: ClassVar[Properties] = Properties()
     questions: ClassVar[Questions] = (Quantile, Rank, Count, Sum, Mean, Minimum, Maximum)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {
         "level": ("<i8", 0),
@@ -274,30 +273,6 @@ class DDSketchStack(ArrayStack):
         for name, value in reduced.items():
             self._state[name][0] = value
         self._consolidate()
-
-    def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(_ROLES))
-        level = np.maximum(self._view("level"), stack._view("level").max())
-        self._raise_level(level)
-        stack._raise_level(np.repeat(level, len(stack)))
-        keys, counts = (np.concatenate(both) for both in zip(self._consolidate(), stack._consolidate(), strict=True))
-        self._cells.replace_sorted(*_summed(cells_of(keys), counts))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for name in ("nan", "below", "above", "sum"):
-                self._state[name][0] = np.cumsum(np.append(self._view(name), stack._view(name)))[-1]
-        for name, best in (("min", np.min), ("max", np.max)):
-            self._state[name][0] = best(np.append(self._view(name), stack._view(name)))
-        self._consolidate()
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy after more collapses; each halves the bins and about doubles the error."""
-        self._consolidate()
-        highest = int(self._view("level").max(initial=0))
-        check_fold(levels, _MAX_LEVEL - highest, f"{self.kind} at level {highest}")
-        result = self.take(np.arange(len(self)))
-        result._raise_level(result._view("level") + levels)
-        return result
 
     def take(self, groups: IntArray) -> Self:
         self._consolidate()

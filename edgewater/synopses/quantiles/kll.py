@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.model.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.array_stack import ArrayStack, group_mask
 from edgewater.synopses.base import (
     NUMBER_TYPES,
@@ -53,14 +53,12 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import (
     check_confidence,
-    check_fold,
     check_fraction,
     check_not_nan,
     check_quantile,
     check_whole,
 )
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.encoding.layout import Layout, count, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word
 from edgewater.synopses.intervals import dominated_quantile
@@ -69,7 +67,6 @@ from edgewater.synopses.quantiles.kll_compaction import (
     Block,
     Levels,
     cascaded,
-    check_sketches,
     compacted,
     concatenated,
     halved,
@@ -116,12 +113,12 @@ class KllStack(ArrayStack):
 
     Args:
         k: room in the top level; only stacks of equal k merge.
-        level: how many times k was halved. Stacks of different levels merge.
+        level: how many times release 0.3.0 has halved k. Only stacks of equal levels merge.
         source: a number that differs between partials, so that their coins differ even if their data do not.
     """
 
     kind: ClassVar[str] = "kll"
-    properties: ClassVar[Properties] = Properties(commutative=False, foldable=True)
+    properties: ClassVar[Properties] = Properties(commutative=False)
     questions: ClassVar[Questions] = (Quantile, Rank, Count, Minimum, Maximum)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {
         "n": ("<i8", 0),
@@ -295,7 +292,6 @@ class KllStack(ArrayStack):
             self._view(name)[codes] += other._view(name)
         for name, better in (("min", np.minimum), ("max", np.maximum)):
             self._view(name)[codes] = better(self._view(name)[codes], other._view(name))
-        self.level = max(self.level, other.level)
         self._append((codes[groups], values, levels))
 
     @property
@@ -306,11 +302,8 @@ class KllStack(ArrayStack):
     def merge_singles(self, others: Sequence[Self]) -> None:
         """Merges stacks of one group into this stack of one group, many at a time."""
         sketches = [other._compacted_copy() for other in others]
-        mine = self.k, self.seed
         for other in sketches:
-            if (other.k, other.seed) != mine:
-                self._require_equal_parameters(other)
-            self.level = max(self.level, other.level)
+            self._require_equal_parameters(other)
         for at in range(0, len(sketches), self.merge_batch_size):
             batch = sketches[at : at + self.merge_batch_size]
             states = {name: np.array([other._state[name][0] for other in batch]) for name in _REDUCTIONS}
@@ -318,20 +311,6 @@ class KllStack(ArrayStack):
             self._merge_sorted(values, levels, states)
         if sum(len(other._rows[1]) for other in sketches) > _CHUNK:  # they were thinned
             self.compact()
-
-    def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each without buffered values (`serialized.MessageMerging`)."""
-        own = len(self.arrays)
-        states = {name: batch.scalars(number) for number, name in enumerate(self.arrays)}
-        folded, counts = batch.scalars(own), batch.scalars(own + 2)
-        if (folded != self.level).any():
-            raise IncompatibleSynopses(f"{self.kind}: levels differ")
-        values, levels, ends = batch.array(own + 3), batch.array(own + 4), np.cumsum(counts)
-        check_sketches(states, ends, values, levels)
-        for at in range(0, len(counts), self.merge_batch_size):
-            chosen = slice(at, at + self.merge_batch_size)
-            rows = slice(int(ends[at] - counts[at]), int(ends[chosen][-1]))
-            self._merge_sorted(values[rows], levels[rows], {name: state[chosen] for name, state in states.items()})
 
     def _merge_sorted(self, values: FloatArray, levels: Levels, states: dict[str, npt.NDArray[Any]]) -> None:
         """Merges the values of sketches of one group, concatenated and each sorted, into a single group.
@@ -355,18 +334,6 @@ class KllStack(ArrayStack):
         self._pending += sum(len(run[0]) for run in runs)
         if self._pending > _MAX_PENDING:
             self.compact()
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with k halved `levels` times.
-
-        Each halving halves the bytes and doubles the error, approximately.
-        """
-        k = self.k >> self.level
-        check_fold(levels, (k // MIN_K).bit_length() - 1, f"{self.kind} with k = {k}")
-        result = self.take(np.arange(len(self)))
-        result.level += levels
-        result._rows = result._compacted(result._rows)
-        return result
 
     def take(self, groups: IntArray) -> Self:
         """Returns a compacted copy of these groups, in this order."""

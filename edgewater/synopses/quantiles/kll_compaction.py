@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.synopses.hashing import finalised
 
@@ -41,8 +40,6 @@ RandomWord = Callable[[FloatArray, int], int]
 """Returns a random 64-bit word for these values of this level."""
 
 _THINNING_DIVISOR = 8  # thinning may add (n/k)²/8 to V
-_WEIGHTS = 2.0 ** np.arange(MAX_LEVEL + 1)
-_STATES = {"n": np.int64, "nan": np.int64, "variance": np.float64, "min": np.float64, "max": np.float64}
 
 
 def concatenated(blocks: list[Block]) -> Block:
@@ -225,26 +222,3 @@ def _by_level(runs: list[Block]) -> list[FloatArray]:
         for level in range(least, most + 1):
             found[level].append(values if least == most else values[levels == level])
     return [np.concatenate(pieces) if pieces else np.zeros(0) for pieces in found]
-
-
-def check_sketches(states: dict[str, npt.NDArray[Any]], ends: IntArray, values: FloatArray, levels: Levels) -> None:
-    """Raises CorruptSynopsis unless these are valid, concatenated states of one group each."""
-    counts, rows = np.diff(ends, prepend=0), int(ends[-1])
-    shapes = {a.shape for a in (*states.values(), ends)} == {ends.shape} and ends.ndim == 1
-    types = all(states[name].dtype == dtype for name, dtype in _STATES.items())
-    fit = values.shape == levels.shape == (rows,) and values.dtype == np.float64 and levels.dtype == np.uint8
-    if not (shapes and types and fit) or ((counts < 0) | (counts > rows)).any() or levels.max(initial=0) > MAX_LEVEL:
-        raise CorruptSynopsis("kll: arrays do not fit")
-    used = counts > 0
-    firsts, lasts = (ends - counts)[used], ends[used] - 1
-    rising = values[1:] >= values[:-1]
-    rising[firsts[1:] - 1] = True
-    weights = np.zeros(len(ends))
-    if rows and (levels == levels[0]).all():
-        weights = counts * _WEIGHTS[levels[0]]
-    elif rows:
-        weights[used] = np.add.reduceat(_WEIGHTS[levels], firsts)
-    inside = (values[firsts] >= states["min"][used]) & (values[lasts] <= states["max"][used])
-    counted = (states["nan"] >= 0) & (states["variance"] >= 0) & (weights == states["n"])
-    if not (rising.all() and inside.all() and counted.all()):
-        raise CorruptSynopsis("kll: values out of order, or weights that do not add up to n")

@@ -50,7 +50,7 @@ class BernoulliStack(RateSampleStack):
 
     kind: ClassVar[str] = "bernoulli"
     version: ClassVar[int] = 1
-    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
+    properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = QUESTIONS
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"halved": ("<i8", 0), **RANGE}
     layouts: ClassVar[tuple[Layout, ...]] = sample_layouts(
@@ -66,8 +66,9 @@ class BernoulliStack(RateSampleStack):
         self.limit = check_whole("limit", limit, 1, 1 << 30)
         super().__init__(groups, **common)
 
-    def _max_fold(self) -> int:
-        return min(_MAX_LEVEL, self.limit.bit_length() - 1) - self.level
+    @property
+    def _max_level(self) -> int:
+        return min(_MAX_LEVEL, self.limit.bit_length() - 1)
 
     def rates(self) -> FloatArray:
         """Returns the current sampling rate per group."""
@@ -91,7 +92,7 @@ class BernoulliStack(RateSampleStack):
         return np.asarray(rows.keys[0] <= (limits if len(self) == 1 else limits[rows.groups]))
 
     def _retained(self, rows: SampleRows) -> BoolArray:
-        """Halves the rate of groups above the limit until they fit. Folding halves both rate and limit."""
+        """Halves the rate of groups above the limit until they fit."""
         halved = self._view("halved")
         while True:
             retained = self._candidates(rows)

@@ -7,24 +7,19 @@ and any tree. (The newest n records of a union would be a FIFO sample.)
 
 A record with r later records is still in the sample with probability (1 - 1/n)^r. Later records of all sources count,
 so a source with more traffic ages the records of the others. With p_in < 1, another hash thins the records first: a
-fraction p_in of the stream remains, records age by p_in/n each, and the same number of slots covers a longer past. An
-estimate does not need r. Of the records that are older than the records in j slots, the next record is in the sample
-with probability p_in·(1 - j/n).
+fraction p_in of the stream remains, records age by p_in/n each, and the same number of slots covers a longer past.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from edgewater.model.errors import InvalidRequest
-from edgewater.synopses.array_stack import halvings
 from edgewater.synopses.base import (
     ITEM_TYPES,
     BoolArray,
-    Count,
     Estimates,
     FloatArray,
     IntArray,
@@ -34,11 +29,10 @@ from edgewater.synopses.base import (
     Question,
     Questions,
     Rank,
-    Sum,
 )
 from edgewater.synopses.encoding.layout import Layout
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised
-from edgewater.synopses.questions import Proportion, Since
+from edgewater.synopses.questions import Proportion
 from edgewater.synopses.registry import (
     MAX_SAMPLE_SIZE,
     Function,
@@ -66,13 +60,13 @@ class BiasedReservoirStack(TimedSampleStack):
     """`size` slots per group, each with the newest of the records that hash to it.
 
     `Mean`, `Proportion`, `Rank` and `Quantile` weight records by (1 - p_in/size)^r, where r is the number of later
-    records. `Since` weights all records since a time equally.
+    records.
     """
 
     kind: ClassVar[str] = "biased_reservoir"
     version: ClassVar[int] = 1
-    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True, ordered=True)
-    questions: ClassVar[Questions] = (Mean, Proportion, Rank, Quantile, Since)
+    properties: ClassVar[Properties] = Properties(idempotent=True, ordered=True)
+    questions: ClassVar[Questions] = (Mean, Proportion, Rank, Quantile)
     options: ClassVar[tuple[str, ...]] = ("p_in",)
     arrays: ClassVar[dict[str, tuple[str, float]]] = RANGE
     layouts: ClassVar[tuple[Layout, ...]] = sample_layouts(TimedSampleStack.key_types)
@@ -95,13 +89,6 @@ class BiasedReservoirStack(TimedSampleStack):
         tags = finalised(record_tags(rows.keys[1], rows.keys[2], self.seed), _THINNING)
         return np.asarray(tags < np.uint64(int(self.p_in * 2.0**64)))
 
-    def _max_fold(self) -> int:
-        """Returns how often it can be folded.
-
-        Slots fold by their number modulo half as many, so the number must be even.
-        """
-        return halvings(self.capacity)
-
     def _slots(self, rows: SampleRows) -> IntArray:
         tags = record_tags(rows.keys[1], rows.keys[2], self.seed)
         return np.asarray((tags % np.uint64(self.capacity)).astype(np.int64))
@@ -116,21 +103,10 @@ class BiasedReservoirStack(TimedSampleStack):
         """Returns the answer per group; the default question is the mean, weighted towards the newest records."""
         self.check(question)
         rows = self._consolidate()
-        match question:
-            case Since(time_ms, Count(confidence)):
-                return self._count_since(rows, time_ms, confidence)
-            case Since(time_ms, Sum() | Mean() as inner):
-                return self._since(rows, time_ms).query(inner)
-            case Since(_, inner):
-                reason = f"{self.kind} cannot answer it since a time"
-                raise InvalidRequest("question", inner, "Count, Sum or Mean", reason)
         # Slots are equivalent to independent samples of an infinite, weighted stream: a rate of 0.
-        return self._estimator(rows, np.zeros(len(self))).query(question or Mean())
-
-    def _estimator(self, rows: SampleRows, rate: FloatArray, inclusion: FloatArray | None = None) -> SampleEstimator:
-        return SampleEstimator(
-            rows.groups, rows.values, rate, self.kind, self._view("least"), self._view("greatest"), inclusion
-        )
+        rate, least, greatest = np.zeros(len(self)), self._view("least"), self._view("greatest")
+        estimator = SampleEstimator(rows.groups, rows.values, rate, self.kind, least, greatest)
+        return estimator.query(question or Mean())
 
     def _complete(self) -> BoolArray:
         """Returns false for all groups: each record may have replaced an older one, so no group is known to be
@@ -138,36 +114,12 @@ class BiasedReservoirStack(TimedSampleStack):
         """
         return np.zeros(len(self), bool)
 
-    def _since(self, rows: SampleRows, time_ms: int) -> SampleEstimator:
-        """Returns the estimator of the records since a time, which are sampled from the newest to the oldest."""
-        starts = rows.starts(len(self))
-        newer = starts[rows.groups + 1] - 1 - np.arange(len(rows))  # slots with a newer record
-        chosen = rows.keys[0] >= time_ms
-        hit = np.bincount(rows.groups[chosen], minlength=len(self))
-        inclusion, rate = ((1 - taken / self.capacity) * self.admission_rate for taken in (newer[chosen], hit))
-        return self._estimator(rows.at(chosen), rate, inclusion)
-
-    def _count_since(self, rows: SampleRows, time_ms: int, confidence: float) -> Estimates:
-        """Counts records as a sum of ones; the bounds invert the distribution of the number of occupied slots."""
-        found, one = self._since(rows, time_ms), np.ones(len(self))
-        ones = replace(found, values=np.ones(len(found.groups)), least=one, greatest=one)
-        counted = ones.sum(confidence)
-        # No slot: this shows only that none of these records was admitted.
-        none = np.isnan(counted.value)
-        with np.errstate(divide="ignore"):
-            unseen = np.log((1 - confidence) / 2) / np.log1p(-found.rate)
-        value, lower, upper = (
-            np.where(none, empty, each)
-            for each, empty in ((counted.value, 0.0), (counted.lower, 0.0), (counted.upper, unseen))
-        )
-        return Estimates(value, lower, upper, confidence, self.kind)
-
 
 class BiasedReservoir(SingleSample[BiasedReservoirStack]):
     """A sample of at most `size` records in which older records become rarer, by p_in/size per later record.
 
     Args:
-        size: a number that is divisible by 2 once per fold, such as a power of two.
+        size: the number of slots.
         p_in: the fraction of the records that may enter the sample, Aggarwal's p_in.
         source: a number of its own for each sample that is updated and later merged with this sample.
         seed: seed of the slots. Only samples of equal size, p_in and seed merge.

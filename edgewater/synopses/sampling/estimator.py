@@ -44,8 +44,6 @@ class SampleEstimator:
         basis: the basis of the estimates.
         least, greatest: float64 per group, the range of the whole population; NaN or infinite: unknown. None: unknown
             for all groups.
-        inclusion: float64 per value, the probability with which it was sampled, for means and sums. `rate` is then the
-            probability of the records after the group's last value. None: every value has `rate`.
     """
 
     groups: IntArray
@@ -54,7 +52,6 @@ class SampleEstimator:
     basis: str
     least: FloatArray | None = None
     greatest: FloatArray | None = None
-    inclusion: FloatArray | None = None
 
     def query(self, question: Question) -> Estimates:
         """Answers one of `QUESTIONS`. NaN where there are no values. Raises InvalidRequest."""
@@ -75,28 +72,6 @@ class SampleEstimator:
                 return self._quantile(check_quantile(q), confidence)
         raise TypeError(f"{question} is not one of {QUESTIONS}")
 
-    def of_population(self, population: FloatArray, question: Question) -> Estimates:
-        """Answers a question if the size of each group's population is known.
-
-        Args:
-            population: float64 per group.
-        """
-        sampled = self._per_group(None)
-        if population.shape != self.rate.shape or (population < sampled).any():
-            accepted = f"at least the {sampled.tolist()} values in the sample"
-            raise InvalidRequest("population", population.tolist(), accepted)
-        known = replace(self, rate=np.where(sampled > 0, sampled / np.maximum(population, 1), self.rate))
-        match question:
-            case Count():
-                return Estimates.exact(population)
-            case Sum(confidence):
-                return _times(known._mean(confidence), population)
-            case SubsetCount(low, high, confidence):
-                return _times(known.proportion(low, high, confidence), population)
-            case Mean(confidence):
-                return known._mean(confidence)
-        return known.query(question)
-
     def count(self, confidence: float) -> Estimates:
         """Estimates the number of values in the population."""
         sampled = self._per_group(None)
@@ -104,12 +79,12 @@ class SampleEstimator:
         return Estimates(sampled / self.rate, lower, upper, confidence, self.basis)
 
     def mean(self, confidence: float) -> Estimates:
-        """Estimates the mean by the mean of the sample, with the weights 1/inclusion (Hájek).
+        """Estimates the mean by the mean of the sample.
 
         The bounds are the bounds of `UpperBounds`, within the range. The sampled part of the population may differ from
         the rate, so the bounds use its least possible value.
         """
-        if self.inclusion is not None or not self.rate.any():
+        if not self.rate.any():
             return self._mean(confidence)
         sampled = self._per_group(None)
         _, most = thinned_count(sampled, self.rate, normal_quantile(confidence))
@@ -118,21 +93,16 @@ class SampleEstimator:
 
     def _mean(self, confidence: float) -> Estimates:
         values, least, greatest, exponent = self._scaled()
-        weights = None if self.inclusion is None else 1 / self.inclusion
         with np.errstate(invalid="ignore", divide="ignore"):
-            mean = self._per_group(values if weights is None else values * weights) / self._per_group(weights)
+            mean = self._per_group(values) / self._per_group(None)
         lower, upper = self._bounds(values, least, greatest, confidence, UpperBounds.of_mean)
         return self._scaled_back(mean, np.fmax(lower, least), np.fmin(upper, greatest), exponent, confidence)
 
     def sum(self, confidence: float) -> Estimates:
-        """Estimates the sum by Σx/inclusion (Horvitz and Thompson). The bounds are the bounds of `UpperBounds`."""
+        """Estimates the sum by Σx/rate (Horvitz and Thompson). The bounds are the bounds of `UpperBounds`."""
         values, least, greatest, exponent = self._scaled()
         with np.errstate(invalid="ignore", divide="ignore"):
-            if self.inclusion is None:
-                total = self._per_group(values) / self.rate
-            else:
-                total = self._per_group(values / self.inclusion)
-            total = np.where(self._per_group(None) > 0, total, np.nan)
+            total = np.where(self._per_group(None) > 0, self._per_group(values) / self.rate, np.nan)
         bounds = self._bounds(values, least, greatest, confidence, UpperBounds.of_sum)
         return self._scaled_back(total, *bounds, exponent, confidence)
 
@@ -154,7 +124,7 @@ class SampleEstimator:
         groups, values = position[self.groups[inside]], values[inside]
         with np.errstate(divide="ignore"):
             unseen = -np.log1p(-self.rate[chosen])
-            intensity = unseen[groups] if self.inclusion is None else -np.log1p(-self.inclusion[inside])
+            intensity = unseen[groups]
         bounds = []
         for sign, most in ((-1.0, -least), (1.0, greatest)):
             bound = np.full(len(self.rate), np.inf)
@@ -254,8 +224,3 @@ def _at(values: FloatArray, index: npt.NDArray[Any]) -> FloatArray:
     if not len(values):
         return np.full(len(index), np.nan)
     return np.asarray(values[np.clip(index, 0, len(values) - 1).astype(np.int64)])
-
-
-def _times(estimates: Estimates, factor: FloatArray) -> Estimates:
-    value, lower, upper = (e * factor for e in (estimates.value, estimates.lower, estimates.upper))
-    return Estimates(value, lower, upper, estimates.confidence, estimates.basis)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgewater.synopses.array_stack import halvings
 from edgewater.synopses.base import (
     ITEM_TYPES,
     BoolArray,
@@ -51,21 +50,13 @@ class FifoStack(TimedSampleStack):
     """
 
     kind: ClassVar[str] = "fifo"
-    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True, ordered=True)
+    properties: ClassVar[Properties] = Properties(idempotent=True, ordered=True)
     questions: ClassVar[Questions] = (Mean, Sum, Count, Minimum, Maximum, Proportion, Rank, Quantile)
     options: ClassVar[tuple[str, ...]] = ("quota",)
 
     def __init__(self, groups: int = 0, *, quota: int | None = None, **common: Any) -> None:
         self.quota = None if quota is None else check_whole("quota", quota, 1, MAX_SIZE)
         super().__init__(groups, **common)
-
-    def _max_fold(self) -> int:
-        """Returns how often it can be folded. A quota is halved with the size, so it must be even."""
-        levels = super()._max_fold()
-        if self.quota is None:
-            return levels
-        quota = self.quota >> self.level
-        return min(levels, halvings(quota))
 
     def _retained(self, rows: SampleRows) -> BoolArray:
         candidates = np.ones(len(rows), bool) if self.quota is None else self._within_quota(rows)

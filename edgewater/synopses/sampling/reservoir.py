@@ -6,8 +6,7 @@ a single pass over all records, bit for bit, and merging a partial twice changes
 2007; Agarwal et al. 2013).
 
 The tag of rank k + 1 is stored too. Given this tag τ, each record was sampled with probability τ/2^64. This estimates
-the number of records (k/τ) without a counter, which would count re-delivered partials twice. If a `count` beside the
-sample gives the number of records, pass it as `population`: the interval of N·mean is then narrower.
+the number of records (k/τ) without a counter, which would count re-delivered partials twice.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from edgewater.model.errors import InvalidRequest
 from edgewater.synopses.base import (
     ITEM_TYPES,
     BoolArray,
-    Estimate,
     Estimates,
-    FloatArray,
     IntArray,
     Mean,
     Properties,
@@ -60,7 +57,7 @@ class ReservoirStack(SizedSampleStack):
 
     kind: ClassVar[str] = "reservoir"
     version: ClassVar[int] = 1
-    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
+    properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = QUESTIONS
     arrays: ClassVar[dict[str, tuple[str, float]]] = RANGE
     layouts: ClassVar[tuple[Layout, ...]] = sample_layouts(SizedSampleStack.key_types)
@@ -91,25 +88,10 @@ class ReservoirStack(SizedSampleStack):
     def _complete(self) -> BoolArray:
         return np.asarray(np.diff(self._consolidate().starts(len(self))) <= self.capacity)
 
-    def _prefilter(self, stack: Self) -> None:
-        tags, wanted = stack._consolidate().keys[0], 2 * (self.capacity + 1)
-        if len(tags) > wanted:
-            limit = np.partition(tags, wanted)[wanted]
-            if len(np.unique(tags[tags <= limit])) > self.capacity:  # records that were delivered twice count once
-                self._max_tags[:] = np.minimum(self._max_tags, limit)
-
-    def query(self, question: Question | None = None, *, population: FloatArray | None = None) -> Estimates:
-        """Returns the answer per group; the default question is the mean.
-
-        Args:
-            population: float64 per group, the number of records, if it is known.
-        """
+    def query(self, question: Question | None = None) -> Estimates:
+        """Returns the answer per group; the default question is the mean."""
         self.check(question)
-        estimator = self.estimator()
-        question = question or Mean()
-        if population is None:
-            return estimator.query(question)
-        return estimator.of_population(np.asarray(population, np.float64), question)
+        return self.estimator().query(question or Mean())
 
     def estimator(self) -> SampleEstimator:
         """Returns the estimator of the sample without the record of rank k + 1."""
@@ -150,16 +132,6 @@ class ReservoirSample(SingleSample[ReservoirStack]):
         if size > MAX_SIZE:
             raise InvalidRequest("epsilon", epsilon, f"an error that {MAX_SIZE} records can reach")
         return cls(size, source=source, seed=seed)
-
-    def query(self, question: Question | None = None, *, population: float | None = None) -> Estimate:
-        """Returns the answer; the default question is the mean.
-
-        Args:
-            population: the number of records, if it is known. It is `records` if no partial was merged twice. Sums and
-                counts are then as precise as means and proportions.
-        """
-        known = None if population is None else np.array([population], np.float64)
-        return self._stack.query(question, population=known)[0]
 
 
 def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -85,9 +85,6 @@ class RowSampleStack(RateSampleStack):
         self.input_rate = 1.0
         super().__init__(groups, source=source, seed=seed, item_type="float64")
 
-    def _max_fold(self) -> int:
-        return 0
-
     def _no_rows(self) -> SampleRows:
         return SampleRows(np.zeros(0, np.int64), (np.zeros(0, np.uint64),), np.zeros((0, self.columns)))
 
@@ -133,8 +130,6 @@ class RowSampleStack(RateSampleStack):
             self._view("cut")[crowded] = MAX_TAG - rows.keys[0][first + self.limit] + np.uint64(1)
             retained = self._candidates(rows)
         return retained
-
-    fold = None  # type: ignore[assignment]  # a lower rate shrinks it
 
     def take(self, groups: IntArray) -> Self:
         result = super().take(groups)

@@ -32,9 +32,8 @@ from edgewater.synopses.base import (
     arrow_values,
     run_indices,
 )
-from edgewater.synopses.checks import check_fold, check_whole, whole_numbers
+from edgewater.synopses.checks import check_whole, whole_numbers
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.encoding.layout import STRINGS, Field, Layout, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.items import ItemStack, read_item_type
@@ -80,7 +79,7 @@ class SampleStack(ItemStack):
 
     Attributes:
         source: the source of the records that `update` adds. Stacks that merge must have different sources.
-        level: how many times it was folded. Stacks of different levels merge at the higher level.
+        level: how many times release 0.3.0 has folded it. Only stacks of equal levels merge.
     """
 
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
@@ -125,6 +124,11 @@ class SampleStack(ItemStack):
         """Returns the key columns of records of this source: here their tags."""
         return (record_tags(self.source, numbers, self.seed),)
 
+    @property
+    def _max_level(self) -> int:
+        """The greatest `level` of decoded bytes."""
+        return 0
+
     def _retained(self, rows: SampleRows) -> npt.NDArray[Any]:
         """Returns which of the sorted, distinct rows stay: ascending positions, or a mask."""
         raise NotImplementedError
@@ -132,10 +136,6 @@ class SampleStack(ItemStack):
     def _candidates(self, rows: SampleRows) -> BoolArray | None:
         """Returns which rows may stay; a cheap test excludes the others. None: all rows may stay."""
         return None
-
-    def _max_fold(self) -> int:
-        """Returns how many more times it can be folded."""
-        raise NotImplementedError
 
     def update(
         self, codes: IntArray, values: Any, *, times: IntArray | None = None, ids: IntArray | None = None
@@ -267,52 +267,14 @@ class SampleStack(ItemStack):
         self._consolidate()
 
     def _prepare_merge(self, other: Self) -> SampleRows:
-        """Adopts the item type, the level and the record number of `other` as needed; returns the rows of `other`."""
+        """Adopts the item type and the record number of `other` as needed; returns the rows of `other`."""
         known = self.item_type is not None
         self._require_mergeable(other)
         if not known:
             self._rows = self._no_rows()
         rows = other._consolidate()
-        if other.level > self.level:
-            self._fold_to(other.level)
         self._next = max(self._next, other._next)
         return rows
-
-    def merge_messages(self, batch: MessageBatch) -> None:
-        """Merges messages of one group each (`serialized.MessageMerging`)."""
-        message = batch.stacked(codec.ArrayRoles(2 + len(self.arrays), first_only=(1,)))
-        metas = codec.decode(message.arrays[0])
-        levels, nexts = metas[0::2], metas[1::2]
-        groups = sum(message.arrays[2 + len(self.arrays)].shape)
-        if metas.shape != (2 * groups,) or (levels != self.level).any():
-            raise IncompatibleSynopses(f"{self.kind}: levels differ")
-        message.arrays[0].CopyFrom(codec.encode(metas[:2]))
-        stack = self.from_message(message)
-        self._next = max(self._next, int(nexts.max()))
-        self._merge_range(stack, np.zeros(len(stack), np.int64))
-        self._prefilter(stack)
-        rows = stack._consolidate()
-        self._add(SampleRows(np.zeros(len(rows), np.int64), rows.keys, rows.values))
-        self._consolidate()
-
-    def _prefilter(self, stack: Self) -> None:
-        """Tightens `_candidates` by the rows of `stack`. Called before these rows are merged into the only group."""
-
-    def fold(self, levels: int = 1) -> Self:
-        """Returns a copy with about 2^levels times fewer rows.
-
-        It is equal to a sample that was built with that size.
-        """
-        check_fold(levels, self._max_fold(), f"{self.kind} of {self.parameters}")
-        result = self.take(np.arange(len(self)))
-        if levels:
-            result._fold_to(self.level + levels)
-        return result
-
-    def _fold_to(self, level: int) -> None:
-        rows = self._consolidate()
-        self.level = level
-        self._set_rows(rows.at(self._retained(rows)))
 
     def take(self, groups: IntArray) -> Self:
         rows = self._consolidate()
@@ -386,7 +348,7 @@ class SampleStack(ItemStack):
         wanted = pa.string() if self.item_type == "string" else np.dtype(self._dtype)
         if (values.type if isinstance(values, pa.Array) else values.dtype) != wanted:
             raise ValueError("values of another type")
-        if level > self._max_fold():
+        if level > self._max_level:
             raise ValueError(f"level {level}")
         self.level, self._length = level, len(counts)
         rows = SampleRows(np.repeat(np.arange(len(counts)), counts), keys, values)
@@ -425,11 +387,12 @@ class SizedSampleStack(SampleStack):
 
     @property
     def capacity(self) -> int:
-        """The largest number of records per group: `size`, halved once for each fold (`level`)."""
+        """The largest number of records per group: `size`, halved `level` times."""
         return self.size >> self.level
 
-    def _max_fold(self) -> int:
-        return self.capacity.bit_length() - 1
+    @property
+    def _max_level(self) -> int:
+        return self.size.bit_length() - 1
 
 
 class TimedSampleStack(SizedSampleStack):
@@ -464,7 +427,6 @@ class RateSampleStack(SampleStack):
     """
 
     threshold: ClassVar[str]
-    merge_messages = None  # type: ignore[assignment]  # every sample has its own thresholds
 
     def _thresholds(self) -> npt.NDArray[Any]:
         """Returns the effective threshold per group."""
@@ -503,20 +465,17 @@ class SingleSample(SingleSynopsis[S]):
         """Returns the sampled values."""
         return self._stack.items()
 
-    def update(self, values: Any, *, times: Any = None, weights: Any = None, ids: Any = None) -> None:
+    def update(self, values: Any, *, times: Any = None, ids: Any = None) -> None:
         """Adds a batch. Skips nulls, with their times and ids.
 
         Args:
             values: NumPy or Arrow array or a sequence, of one of `types` or a narrower type; all batches of one type.
             times: int64 event times in ms, for samples by time.
-            weights: not supported.
             ids: the records' numbers within `source`; None: numbered in the order of arrival.
 
         Raises:
-            InvalidRecord: values of another type, weights, or another number of times or ids than of values.
+            InvalidRecord: values of another type, or another number of times or ids than of values.
         """
-        if weights is not None:
-            raise InvalidRecord("weights", type(weights).__name__, "no weights", f"{self.kind} takes each value once")
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
         present = np.asarray(array.is_valid())
         columnar = self._columnar(arrow_values(array))

@@ -35,7 +35,6 @@ class Subject:
             one question must overlap; such a stack is not commutative.
         values: name -> data set, for a stack that does not accept all values of the type; None: the `zoo`.
         questions: question class -> instances, for classes that are not built in.
-        folds: whether it can be folded at least once, if it is foldable.
         damages: how many damaged messages are read.
     """
 
@@ -45,7 +44,6 @@ class Subject:
     equal: Literal["bytes", "rounding", "bounds"] = "bytes"
     values: Mapping[str, Any] | None = None
     questions: Mapping[type[Question], tuple[Question, ...]] = field(default_factory=dict)
-    folds: bool = True
     damages: int = 200
 
     def zoo(self) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from edgewater.synopses.questions import (
     Proportion,
     Range,
     SelfJoinSize,
-    Since,
     SubsetCount,
     UnionSize,
 )
@@ -52,7 +51,6 @@ QUESTIONS: dict[type[Question], tuple[Question, ...]] = {
     Range: (Range(-1e9, 1e9), Range(-2.0, 0.7), Range(0.0, 0.0), Range(-np.inf, np.inf), Range(1.0, -1.0)),
     Proportion: (Proportion(-1.0, 2.0), Proportion(0.0, 0.0, 0.99)),
     SubsetCount: (SubsetCount(-1.0, 2.0), SubsetCount(5.0, 1e200, 0.5)),
-    Since: (Since(0, Count()), Since(1 << 22, Sum()), Since(1 << 22, Mean(0.99))),
 }
 
 ITEMS: dict[str, tuple[Any, ...]] = {

@@ -29,7 +29,7 @@ from edgewater.synopses.base import (
     Properties,
     Stack,
 )
-from edgewater.synopses.checks import check_fold, check_whole
+from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Layout, field, layout_for
 from edgewater.synopses.ordered import OrderedSynopsis
@@ -76,7 +76,7 @@ class HaarWavelet(OrderedSynopsis):
 
     kind: ClassVar[str] = "haar"
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(*FIELDS),)
-    properties: ClassVar[Properties] = Properties(commutative=False, foldable=True, ordered=True)
+    properties: ClassVar[Properties] = Properties(commutative=False, ordered=True)
 
     def __init__(self, coefficients: int = DEFAULT_COEFFICIENTS) -> None:
         self.coefficients = check_whole("coefficients", coefficients, 1, MAX_COEFFICIENTS)
@@ -115,19 +115,16 @@ class HaarWavelet(OrderedSynopsis):
             1 + 1e-12
         )  # the factor covers rounding of the sum of energies
 
-    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
+    def update(self, values: Any, *, times: Any = None) -> None:
         """Appends values to the signal.
 
         Args:
             values: NumPy or Arrow array or a sequence of finite numbers below 1e140 in magnitude, without nulls:
                 skipping one would shift all later values.
-            weights: not supported.
 
         Raises:
             InvalidRecord: other values; nothing is added then.
         """
-        if weights is not None:
-            raise InvalidRecord("weights", type(weights).__name__, "no weights", "a signal has one value per index")
         signal = signal_of(values)
         if self.records + len(signal) > MAX_LENGTH:
             raise InvalidRecord("values", f"{len(signal)} values", f"at most {MAX_LENGTH} altogether")
@@ -136,29 +133,6 @@ class HaarWavelet(OrderedSynopsis):
             self._unconsolidated = self._unconsolidated + len(signal[at : at + _CHUNK])
             if self._unconsolidated > max(4 * self.capacity, 1 << 12):
                 self._consolidate()
-
-    def add_at(self, index: int, amount: float) -> None:
-        """Adds to an existing value, for a late record. Bounds remain valid.
-
-        Raises:
-            InvalidRequest: there is no value at this index.
-            InvalidRecord: `amount` is not a finite number.
-        """
-        check_whole("index", index, 0, self.records - 1)
-        change = float(signal_of([amount])[0])
-        self._consolidate()
-        # The added path overlaps the discarded coefficients, so only the norm of the error remains known.
-        self._residual_norm, self._discarded_energy = self.error, 0.0
-        for number, (level, start, mean) in enumerate(self._front.blocks()):
-            if start <= index < start + (1 << level):
-                self._front.means[number] = mean + math.ldexp(change, -level)
-                levels = np.arange(1, level + 1)
-                signs = np.where(index >> (levels - 1) & 1, -1.0, 1.0)
-                path = Coefficients(levels, index >> levels, signs * np.ldexp(change, -levels))
-                # If a discarded coefficient is added again, its former value is missing.
-                self._kept_bound[levels] = np.maximum(self._kept_bound[levels], self._dropped_bound[levels])
-                self._held = concatenated([self._held, path]).summed()
-        self._threshold()
 
     def _consolidate(self) -> None:
         """Merges pending coefficients and retains the largest. No answer depends on when this happens."""
@@ -222,7 +196,6 @@ class HaarWavelet(OrderedSynopsis):
             alone = levels[chosen]
             off[alone] = np.maximum(off[alone], error[alone])
         self._kept_bound, self._dropped_bound = off, self._dropped_bound + other._dropped_bound
-        self.level = max(self.level, other.level)
         self._held = concatenated([self._held, other._held]).summed()
         self._threshold()
 
@@ -251,16 +224,7 @@ class HaarWavelet(OrderedSynopsis):
         result._discarded_energy += other._discarded_energy
         result._dropped_bound = np.maximum(self._dropped_bound, other._dropped_bound)
         result._kept_bound = np.maximum(self._kept_bound, other._kept_bound)
-        result.level = max(self.level, other.level)
         result._consolidate()
-        return result
-
-    def fold(self, level: int = 1) -> Self:
-        """Returns a copy with the coefficients halved per level, and wider bounds. Raises InvalidRequest."""
-        check_fold(level, self.capacity.bit_length() - 1, f"{self.kind} with {self.capacity} coefficients")
-        result = self._extended(self.records)
-        result.level += level
-        result._threshold()
         return result
 
     def _extended(self, length: int) -> Self:
@@ -280,7 +244,8 @@ class HaarWavelet(OrderedSynopsis):
 
     def _require_same(self, other: Self) -> None:
         codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
-        codec.require_equal(self.kind, {"coefficients": self.coefficients}, {"coefficients": other.coefficients})
+        mine, theirs = ({"coefficients": each.coefficients, "level": each.level} for each in (self, other))
+        codec.require_equal(self.kind, mine, theirs)
 
     def signal(self) -> FloatArray:
         """Returns the approximation of the signal, shape (records,)."""

@@ -20,11 +20,9 @@ from typing import ClassVar, Self
 import numpy as np
 
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
-from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.wavelets.haar import DEFAULT_COEFFICIENTS, FIELDS, LEVELS, HaarWavelet
-from edgewater.synopses.wavelets.haar_blocks import signal_of
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 _ROUNDING = 1e-12
@@ -150,13 +148,6 @@ class MaxErrorWavelet(HaarWavelet):
             lost = parents[mine]
             above[mine] += sizes[lost] + above[lost]
             parents[mine] = parents[lost]
-
-    def add_at(self, index: int, amount: float) -> None:
-        check_whole("index", index, 0, self.records - 1)
-        signal_of([amount])  # raises before anything changes
-        self._base_error = self.max_error
-        self._clear_bounds()
-        super().add_at(index, amount)
 
     def _add(self, other: Self) -> None:
         self._base_error = self.max_error + other.max_error

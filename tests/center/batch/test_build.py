@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from center.batch import Strategy, build
-from center.batch.slicing import SlidingCount
+from center.batch.windows import SlidingCount
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 from edgewater.synopses import (

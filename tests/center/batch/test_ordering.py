@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from center.batch import Strategy, build, evaluate
-from center.batch.slicing import SlidingCount
+from center.batch.windows import SlidingCount
 from edgewater.model.windows import CountWindow, SlidingWindow, TumblingWindow
 from edgewater.synopses import HaarWavelet, Point, RangeSum, from_bytes
 

@@ -61,8 +61,7 @@ def subjects() -> list[Subject]:
 def _with_equality(subject: Subject) -> Subject:
     stack = subject.make()
     equal: Any = "rounding" if stack.kind in FLOAT_STATE else "bounds" if stack.kind in BOUNDED_STATE else "bytes"
-    # A HyperLogLog of 2^4 registers has the minimum precision and cannot be folded.
-    return replace(subject, equal=equal, folds=getattr(stack, "precision", None) != 4)
+    return replace(subject, equal=equal)
 
 
 def stacks_of_items() -> list[Subject]:

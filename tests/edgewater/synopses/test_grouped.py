@@ -221,7 +221,7 @@ def test_properties_are_those_that_all_measures_have() -> None:
     assert linear.linear and linear.invertible and not linear.idempotent
     assert empty((), ("low", "kinds")).properties.idempotent
     mixed = empty((), ("n", "kinds")).properties
-    assert not (mixed.linear or mixed.idempotent or mixed.foldable) and mixed.mergeable and not mixed.ordered
+    assert not (mixed.linear or mixed.idempotent) and mixed.mergeable and not mixed.ordered
 
 
 def test_other_keys_measures_and_functions_do_not_merge_and_both_are_named() -> None:

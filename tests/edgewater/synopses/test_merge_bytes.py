@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
@@ -49,7 +48,6 @@ MAKERS: dict[str, Any] = {
     "bernoulli": lambda i: BernoulliSample(0.5, source=i, limit=200),
     "top-k": lambda i: TopK(5, capacity=20),
 }
-each = pytest.mark.parametrize("make", [pytest.param(m, id=n) for n, m in MAKERS.items()])
 SIZES = (300, 0, 1, 700, 300, 300, 5000, 300, 40, 40, 40, 40, 60_000, 300, 700, 2)
 
 
@@ -67,78 +65,30 @@ def one_by_one(data: list[bytes]) -> bytes:
     return first.merge_many(others).to_bytes()  # type: ignore[arg-type]
 
 
-@each
-@pytest.mark.parametrize("rotated", [0, 3, 12])
-def test_merge_bytes_equals_merge_many(make: Any, rotated: int) -> None:
+@pytest.mark.parametrize("make", [pytest.param(m, id=n) for n, m in MAKERS.items()])
+def test_merge_bytes_equals_merge_many(make: Any) -> None:
     data = [part.to_bytes() for part in parts_of(make)]
-    data = data[rotated:] + data[:rotated]
     merged = merge_bytes(data)
     assert merged == one_by_one(data)
     assert from_bytes(merged).to_bytes() == merged
-    assert merge_bytes(data[:2]) == one_by_one(data[:2])
     assert merge_bytes(data[:1]) == data[0]
 
 
-@each
-def test_many_partials_of_one_layout_merge_to_the_same_bytes(make: Any) -> None:
-    data = [part.to_bytes() for part in parts_of(make, (200,) * 40)]
-    assert merge_bytes(data) == one_by_one(data)
+@pytest.mark.parametrize("damaged", [0, 3])
+def test_a_damaged_partial_is_refused_with_its_number(damaged: int) -> None:
+    data = [part.to_bytes() for part in parts_of(lambda i: HyperLogLog(6), (200,) * 4)]
+    flipped = bytearray(data[damaged])
+    flipped[-1] ^= 4
+    data[damaged] = bytes(flipped)
+    with pytest.raises(CorruptSynopsis, match=f"^partial {damaged + 1} of 4: "):
+        merge_bytes(data)
 
 
-@pytest.mark.parametrize("make", [HyperLogLog, lambda: CountMin(64, 2), lambda: ReservoirSample(20), TopK])
-def test_partials_of_strings_merge_to_the_same_bytes(make: Any) -> None:
-    data = []
-    for number in range(12):
-        part = make()
-        if hasattr(part._stack, "source"):
-            part._stack.source = number
-        part.update(pa.array([f"user-{number * 30 + i}" for i in range(number * 7)], pa.string()))
-        data.append(part.to_bytes())
-    assert merge_bytes(data) == one_by_one(data)
-
-
-@pytest.mark.parametrize("make", [lambda i: HyperLogLog(8), lambda i: CountMin(256, 2), lambda i: Kll(32, source=i),
-                                  lambda i: DDSketch(), lambda i: ReservoirSample(16, source=i)])  # fmt: skip
-def test_folded_and_unfolded_partials_merge(make: Any) -> None:
-    parts = parts_of(make, (400,) * 12)
-    data = [(part.fold(1) if number % 3 == 1 else part).to_bytes() for number, part in enumerate(parts)]
-    assert merge_bytes(data) == one_by_one(data)
-
-
-def test_a_sketch_that_collapses_during_a_merge_gives_the_same_bytes() -> None:
-    data = [
-        part.to_bytes() for number in range(12) for part in parts_of(lambda i: DDSketch(0.001), (300,), 10.0**number)
-    ]
-    assert merge_bytes(data) == one_by_one(data)
-    assert from_bytes(merge_bytes(data)).current_accuracy > 0.001  # type: ignore[union-attr]
-
-
-@each
-@pytest.mark.parametrize("damaged", [0, 7, 19])
-def test_a_damaged_partial_is_refused_with_its_number(make: Any, damaged: int) -> None:
-    data = [part.to_bytes() for part in parts_of(make, (200,) * 20)]
-    for at in (2, 5, len(data[damaged]) // 2, len(data[damaged]) - 1):
-        broken = list(data)
-        flipped = bytearray(broken[damaged])
-        flipped[at] ^= 4
-        broken[damaged] = bytes(flipped)
-        with pytest.raises(CorruptSynopsis, match=f"^partial {damaged + 1} of 20: "):
-            merge_bytes(broken)
-
-
-@each
-def test_a_partial_with_other_parameters_is_refused_with_its_number(make: Any) -> None:
-    data = [part.to_bytes() for part in parts_of(make, (200,) * 20)]
-    strangers = (HyperLogLog(10), CountMin(32, 3), FastAgms(32, 3), Kll(17), DDSketch(0.1), ReservoirSample(7),
-                 BloomFilter(256, 3), CuckooFilter(1 << 11), EquiWidthHistogram(0, 1, 2), EquiDepthHistogram(9),
-                 FifoSample(7), BiasedReservoir(64), BernoulliSample(0.25), TopK(4))  # fmt: skip
-    mine = from_bytes(data[0]).kind
-    for stranger in strangers:
-        stranger.update(np.arange(300.0))
-        with pytest.raises(
-            IncompatibleSynopses, match=r"^partial 5 of 20: .*" + (mine if stranger.kind == mine else "synopses")
-        ):
-            merge_bytes([*data[:4], stranger.to_bytes(), *data[5:]])
+def test_a_partial_with_other_parameters_is_refused_with_its_number() -> None:
+    data = [part.to_bytes() for part in parts_of(lambda i: HyperLogLog(6), (200,) * 4)]
+    for stranger in (HyperLogLog(10), CountMin(16, 3)):
+        with pytest.raises(IncompatibleSynopses, match=r"^partial 3 of 4: "):
+            merge_bytes([*data[:2], stranger.to_bytes(), *data[3:]])
 
 
 @pytest.mark.parametrize("make", [lambda i: HyperLogLog(6), lambda i: CountMin(16, 3)])

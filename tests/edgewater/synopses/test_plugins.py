@@ -112,13 +112,6 @@ NO_STACK = """
 """
 UNLISTED = TALLY.format(name="Tally", kind="tally") + "    ALL = FUNCTION\n"
 NO_PROPERTIES = TALLY.format(name="Tally", kind="tally") + "    TallyStack.properties = 'commutative'\n"
-CLAIMS_FOLD = """
-    from edgewater.synopses.base import Properties
-    from edgewater.synopses.exact.aggregates import CountStack
-    class ALL(CountStack):
-        kind = "folding"
-        properties = Properties(foldable=True)
-"""
 CRASHES = """
     from edgewater.synopses.exact.aggregates import CountStack
     from edgewater.synopses.registry import Function
@@ -139,7 +132,6 @@ CRASHES = """
         ("ALL = 7\n", "7 is none of: a Stack class, a Function, a SingleSynopsis class"),
         (UNLISTED, "makes a stack of kind 'tally', which is not registered"),
         (NO_PROPERTIES, "TallyStack.properties is 'commutative'"),
-        (CLAIMS_FOLD, "foldable=True, but it has no method fold"),
         (CRASHES, "ZeroDivisionError: by design"),
     ],
 )

@@ -36,27 +36,6 @@ def state_of(stack: HyperLogLogStack) -> dict[int, int]:
     return held
 
 
-@pytest.mark.parametrize("n", [10, 5000, 60_000])
-def test_folding_equals_a_sketch_built_with_fewer_registers(n: int) -> None:
-    values = np.random.default_rng(SEED).integers(0, 1 << 62, n)
-    stack = HyperLogLogStack(1, precision=12)
-    stack.update(np.zeros(n, np.int64), values)
-    for levels in range(9):
-        assert state_of(stack.fold(levels)) == registers_of(values, 12 - levels)
-    with pytest.raises(InvalidRequest, match="0 to 8"):
-        stack.fold(9)
-
-
-def test_a_register_whose_other_bits_are_all_zero_folds_exactly() -> None:
-    """ρ = q + 1 means that no bit is set, which only constructed hashes reach."""
-    folded, direct = HyperLogLogStack(1, precision=5), HyperLogLogStack(1, precision=4)
-    hashes = np.array([0b00010 << 59, 0b00101 << 59, 0], np.uint64)
-    folded._add(np.zeros(3, np.int64), hashes.copy())
-    direct._add(np.zeros(3, np.int64), hashes.copy())
-    assert state_of(folded.fold()) == state_of(direct)
-    assert max(state_of(direct).values()) == 61
-
-
 @pytest.mark.parametrize("n", [100, 1000, 10_000, 100_000])
 def test_the_error_is_that_of_the_paper_for_all_cardinalities(n: int) -> None:
     """The RMS of 60 sketches exceeds 1.5 times 1.04/√m with probability 1e-8; the bias is within 5 standard
@@ -105,12 +84,10 @@ def test_a_precision_out_of_range_is_refused(precision: object) -> None:
         HyperLogLog(precision)  # type: ignore[arg-type]
 
 
-def test_other_values_weights_and_questions_are_refused_by_name() -> None:
+def test_other_values_and_questions_are_refused_by_name() -> None:
     sketch = HyperLogLog()
     with pytest.raises(InvalidRecord, match=r"values: 'timestamp.*string or int64 or float64 or bool"):
         sketch.update(pa.array([0], pa.timestamp("ms")))
-    with pytest.raises(InvalidRecord, match="weights"):
-        sketch.update([1], weights=[2])
     with pytest.raises(InvalidRequest, match="one of Distinct"):
         sketch.query(Count())
     for confidence in (0.0, 1.0, -1.0, math.nan):

@@ -104,18 +104,6 @@ def test_zeros_and_nan_are_one_item_each() -> None:
     assert items == {"nan": 3, "0.0": 2, "1.0": 1}
 
 
-def test_folding_keeps_the_bounds_of_fewer_counters() -> None:
-    values = words(50_000)
-    top = TopK(10, 100)
-    top.update(values)
-    folded = top.fold(2)
-    assert len(folded.to_bytes()) < len(top.to_bytes())
-    assert_bounds(folded, Counter(values.tolist()), 25)
-    assert_bounds(folded.merge_many([top]), Counter(np.concatenate([values, values]).tolist()), 25)
-    with pytest.raises(InvalidRequest, match="0 to 6"):
-        top.fold(7)
-
-
 def test_sizes_and_bad_parameters() -> None:
     assert TopK.for_error(0.01, 5)._stack.capacity == 100 and TopK()._stack.capacity == 1000
     assert TopK.for_error(0.5, 20)._stack.capacity == 20, "at least k"

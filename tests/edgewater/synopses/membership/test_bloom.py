@@ -102,20 +102,6 @@ def test_the_or_is_the_union_and_the_and_is_not_the_intersection() -> None:
     assert answer.lower <= 500 <= answer.upper and abs(answer.value - 500) < 100
 
 
-def test_folding_equals_a_smaller_filter() -> None:
-    values = np.random.default_rng(SEED).integers(0, 1 << 60, 500)
-    held = filter_of(values, 3 * 4096, 3)
-    for level in range(7):
-        np.testing.assert_array_equal(
-            held.fold(level)._stack._table(), filter_of(values, 3 * 4096 >> level, 3)._stack._table()
-        )
-    with pytest.raises(InvalidRequest, match=r"level: 7 .*0 to 6"):
-        held.fold(7)
-    other = filter_of(np.arange(100), 3 * 4096, 3)
-    assert held.fold(2).query(UnionSize(other)) == held.query(UnionSize(other.fold(2)))
-    assert held.query(IntersectionSize(other.fold(1))) == held.fold(1).query(IntersectionSize(other))
-
-
 def test_a_batch_sets_several_bits_of_one_byte() -> None:
     """An assignment with repeated indices would keep only one of several bits in a byte."""
     together = filter_of(np.arange(200), 64, 1)

@@ -62,7 +62,9 @@ def test_a_story_of_a_multiset() -> None:
     other.update(["ann", "cy"])
     both = held.merge_many([other])
     assert both.query(Frequency("ann")).value == 3 and both.query(Count()).value == 5 == both.query().value
-    assert both.invert(other).to_bytes() == held.to_bytes()
+    both.decrement(["ann", "cy"])
+    assert both.to_bytes() == held.to_bytes()
+    both.update(["ann", "cy"])
     both.decrement(["ann", "ann", "bob"])
     assert both.query(Contains("bob")).value == 0 and both.query(Frequency("ann")).value == 1
     assert both.records == 2 == both.query(Count()).value
@@ -71,8 +73,6 @@ def test_a_story_of_a_multiset() -> None:
         with pytest.raises(InvalidRequest, match=r"1 values.*does not contain them.*added before"):
             both.decrement(values)
         assert both.to_bytes() == before, "nothing is taken out by half"
-    with pytest.raises(InvalidRequest, match="does not contain"):
-        both.invert(held)
     assert from_bytes(before).to_bytes() == before
 
 
@@ -157,8 +157,6 @@ def test_sizes_and_bad_parameters() -> None:
             CuckooFilter(buckets)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="capacity"):
         CuckooFilter.for_capacity(1 << 30)
-    with pytest.raises(InvalidRequest, match="cuckoo does not"):
-        CuckooFilter(8).fold(1)
     with pytest.raises(InvalidRequest, match="one of Distinct, Contains, FalsePositiveRate"):
         CuckooFilter(8).query(Frequency(1))
     with pytest.raises(IncompatibleSynopses, match=r"'buckets': 8.*'buckets': 16"):

@@ -140,19 +140,6 @@ def test_sketches_of_different_levels_merge_to_the_sketch_of_one_pass() -> None:
     np.testing.assert_array_equal(late._stack._consolidate(), straight._stack._consolidate())
 
 
-def test_folding_halves_the_bins_and_keeps_the_bounds() -> None:
-    values = DATA["lognormal"]
-    sketch = sketch_of(values)
-    folded = sketch.fold(3)
-    assert len(folded.to_bytes()) < len(sketch.to_bytes()) / 2 and folded.records == sketch.records
-    for q in QS:
-        answer = folded.query(Quantile(q))
-        assert answer.lower <= true_quantile(values, q) <= answer.upper
-    assert folded.fold(17).query(Count()).value == len(values)
-    with pytest.raises(InvalidRequest, match=r"level: 18.*0 to 17"):
-        folded.fold(18)
-
-
 def test_a_story_of_one_sketch() -> None:
     sketch = DDSketch(0.02)
     assert isinstance(sketch, Synopsis)

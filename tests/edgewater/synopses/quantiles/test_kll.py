@@ -171,19 +171,6 @@ def test_equal_data_at_many_sources_keep_the_bound() -> None:
         assert answer.lower <= ordered[math.floor(q * (len(ordered) - 1))] <= answer.upper
 
 
-def test_folding_makes_it_smaller_and_keeps_the_bound() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 50_000)
-    sketch, ordered = sketch_of(values), np.sort(values)
-    folded = sketch.fold(2)
-    assert len(folded.to_bytes()) < len(sketch.to_bytes()) / 2
-    assert sketch.rank_error() < folded.rank_error() < 0.1
-    answer = folded.query(Quantile(0.5, 0.999))
-    assert answer.lower <= ordered[24_999] <= answer.upper
-    assert len(sketch.merge_many([folded]).to_bytes()) < len(sketch.to_bytes())
-    with pytest.raises(InvalidRequest, match="0 to 4"):
-        sketch.fold(5)
-
-
 def test_bad_parameters_questions_and_bytes_are_refused() -> None:
     for k in (7, 1 << 17, 20.5, True):
         with pytest.raises(InvalidRequest, match="k: "):

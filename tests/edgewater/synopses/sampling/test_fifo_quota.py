@@ -40,15 +40,6 @@ def test_any_tree_of_merges_keeps_the_newest_within_the_quotas(drawn, size, quot
     assert from_bytes(merged.to_bytes()).to_bytes() == merged.to_bytes()
 
 
-@examples(40)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=40))
-def test_folded_samples_are_those_of_half_the_size_and_quota(drawn) -> None:
-    rows = [(time, source, number) for number, (time, source) in enumerate(drawn)]
-    assert sample_of(rows, 12, 4).fold(1).items() == sample_of(rows, 6, 2).items()
-    with pytest.raises(InvalidRequest, match="level"):
-        sample_of(rows, 12, 3).fold(1)
-
-
 def test_a_quota_limits_a_source_with_a_fast_clock() -> None:
     parts = [FifoSample(100, source=k, quota=40) for k in range(4)]
     for part in parts:

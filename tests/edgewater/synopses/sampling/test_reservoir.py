@@ -67,29 +67,6 @@ def test_record_numbers_continue_after_a_reset() -> None:
     assert np.bincount(merged.estimator().values.astype(int)).tolist() == [100, 100, 100]
 
 
-def test_the_finite_population_correction_narrows_intervals() -> None:
-    values = np.random.default_rng(SEED).normal(0, 1, 250)
-    widths = []
-    for population in (250, 10_000_000):
-        answer = sample_of(values, 200).query(Mean(), population=population)
-        widths.append(answer.upper - answer.lower)
-    assert widths[0] == pytest.approx(widths[1] * math.sqrt(1 - 200 / 250), rel=0.03)
-
-
-def test_a_known_population_makes_sums_as_precise_as_means() -> None:
-    values = np.random.default_rng(SEED).normal(100, 1, 50_000)
-    sample = sample_of(values)
-    blind, known = sample.query(Sum()), sample.query(Sum(), population=sample.records)
-    assert blind.lower <= values.sum() <= blind.upper
-    assert known.lower <= values.sum() <= known.upper
-    assert known.upper - known.lower < (blind.upper - blind.lower) / 20
-    assert sample.query(Count(), population=50_000).lower == 50_000
-    part = sample.query(SubsetCount(100, 200), population=50_000)
-    assert part.lower <= (values >= 100).sum() <= part.upper
-    with pytest.raises(InvalidRequest, match="population"):
-        sample.query(Sum(), population=20)
-
-
 def test_strings_are_sampled_and_counted_but_not_averaged() -> None:
     sample = sample_of(pa.array([f"user-{i}" for i in range(5000)] + [None]), 10)
     assert len(set(sample.items().to_pylist())) == 10 and sample.records == 5000
@@ -153,8 +130,6 @@ def test_bad_parameters_and_batches_are_refused_by_name() -> None:
     for rate in (0, 1.1, 1e-12, math.nan, True):
         with pytest.raises(InvalidRequest, match="rate: "):
             BernoulliSample(rate)
-    with pytest.raises(InvalidRecord, match="weights"):
-        ReservoirSample().update([1], weights=[2])
     with pytest.raises(InvalidRecord, match=r"ids: .*3 whole numbers"):
         ReservoirSample().update([1, 2, 3], ids=[1, 2])
     with pytest.raises(InvalidRecord, match="times: "):
@@ -192,5 +167,4 @@ def test_a_share_is_of_the_values_that_the_count_counts() -> None:
     for question, inside in ((Proportion(0, 1), 3), (Rank(1), 3), (Rank(math.inf), 5)):
         share = sample.query(question)
         assert share.value * count == pytest.approx(inside) and share.lower <= share.value <= share.upper
-    assert sample.query(SubsetCount(0, 1), population=10).value == 3
     assert math.isnan(sample_of([]).query(Rank(1)).value) and sample_of([math.nan]).query(Rank(1)).value == 0

@@ -146,22 +146,6 @@ def test_a_signal_off_the_grid_is_not_appended() -> None:
         wavelet_of(walk(100)).append(wavelet_of(walk(1000)))
 
 
-def test_a_late_record_is_added_at_its_index_and_bounds_hold() -> None:
-    signal = walk(1500)
-    wavelet = wavelet_of(signal)
-    rng = np.random.default_rng(SEED)
-    for _ in range(20):
-        index, amount = int(rng.integers(1500)), float(rng.normal(0, 30))
-        wavelet.add_at(index, amount)
-        signal[index] += amount
-    assert_holds(wavelet, signal)
-    wavelet.update(walk(700, 3))
-    assert_holds(wavelet, np.r_[signal, walk(700, 3)])
-    assert_holds(wavelet.merge_many([wavelet]), 2 * np.r_[signal, walk(700, 3)])
-    with pytest.raises(InvalidRequest, match="index"):
-        wavelet.add_at(2200, 1.0)
-
-
 values = st.floats(-1e6, 1e6)
 
 
@@ -174,25 +158,13 @@ def test_bounds_hold_for_any_signals(one: list[float], two: list[float], coeffic
     total[: len(one)] += one
     total[: len(two)] += two
     merged = left.merge_many([right])
-    folded = merged.fold(merged.capacity.bit_length() - 1)
-    for wavelet in (merged, folded):
-        norm = np.linalg.norm(wavelet.signal() - total)
-        assert norm <= wavelet.error * (1 + 1e-9) + 1e-6
-        for index in range(length):
-            answer = wavelet.query(Point(index))
-            assert answer.lower - 1e-6 <= total[index] <= answer.upper + 1e-6
-        answer = wavelet.query(RangeSum(length // 3, length - 1))
-        assert answer.lower - 1e-6 <= total[length // 3 :].sum() <= answer.upper + 1e-6
-
-
-def test_folding_keeps_the_largest_coefficients() -> None:
-    signal = walk(2000)
-    folded = wavelet_of(signal, 64).fold(2)
-    np.testing.assert_array_equal(folded.signal(), wavelet_of(signal, 16).signal())
-    assert_holds(folded, signal)
-    assert_holds(folded.merge_many([wavelet_of(signal, 64)]), 2 * signal)
-    with pytest.raises(InvalidRequest, match="0 to 4"):
-        folded.fold(5)
+    norm = np.linalg.norm(merged.signal() - total)
+    assert norm <= merged.error * (1 + 1e-9) + 1e-6
+    for index in range(length):
+        answer = merged.query(Point(index))
+        assert answer.lower - 1e-6 <= total[index] <= answer.upper + 1e-6
+    answer = merged.query(RangeSum(length // 3, length - 1))
+    assert answer.lower - 1e-6 <= total[length // 3 :].sum() <= answer.upper + 1e-6
 
 
 def test_a_wavelet_read_from_bytes_behaves_as_the_original() -> None:
@@ -239,8 +211,6 @@ def test_invalid_values_are_refused_and_nothing_is_added() -> None:
     for bad in ([1.0, math.nan], [math.inf], [1e200], pa.array([1, None]), ["a"], [True]):
         with pytest.raises(InvalidRecord, match="finite numbers"):
             wavelet.update(bad)
-    with pytest.raises(InvalidRecord, match="weights"):
-        wavelet.update([1.0], weights=[1])
     assert wavelet.records == 3
     for question in (Point(3), Point(-1), RangeSum(2, 1), RangeSum(0, 3)):
         with pytest.raises(InvalidRequest, match="a whole number from"):

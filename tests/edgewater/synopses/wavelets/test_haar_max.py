@@ -44,10 +44,6 @@ def test_the_tracked_bound_of_the_maximum_error_holds(one, two, coefficients, ba
     assert_holds(merged, total)
     merged.update(two)
     assert_holds(merged, np.r_[total, two])
-    assert_holds(left.fold(left.capacity.bit_length() - 1), np.array(one))
-    left.add_at(len(one) // 2, 7.5)
-    one[len(one) // 2] += 7.5
-    assert_holds(left, np.array(one))
     left.update(two)
     assert_holds(left, np.array([*one, *two]))
     again = from_bytes(left.to_bytes())
