@@ -145,19 +145,20 @@ class PullPlanner:
     def shares(self) -> dict[QueryRef, float]:
         """Returns the fraction of the link with which each query plans: in proportion to what it has to send.
 
-        What a query without a deadline sends before the close competes with no query that sends after it.
+        A query with a deadline sends after the close. So of a query without one, only closed slices compete with it.
         """
         queries = self._queries
         if len(queries) == 1:
             return dict.fromkeys(queries, 1.0)
         sizes = {ref: p.shipper.pending_bytes + CLOSING_FRAME_BYTES for ref, p in queries.items()}
-        early = {ref for ref, p in queries.items() if p.store.policy.staleness_ms == math.inf}
-        total, early_total = sum(sizes.values()), sum(size for ref, size in sizes.items() if ref in early)
+        early = [p for p in queries.values() if p.store.policy.staleness_ms == math.inf]
+        early_total = sum(sizes[p.ref] for p in early)
+        timely_total = sum(sizes.values()) - early_total
+        # The plan gives them no more while others wait (`LATE_QUERIES_SHARE`).
+        closed = sum(p.shipper.closed_bytes(p.watermark_ms, timely_total) for p in early)
+        totals = dict.fromkeys(queries, timely_total + min(closed, timely_total)) | {p.ref: early_total for p in early}
         weight = MESSAGES_PER_FAIR * sum(p.spec.priority for p in queries.values())
-        return {
-            ref: max(sizes[ref] / (early_total if ref in early else total), p.spec.priority / weight)
-            for ref, p in queries.items()
-        }
+        return {ref: max(sizes[ref] / totals[ref], p.spec.priority / weight) for ref, p in queries.items()}
 
     def demands(self, event: PullEvent, queries: Sequence[QueryPipeline]) -> list[Demand]:
         """Returns what the queries have to send of closed slices; a query's number is its position."""
