@@ -103,7 +103,8 @@ def test_the_close_travels_with_the_last_groups_that_are_in_time() -> None:
 
 
 def test_what_an_exact_query_has_in_open_windows_takes_nothing_from_a_deadline() -> None:
-    hourly = QuerySpec.from_mapping({**SPEC.to_mapping(), "name": "hourly", "window": {"tumbling": "1h"}, "budget": None})
+    exact = {**SPEC.to_mapping(), "name": "hourly", "window": {"tumbling": "1h"}, "budget": None}
+    hourly = QuerySpec.from_mapping(exact)
     sites = Site(), Site((hourly,))
     for site in sites:
         site.sell(0)
