@@ -70,7 +70,7 @@ _FACTOR_BITS = 32
 _VALUES_PER_STRING, _SAMPLE = 4, 1 << 10  # numbers take fewer bytes than strings from this many values per string on
 _PLANES_FROM = 32  # with fewer numbers, the order of bytes does not matter
 _MANY_RUNS = 3 / 4
-_FEW_STRINGS = 64  # it is faster to compare so few strings in Python
+_FEW_STRINGS, _FEW_NUMBERS = 64, 64  # it is faster to compare so few in Python
 _SHOWN = 100
 _CACHED = 1 << 10  # parameters up to this many characters are parsed once
 TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
@@ -203,13 +203,18 @@ def require_equal(kind: str, mine: object, theirs: object) -> None:
 
 def encode(values: npt.NDArray[Any]) -> ArrayMessage:
     """Encodes a NumPy array of bool, integers or floats, of any shape."""
-    declared = values.dtype.newbyteorder("<").str
+    declared = _declared(values.dtype)
     if declared not in TYPES:
         raise TypeError(f"arrays of {values.dtype} have no encoding")
     stored = _narrow(np.ascontiguousarray(values, dtype=TYPES[declared]))
     return ArrayMessage(
         encoding=ArrayMessage.FIXED, type=declared, stored=stored.dtype.str, shape=values.shape, data=stored.tobytes()
     )
+
+
+@lru_cache(maxsize=64)
+def _declared(dtype: np.dtype[Any]) -> str:
+    return dtype.newbyteorder("<").str
 
 
 def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -224,10 +229,12 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return values
         narrowed = _narrow(integers)
         return narrowed if narrowed.itemsize < values.itemsize else values
-    narrower = _NARROWER.get(values.dtype)
-    if narrower:
-        # without the wrappers `min` and `max`, as most arrays are small
-        low, high = int(np.minimum.reduce(values, axis=None)), int(np.maximum.reduce(values, axis=None))
+    if narrower := _NARROWER.get(values.dtype):
+        if values.size <= _FEW_NUMBERS:
+            numbers = values.ravel().tolist()
+            low, high = min(numbers), max(numbers)
+        else:
+            low, high = int(values.min()), int(values.max())
         for candidate, least, greatest in narrower:
             if least <= low and high <= greatest:
                 return values.astype(candidate)
