@@ -73,17 +73,12 @@ _MANY_RUNS = 3 / 4
 _FEW_STRINGS, _FEW_NUMBERS = 64, 64  # it is faster to compare so few in Python
 _SHOWN = 100
 _CACHED = 1 << 10  # parameters up to this many characters are parsed once
-TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
 _NARROWER = {
-    of: [
-        (np.dtype(t), int(np.iinfo(t).min), int(np.iinfo(t).max))
-        for t in ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4")
-        if TYPES[t].itemsize < of.itemsize and (of.kind == "i" or TYPES[t].kind == "u")
-    ]
-    for of in TYPES.values()
-    if of.kind in "iu"
+    of: [(np.dtype(t), int(np.iinfo(t).min), int(np.iinfo(t).max)) for t in narrower]
+    for of, narrower in {"i": ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4"), "u": ("|u1", "<u2", "<u4")}.items()
 }
-"""By type, the narrower types with their least and greatest numbers, the narrowest first."""
+"""By kind, the narrower types with their least and greatest numbers, the narrowest first."""
+TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
 EXACTLY = frozenset((s, t) for s in TYPES for t in TYPES if np.can_cast(s, t, "safe"))
 """(stored, declared) types between which every value converts exactly."""
 NUMBERS = frozenset((ArrayMessage.FIXED, ArrayMessage.PLANES))
@@ -218,7 +213,7 @@ def _declared(dtype: np.dtype[Any]) -> str:
 
 
 def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if values.size == 0:
+    if values.size == 0 or values.itemsize == 1:
         return values
     if values.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
@@ -229,15 +224,12 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return values
         narrowed = _narrow(integers)
         return narrowed if narrowed.itemsize < values.itemsize else values
-    if narrower := _NARROWER.get(values.dtype):
-        if values.size <= _FEW_NUMBERS:
-            numbers = values.ravel().tolist()
-            low, high = min(numbers), max(numbers)
-        else:
-            low, high = int(values.min()), int(values.max())
-        for candidate, least, greatest in narrower:
-            if least <= low and high <= greatest:
-                return values.astype(candidate)
+    few = values.size <= _FEW_NUMBERS
+    numbers = values.ravel().tolist() if few else (int(values.min()), int(values.max()))
+    low, high = min(numbers), max(numbers)
+    for candidate, least, greatest in _NARROWER.get(values.dtype.kind, ()):
+        if least <= low and high <= greatest and candidate.itemsize < values.itemsize:
+            return values.astype(candidate)
     return values
 
 
