@@ -477,7 +477,7 @@ class SliceEntries:
             sent = self._column(f"sent:{name}")
             sent[groups] = cast(BoundedError, values.measures[name]).advance(sent[groups])
         self.pending.reset(groups)
-        if self._unchanged is not None:
+        if self._unchanged is not None and len(self._unchanged):
             self._unchanged = np.setdiff1d(self._unchanged, groups)
         self._column("unsent")[groups] = 0
         for name, rest in shipment.rests.items():

@@ -328,9 +328,11 @@ class StalenessPolicy(ExactPolicy):
             return None
         due_ms, entries = self.due_ms(end, open_.link), MAX_QUEUED
         if open_.now_ms < end and open_.link.bytes_per_ms > 0.0 and self._ranks_by_deadline(end, open_.slice_):
-            # Before its first close has to leave, the link carries so many entries.
-            carried = PLANNED_SHARE * open_.link.bytes_per_ms * (due_ms - open_.now_ms) / open_.entry_bytes
-            entries = int(carried) - FIRST_GROUPS
+            # Before its first close has to leave, the link carries so many entries. The first close has no more than
+            # the link carries within the budget: a narrow link is not idle until then.
+            rate = PLANNED_SHARE * open_.link.bytes_per_ms / open_.entry_bytes
+            first = min(FIRST_GROUPS, rate * self.staleness_ms * open_.link.speed)
+            entries = int(rate * (due_ms - open_.now_ms) - first)
         if entries < 1:
             return None
         drain_ms = DRAIN_SAFETY * pending * open_.entry_bytes / max(open_.link.likely_bytes_per_ms, 1e-3)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from edge.core.events import PullEvent
@@ -32,32 +31,6 @@ EMPTY_PULL_WAIT_FRACTION = 0.02
 EMPTY_PULL_WAIT_MIN_MS = 20
 REPORT_DROPS_MS = 1_000
 """Wall time until records that came too late are reported, if no other frame has reported them before."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredLink:
-    """The link in wall time. The attributes are as in `PullEvent`."""
-
-    bandwidth_bytes_s: float
-    path_delay_ms: int
-    processing_ms: Mapping[QueryRef, int]
-    mid_bytes_s: float = 0.0
-
-    @classmethod
-    def of(cls, pull: PullEvent) -> MeasuredLink:
-        return cls(pull.bandwidth_bytes_s, pull.path_delay_ms, pull.processing_ms, pull.mid_bytes_s)
-
-    def estimate(self, pipeline: QueryPipeline, share: float) -> LinkEstimate:
-        """Returns a query's share of the link in the stream's event time, in which slices end."""
-        clock = pipeline.stream.spec.clock
-        speed = clock.speed if clock is not None else 1.0
-        delay_ms = self.path_delay_ms + self.processing_ms.get(pipeline.ref, 0)
-        low, mid = (share * rate / 1000.0 / speed for rate in (self.bandwidth_bytes_s, self.likely_bytes_s))
-        return LinkEstimate(low, delay_ms * speed, speed, mid)
-
-    @property
-    def likely_bytes_s(self) -> float:
-        return self.mid_bytes_s or self.bandwidth_bytes_s
 
 
 class PullPlanner:
@@ -88,7 +61,7 @@ class PullPlanner:
 
         The arguments are as in the event.
         """
-        link = MeasuredLink(bandwidth_bytes_s, path_delay_ms, processing_ms, mid_bytes_s)
+        pull = PullEvent(0, {}, bandwidth_bytes_s, path_delay_ms, processing_ms=processing_ms, mid_bytes_s=mid_bytes_s)
         dues: list[int] = []
         for name in self._streams:
             queries = self._queries_of(name)
@@ -96,7 +69,7 @@ class PullPlanner:
                 return now_ms
             drops = [p.store.losses.drops.since_ms for p in queries]
             dues += [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
-            planned = self._next_report_ms(name, now_ms), self._early_due_ms(name, link, now_ms)
+            planned = self._next_report_ms(name, now_ms), self._early_due_ms(name, pull, now_ms)
             dues += [due_ms for due_ms in planned if due_ms is not None]
         return min(dues, default=None)
 
@@ -113,7 +86,7 @@ class PullPlanner:
             dues.append(wall_ms + (clock.to_event_ms(wall_ms) < due_ms))  # a fast clock's rounding
         return min(dues, default=None)
 
-    def _early_due_ms(self, stream: str, link: MeasuredLink, now_ms: int) -> int | None:
+    def _early_due_ms(self, stream: str, pull: PullEvent, now_ms: int) -> int | None:
         """Returns the earliest wall time at which entries of open slices have to be sent; None: never."""
         clock = self._streams[stream].spec.clock
         if clock is None:
@@ -121,7 +94,7 @@ class PullPlanner:
         event_ms = clock.to_event_ms(now_ms)
         shares = self.shares()
         dues = [
-            p.shipper.early_due_ms(p.watermark_ms, event_ms, link.estimate(p, shares[p.ref]))
+            p.shipper.early_due_ms(p.watermark_ms, event_ms, _estimate(pull, p, shares[p.ref]))
             for p in self._queries_of(stream)
         ]
         earliest = min((due for due in dues if due is not None), default=None)
@@ -145,25 +118,26 @@ class PullPlanner:
     def shares(self) -> dict[QueryRef, float]:
         """Returns the fraction of the link with which each query plans: in proportion to what it has to send.
 
-        What a query without a deadline sends before the close competes with no query that sends after it.
+        A query with a deadline sends after the close. So of a query without one, only closed slices compete with it.
         """
         queries = self._queries
         if len(queries) == 1:
             return dict.fromkeys(queries, 1.0)
         sizes = {ref: p.shipper.pending_bytes + CLOSING_FRAME_BYTES for ref, p in queries.items()}
-        early = {ref for ref, p in queries.items() if p.store.policy.staleness_ms == math.inf}
-        total, early_total = sum(sizes.values()), sum(size for ref, size in sizes.items() if ref in early)
+        early = [p for p in queries.values() if p.store.policy.staleness_ms == math.inf]
+        early_total = sum(sizes[p.ref] for p in early)
+        timely_total = sum(sizes.values()) - early_total
+        # The plan gives them no more while others wait (`LATE_QUERIES_SHARE`).
+        closed = sum(p.shipper.closed_bytes(p.watermark_ms, timely_total) for p in early)
+        totals = dict.fromkeys(queries, timely_total + min(closed, timely_total)) | {p.ref: early_total for p in early}
         weight = MESSAGES_PER_FAIR * sum(p.spec.priority for p in queries.values())
-        return {
-            ref: max(sizes[ref] / (early_total if ref in early else total), p.spec.priority / weight)
-            for ref, p in queries.items()
-        }
+        return {ref: max(sizes[ref] / totals[ref], p.spec.priority / weight) for ref, p in queries.items()}
 
     def demands(self, event: PullEvent, queries: Sequence[QueryPipeline]) -> list[Demand]:
         """Returns what the queries have to send of closed slices; a query's number is its position."""
-        result, link = list[Demand](), MeasuredLink.of(event)
+        result = list[Demand]()
         for number, pipeline in enumerate(queries):
-            estimate = link.estimate(pipeline, 1.0)
+            estimate = _estimate(event, pipeline, 1.0)
             now_ms, room = _event_ms(pipeline, event), event.capacity_bytes
             result += pipeline.shipper.demands(number, pipeline.watermark_ms, now_ms, estimate, room)
         return result
@@ -183,19 +157,18 @@ class PullPlanner:
             share: as `shares` returned it.
         """
         stream = pipeline.spec.stream
-        link = MeasuredLink.of(event)
         return PullConditions(
-            min(max(room_bytes, self._backlog_frame_bytes(pipeline, link)), MAX_FRAME_BYTES),
+            min(max(room_bytes, self._backlog_frame_bytes(pipeline, event)), MAX_FRAME_BYTES),
             event.capacity_bytes,
             pipeline.watermark_ms,
             _event_ms(pipeline, event),
-            link.estimate(pipeline, share),
+            _estimate(event, pipeline, share),
             stream in event.unread,
             _drops_are_due(pipeline, event),
             first_groups,
         )
 
-    def _backlog_frame_bytes(self, pipeline: QueryPipeline, link: MeasuredLink) -> int:
+    def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:
         """Returns the size of a frame of closed slices; 0: the size that the link allows.
 
         Another query with a deadline must not wait for a large frame.
@@ -203,9 +176,19 @@ class PullPlanner:
         others = (p for p in self._queries.values() if p is not pipeline)
         if any(p.store.policy.staleness_ms < math.inf for p in others):
             return 0
-        largest = min(int(BACKLOG_FRAME_S * link.likely_bytes_s), BACKLOG_FRAME_BYTES)
+        largest = min(int(BACKLOG_FRAME_S * (event.mid_bytes_s or event.bandwidth_bytes_s)), BACKLOG_FRAME_BYTES)
         most = pipeline.store.policy.closed_frame_bytes(largest)
         return min(most, pipeline.shipper.closed_bytes(pipeline.watermark_ms, most))
+
+
+def _estimate(pull: PullEvent, pipeline: QueryPipeline, share: float) -> LinkEstimate:
+    """Returns a query's share of the link in the stream's event time, in which slices end."""
+    clock = pipeline.stream.spec.clock
+    speed = clock.speed if clock is not None else 1.0
+    delay_ms = pull.path_delay_ms + pull.processing_ms.get(pipeline.ref, 0)
+    rates = pull.bandwidth_bytes_s, pull.mid_bytes_s or pull.bandwidth_bytes_s
+    low, mid = (share * rate / 1000.0 / speed for rate in rates)
+    return LinkEstimate(low, delay_ms * speed, speed, mid)
 
 
 def _event_ms(pipeline: QueryPipeline, event: PullEvent) -> int:

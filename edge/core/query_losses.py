@@ -7,7 +7,7 @@ from dataclasses import astuple, replace
 from typing import Any
 
 from edge.core.dropped import UnreportedDrops
-from edge.core.slices import is_final, slice_end
+from edge.core.slices import is_final
 from edge.core.streams import MAX_LOSSES, add_loss
 from edge.records import RejectedRecords
 from edgewater.model.query import QuerySpec
@@ -47,7 +47,7 @@ class QueryLosses:
 
     def lose_memory(self, first: int, last: int) -> None:
         """Adds the loss of records of the slices from `first` to `last`. Adjacent slices get one statement."""
-        loss = InputLoss(MEMORY, LossReason.QUERY_MEMORY, first, slice_end(self._spec, last))
+        loss = InputLoss(MEMORY, LossReason.QUERY_MEMORY, first, self._spec.window.slice_end(last))
         before = self.unsent[-1] if self.unsent else None
         continues = before is not None and before.reason == loss.reason and before.to_ms == loss.from_ms
         apart = not continues and len(self.unsent) < MAX_LOSSES
@@ -64,7 +64,7 @@ class QueryLosses:
         to_ms = MAX_TIME_MS if rejected.to_ms is None else rejected.to_ms
         if from_ms < to_ms:
             start = from_ms if from_ms == MIN_TIME_MS else window.slice_start(from_ms)
-            until = to_ms if to_ms == MAX_TIME_MS else slice_end(self._spec, window.slice_start(to_ms - 1))
+            until = to_ms if to_ms == MAX_TIME_MS else window.slice_end(window.slice_start(to_ms - 1))
             self.drops.add(start, rejected.reason, rejected.records, until)
             self.drops.begin(arrival_ms)
 

@@ -21,7 +21,7 @@ from edge.core.finished import NO_COUNTERS, Counters, FinishedSlices
 from edge.core.memory import FullSlices, HeldMemory, MemoryAction
 from edge.core.policies import policy_of
 from edge.core.query_losses import QueryLosses
-from edge.core.slices import Slice, is_final, slice_end
+from edge.core.slices import Slice, is_final
 from edgewater.model.query import BoundQuery
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
@@ -161,7 +161,7 @@ class SliceStore:
 
     def end(self, start: int) -> int:
         """Returns the event time at which a slice ends."""
-        return slice_end(self.spec, start)
+        return self.spec.window.slice_end(start)
 
     def is_final(self, start: int, watermark_ms: int) -> bool:
         """Returns whether all windows over a slice take no more late records."""

@@ -102,11 +102,6 @@ class Slice:
         return result
 
 
-def slice_end(spec: QuerySpec, start: int) -> int:
-    """Returns the event time at which a slice ends, in ms."""
-    return spec.window.slice_end(start)
-
-
 def is_final(spec: QuerySpec, start: int, watermark_ms: int) -> bool:
     """Returns whether all windows over a slice take no more late records at this watermark."""
     return spec.window.last_window_end(start) + spec.lateness_ms <= watermark_ms

@@ -70,7 +70,7 @@ _FACTOR_BITS = 32
 _VALUES_PER_STRING, _SAMPLE = 4, 1 << 10  # numbers take fewer bytes than strings from this many values per string on
 _PLANES_FROM = 32  # with fewer numbers, the order of bytes does not matter
 _MANY_RUNS = 3 / 4
-_FEW_STRINGS = 64  # it is faster to compare so few strings in Python
+_FEW_STRINGS, _FEW_NUMBERS = 64, 64  # it is faster to compare so few in Python
 _SHOWN = 100
 _CACHED = 1 << 10  # parameters up to this many characters are parsed once
 _NARROWER = {
@@ -198,7 +198,7 @@ def require_equal(kind: str, mine: object, theirs: object) -> None:
 
 def encode(values: npt.NDArray[Any]) -> ArrayMessage:
     """Encodes a NumPy array of bool, integers or floats, of any shape."""
-    declared = values.dtype.newbyteorder("<").str
+    declared = _declared(values.dtype)
     if declared not in TYPES:
         raise TypeError(f"arrays of {values.dtype} have no encoding")
     stored = _narrow(np.ascontiguousarray(values, dtype=TYPES[declared]))
@@ -207,8 +207,13 @@ def encode(values: npt.NDArray[Any]) -> ArrayMessage:
     )
 
 
+@lru_cache(maxsize=64)
+def _declared(dtype: np.dtype[Any]) -> str:
+    return dtype.newbyteorder("<").str
+
+
 def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if values.size == 0:
+    if values.size == 0 or values.itemsize == 1:
         return values
     if values.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
@@ -219,7 +224,9 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return values
         narrowed = _narrow(integers)
         return narrowed if narrowed.itemsize < values.itemsize else values
-    low, high = int(values.min()), int(values.max())
+    few = values.size <= _FEW_NUMBERS
+    numbers = values.ravel().tolist() if few else (int(values.min()), int(values.max()))
+    low, high = min(numbers), max(numbers)
     for candidate, least, greatest in _NARROWER.get(values.dtype.kind, ()):
         if least <= low and high <= greatest and candidate.itemsize < values.itemsize:
             return values.astype(candidate)

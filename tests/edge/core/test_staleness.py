@@ -31,6 +31,7 @@ SPEC = QuerySpec.from_mapping(
 class Site:
     """An edge and its link of `RATE_BYTES_S`, in virtual time."""
 
+    others: tuple[QuerySpec, ...] = ()
     core: EdgeCore = field(init=False)
     bodies: list[tuple[int, FrameBody]] = field(default_factory=list)
 
@@ -38,7 +39,8 @@ class Site:
         columns = {"shop": pa.string(), "amount": pa.int64()}
         self.core = EdgeCore({"sales": StreamSpec(columns, clock=StreamClock(0, 0, 1.0))})
         self.core.handle(SourcesOpened((("sales", "till"),)))
-        self.core.handle(Configured(((REF, SPEC),)))
+        others = ((QueryRef(spec.name, 1), spec) for spec in self.others)
+        self.core.handle(Configured(((REF, SPEC), *others)))
 
     def sell(self, window: int, arrival_ms: int | None = None) -> None:
         """Sells in each shop, shop k for 1 + k, in one window."""
@@ -98,6 +100,18 @@ def test_the_close_travels_with_the_last_groups_that_are_in_time() -> None:
     sent = site.sent(0)
     assert 20 <= len(sent) < GROUPS
     assert set(sent) == largest(len(sent)), "what is worth most leaves"
+
+
+def test_what_an_exact_query_has_in_open_windows_takes_nothing_from_a_deadline() -> None:
+    exact = {**SPEC.to_mapping(), "name": "hourly", "window": {"tumbling": "1h"}, "budget": None}
+    hourly = QuerySpec.from_mapping(exact)
+    sites = Site(), Site((hourly,))
+    for site in sites:
+        site.sell(0)
+        site.close(0)
+        site.send(WINDOW_MS, WINDOW_MS + 5_000)
+    alone, beside = (len(site.sent(0)) for site in sites)
+    assert beside >= 0.9 * alone
 
 
 def test_after_an_outage_the_newest_window_leaves_first_and_the_older_ones_are_stated_as_withheld() -> None:

@@ -27,7 +27,7 @@ from edge.records import Position
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import Frame, InputLoss, QueryRef
-from tests.edge.recovery_world import COLUMNS, EXACT, Center, flights, truth
+from tests.edge.recovery_world import COLUMNS, EXACT, Center, eager, flights, truth
 
 EARLY = QueryRef("exact", 1)
 SESSIONS = QuerySpec.from_mapping({**EXACT.to_mapping(), "name": "sessions", "window": {"session": "700ms"}})
@@ -49,7 +49,7 @@ class World:
     ) -> None:
         self.directory, self.center, self.first_row = directory, Center(), first_row
         self.data = {name: flights(ROWS, 2 * seed + n, disorder_ms=1) for n, name in enumerate(("a", "b"))}
-        self.queries = ((EARLY, EXACT), (EARLY_SESSIONS, SESSIONS), *queries)
+        self.queries = ((EARLY, eager(EXACT)), (EARLY_SESSIONS, eager(SESSIONS)), *queries)
         self.open()
         self.edge.handle(SourcesOpened((("flights", "a"), ("flights", "b")), ("a", "b")))
         self.edge.handle(Configured(self.queries[:2]))
@@ -94,7 +94,7 @@ class World:
         self.edge.ingest_backfill(event, {"row": at}, {"row": end})
 
     def pull(self) -> None:
-        self.edge.handle(PullEvent(400, {"flights": -(1 << 61)}))
+        self.edge.handle(PullEvent(400, {"flights": self.edge.core.streams["flights"].newest_ms}))
 
     def ship(self) -> None:
         self.edge.sync()

@@ -53,6 +53,10 @@ def test_an_undisturbed_run_gives_the_truth(tmp_path: Path) -> None:
     center = Center()
     World(tmp_path, DATA, center).finish()
     check(center)
+    for query in ("exact", "budgeted"):
+        bodies = [frame.unpack() for frame in center.frames.values() if frame.query.name == query]
+        early = [p for body in bodies for p in body.partials if p.slice_start_ms + 10_000 > body.through_ms]
+        assert early, "entries leave before their slice closes"
 
 
 @pytest.mark.parametrize("steps", [*range(0, 40, 4), *at_night(*range(1, 40, 2), *range(2, 40, 4))])
