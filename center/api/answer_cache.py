@@ -21,8 +21,9 @@ import pyarrow.csv
 from cachetools import LRUCache
 
 from center.results import AnswerRecord, as_far_as_readable
-from center.serving import MeasureQuestions, evaluated, render
 from center.serving.answer_tables import with_quality, with_types, with_version
+from center.serving.measures import MeasureQuestions
+from center.serving.render import evaluated, render
 from edgewater.model.json_types import Json
 from edgewater.model.number_columns import concatenated
 from edgewater.model.query import QuerySpec
@@ -108,25 +109,20 @@ class AnswerRenderer:
         questions: MeasureQuestions,
         page: Page | None,
         form: str,
+        *,
+        are_stored: bool = True,
     ) -> bytes:
-        """Returns several answers of one query in one of `negotiation.ANSWER_FORMS`."""
-        if form == JSON:
-            return _page_json(query, page, (self.answer(r, query, questions) for r in records))
-        return self.table(records, query, questions, form)
+        """Returns several answers of one query in one of `negotiation.ANSWER_FORMS`.
 
-    def rolled_up(
-        self,
-        records: Sequence[AnswerRecord],
-        query: RegisteredQuery,
-        questions: MeasureQuestions,
-        page: Page,
-        form: str,
-    ) -> bytes:
-        """As `answers`, for answers that no store has. They are not cached."""
-        if form == JSON:
-            make = partial(render, spec=query.spec, questions=questions)
-            return _page_json(query, page, (as_far_as_readable(make, r) for r in records))
-        return self.table(records, query, questions, form)
+        Args:
+            are_stored: whether a store has the answers. Others, such as roll-ups, are not cached.
+        """
+        if form != JSON:
+            return self.table(records, query, questions, form)
+        if are_stored:
+            return _page_json(query, page, (self.answer(r, query, questions) for r in records))
+        make = partial(render, spec=query.spec, questions=questions)
+        return _page_json(query, page, (as_far_as_readable(make, r) for r in records))
 
     def table(
         self, records: Sequence[AnswerRecord], query: RegisteredQuery, questions: MeasureQuestions, form: str

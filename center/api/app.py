@@ -56,8 +56,8 @@ from center.api.sql_guard import SqlGuard
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
-from center.serving import SynopsisCache
 from center.serving.answer_tables import answer_schema
+from center.serving.synopsis_cache import SynopsisCache
 from center.sinks import SinkStore
 from center.storage.wake import Channel
 from edgewater.runtime.host_check import LocalHosts

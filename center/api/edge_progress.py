@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypedDict
 
 from cachetools import TTLCache
 
 from center.catalog import Catalog
+from edgewater.model import replies
 from edgewater.model.edge_records import EdgeRecord, expected_edges
 from edgewater.model.errors import NotFound
 from edgewater.model.registered_query import RegisteredQuery
@@ -18,43 +18,6 @@ from edgewater.model.timestamps import rfc3339
 
 FRESH_S = 0.5
 """Maximum age of the catalog view that all streams share."""
-
-
-EdgeState = Literal["up", "unreachable", "retired"]
-
-
-class Watermark(TypedDict):
-    """A stream's watermark at an edge, and whether the stream has ended there."""
-
-    watermark: str | None
-    ended: bool
-
-
-class EdgeProgressJson(Watermark):
-    """One edge's progress in a stream."""
-
-    edge: str
-    state: EdgeState | Literal["never_connected"]
-    last_seen: str | None
-
-
-class QueryProgress(TypedDict):
-    """The progress of a query's expected edges.
-
-    ``first_version``: the first version that has answers.
-    """
-
-    query: str
-    version: int
-    edges: list[EdgeProgressJson]
-    first_version: int
-
-
-class ProgressJson(TypedDict):
-    """The data of a `progress` event."""
-
-    time: str
-    queries: list[QueryProgress]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +46,7 @@ class EdgeProgress:
                 self._cache[None] = view
             return view
 
-    def event_data(self, query: RegisteredQuery | None, reads: Callable[[str], bool]) -> ProgressJson:
+    def event_data(self, query: RegisteredQuery | None, reads: Callable[[str], bool]) -> replies.ProgressData:
         """Returns the data of a `progress` event of one query; with None, of all queries whose names `reads` accepts.
 
         Raises:
@@ -101,7 +64,7 @@ class EdgeProgress:
         for each in view.queries:
             first.setdefault(each.ref.name, each.ref.version)
         records = {e.edge: e for e in view.edges}
-        progress: list[QueryProgress] = [
+        progress: list[replies.QueryProgress] = [
             {
                 "query": q.ref.name,
                 "version": q.ref.version,
@@ -121,14 +84,14 @@ class EdgeProgress:
         return newest[0] if newest and newest[0].ref.version > query.ref.version else None
 
 
-def edge_state(record: EdgeRecord, now_ms: int) -> EdgeState:
+def edge_state(record: EdgeRecord, now_ms: int) -> replies.EdgeState:
     """Returns the connectivity only. An edge without events is up too; its watermarks show that it has none."""
     if record.retired:
         return "retired"
     return "up" if record.reachable(now_ms) else "unreachable"
 
 
-def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: int) -> EdgeProgressJson:
+def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: int) -> replies.EdgeProgress:
     """Returns one edge's progress in a stream."""
     if record is None:
         return {"edge": edge, "state": "never_connected", "watermark": None, "ended": False, "last_seen": None}
@@ -136,7 +99,7 @@ def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: 
     return {"edge": edge, "state": state, **watermark(record.watermarks.get(stream)), "last_seen": seen}
 
 
-def watermark(millis: int | None) -> Watermark:
+def watermark(millis: int | None) -> replies.Watermark:
     """Returns a stream's watermark; null before the first watermark and after the stream's end."""
     ended = millis is not None and millis >= MAX_TIME_MS
     return {"watermark": None if millis is None or ended else rfc3339(millis), "ended": ended}

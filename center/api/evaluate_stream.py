@@ -20,7 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from center.api.lanes import Lane
 from center.api.problems import INTERNAL_ERROR, problem_of
-from center.serving import Evaluator, StoredWindows, WindowQuestion, parse_json
+from center.serving.evaluator import Evaluator
+from center.serving.question_lines import WindowQuestion, parse_json
+from center.serving.stored_windows import StoredWindows
 from edgewater.answers.work import WorkEnded, renew
 from edgewater.model.errors import ClientGone, EdgewaterError, InvalidRequest
 from edgewater.model.table_texts import to_json

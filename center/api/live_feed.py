@@ -30,7 +30,7 @@ from center.api.answer_cache import AnswerRenderer
 from center.api.edge_progress import EdgeProgress
 from center.api_access import ANYONE, Principal
 from center.results import AnswerRecord, NewestAnswers, ResultStore
-from center.serving import NO_QUESTIONS, MeasureQuestions
+from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from center.storage.wake import Channel, PollPace, Topic
 from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest, NotFound, StorageError

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Self
 
-from pydantic import BaseModel, Field
-
+from center.api.measure_models import ApiModel
 from center.catalog import SetAside
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.registered_query import RegisteredQuery
@@ -15,22 +14,23 @@ from edgewater.model.streams import MAX_TIME_MS
 from edgewater.model.windows import window_ends
 
 
-class QueryLoad(BaseModel):
+class QueryLoad(ApiModel):
     """The load of a query."""
 
     query: str
     version: int
-    slack_ms: float | None = Field(
-        description="Until its next answer becomes late: when the frame that closes a window came, or is expected to"
-        " come, less now and the cost. Negative: it is late. Null: no frame is expected."
-    )
-    frames: int = Field(description="Frames in the log that are not applied.")
-    late_ms: int = Field(description="Since the oldest of them came; 0: there is none.")
-    cost_ms: int | None = Field(
-        description="From a frame's arrival until answers have its values, 95th percentile of a minute in which"
-        " it had frames. Null: not measured yet."
-    )
-    set_aside: SetAside | None = Field(description="Its frames are kept, and not applied. Null: they are applied.")
+    slack_ms: float | None
+    """Until its next answer becomes late: when the frame that closes a window came, or is expected to come, less now
+    and the cost. Negative: it is late. Null: no frame is expected."""
+    frames: int
+    """Frames in the log that are not applied."""
+    late_ms: int
+    """Since the oldest of them came; 0: there is none."""
+    cost_ms: int | None
+    """From a frame's arrival until answers have its values, 95th percentile of a minute in which it had frames. Null:
+    not measured yet."""
+    set_aside: SetAside | None
+    """Its frames are kept, and not applied. Null: they are applied."""
 
     @classmethod
     def of(
@@ -59,8 +59,9 @@ class QueryLoad(BaseModel):
         return math.inf if self.slack_ms is None else self.slack_ms, self.query
 
 
-class Load(BaseModel):
-    queries: list[QueryLoad] = Field(description="The least slack first.")
+class Load(ApiModel):
+    queries: list[QueryLoad]
+    """The least slack first."""
 
 
 def _expected_ms(query: RegisteredQuery, edges: Sequence[EdgeRecord], now_ms: int) -> float | None:

@@ -8,30 +8,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
-from center.api.edge_progress import EdgeProgressJson, EdgeState, edge_state, watermark
-from center.api.measure_models import AnswerRow, IntervalCell, PartShape, Rfc3339, WindowRange
-from center.api.waiting import EdgeCause, QueryWait, WaitState
+from center.api.edge_progress import edge_state, watermark
+from center.api.measure_models import AnswerRow, ApiModel, IntervalCell, PartShape, Rfc3339, WindowRange
+from center.api.waiting import QueryWait
 from center.catalog import AlarmRecord, DeclaredStream, SetAside
 from center.catalog import QuarantinedFrame as QuarantinedRecord
 from center.catalog import SetAsideQuery as SetAsideRecord
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
 from edgewater.model.json_types import as_document
 from edgewater.model.registered_query import RegisteredQuery, query_key
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Constant, Delivery, type_name
+from edgewater.model.replies import (
+    Alarm,
+    DescribedColumn,
+    Edge,
+    EdgeProgress,
+    QueryEdge,
+    QueryStatus,
+    Shipped,
+    StreamColumns,
+)
+from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Delivery, type_name
 from edgewater.model.timestamps import rfc3339
+from edgewater.runtime.plain_yaml import load_yaml
 from edgewater.wire import GUESSES, REJECTIONS, UNCERTAIN
 
-EXAMPLE_SPEC: dict[str, JsonValue] = {
-    "name": "flights_by_carrier",
-    "from": "flights",
-    "group_by": ["carrier"],
-    "measures": {"flights": "count()", "delay": "mean(dep_delay)"},
-    "window": {"tumbling": "1d"},
-    "budget": {"staleness": "2s"},
-    "lateness": "1h",
-}
 MAX_RECORDS = (1 << 63) - 1
 """The largest sum of counts that edges state. It fits into a column of a table."""
 EXAMPLE_SPEC_YAML = """\
@@ -45,6 +47,7 @@ window: {tumbling: 1d}
 budget: {staleness: 2s}        # or {error: {flights: 100}}, or both; none: exact
 lateness: 1h                   # until then a window may be revised
 """
+EXAMPLE_SPEC: dict[str, JsonValue] = as_document(load_yaml(EXAMPLE_SPEC_YAML))
 EXAMPLE_ANSWER: dict[str, JsonValue] = {
     "query": "flights_by_carrier",
     "version": 1,
@@ -83,7 +86,7 @@ EXAMPLE_ANSWER: dict[str, JsonValue] = {
 }
 
 
-class ProblemDetails(BaseModel):
+class ProblemDetails(ApiModel):
     """RFC 9457. `type` is stable: ``https://edgewater.dev/problems/<code>``."""
 
     model_config = ConfigDict(
@@ -106,9 +109,12 @@ class ProblemDetails(BaseModel):
     status: int
     detail: str
     instance: str
-    field: str | None = Field(default=None, description="Path of the input's field.")
-    value: Any = Field(default=None, description="What was given.")
-    accepted: str | None = Field(default=None, description="What is accepted.")
+    field: str | None = None
+    """Path of the input's field."""
+    value: Any = None
+    """What was given."""
+    accepted: str | None = None
+    """What is accepted."""
     reason: str | None = None
 
 
@@ -117,24 +123,21 @@ def border(time_ms: int) -> str | None:
     return None if time_ms in (MIN_TIME_MS, MAX_TIME_MS) else rfc3339(time_ms)
 
 
-class Query(BaseModel):
+class Query(ApiModel):
     """A registered query."""
 
     name: str
-    version: int = Field(description="Each change makes another version. A number is never used again.")
-    spec: dict[str, JsonValue] = Field(examples=[EXAMPLE_SPEC], description="In canonical form, without the seed.")
+    version: int
+    """Each change makes another version. A number is never used again."""
+    spec: dict[str, JsonValue] = Field(examples=[EXAMPLE_SPEC])
+    """In canonical form, without the seed."""
     registered_at: Rfc3339
-    begins: Rfc3339 | None = Field(
-        default=None,
-        description="The border to the previous version: this one has the windows that start at it or later.",
-    )
-    until: Rfc3339 | None = Field(
-        default=None,
-        description="Its windows start before this time: a later version follows, or the query ends.",
-    )
-    ended_at: Rfc3339 | None = Field(
-        default=None, description="When all its windows were final, and edges removed it; null: edges answer it."
-    )
+    begins: Rfc3339 | None = None
+    """The border to the previous version: this one has the windows that start at it or later."""
+    until: Rfc3339 | None = None
+    """Its windows start before this time: a later version follows, or the query ends."""
+    ended_at: Rfc3339 | None = None
+    """When all its windows were final, and edges removed it; null: edges answer it."""
 
     @classmethod
     def of(cls, query: RegisteredQuery) -> Self:
@@ -150,13 +153,16 @@ class Query(BaseModel):
         )
 
 
-class QueryVersion(BaseModel):
+class QueryVersion(ApiModel):
     """The windows of one version of a query."""
 
     version: int
-    begins: Rfc3339 | None = Field(description="Its first window starts then; null: it has no border before it.")
-    until: Rfc3339 | None = Field(description="Its windows start before; null: it has no border after it.")
-    ended_at: Rfc3339 | None = Field(description="When all its windows were final; null: edges answer it.")
+    begins: Rfc3339 | None
+    """Its first window starts then; null: it has no border before it."""
+    until: Rfc3339 | None
+    """Its windows start before; null: it has no border after it."""
+    ended_at: Rfc3339 | None
+    """When all its windows were final; null: edges answer it."""
 
     @classmethod
     def of(cls, query: RegisteredQuery) -> Self:
@@ -166,326 +172,162 @@ class QueryVersion(BaseModel):
 class RegisteredAnswer(Query):
     """A query that has just been registered."""
 
-    notes: list[str] | None = Field(default=None, description="What the query does not do, if it may be unexpected.")
+    notes: list[str] | None = None
+    """What the query does not do, if it may be unexpected."""
 
 
-class QueryList(BaseModel):
+class QueryList(ApiModel):
     queries: list[Query]
 
 
-class Shipped(BaseModel):
-    """The frames of an edge that the center has applied."""
-
-    frames: int = 0
-    wire_bytes: int = 0
-
-
-class QueryEdge(BaseModel):
-    """One edge's status for a query."""
-
-    edge: str
-    expected: bool = Field(description="Whether windows need its close to be complete.")
-    state: Literal["up", "unreachable", "retired", "never_connected"]
-    watermark: Rfc3339 | None = Field(description="Event time before which it expects no more records.")
-    ended: bool = Field(description="The stream has ended there.")
-    last_seen: Rfc3339 | None
-    accepted: bool | None = Field(description="Whether it runs the query; null: not reported yet.")
-    code: str | None = Field(default=None, description="If refused: the error's code.")
-    message: str | None = Field(default=None, description="If refused: why.")
-    shipped: Shipped
-    after_final: dict[str, int] = Field(
-        description="Accepted records that came for final windows, and are in no answer to them, by reason."
-    )
-    rejected: dict[str, int] = Field(
-        description="Records that its sources rejected since it runs the query, by reason."
-    )
-    guessed: dict[str, int] = Field(
-        description="Records that it counted or left out on a guess since it runs the query, by reason."
-    )
-
-    @classmethod
-    def of(
-        cls,
-        progress: EdgeProgressJson,
-        expected: bool,
-        status: QueryStatusRecord | None,
-        shipped: dict[str, int],
-        late: dict[str, int],
-    ) -> Self:
-        refused = status is not None and not status.accepted
-        return cls(
-            **progress,
-            expected=expected,
-            accepted=status.accepted if status else None,
-            code=status.code if status and refused else None,
-            message=status.message if status and refused else None,
-            shipped=Shipped(**shipped),
-            after_final={reason: n for reason, n in late.items() if reason not in UNCERTAIN},
-            rejected={reason: n for reason, n in late.items() if reason in REJECTIONS},
-            guessed={reason: n for reason, n in late.items() if reason in GUESSES},
-        )
+def query_edge(
+    progress: EdgeProgress,
+    expected: bool,
+    status: QueryStatusRecord | None,
+    shipped: Shipped | None,
+    late: Mapping[str, int],
+) -> QueryEdge:
+    refused = status is not None and not status.accepted
+    return {
+        **progress,
+        "expected": expected,
+        "accepted": status.accepted if status else None,
+        "code": status.code if status and refused else None,
+        "message": status.message if status and refused else None,
+        "shipped": shipped or {"frames": 0, "wire_bytes": 0},
+        "after_final": {reason: n for reason, n in late.items() if reason not in UNCERTAIN},
+        "rejected": {reason: n for reason, n in late.items() if reason in REJECTIONS},
+        "guessed": {reason: n for reason, n in late.items() if reason in GUESSES},
+    }
 
 
 class QueryDetail(Query):
     """A query with each edge's status."""
 
     edges: list[QueryEdge]
-    latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
-    after_final: int = Field(description="Accepted records that came for final windows, over all edges.")
-    rejected: int = Field(description="Records that sources rejected, over all edges.")
-    guessed: int = Field(description="Records that edges counted or left out on a guess, over all edges.")
-    versions: list[QueryVersion] = Field(description="All versions that have, or may have, answers; ascending.")
-    alarms: list[Alarm] = Field(description="The latest alarms about this query, the latest first.")
+    latest_window: Rfc3339 | None
+    """Start of the last window that has an answer."""
+    after_final: int
+    """Accepted records that came for final windows, over all edges."""
+    rejected: int
+    """Records that sources rejected, over all edges."""
+    guessed: int
+    """Records that edges counted or left out on a guess, over all edges."""
+    versions: list[QueryVersion]
+    """All versions that have, or may have, answers; ascending."""
+    alarms: list[Alarm]
+    """The latest alarms about this query, the latest first."""
 
 
-class WaitedEdge(BaseModel):
-    """What a query waits for at an expected edge."""
+def query_status(query: RegisteredQuery, wait: QueryWait, latest_ms: int | None) -> QueryStatus:
+    def shown(millis: int | None) -> str | None:
+        return None if millis is None else rfc3339(millis)
 
-    edge: str
-    cause: EdgeCause = Field(description="`ended`, and `open` (its next window has not ended), hold no answer back.")
-    text: str
-    since: Rfc3339 | None
-
-
-class QueryStatus(BaseModel):
-    """Whether a query has answers; if not, or no newer ones: why, since when, and what to do."""
-
-    query: str
-    version: int
-    state: WaitState
-    reason: str = Field(description="Empty: nothing holds answers back.")
-    remedy: str = Field(description="What to do; empty: nothing.")
-    since: Rfc3339 | None
-    waits_for: list[str] = Field(description="The expected edges without which no window can be complete.")
-    edges: list[WaitedEdge] = Field(description="Every expected edge.")
-    budget: str = Field(description="Why the error budget saves nothing; empty: it saves, or there is none.")
-    registered_at: Rfc3339
-    latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
-
-    @classmethod
-    def of(cls, query: RegisteredQuery, wait: QueryWait, latest_ms: int | None) -> Self:
-        def shown(millis: int | None) -> str | None:
-            return None if millis is None else rfc3339(millis)
-
-        return cls(
-            query=query.ref.name,
-            version=query.ref.version,
-            state=wait.state,
-            reason=wait.reason,
-            remedy=wait.remedy,
-            since=shown(wait.since_ms),
-            waits_for=[e.edge for e in wait.edges if e.holds_back],
-            edges=[WaitedEdge(edge=e.edge, cause=e.cause, text=e.text, since=shown(e.since_ms)) for e in wait.edges],
-            budget=wait.budget,
-            registered_at=rfc3339(query.registered_at_ms),
-            latest_window=shown(latest_ms),
-        )
+    return {
+        "query": query.ref.name,
+        "version": query.ref.version,
+        "state": wait.state,
+        "reason": wait.reason,
+        "remedy": wait.remedy,
+        "since": shown(wait.since_ms),
+        "waits_for": [e.edge for e in wait.edges if e.holds_back],
+        "edges": [{"edge": e.edge, "cause": e.cause, "text": e.text, "since": shown(e.since_ms)} for e in wait.edges],
+        "budget": wait.budget,
+        "registered_at": rfc3339(query.registered_at_ms),
+        "latest_window": shown(latest_ms),
+    }
 
 
-class Column(BaseModel):
-    name: str
-    type: str = Field(examples=["string", "int64", "float64", "bool"])
-
-
-class DescribedColumn(Column):
-    description: str = ""
-
-
-class StreamColumns(BaseModel):
-    """The columns of a stream."""
-
-    stream: str
-    source: Literal["configuration", "admin", "edges"] = Field(
-        description="Who says so. `edges`: the first edge that had a column has decided its type."
-    )
-    columns: list[DescribedColumn]
-    differing: list[str] = Field(description="Why edges that are known are refused now, or differ from the others.")
-    edges: list[str] = Field(description="Edges that serve it, without retired edges.")
-    records: int = Field(description="Accepted by these since their incarnations began.")
-    watermark: Rfc3339 | None = Field(
-        description="The least of these edges: before it, none expects more records. Null: one has none yet, or all"
-        " have ended the stream."
-    )
-    ended: bool = Field(description="At every edge.")
-
-
-class StreamList(BaseModel):
-    streams: list[StreamColumns]
-
-    @classmethod
-    def of(cls, declared: Mapping[str, DeclaredStream], edges: Sequence[EdgeRecord]) -> Self:
-        served = [(e.edge, s) for e in edges if not e.retired for s in e.streams]
-        streams = []
-        for name in sorted({*(s.name for _, s in served), *declared}):
-            known, here = declared.get(name), [(e, s) for e, s in served if s.name == name]
-            found: dict[str, str] = {}
-            differing = []
-            for edge, stream in here:
-                if known is not None:
-                    differing.append(known.difference(edge, stream))
-                    continue
-                for column, kind in stream.columns.items():
-                    first = found.setdefault(column, type_name(kind))
-                    if first != type_name(kind):
-                        differing.append(
-                            f"column {name}.{column} is {type_name(kind)} at edge {edge}, {first} at others"
-                        )
-            columns = [DescribedColumn(name=n, type=k) for n, k in found.items()]
+def stream_columns(declared: Mapping[str, DeclaredStream], edges: Sequence[EdgeRecord]) -> list[StreamColumns]:
+    """Returns all streams, by name."""
+    served = [(e.edge, s) for e in edges if not e.retired for s in e.streams]
+    streams = list[StreamColumns]()
+    for name in sorted({*(s.name for _, s in served), *declared}):
+        known, here = declared.get(name), [(e, s) for e, s in served if s.name == name]
+        found: dict[str, str] = {}
+        differing = []
+        for edge, stream in here:
             if known is not None:
-                columns = [
-                    DescribedColumn(name=n, type=c.type, description=c.description) for n, c in known.columns.items()
-                ]
-            records = {e.edge: e for e in edges}
-            marks = [records[edge].watermarks.get(name) for edge, _ in here]
-            least = min((m for m in marks if m is not None), default=None) if None not in marks else None
-            streams.append(
-                StreamColumns(
-                    stream=name,
-                    source="edges" if known is None else known.source,
-                    columns=columns,
-                    differing=[text for text in differing if text],
-                    edges=[edge for edge, _ in here],
-                    records=min(sum(records[edge].records.get(name, 0) for edge, _ in here), MAX_RECORDS),
-                    **watermark(least),
-                )
-            )
-        return cls(streams=streams)
+                differing.append(known.difference(edge, stream))
+                continue
+            for column, kind in stream.columns.items():
+                first = found.setdefault(column, type_name(kind))
+                if first != type_name(kind):
+                    differing.append(f"column {name}.{column} is {type_name(kind)} at edge {edge}, {first} at others")
+        columns: list[DescribedColumn] = [{"name": n, "type": k, "description": ""} for n, k in found.items()]
+        if known is not None:
+            each = known.columns.items()
+            columns = [{"name": n, "type": c.type, "description": c.description} for n, c in each]
+        records = {e.edge: e for e in edges}
+        marks = [records[edge].watermarks.get(name) for edge, _ in here]
+        least = min((m for m in marks if m is not None), default=None) if None not in marks else None
+        streams.append({
+            "stream": name,
+            "source": "edges" if known is None else known.source,
+            "columns": columns,
+            "differing": [text for text in differing if text],
+            "edges": [edge for edge, _ in here],
+            "records": min(sum(records[edge].records.get(name, 0) for edge, _ in here), MAX_RECORDS),
+            **watermark(least),
+        })  # fmt: skip
+    return streams
 
 
-class RejectedCount(BaseModel):
-    """Records that a source rejected for one reason."""
-
-    source: str
-    reason: str = Field(examples=["wrong-type", "malformed"])
-    records: int
-
-
-class NullColumn(BaseModel):
-    """A column of a source that has no values any more."""
-
-    source: str
-    column: str
-
-
-class Stream(BaseModel):
-    """A stream at one edge."""
-
-    name: str
-    columns: list[Column]
-    speed: float = Field(description="Event ms per wall ms; 1 for a live stream.")
-    watermark: Rfc3339 | None = Field(description="Null before the first, and once the stream has ended.")
-    watermark_ms: int | None = Field(description="The same as unix ms; 2^62 once the stream has ended.")
-    ended: bool
-    delivery: list[Delivery] = Field(
-        description="How often a record counts if processes crash or connections are lost: `exactly-once`, or one or"
-        " both of `at-least-once`: a source may give a record again, which then counts twice; `at-most-once`: a source"
-        " cannot be read again after a crash."
-    )
-    constants: dict[str, Constant] = Field(description="Columns that have one value in all records at this edge.")
-    records: int = Field(description="Accepted since the edge's incarnation began.")
-    rejected: list[RejectedCount] = Field(
-        description="Records that sources rejected since the edge's incarnation began: the 128 largest numbers."
-    )
-    null_columns: list[NullColumn] = Field(
-        description="Columns that had values, and are null in most of the newest records of a source."
-    )
-
-
-class Edge(BaseModel):
-    """An edge, as its last Hello and heartbeat describe it."""
-
-    edge: str
-    state: EdgeState = Field(description="`up` even if it has no events.")
-    release: str | None = Field(description="Of its software; null until its first heartbeat, and for 0.3.0.")
-    labels: dict[str, str]
-    incarnation: str
-    incarnations: int
-    first_seen: Rfc3339
-    last_seen: Rfc3339 = Field(
-        description="It was heard from then or later: its gateway records that, and the values here, every second, and"
-        " with more than 1,000 sessions every second per 1,000. `state` is up to date."
-    )
-    streams: list[Stream]
-    drops: dict[str, int] = Field(description="Records not counted, by reason.")
-    backlog_bytes: int = Field(description="Unacknowledged bytes in its journal.")
-    bandwidth_bytes_s: float | None = Field(description="Of its link; null until it is known.")
-    rtt_ms: float
-    clock_offset_ms: float = Field(description="Its wall clock minus the center's.")
-
-    @classmethod
-    def of(cls, record: EdgeRecord, now_ms: int) -> Self:
-        return cls(
-            edge=record.edge,
-            state=edge_state(record, now_ms),
-            release=record.release or None,
-            labels=record.labels,
-            incarnation=record.incarnation,
-            incarnations=record.incarnations,
-            first_seen=rfc3339(record.first_seen_ms),
-            last_seen=rfc3339(record.last_seen_ms),
-            streams=[
-                Stream(
-                    name=s.name,
-                    columns=[Column(name=n, type=type_name(t)) for n, t in s.columns.items()],
-                    speed=s.clock.speed,
-                    delivery=list(s.deliveries) or [Delivery.EXACTLY_ONCE],
-                    constants=dict(s.constants),
-                    records=record.records.get(s.name, 0),
-                    rejected=[
-                        RejectedCount(source=source, reason=reason, records=n)
-                        for source, reason, n in record.rejected.get(s.name, ())
-                    ],
-                    null_columns=[NullColumn(source=s, column=c) for s, c in record.null_columns.get(s.name, ())],
-                    watermark_ms=record.watermarks.get(s.name),
-                    **watermark(record.watermarks.get(s.name)),
-                )
-                for s in record.streams
-            ],
-            drops=record.drops,
-            backlog_bytes=record.backlog_bytes,
-            bandwidth_bytes_s=record.bandwidth_bytes_s or None,
-            rtt_ms=record.rtt_ms,
-            clock_offset_ms=record.clock_offset_ms,
-        )
+def edge_json(record: EdgeRecord, now_ms: int) -> Edge:
+    return {
+        "edge": record.edge,
+        "state": edge_state(record, now_ms),
+        "labels": record.labels,
+        "release": record.release or None,
+        "incarnation": record.incarnation,
+        "incarnations": record.incarnations,
+        "first_seen": rfc3339(record.first_seen_ms),
+        "last_seen": rfc3339(record.last_seen_ms),
+        "streams": [
+            {
+                "name": s.name,
+                "columns": [{"name": n, "type": type_name(t)} for n, t in s.columns.items()],
+                "speed": s.clock.speed,
+                "delivery": [each.value for each in s.deliveries or (Delivery.EXACTLY_ONCE,)],
+                "constants": s.constants,
+                "records": record.records.get(s.name, 0),
+                "rejected": [
+                    {"source": source, "reason": reason, "records": n}
+                    for source, reason, n in record.rejected.get(s.name, ())
+                ],
+                "null_columns": [
+                    {"source": source, "column": column} for source, column in record.null_columns.get(s.name, ())
+                ],
+                "watermark_ms": record.watermarks.get(s.name),
+                **watermark(record.watermarks.get(s.name)),
+            }
+            for s in record.streams
+        ],
+        "drops": record.drops,
+        "backlog_bytes": record.backlog_bytes,
+        "bandwidth_bytes_s": record.bandwidth_bytes_s or None,
+        "rtt_ms": record.rtt_ms,
+        "clock_offset_ms": record.clock_offset_ms,
+    }
 
 
-class EdgeList(BaseModel):
-    edges: list[Edge]
+def alarm_json(record: AlarmRecord) -> Alarm:
+    return {
+        "kind": record.kind,
+        "edge": record.edge,
+        "query": record.query,
+        "message": record.message,
+        "first_at": rfc3339(record.first_at_ms),
+        "last_at": rfc3339(record.last_at_ms),
+        "times": record.times,
+    }
 
 
-class Alarm(BaseModel):
-    """A violation of an invariant."""
-
-    kind: str = Field(examples=["frame-conflict"])
-    edge: str = Field(description="The edge that it is about; empty: none.")
-    query: str = Field(description="The key of the query that it is about, `name@version`; empty: none.")
-    message: str
-    first_at: Rfc3339
-    last_at: Rfc3339
-    times: int
-
-    @classmethod
-    def of(cls, record: AlarmRecord) -> Self:
-        first, last = rfc3339(record.first_at_ms), rfc3339(record.last_at_ms)
-        return cls(
-            kind=record.kind,
-            edge=record.edge,
-            query=record.query,
-            message=record.message,
-            first_at=first,
-            last_at=last,
-            times=record.times,
-        )
-
-
-class AlarmList(BaseModel):
-    alarms: list[Alarm] = Field(description="The latest first.")
-
-
-class QuarantinedFrame(BaseModel):
+class QuarantinedFrame(ApiModel):
     """A frame that could not be applied, and its place in the frame log."""
 
-    query: str = Field(description="The query's key, `name@version`.")
+    query: str
+    """The query's key, `name@version`."""
     position: int
     edge: str
     incarnation: str
@@ -517,13 +359,15 @@ class QuarantinedFrame(BaseModel):
         )
 
 
-class SetAsideQuery(BaseModel):
+class SetAsideQuery(ApiModel):
     """A query whose frames are kept and not applied."""
 
-    query: str = Field(description="The query's key, `name@version`.")
+    query: str
+    """The query's key, `name@version`."""
     state: SetAside
     reason: str
-    deaths: int = Field(description="How often the job died while it worked on the query.")
+    deaths: int
+    """How often the job died while it worked on the query."""
     since: Rfc3339
 
     @classmethod
@@ -537,97 +381,100 @@ class SetAsideQuery(BaseModel):
         )
 
 
-class QuarantineList(BaseModel):
-    frames: list[QuarantinedFrame] = Field(description="The latest first.")
+class QuarantineList(ApiModel):
+    frames: list[QuarantinedFrame]
+    """The latest first."""
     queries: list[SetAsideQuery]
 
 
-class Answer(BaseModel):
+class Answer(ApiModel):
     """An answer to one window. (query, window, revision) never changes."""
 
     model_config = ConfigDict(json_schema_extra={"example": EXAMPLE_ANSWER})
 
     query: str
-    version: int = Field(description="The version of the query that has the window.")
+    version: int
+    """The version of the query that has the window."""
     window: WindowRange
     phase: Literal["early", "complete", "final"]
     revision: int = Field(ge=1)
-    data_of: int | None = Field(
-        default=None,
-        description="Of a correction: the revision of the final answer whose data it has. Records came late, so its"
-        " quality and its bounds differ.",
-    )
-    given_at: Rfc3339 = Field(description="Wall time at which the center gave it.")
-    data: list[AnswerRow] = Field(description="A row per group.")
-    total: dict[str, IntervalCell] = Field(
-        description="Each `count`, `sum`, `min`, `max`, `mean` and `var` over all groups, with what edges withhold of"
-        " the groups. It is exact if every edge has closed the window, whatever the budget. The parameter `group` does"
-        " not change it. Empty: the session was merged into another one."
-    )
-    rest: dict[str, float | int | None] = Field(
-        description="The part of the total of each `count` and `sum` that is in no group. Null: unknown."
-    )
-    notes: list[str] | None = Field(default=None, description="If edges withhold values: how much is in no group.")
-    shapes: dict[str, list[PartShape]] = Field(description="By measure: what the members of its cells in `data` are.")
-    confidence: float | None = Field(
-        description="Probability that a value of `data` lies in [lower, upper]; 1: the bounds always hold, as those of"
-        " totals do. Null: no bound is known."
-    )
-    quality: dict[str, JsonValue] = Field(
-        description="Completeness (with the `delivery` of edges that do not count each record exactly once, and stated"
-        " `losses` of input), records, staleness (until `given_at`, without the way to a reader), and the error by"
-        " cause."
-        " A session window also has `session`:"
-        " whether it was `cut` at its maximum length, and the number of such sessions (`cuts`). `merged_into`: start of"
-        " the session that this one was merged into; its window is empty and has no data."
-    )
-    contract: dict[str, JsonValue] = Field(
-        description="What was requested, whether it is met, and the violations. `uncovered`: the measures that have a"
-        " value without a bound. A met contract says nothing about the errors of these measures."
-    )
+    data_of: int | None = None
+    """Of a correction: the revision of the final answer whose data it has. Records came late, so its quality and its
+    bounds differ."""
+    given_at: Rfc3339
+    """Wall time at which the center gave it."""
+    data: list[AnswerRow]
+    """A row per group."""
+    total: dict[str, IntervalCell]
+    """Each `count`, `sum`, `min`, `max`, `mean` and `var` over all groups, with what edges withhold of the groups. It
+    is exact if every edge has closed the window, whatever the budget. The parameter `group` does not change it. Empty:
+    the session was merged into another one."""
+    rest: dict[str, float | int | None]
+    """The part of the total of each `count` and `sum` that is in no group. Null: unknown."""
+    notes: list[str] | None = None
+    """If edges withhold values: how much is in no group."""
+    shapes: dict[str, list[PartShape]]
+    """By measure: what the members of its cells in `data` are."""
+    confidence: float | None
+    """Probability that a value of `data` lies in [lower, upper]; 1: the bounds always hold, as those of totals do.
+    Null: no bound is known."""
+    quality: dict[str, JsonValue]
+    """Completeness (with the `delivery` of edges that do not count each record exactly once, and stated `losses` of
+    input), records, staleness (until `given_at`, without the way to a reader), and the error by cause. A session window
+    also has `session`: whether it was `cut` at its maximum length, and the number of such sessions (`cuts`).
+    `merged_into`: start of the session that this one was merged into; its window is empty and has no data."""
+    contract: dict[str, JsonValue]
+    """What was requested, whether it is met, and the violations. `uncovered`: the measures that have a value without a
+    bound. A met contract says nothing about the errors of these measures."""
 
 
-class EffectiveRange(BaseModel):
-    start: Rfc3339 | None = Field(description="Inclusive; null: from the first window on.")
-    end: Rfc3339 | None = Field(description="Exclusive; null: up to the last window.")
+class EffectiveRange(ApiModel):
+    start: Rfc3339 | None
+    """Inclusive; null: from the first window on."""
+    end: Rfc3339 | None
+    """Exclusive; null: up to the last window."""
     limit: int
 
 
-class AnswerList(BaseModel):
+class AnswerList(ApiModel):
     query: str
     version: int
-    answers: list[Answer] = Field(description="The newest revision of each window, by window.")
+    answers: list[Answer]
+    """The newest revision of each window, by window."""
 
 
 class AnswerPage(AnswerList):
     range: EffectiveRange
-    next_cursor: str | None = Field(description="`cursor` of the next page; null: this is the last one.")
+    next_cursor: str | None
+    """`cursor` of the next page; null: this is the last one."""
 
 
-class Revisions(BaseModel):
+class Revisions(ApiModel):
     query: str
     window_start: Rfc3339
-    revisions: list[int] = Field(description="Ascending.")
+    revisions: list[int]
+    """Ascending."""
 
 
-class ComponentReadiness(BaseModel):
+class ComponentReadiness(ApiModel):
     ready: bool
-    reason: str | None = Field(description="Why not.")
+    reason: str | None
+    """Why not."""
     address: str | None
     instances: int
-    leader: str | None = Field(description="Of the job: the processes (`host:pid`) that lead, with commas between.")
-    standbys: int = Field(description="Of the job: processes that are ready to take over.")
+    leader: str | None
+    """Of the job: the processes (`host:pid`) that lead, with commas between."""
+    standbys: int
+    """Of the job: processes that are ready to take over."""
 
 
-class Readiness(BaseModel):
+class Readiness(ApiModel):
     ready: bool
-    missing: list[str] = Field(description="What is not ready, and why.", examples=[["job: no heartbeat for 12 s"]])
+    missing: list[str] = Field(examples=[["job: no heartbeat for 12 s"]])
+    """What is not ready, and why."""
     components: dict[str, ComponentReadiness]
-    set_aside: dict[str, SetAside] = Field(
-        default={},
-        description="Queries whose frames are kept and not applied, by key; the others go on. `paused`: the job tries"
-        " the query again at its next start. `quarantined`: the job died of it, and an operator may retry it.",
-    )
-    sinks: dict[str, str] = Field(
-        default={}, description="Sinks that write nothing, and why. They make the center not unready."
-    )
+    set_aside: dict[str, SetAside] = {}
+    """Queries whose frames are kept and not applied, by key; the others go on. `paused`: the job tries the query again
+    at its next start. `quarantined`: the job died of it, and an operator may retry it."""
+    sinks: dict[str, str] = {}
+    """Sinks that write nothing, and why. They make the center not unready."""

@@ -10,10 +10,10 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -169,7 +169,7 @@ def _validation_error(request: Request, exc: Exception) -> Response:
     return problem_response("invalid-request", requests[0].message, instance=request.url.path, extra=extra)
 
 
-def _invalid_request(error: Mapping[str, Any]) -> InvalidRequest:
+def _invalid_request(error: ErrorDetails) -> InvalidRequest:
     # The first element of a location is query, path or body.
     field = ".".join(str(part) for part in error["loc"][1:])
     if error["type"] == "extra_forbidden":

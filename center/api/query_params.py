@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from center.api.measure_models import ApiModel
 from center.api.negotiation import FORMATS, negotiate
-from center.serving import MAX_ASKED, MAX_COMPUTED, ComputedValue, MeasureQuestions, RowSelection, require_possible
+from center.serving.computed import MAX_COMPUTED, ComputedValue, RowSelection
+from center.serving.measures import MAX_ASKED, MeasureQuestions, require_possible
 from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
@@ -21,108 +23,46 @@ MAX_VALUES = MAX_ASKED
 MAX_TEXT = 2_000
 
 
-class QuestionParams(BaseModel):
+class QuestionParams(ApiModel):
     """The question parameters of every endpoint that gives answers."""
 
     model_config = ConfigDict(extra="forbid")
 
-    group: Annotated[
-        list[str],
-        Field(
-            max_length=MAX_VALUES,
-            description="`column:value`, such as `carrier:UA`. Only groups with this value; repeated for one column:"
-            " any of the values; for several columns: all must hold. `null` is the missing value,"
-            ' `"null"` the text, and `""` the empty text.',
-            examples=[["carrier:UA"]],
-        ),
-    ] = []
-    measure: Annotated[
-        list[str],
-        Field(max_length=MAX_VALUES, description="Only these measures.", examples=[["flights"]]),
-    ] = []
-    quantile: Annotated[
-        list[float],
-        Field(
-            max_length=MAX_VALUES,
-            description="Ranks in [0, 1], for measures that answer quantiles; default of quantile measures: 0.5, 0.9,"
-            " 0.95 and 0.99.",
-            examples=[[0.5, 0.99]],
-        ),
-    ] = []
-    item: Annotated[
-        list[str],
-        Field(
-            max_length=MAX_VALUES,
-            description="Frequency of this item (`count_min`, `top_k`, `fast_agms`, `counting_cuckoo`), or its"
-            " membership (`bloom`, `cuckoo`). Parsed as the type of the measure's argument.",
-            examples=[["10.0.0.1"]],
-        ),
-    ] = []
-    contains: Annotated[
-        list[str],
-        Field(max_length=MAX_VALUES, description="Membership of this item, for filters.", examples=[["10.0.0.1"]]),
-    ] = []
-    rank: Annotated[
-        list[float],
-        Field(max_length=MAX_VALUES, description="Fraction of values that are at most this one.", examples=[[250.0]]),
-    ] = []
-    x: Annotated[list[float], Field(max_length=MAX_VALUES, description="The same as `rank`.")] = []
-    range: Annotated[
-        list[str],
-        Field(
-            max_length=MAX_VALUES,
-            description="`lo:hi`: number of values from lo to hi, both inclusive, for histograms and samples. Either"
-            " end is optional.",
-            examples=[["0:100"]],
-        ),
-    ] = []
-    top: Annotated[
-        int | None,
-        Field(ge=1, description="Number of items of a `top_k`.", examples=[10]),
-    ] = None
-    compute: Annotated[
-        list[str],
-        Field(
-            max_length=MAX_COMPUTED,
-            description="`name: expression` over the numbers of a group, with +, -, * and /: another column with the"
-            " interval that follows from theirs.",
-            examples=[["error_rate: errors / requests"]],
-        ),
-    ] = []
-    having: Annotated[
-        str,
-        Field(
-            max_length=MAX_TEXT,
-            description="Only groups for which this SQL condition holds. It reads the columns of the answer as a table:"
-            " groups, `m`, `m_lower`, `m_upper`. `errors_lower > 100`: certainly more than 100.",
-            examples=["errors > 100 AND error_rate_lower > 0.01"],
-        ),
-    ] = ""
-    order: Annotated[
-        list[str],
-        Field(
-            max_length=MAX_VALUES,
-            description="Column to sort the groups by; `-column`: descending. Repeated: the next ones decide between"
-            " equal values. Default: by group.",
-            examples=[["-error_rate"]],
-        ),
-    ] = []
-    limit_groups: Annotated[
-        int | None, Field(ge=1, description="Number of groups at most, the first of the order.", examples=[10])
-    ] = None
-    values: Annotated[bool, Field(description="The values in a sample instead of its estimates.", examples=[True])] = (
-        False
-    )
-    confidence: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            lt=1,
-            description="Of the intervals. Refused for a synopsis with a fixed, lower confidence; exact measures accept"
-            " any.",
-            examples=[0.95],
-        ),
-    ] = None
+    group: Annotated[list[str], Field(max_length=MAX_VALUES, examples=[["carrier:UA"]])] = []
+    """`column:value`, such as `carrier:UA`. Only groups with this value; repeated for one column: any of the values;
+    for several columns: all must hold. `null` is the missing value, `"null"` the text, and `""` the empty text."""
+    measure: Annotated[list[str], Field(max_length=MAX_VALUES, examples=[["flights"]])] = []
+    """Only these measures."""
+    quantile: Annotated[list[float], Field(max_length=MAX_VALUES, examples=[[0.5, 0.99]])] = []
+    """Ranks in [0, 1], for measures that answer quantiles; default of quantile measures: 0.5, 0.9, 0.95 and 0.99."""
+    item: Annotated[list[str], Field(max_length=MAX_VALUES, examples=[["10.0.0.1"]])] = []
+    """Frequency of this item (`count_min`, `top_k`, `fast_agms`, `counting_cuckoo`), or its membership (`bloom`,
+    `cuckoo`). Parsed as the type of the measure's argument."""
+    contains: Annotated[list[str], Field(max_length=MAX_VALUES, examples=[["10.0.0.1"]])] = []
+    """Membership of this item, for filters."""
+    rank: Annotated[list[float], Field(max_length=MAX_VALUES, examples=[[250.0]])] = []
+    """Fraction of values that are at most this one."""
+    x: Annotated[list[float], Field(max_length=MAX_VALUES)] = []
+    """The same as `rank`."""
+    range: Annotated[list[str], Field(max_length=MAX_VALUES, examples=[["0:100"]])] = []
+    """`lo:hi`: number of values from lo to hi, both inclusive, for histograms and samples. Either end is optional."""
+    top: Annotated[int | None, Field(ge=1, examples=[10])] = None
+    """Number of items of a `top_k`."""
+    compute: Annotated[list[str], Field(max_length=MAX_COMPUTED, examples=[["error_rate: errors / requests"]])] = []
+    """`name: expression` over the numbers of a group, with +, -, * and /: another column with the interval that follows
+    from theirs."""
+    having: Annotated[str, Field(max_length=MAX_TEXT, examples=["errors > 100 AND error_rate_lower > 0.01"])] = ""
+    """Only groups for which this SQL condition holds. It reads the columns of the answer as a table: groups, `m`,
+    `m_lower`, `m_upper`. `errors_lower > 100`: certainly more than 100."""
+    order: Annotated[list[str], Field(max_length=MAX_VALUES, examples=[["-error_rate"]])] = []
+    """Column to sort the groups by; `-column`: descending. Repeated: the next ones decide between equal values.
+    Default: by group."""
+    limit_groups: Annotated[int | None, Field(ge=1, examples=[10])] = None
+    """Number of groups at most, the first of the order."""
+    values: Annotated[bool, Field(examples=[True])] = False
+    """The values in a sample instead of its estimates."""
+    confidence: Annotated[float | None, Field(gt=0, lt=1, examples=[0.95])] = None
+    """Of the intervals. Refused for a synopsis with a fixed, lower confidence; exact measures accept any."""
 
     def questions(self, spec: QuerySpec) -> MeasureQuestions:
         """Returns the parameters, checked against a query, without duplicates. Raises InvalidRequest."""
@@ -148,18 +88,12 @@ class QuestionParams(BaseModel):
 class AnswerParams(QuestionParams):
     """The parameters of endpoints that return answers."""
 
-    format: Annotated[
-        Literal["json", "csv", "arrow"] | None,
-        Field(description="The form of the response; overrides `Accept`.", examples=["csv"]),
-    ] = None
-    min_phase: Annotated[
-        Phase,
-        Field(description="Only windows whose newest answer has reached this phase.", examples=["final"]),
-    ] = Phase.EARLY
-    require: Annotated[
-        Literal["complete"] | None,
-        Field(description="`complete`: 409 instead of answers of which one lacks records of an edge."),
-    ] = None
+    format: Annotated[Literal["json", "csv", "arrow"] | None, Field(examples=["csv"])] = None
+    """The form of the response; overrides `Accept`."""
+    min_phase: Annotated[Phase, Field(examples=["final"])] = Phase.EARLY
+    """Only windows whose newest answer has reached this phase."""
+    require: Literal["complete"] | None = None
+    """`complete`: 409 instead of answers of which one lacks records of an edge."""
 
     def form(self, accept: str | None) -> str:
         """Returns the requested form. Raises HttpProblem if `accept` includes none."""

@@ -22,7 +22,7 @@ from center.api.sql_guard import SqlGuard
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiLimitsSection
 from center.results import ResultStore
-from center.serving import SynopsisCache
+from center.serving.synopsis_cache import SynopsisCache
 from center.sinks import SinkStore
 from edgewater.runtime.tasks import Tasks
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from center.api.measure_models import ApiModel
 from edgewater.model.timestamps import TIME_ACCEPTED as ACCEPTED
 from edgewater.model.timestamps import parse_time
 
@@ -28,11 +29,10 @@ Time = Annotated[
 """A time in a path or a query string; parsed to int64 ms."""
 
 
-class FromParams(BaseModel):
+class FromParams(ApiModel):
     """The parameter `from` of requests that go through stored answers."""
 
     model_config = ConfigDict(extra="forbid")
 
-    start: Annotated[
-        Time | None, Field(alias="from", description="Start of the first window; default: the oldest stored answer.")
-    ] = None
+    start: Annotated[Time | None, Field(alias="from")] = None
+    """Start of the first window; default: the oldest stored answer."""

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from center.api.edge_progress import edge_state
 from center.catalog import SetAsideQuery
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord, expected_edges
 from edgewater.model.query import ErrorBudget
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.replies import EdgeCause, WaitState
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import DropReason
 
 NAMED_EDGES = 3
 """A reason names this many edges, and the number of the others."""
-
-EdgeCause = Literal[
-    "never_connected", "retired", "unreachable", "unconfirmed", "refused", "no_records", "ended", "open"
-]
-"""What a query waits for at an edge. `ended` and `open` (the next window has not ended there) are no problems."""
-
-WaitState = Literal[
-    "answered", "waiting", "refused", "no_edges", "no_records", "merging", "paused", "quarantined", "center_not_ready"
-]
 
 REMEDIES: dict[WaitState, str] = {
     "refused": "register the query in another form, or change the streams of the edges",

@@ -17,7 +17,7 @@ from center.early import plan_rate, rates_differ
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.results import AnswerRecord, ResultStore
-from center.serving import SEED, function_confidence
+from center.serving.function_values import SEED, function_confidence
 from center.storage.progress import DriverProgress, NoProgress, Track
 from edgewater.model.errors import EdgewaterError, StorageError
 from edgewater.model.query import QuerySpec

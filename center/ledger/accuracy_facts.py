@@ -72,7 +72,10 @@ def with_accuracy(
         # The data do not determine the values, and nothing predicts them.
         stated = replace(stated, error=dict.fromkeys(("sampling", "straggler")) | {"missing": _missing(facts)})
         predicted = Predicted(accuracy.measure, of_records)
-    return replace(facts, observed=observed, accuracy=stated, predicted=predicted)
+    deviations = facts.deviations
+    if predicted is not None:  # it stands for late records, too
+        deviations = tuple(d for d in deviations if d.cause is not Cause.MAY_CHANGE)
+    return replace(facts, observed=observed, accuracy=stated, predicted=predicted, deviations=deviations)
 
 
 def _missing(facts: Facts) -> float | None:

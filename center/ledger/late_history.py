@@ -6,6 +6,9 @@ had, as a part of the window's records. If windows are exchangeable, the largest
 one with a probability of at most 1/(k + 1), whatever the distribution is (conformal prediction). The same rule holds
 for the sums of late values and for their maxima.
 
+A late record may also lengthen a session, or join two. No number bounds this, so a session allows for an unknown
+number of records if a recent session had late ones.
+
 The late records of the newest windows may still be on their way, so their numbers may be too small. The older windows
 of the history have theirs.
 """
@@ -17,11 +20,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from edgewater.answers import NO_LATE, Amount, Cause, Deviation, LateRecords, WithheldBound
+from edgewater.answers import NO_LATE, UNKNOWN, Amount, Cause, Deviation, LateRecords, WithheldBound
 from edgewater.answers.uniting import MAX_COUNTED
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MIN_TIME_MS
-from edgewater.model.windows import SlidingWindow, TimeWindow
+from edgewater.model.windows import SlicedWindow, SlidingWindow, TimeWindow
 from edgewater.synopses.late_values import LATE_VALUES
 from edgewater.wire import DroppedRecords
 
@@ -80,7 +83,7 @@ class LateHistory:
     newest_ms: int = MIN_TIME_MS
     blocks: Mapping[int, LateBlock] = field(default_factory=dict)
 
-    def with_answer(self, start_ms: int, window: TimeWindow) -> LateHistory:
+    def with_answer(self, start_ms: int, window: SlicedWindow) -> LateHistory:
         """Returns the history after the first answer to a window."""
         answered = self.answered + 1
         since = answered - MAX_WINDOWS * _overlap(window)
@@ -91,7 +94,7 @@ class LateHistory:
 
     def with_late(
         self,
-        window: TimeWindow,
+        window: SlicedWindow,
         by_closes: Mapping[int, int],
         after_final: Mapping[int, int],
         counted: Iterable[DroppedRecords],
@@ -153,12 +156,13 @@ class LateHistory:
         window = spec.window
         if not self.blocks:
             return None
-        assert isinstance(window, TimeWindow)
         own = {_block(window, start) for start in slices}
         others = [(block, block.late(is_final=is_final)) for start, block in self.blocks.items() if start not in own]
         others = [(block, each) for block, each in others if each.records]
         if not others:
             return None
+        if not isinstance(window, TimeWindow):
+            return Deviation(Cause.MAY_CHANGE, lacks=UNKNOWN)
         in_time = observed - late
         scales = [max(in_time, 1) / max(block.in_time, 1) for block, _ in others]
         most = max(math.ceil(each.records * scale) for (_, each), scale in zip(others, scales, strict=True))
@@ -207,18 +211,20 @@ class LateHistory:
         return cls(answered, newest_ms, {start: LateBlock.from_value(block) for start, block in blocks})
 
 
-def _overlap(window: TimeWindow) -> int:
+def _overlap(window: SlicedWindow) -> int:
     """Returns how many windows a record belongs to at most."""
     return -(-window.size_ms // window.every_ms) if isinstance(window, SlidingWindow) else 1
 
 
-def _block(window: TimeWindow, slice_ms: int) -> int:
+def _block(window: SlicedWindow, slice_ms: int) -> int:
     if not isinstance(window, SlidingWindow):
         return slice_ms
     return (slice_ms - window.offset_ms) // window.size_ms * window.size_ms + window.offset_ms
 
 
-def slices_of_blocks(window: TimeWindow, slices: Iterable[int]) -> list[int]:
-    """Returns all slices of the blocks that contain some slices."""
-    blocks = {_block(window, start) for start in slices if start > MIN_TIME_MS}
-    return [start for block in sorted(blocks) for start in window.slices_of_window(block)]
+def slices_of_blocks(window: SlicedWindow, slices: Iterable[int]) -> list[int]:
+    """Returns all slices of the blocks that contain some slices. Of sessions, a block is a slice."""
+    blocks = sorted({_block(window, start) for start in slices if start > MIN_TIME_MS})
+    if not isinstance(window, TimeWindow):
+        return blocks
+    return [start for block in blocks for start in window.slices_of_window(block)]

@@ -342,11 +342,6 @@ class WindowBook(ABC):
         )
         return changed
 
-    @property
-    def _learns_late(self) -> bool:
-        """Whether answers allow for late records. The estimator of an accuracy does this itself."""
-        return isinstance(self._spec.window, TimeWindow) and self._spec.accuracy is None
-
     def _late_history(
         self, frames: Sequence[FrameSummary], late_before: Mapping[int, int], after_final: Mapping[int, int]
     ) -> LateHistory:
@@ -361,9 +356,8 @@ class WindowBook(ABC):
         counted = [each for frame in frames for each in frame.late]
         by_closes = {start: self.slices.counts(start)[1] - late for start, late in late_before.items()}
         by_closes = {start: records for start, records in by_closes.items() if records > 0}
-        if not (self._learns_late and (dropped or counted or by_closes)) or not history.answered:
+        if not (dropped or counted or by_closes) or not history.answered:
             return history  # without an answer, nothing was late for one
-        assert isinstance(window, TimeWindow)
         slices = {history.newest_ms, *by_closes, *(each.slice_start_ms for each in (*dropped, *counted))}
         observed = {start: self.slices.counts(start)[0] for start in slices_of_blocks(window, slices)}
         final = {start: min(records, after_final.get(start, 0)) for start, records in by_closes.items()}
@@ -485,15 +479,13 @@ class WindowBook(ABC):
                 in_budget_ms = staleness
         else:
             facts = self._facts(start_ms, slices, staleness, first)
-        if self._learns_late:
-            assert isinstance(self._spec.window, TimeWindow)
-            history, is_final = self._state.late_history, phase is Phase.FINAL
-            allowed = history.allowance(slices, facts.observed, facts.late, self._spec, is_final=is_final)
-            if allowed is not None:
-                facts = replace(facts, deviations=(*facts.deviations, allowed))
-            if not state.is_answered:
-                history = history.with_answer(start_ms, self._spec.window)
-                self._set_state(replace(self._state, late_history=history))
+        history, is_final = self._state.late_history, phase is Phase.FINAL
+        allowed = history.allowance(slices, facts.observed, facts.late, self._spec, is_final=is_final)
+        if allowed is not None:
+            facts = replace(facts, deviations=(*facts.deviations, allowed))
+        if not state.is_answered:
+            history = history.with_answer(start_ms, self._spec.window)
+            self._set_state(replace(self._state, late_history=history))
         revision = self._next_revision(state)
         if phase is Phase.FINAL:
             self._close_window(start_ms)

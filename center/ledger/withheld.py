@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from edgewater.answers import WithheldBound
 from edgewater.model.query import QuerySpec
@@ -73,7 +72,7 @@ class Totals:
         if not bounds:
             return cls(observed, late, {}, signs, listed)
         extrema = frozenset(m.name for m in spec.measures if m.function.error == "extremum")
-        withheld: dict[str, Any] = {}
+        withheld: dict[str, WithheldBound] = {}
         for measure, several in bounds.items():
             bound = several[0] if len(several) == 1 else WithheldBound.union(several, of_extremum=measure in extrema)
             has_both_signs = len(signs.get(measure, ())) > 1

@@ -22,6 +22,7 @@ from edgewater.answers.uniting import with_late
 from edgewater.answers.work import spend
 from edgewater.model.errors import InvalidInput, InvalidRequest, NotFound, StorageError, UnsupportedVersion
 from edgewater.model.registered_query import query_from_key, query_key
+from edgewater.model.replies import Shipped
 from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import QueryRef
 
@@ -175,16 +176,16 @@ class AnswerReader:
         newest = _in_range(_newest_revisions(ref, min_phase), start_ms, end_ms)
         if cursor is not None:
             newest = newest.where(starts > read_cursor(cursor))
-        count, newest = limit, newest.order_by(starts)
-        if max_bytes is not None:
-            sizes = _of(newest.limit(limit), func.coalesce(func.length(_SYNOPSIS), 0))
-            with read_transaction(self._engine) as connection:
-                totals = accumulate(connection.execute(sizes).scalars())
-                count = next((n for n, size in enumerate(totals, 1) if size >= max_bytes), limit)
-        records = self._newest(newest.limit(count + 1))
-        if len(records) <= count:
-            return records, None
-        return records[:count], str(records[count - 1].window_start_ms)
+        sizes = _of(newest.order_by(starts).limit(limit + 1), t.answers.c.answer_id, func.length(_SYNOPSIS))
+        with read_transaction(self._engine) as connection:
+            found = connection.execute(sizes).all()
+            totals = accumulate(size or 0 for _, size in found)
+            full = (n for n, size in enumerate(totals, 1) if max_bytes is not None and size >= max_bytes)
+            chosen = [answer_id for answer_id, _ in found[: next(full, limit)]]
+            rows = _rows().where(t.answers.c.answer_id.in_(chosen)).order_by(starts)
+            records = [_record(row) for row in connection.execute(rows).all()]
+        _spend(records)
+        return records, None if len(chosen) == len(found) else str(records[-1].window_start_ms)
 
     def last_windows(
         self, ref: QueryRef, start_ms: int | None, end_ms: int | None, limit: int
@@ -336,8 +337,8 @@ class AnswerReader:
             late = late_by_window(connection, query_key(ref), closed) if closed else {}
         return {window for window in closed if window[0] not in late}
 
-    def shipped(self, ref: QueryRef) -> dict[str, dict[str, int]]:
-        """Returns, per edge, the applied ``frames`` and ``wire_bytes``."""
+    def shipped(self, ref: QueryRef) -> dict[str, Shipped]:
+        """Returns what is applied of each edge."""
         rows = select(t.shipped.c.edge, t.shipped.c.frames, t.shipped.c.wire_bytes)
         rows = rows.where(t.shipped.c.query == query_key(ref)).order_by(t.shipped.c.edge)
         with read_transaction(self._engine) as connection:

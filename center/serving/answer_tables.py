@@ -67,12 +67,12 @@ def with_quality(table: pa.Table, answer: Answer, *, text_times: bool = False) -
 
 def _contracts(answer: Answer, rows: int) -> pa.Array:
     """Returns the codes of the contract for each row, with `BEYOND` where a number of the row is beyond int64."""
-    codes = answer.stated.contract.codes
-    stated = pa.repeat(pa.scalar(codes, pa.string()), rows)
+    contract = answer.stated.contract
+    stated = pa.repeat(pa.scalar(contract.codes, pa.string()), rows)
     beyond = [beyond_int64(each.estimates) for values in answer.rows.values for each in values.intervals]
     if not beyond or answer.rows.length != rows or not (lost := np.any(beyond, axis=0)).any():
         return stated
-    return pc.if_else(pa.array(lost), BEYOND if codes == "met" else f"{codes}; {BEYOND}", stated)
+    return pc.if_else(pa.array(lost), BEYOND if contract.met else f"{contract.codes}; {BEYOND}", stated)
 
 
 def with_version(table: pa.Table, version: int) -> pa.Table:

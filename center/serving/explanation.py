@@ -20,6 +20,7 @@ from edgewater.model.errors import NotFound
 from edgewater.model.json_types import Document, Group, IntervalCell
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
+from edgewater.model.replies import ErrorCause, ErrorPart, Sides
 from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import Estimates
 
@@ -38,30 +39,10 @@ class NotedError(OwnError):
         self.noted.append(estimates)
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorPart:
-    """The part of an interval that one cause makes.
-
-    Attributes:
-        above, below: how far the true value may be above and below the estimate because of this cause; None: unknown.
-    """
-
-    cause: str
-    above: float | None
-    below: float | None
-    says: str
-
-    @property
-    def known(self) -> bool:
-        return self.above is not None and self.below is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """How far a value may be above and below an estimate; None: unknown."""
-
-    above: float | None
-    below: float | None
+def _part(cause: ErrorCause, above: float | None, below: float | None, says: str) -> ErrorPart:
+    """Returns the part of an interval that one cause makes; None: unknown."""
+    known = above is not None and below is not None
+    return {"cause": cause, "above": above, "below": below, "known": known, "says": says}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +153,9 @@ def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, EdgeSta
 
 def _withheld_at_edge(bounds: Mapping[str, WithheldBound] | None, measure: Measure, closed: bool) -> Sides | None:
     if bounds is None or (measure.name not in bounds and measure.function.error is not None):
-        return Sides(0, 0) if closed else None
+        return {"above": 0, "below": 0} if closed else None
     bound = bounds.get(measure.name)
-    return None if bound is None else Sides(finite(bound.above), finite(bound.below))
+    return None if bound is None else {"above": finite(bound.above), "below": finite(bound.below)}
 
 
 def _main_value(values: Column, rows: int) -> tuple[str, list[IntervalCell]]:
@@ -193,16 +174,16 @@ def _width(value: IntervalCell) -> float:
 
 def _own_part(own: NotedError, before: Estimates | None, row: int, measure: Measure) -> ErrorPart:
     """Returns the synopsis' own error, from the bounds before they are widened by the answer's missing records."""
-    cause = "sampling" if own.is_sample else "sketch"
+    cause: ErrorCause = "sampling" if own.is_sample else "sketch"
     if before is None:
         width = finite(own.half_width)
-        return ErrorPart(cause, width, width, f"the largest error of any value of {measure.function.name}")
+        return _part(cause, width, width, f"the largest error of any value of {measure.function.name}")
     value, lower, upper = (float(getattr(before, name)[row]) for name in ("value", "lower", "upper"))
     above, below = finite(upper - value), finite(value - lower)
     if above == 0 and below == 0:
-        return ErrorPart(cause, 0, 0, f"{measure.function.name} is exact for the records that have arrived")
+        return _part(cause, 0, 0, f"{measure.function.name} is exact for the records that have arrived")
     what = "a sample of the records" if own.is_sample else f"the synopsis of {measure.function.name}"
-    return ErrorPart(cause, above, below, f"the error of {what}")
+    return _part(cause, above, below, f"the error of {what}")
 
 
 def _withheld_part(
@@ -212,7 +193,7 @@ def _withheld_part(
     edges, is_bounded = rows.withheld.edges_of(row), measure.function.error is not None
     bound = edges.bounds.get(measure.name)
     if not edges.bounds or (bound is None and is_bounded):
-        return ErrorPart("withheld", 0, 0, "the edges that have closed the window withhold nothing")
+        return _part("withheld", 0, 0, "the edges that have closed the window withhold nothing")
     above = below = None
     if before is not None:
         lower, upper = float(before.lower[row]), float(before.upper[row])
@@ -222,7 +203,7 @@ def _withheld_part(
             above, below = finite(float(high) - upper), finite(lower - float(low))
         else:
             above, below = _widened(before, row, cell)
-    return ErrorPart("withheld", above, below, "what edges withhold of a group, at most, under the error budget")
+    return _part("withheld", above, below, "what edges withhold of a group, at most, under the error budget")
 
 
 def _widened(before: Estimates, row: int, cell: IntervalCell) -> tuple[float | None, float | None]:
@@ -243,23 +224,24 @@ def _predicted_parts(
     if any(facts.late_counts):
         error["missing"] = None
     parts = []
-    for cause, what in (
+    causes: tuple[tuple[ErrorCause, str], ...] = (
         ("sampling", "records that edges did not process"),
         ("straggler", "records that have not arrived yet"),
         ("missing", "records of edges that have stopped reporting"),
-    ):
+    )
+    for cause, what in causes:
         if measure.name != predicted.measure:
-            parts.append(ErrorPart(cause, None, None, f"{what}: {NO_BOUND} for a measure that is not estimated"))
+            parts.append(_part(cause, None, None, f"{what}: {NO_BOUND} for a measure that is not estimated"))
             continue
         width = error.get(cause)
         if predicted.of_records:
             if cause == "straggler":
                 above, below = (None, None) if before is None else _widened(before, row, cell)
-                parts.append(ErrorPart(cause, above, below, f"{what}: they are bounded, and their values may be any"))
+                parts.append(_part(cause, above, below, f"{what}: they are bounded, and their values may be any"))
             continue
         whose = " of the group with the widest interval" if spec.group_by else ""
         says = what + (f", as estimated{whose}" if width is not None else f": {NO_BOUND}")
-        parts.append(ErrorPart(cause, width, width, says))
+        parts.append(_part(cause, width, width, says))
     return tuple(parts)
 
 
@@ -272,19 +254,19 @@ def _missing_part(
         edges = ", ".join(facts.edges_by(Cause.LOST_STATE))
         guesses = ", ".join(sorted(facts.records_by(Cause.GUESSED)))
         cause = f"{edges} lost its state" if edges else f"edges guessed ({guesses})"
-        return (ErrorPart("missing", None, None, f"{cause}: records may be missing or counted twice"),)
+        return (_part("missing", None, None, f"{cause}: records may be missing or counted twice"),)
     if facts.predicted is not None:
         return ()
     if not facts.lacks_records:
-        return (ErrorPart("missing", 0, 0, "every expected edge has closed the window with all its records"),)
+        return (_part("missing", 0, 0, "every expected edge has closed the window with all its records"),)
     lacking, edges_lacking = Lacking.of([facts], rows.groups, rows.length), facts.lacking
     if not lacking.is_unknown[row] and not lacking.records[row]:
-        return (ErrorPart("missing", 0, 0, "edges are missing, and none of them has records of this group"),)
+        return (_part("missing", 0, 0, "edges are missing, and none of them has records of this group"),)
     says = f"records of {', '.join(edges_lacking[:3])}{', …' if len(edges_lacking) > 3 else ''} may be missing"
     if not edges_lacking:
         says = "; ".join(facts.reasons) or "no edge is expected"
     if not lacking.is_unknown[row] and name == "count":
-        return (ErrorPart("missing", int(lacking.records[row]), 0, says),)
+        return (_part("missing", int(lacking.records[row]), 0, says),)
     is_bounded = measure.function.error is None or measure.name in lacking.amounts
     if not lacking.is_unknown[row] and is_bounded and before is not None:
         says = f"{says}: at most {int(lacking.records[row])} records"
@@ -292,9 +274,7 @@ def _missing_part(
         says += ", with such values as those of recent windows" if by_values else ", of any values"
         if rows.withheld.edges_of(row).bounds:
             says += "; the bounds also include what edges withhold"
-        return (ErrorPart("missing", *_widened(before, row, cell), says),)
+        return (_part("missing", *_widened(before, row, cell), says),)
     return (
-        ErrorPart(
-            "missing", 0 if name == "min" else None, 0 if name in ("count", "max") else None, f"{says}: {NO_BOUND}"
-        ),
+        _part("missing", 0 if name == "min" else None, 0 if name in ("count", "max") else None, f"{says}: {NO_BOUND}"),
     )

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 from tenacity import wait_random_exponential
+from typing_extensions import TypedDict
 
-from center.sinks.alert_targets import DeliveryFailed, Notice, Target
+from center.sinks.alert_targets import DeliveryFailed, Notice, StatedAlert, Target
 
 REPEAT_MS = 60_000
 """The time in ms between two repetitions of firing alerts, and of the ends of alerts that the target has refused."""
@@ -42,6 +42,19 @@ class _Attempts:
     """The attributes of a retry state that tenacity's `wait_random_exponential` reads."""
 
     attempt_number: int
+
+
+class OutboxState(TypedDict, total=False):
+    """The part of an outbox that must outlive the process: attributes of `Outbox`, as JSON."""
+
+    waiting: list[Notice]
+    ends: list[Notice]
+    untold: list[str]
+    delivered: int
+    refused: int
+    dropped: int
+    problem: str
+    refusal: str
 
 
 @dataclass(slots=True)
@@ -79,13 +92,15 @@ class Outbox:
     _repeated_ms: int = -REPEAT_MS
 
     @classmethod
-    def restored(cls, name: str, target: Target, state: Mapping[str, Any]) -> Outbox:
+    def restored(cls, name: str, target: Target, state: OutboxState) -> Outbox:
         """Returns the outbox whose `to_json` returned `state`. For an empty mapping, returns a new outbox."""
-        given = {key: value for key, value in state.items() if key in cls.__slots__}
-        lists = {key: list(state.get(key, ())) for key in ("waiting", "ends")}
-        return cls(name, target, **{**given, **lists, "untold": set(state.get("untold", ()))})
+        return cls(
+            name, target, list(state.get("waiting", ())), list(state.get("ends", ())), set(state.get("untold", ())),
+            state.get("delivered", 0), state.get("refused", 0), state.get("dropped", 0), state.get("problem", ""),
+            state.get("refusal", ""),
+        )  # fmt: skip
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> OutboxState:
         """Returns the state that must outlive the process."""
         return {
             "waiting": self.waiting,
@@ -254,12 +269,12 @@ class Outbox:
         self.untold |= ends
 
 
-def alert_key(alert: Mapping[str, Any]) -> str:
+def alert_key(alert: StatedAlert) -> str:
     """Returns a text that is different for different alerts of a target."""
     return json.dumps(alert["labels"], sort_keys=True)
 
 
-def with_alerts(notice: Notice, alerts: Sequence[Mapping[str, Any]], name: str | None = None) -> Notice:
+def with_alerts(notice: Notice, alerts: Sequence[StatedAlert], name: str | None = None) -> Notice:
     """Returns a notice with other alerts, and the title that fits them.
 
     Args:

@@ -8,13 +8,14 @@ answer will decide about it any more: its query, its rule or its edge is gone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import JsonValue
 
 from center.serving.render import denoted_values
 from center.sinks.alert_conditions import Condition, Verdicts
@@ -28,6 +29,8 @@ from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import BoolArray, Estimates
 from edgewater.wire import QueryRef
 
+Details: TypeAlias = Mapping[str, JsonValue]
+"""What the answer says about an alert, for notices and for the API."""
 Labels = tuple[tuple[str, str], ...]
 """Names and values that distinguish the alerts of one rule: the groups, or the edge."""
 MAX_ALERTS = 10_000
@@ -84,17 +87,6 @@ class AlertRule:
             return f"no answer for {self.no_answer_ms / 1000:g} s"
         return "contract broken" if self.is_contract else "edge missing"
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns all attributes, for `from_json`."""
-        return {**asdict(self), "min_phase": self.min_phase.value, "targets": list(self.targets)}
-
-    @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> AlertRule:
-        """Returns the rule whose `to_json` returned `given`."""
-        condition = None if given["condition"] is None else Condition(**given["condition"])
-        parts = {"condition": condition, "min_phase": Phase(given["min_phase"]), "targets": tuple(given["targets"])}
-        return cls(**{**given, **parts})
-
 
 @dataclass(frozen=True, slots=True)
 class Alert:
@@ -113,18 +105,7 @@ class Alert:
     since_ms: int
     through_ms: int
     fired_at_ms: int | None
-    details: Mapping[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor; `labels` is a list in JSON."""
-        return {
-            "rule": self.rule,
-            "labels": self.labels,
-            "since_ms": self.since_ms,
-            "through_ms": self.through_ms,
-            "fired_at_ms": self.fired_at_ms,
-            "details": dict(self.details),
-        }
+    details: Details
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +130,28 @@ class Window(NamedTuple):
     end_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class BookState:
+    """The part of an `AlertBook` that must outlive the process. Its sink stores it as JSON.
+
+    Attributes:
+        windows: see `AlertBook.windows`.
+        heard_ms, heard_ids: by rule, the wall time and the id of the last answer that was no repetition.
+    """
+
+    rules: Mapping[str, AlertRule] = field(default_factory=dict)
+    alerts: Sequence[Alert] = ()
+    windows: Mapping[str, Window] = field(default_factory=dict)
+    heard_ms: Mapping[str, int] = field(default_factory=dict)
+    heard_ids: Mapping[str, int] = field(default_factory=dict)
+
+
 class AlertBook:
     """The alerts of a set of rules.
 
     Args:
         rules: rules with unique names.
-        state: the result of an earlier `to_json`.
+        state: the `state` of an earlier book.
         now_ms: wall time.
 
     Attributes:
@@ -162,25 +159,22 @@ class AlertBook:
         dropped: transitions of alerts in `state` that fired, but whose rules have changed or were removed.
     """
 
-    def __init__(self, rules: Sequence[AlertRule], state: Mapping[str, Any] | None = None, now_ms: int = 0) -> None:
+    def __init__(self, rules: Sequence[AlertRule], state: BookState = BookState(), now_ms: int = 0) -> None:
         self._rules = {rule.name: rule for rule in rules}
         self._alerts: dict[str, dict[Labels, Alert]] = {name: {} for name in self._rules}
         self.problems: dict[str, str] = {}
         self.dropped: list[Transition] = []
-        given = state or {}
-        before = {name: AlertRule.from_json(rule) for name, rule in given.get("rules", {}).items()}
-        kept = {name for name, rule in before.items() if self._rules.get(name) == rule}
-        for entry in given.get("alerts", ()):
-            alert = Alert(**{**entry, "labels": tuple((n, v) for n, v in entry["labels"])})
+        kept = {name for name, rule in state.rules.items() if self._rules.get(name) == rule}
+        for alert in state.alerts:
             if alert.rule in kept:
                 self._alerts[alert.rule][alert.labels] = alert
             elif alert.fired_at_ms is not None:
                 why = "the rule was changed" if alert.rule in self._rules else "the rule was removed"
                 why = why if self._rules else "the sink was deleted"
-                self.dropped.append(ended(alert, before[alert.rule], why, now_ms))
-        self._windows = {name: Window(*w) for name, w in given.get("windows", {}).items() if name in kept}
-        self._heard_ms = {name: at_ms for name, at_ms in given.get("heard_ms", {}).items() if name in kept}
-        self._heard_ids = {name: number for name, number in given.get("heard_ids", {}).items() if name in kept}
+                self.dropped.append(ended(alert, state.rules[alert.rule], why, now_ms))
+        self._windows = {name: window for name, window in state.windows.items() if name in kept}
+        self._heard_ms = {name: at_ms for name, at_ms in state.heard_ms.items() if name in kept}
+        self._heard_ids = {name: number for name, number in state.heard_ids.items() if name in kept}
         self._over: set[str] = set()
 
     @property
@@ -203,15 +197,9 @@ class AlertBook:
         """
         return self._windows
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the state, for the constructor."""
-        return {
-            "rules": {name: rule.to_json() for name, rule in self._rules.items()},
-            "alerts": [alert.to_json() for alert in self.alerts],
-            "windows": self._windows,
-            "heard_ms": self._heard_ms,
-            "heard_ids": self._heard_ids,
-        }
+    @property
+    def state(self) -> BookState:
+        return BookState(self._rules, self.alerts, self._windows, self._heard_ms, self._heard_ids)
 
     def check(self, queries: Iterable[SinkQuery]) -> None:
         """Sets `problems` of the rules whose conditions do not fit the columns of their query."""
@@ -316,7 +304,11 @@ class AlertBook:
             alerts = self._alerts[rule.name]
             silence_ms, alert = now_ms - heard_ms, alerts.get(())
             if silence_ms >= rule.no_answer_ms and alert is None:
-                details = {"condition": Outcome.HOLDS, "last_answer": rfc3339(heard_ms), "silence_ms": silence_ms}
+                details: Details = {
+                    "condition": Outcome.HOLDS,
+                    "last_answer": rfc3339(heard_ms),
+                    "silence_ms": silence_ms,
+                }
                 alerts[()] = Alert(rule.name, (), heard_ms, now_ms, now_ms, details)
                 transitions.append(Transition(alerts[()], "firing", now_ms, rule))
             elif silence_ms < rule.no_answer_ms and alert is not None:
@@ -327,7 +319,7 @@ class AlertBook:
 
     def _outcomes(
         self, rule: AlertRule, answer: SinkAnswer, measures: Sequence[Measure], *, raises: bool
-    ) -> Iterator[tuple[Labels, Outcome, Mapping[str, Any]]]:
+    ) -> Iterator[tuple[Labels, Outcome, Details]]:
         """Yields the outcome of an answer for each alert of a rule. With `raises`, also yields the outcomes for new
         alerts.
         """
@@ -355,7 +347,7 @@ class AlertBook:
         known: Mapping[Labels, int],
         shown: Mapping[str, Estimates],
         answer: SinkAnswer,
-    ) -> Iterator[tuple[Labels, Outcome, Mapping[str, Any]]]:
+    ) -> Iterator[tuple[Labels, Outcome, Details]]:
         new = np.setdiff1d(np.flatnonzero(holds), list(known.values()))
         room = max(0, MAX_ALERTS - len(known))
         if len(new) > room:
@@ -369,7 +361,7 @@ class AlertBook:
         rule: AlertRule,
         labels: Labels,
         outcome: Outcome,
-        details: Mapping[str, Any],
+        details: Details,
         answer: SinkAnswer,
         now_ms: int,
     ) -> list[Transition]:
@@ -384,8 +376,8 @@ class AlertBook:
             before = Alert(rule.name, labels, start_ms, start_ms, None, {})
         after = _held(before, outcome, start_ms, end_ms) if is_newest else _mended(before, outcome, answer, newest)
         if is_newest:
-            window = {"start": rfc3339(start_ms), "end": rfc3339(end_ms)}
-            stated = {"window": window, "phase": answer.phase.value, "revision": answer.revision}
+            window: JsonValue = {"start": rfc3339(start_ms), "end": rfc3339(end_ms)}
+            stated: Details = {"window": window, "phase": answer.phase.value, "revision": answer.revision}
             after = replace(after, details={"condition": outcome, **details, **stated})
         held_ms = after.through_ms - after.since_ms
         fires = before.fired_at_ms is not None
@@ -454,13 +446,13 @@ def _lacks_records(answer: SinkAnswer) -> bool:
     return replace(facts, deviations=certain).lacks_records
 
 
-def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, dict[str, Any]]:
+def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, Details]:
     """Returns the alerts of a rule about the whole answer, with details, if the rule's condition holds."""
     facts, contract = answer.stated.facts, answer.stated.contract
     if rule.is_contract:
-        codes = sorted({violation.code for violation in contract.violations})
-        messages = [violation.message for violation in contract.violations]
-        return {} if contract.met else {(): {"codes": codes, "messages": messages[:5]}}
+        codes: list[JsonValue] = [*sorted({violation.code for violation in contract.violations})]
+        messages: list[JsonValue] = [violation.message for violation in contract.violations[:5]]
+        return {} if contract.met else {(): {"codes": codes, "messages": messages}}
     if rule.completeness_below is not None:
         ratio = facts.ratio
         return {(): {"value": ratio}} if ratio < rule.completeness_below else {}
@@ -492,8 +484,8 @@ def _groups(answer: SinkAnswer) -> list[str]:
     return [name for name in answer.group_columns if name in answer.rows.column_names]
 
 
-def _values(shown: Mapping[str, Estimates], row: int) -> dict[str, dict[str, float | None]]:
-    result = {}
+def _values(shown: Mapping[str, Estimates], row: int) -> Details:
+    result = dict[str, JsonValue]()
     for name, estimates in shown.items():
         each = {"value": estimates.value[row], "lower": estimates.lower[row], "upper": estimates.upper[row]}
         result[name] = {part: float(number) if np.isfinite(number) else None for part, number in each.items()}

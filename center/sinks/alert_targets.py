@@ -10,16 +10,26 @@ import hashlib
 import hmac
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import httpx
-from pydantic import Field, PrivateAttr, SecretStr, ValidatorFunctionWrapHandler, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    PrivateAttr,
+    SecretStr,
+    ValidatorFunctionWrapHandler,
+    model_validator,
+    with_config,
+)
+from typing_extensions import TypedDict  # pydantic accepts this one in Python 3.11
 
 from edgewater.model.errors import EdgewaterError
+from edgewater.model.json_types import Document
 from edgewater.model.key_texts import label_names
 from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import ProxyUrl, Secret, Section, refusal
@@ -29,10 +39,45 @@ TIMEOUT_S = 10.0
 """Timeout of each step of an exchange with a target."""
 ENDS_AFTER_MS = 300_000
 """Alertmanager resolves an alert by itself if it has not received the alert again within this time."""
-Notice = Mapping[str, Any]
-"""A notice of `AlertSink`, as JSON. It has an ``id``, a ``title`` and ``alerts``."""
 REFUSING = frozenset({400, 413, 415, 422})
 """HTTP status codes of a server that will not accept the same request later."""
+
+
+@with_config(use_attribute_docstrings=True)
+class AlertState(TypedDict):
+    """An alert as the API shows it."""
+
+    status: Literal["firing", "pending", "resolved"]
+    """`firing`, or `pending` until its condition has held for long enough."""
+    rule: str
+    query: str
+    labels: dict[str, str]
+    """`alertname`, `query`, the groups, and the labels of the rule."""
+    annotations: dict[str, str]
+    since: str
+    """Start of the first window in which the condition held without interruption."""
+    starts_at: str | None
+    """When it began to fire."""
+    details: Mapping[str, JsonValue]
+    """What the last answer says: `condition` (`holds` or `unknown`), values with bounds, window, phase and revision."""
+
+
+class StatedAlert(AlertState):
+    """An alert in a notice."""
+
+    ends_at: str | None
+
+
+class Notice(TypedDict):
+    """A notice of `AlertSink`, as JSON."""
+
+    id: str
+    sink: str
+    rule: str
+    query: str
+    title: str
+    at: str
+    alerts: list[StatedAlert]
 
 
 class DeliveryFailed(EdgewaterError):
@@ -144,7 +189,7 @@ class Webhook:
         """Implements `Target.deliver`."""
         body = json.dumps(notice, separators=(",", ":")).encode()
         headers = {name: value.get_secret_value() for name, value in self._section.headers.items()}
-        headers |= {"Content-Type": "application/json", "Idempotency-Key": str(notice["id"])}
+        headers |= {"Content-Type": "application/json", "Idempotency-Key": notice["id"]}
         if self._section.key is not None:
             headers["Edgewater-Signature"] = signature(self._section.key, self._now_ms() // 1000, body)
         self._server.post(self._section.url.get_secret_value(), body, headers)
@@ -169,7 +214,7 @@ class Alertmanager:
         `ENDS_AFTER_MS`.
         """
         now_ms = _time_of(self._post([]))
-        body = [
+        body: list[Document] = [
             {
                 "labels": dict(zip(label_names(list(alert["labels"])), alert["labels"].values(), strict=True)),
                 "annotations": {"since": alert["since"], "fired_at": alert["starts_at"], **alert["annotations"]},
@@ -181,7 +226,7 @@ class Alertmanager:
         ]
         self._post(body)
 
-    def _post(self, alerts: list[dict[str, Any]]) -> Reply:
+    def _post(self, alerts: Sequence[Document]) -> Reply:
         token = self._section.token
         headers = {"Content-Type": "application/json"}
         if token is not None:

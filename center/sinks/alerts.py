@@ -15,16 +15,16 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from center.serving.computed import ComputedValue
 from center.sinks.alert_conditions import Condition
 from center.sinks.alert_delivery import Outbox, with_alerts
 from center.sinks.alert_rules import Alert, AlertBook, AlertRule, Transition, ended
-from center.sinks.alert_states import RULES, SHOWN, TARGETS
-from center.sinks.alert_targets import Notice, TargetSection
+from center.sinks.alert_states import STATE, AlertsState, RuleState, TargetState
+from center.sinks.alert_targets import Notice, StatedAlert, TargetSection
 from center.sinks.base import SinkAnswer, SinkContext, SinkKind, SinkMemory, SinkQuery
 from center.sinks.definitions import SinkDefinition, has_secret
 from edgewater.answers import Phase
@@ -150,7 +150,7 @@ class AlertSink:
         self._book: AlertBook | None = None
         self._outboxes: dict[str, Outbox] = {}
         self._leaving: dict[str, Outbox] = {}
-        self._documents: dict[str, Any] = {}
+        self._documents: dict[str, JsonValue] = {}
         self._leaves_at_ms = 0
         self._queries: dict[QueryRef, SinkQuery] = {}
         self._clocks_ms: tuple[int, int] | None = None
@@ -172,9 +172,9 @@ class AlertSink:
         self._queries |= {query.ref: query for query in queries}
         stored, now_ms = self._memory.load([query.ref for query in queries]), self._context.now_ms()
         if self._book is None:
-            state: dict[str, Any] = {} if stored is None else json.loads(stored[1])
-            self._book = AlertBook(self._rules, state.get("book"), now_ms)
-            self._open_targets(state.get(TARGETS, {}), now_ms)
+            state = AlertsState() if stored is None else STATE.validate_json(stored[1])
+            self._book = AlertBook(self._rules, state.book, now_ms)
+            self._open_targets(state.targets, now_ms)
             self._save({})
         return {} if stored is None else stored[0]
 
@@ -254,16 +254,16 @@ class AlertSink:
     def _save(self, positions: Mapping[QueryRef, int]) -> None:
         book = self._opened
         rules = book.rules
-        state = {
-            "book": book.to_json(),
-            TARGETS: {
+        state = AlertsState(
+            book.state,
+            {
                 name: {**box.to_json(), "document": self._documents.get(name), "leaves": name in self._leaving}
                 for name, box in self._boxes.items()
             },
-            SHOWN: [stated(rules[a.rule], a, "pending" if a.fired_at_ms is None else "firing") for a in book.alerts],
-            RULES: [_stated_rule(rule, book) for rule in rules.values()],
-        }
-        self._memory.save(positions, json.dumps(state, separators=(",", ":")))
+            [stated(rules[a.rule], a, "pending" if a.fired_at_ms is None else "firing") for a in book.alerts],
+            [_stated_rule(rule, book) for rule in rules.values()],
+        )
+        self._memory.save(positions, STATE.dump_json(state).decode())
 
     def _end_gone(self, now_ms: int, elapsed_ms: int) -> list[Transition]:
         catalog = self._context.catalog
@@ -276,7 +276,7 @@ class AlertSink:
         retired = catalog.edges.retired() if any(rule.is_edge for rule in self._rules) else ()
         return self._opened.end_gone(catalog.queries.running(), retired, now_ms)
 
-    def _open_targets(self, stored: Mapping[str, Mapping[str, Any]], now_ms: int) -> None:
+    def _open_targets(self, stored: Mapping[str, TargetState], now_ms: int) -> None:
         """Continues with the stored targets that the sink still has, and ends the alerts at the other stored targets.
 
         A target that is new gets the alerts that fire.
@@ -287,7 +287,7 @@ class AlertSink:
         self._leaves_at_ms = self._elapsed_ms() + LEAVES_MS
         for name, section in self._sections.items():
             found = self._stored_name(name, section, stored)
-            before = {} if found is None else stored[found]
+            before = TargetState() if found is None else stored[found]
             stored = {n: state for n, state in stored.items() if n != found}
             self._documents[name] = None if has_secret(section.document, TargetSection) else section.document
             box = self._outboxes[name] = self._outbox(name, section, before)
@@ -304,7 +304,7 @@ class AlertSink:
                     raise InvalidConfig("", None, "an address", "it is not stored, because it is a secret")
                 box = self._outbox(name, validate(TargetSection, document), state)
             except InvalidConfig as exc:
-                if ends or state["waiting"]:
+                if ends or state.get("waiting"):
                     self._give_up(name, exc.message)
                 continue
             self._notify(ends, now_ms, {name: box})
@@ -313,18 +313,18 @@ class AlertSink:
                 key = f"{key}, before"
             self._leaving[key], self._documents[key] = box, document
 
-    def _stored_name(self, name: str, section: TargetSection, stored: Mapping[str, Mapping[str, Any]]) -> str | None:
+    def _stored_name(self, name: str, section: TargetSection, stored: Mapping[str, TargetState]) -> str | None:
         """Returns the name of the stored target that is the same system; None if there is none."""
         state = stored.get(name)
         if state and not state.get("leaves") and _is_same(state.get("document"), section.document):
             return name
         for other, state in stored.items():
             is_free = state.get("leaves") or other not in self._sections
-            if is_free and state.get("document") is not None and _is_same(state["document"], section.document):
+            if is_free and state.get("document") is not None and _is_same(state.get("document"), section.document):
                 return other
         return None
 
-    def _outbox(self, name: str, section: TargetSection, state: Mapping[str, Any]) -> Outbox:
+    def _outbox(self, name: str, section: TargetSection, state: TargetState) -> Outbox:
         return Outbox.restored(f"{self._context.name}.{name}", section.make(self._context.now_ms), state)
 
     def _give_up(self, target: str, reason: str) -> None:
@@ -355,23 +355,24 @@ class AlertSink:
                     box.add(notice)
 
     def _notices(
-        self, changes: Iterable[tuple[AlertRule, dict[str, Any]]], now_ms: int
+        self, changes: Iterable[tuple[AlertRule, StatedAlert]], now_ms: int
     ) -> Iterator[tuple[AlertRule, Notice]]:
         """Yields notices: per rule, one notice for at most `MAX_ALERTS_IN_NOTICE` alerts."""
-        by_rule: dict[str, tuple[AlertRule, list[dict[str, Any]]]] = {}
+        by_rule: dict[str, tuple[AlertRule, list[StatedAlert]]] = {}
         for rule, alert in changes:
             by_rule.setdefault(rule.name, (rule, []))[1].append(alert)
         for rule, each in by_rule.values():
             for at in range(0, len(each), MAX_ALERTS_IN_NOTICE):
                 alerts = each[at : at + MAX_ALERTS_IN_NOTICE]
                 identity = json.dumps([self._context.name, rule.name, now_ms, alerts], sort_keys=True)
-                notice = {
+                notice: Notice = {
                     "id": hashlib.sha256(identity.encode()).hexdigest()[:32],
                     "sink": self._context.name,
                     "rule": rule.name,
                     "query": rule.query,
                     "title": "",
                     "at": rfc3339(now_ms),
+                    "alerts": [],
                 }
                 yield rule, with_alerts(notice, alerts)
 
@@ -380,16 +381,19 @@ def _goes_to(rule: AlertRule, target: str) -> bool:
     return not rule.targets or target in rule.targets
 
 
-def _is_same(before: Any, now: Any) -> bool:
+def _is_same(before: object, now: object) -> bool:
     """Returns whether two sections name the same system. If it is not stored, it is taken for the same."""
 
-    def place(section: Any) -> list[Any]:
+    def place(section: object) -> list[object]:
+        assert isinstance(section, Mapping), "a valid section"
         return [[kind, keys["url"]] for kind, keys in sorted(section.items()) if keys]
 
     return before is None or place(before) == place(now)
 
 
-def stated(rule: AlertRule, alert: Alert, status: str, ended_at_ms: int | None = None) -> dict[str, Any]:
+def stated(
+    rule: AlertRule, alert: Alert, status: Literal["firing", "pending", "resolved"], ended_at_ms: int | None = None
+) -> StatedAlert:
     """Returns an alert in the form of notices and of the API."""
     annotations = {"summary": rule.summary} if rule.summary else {}
     annotations |= {name: v if isinstance(v, str) else json.dumps(v) for name, v in alert.details.items()}
@@ -415,7 +419,7 @@ def _free(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _stated_rule(rule: AlertRule, book: AlertBook) -> dict[str, Any]:
+def _stated_rule(rule: AlertRule, book: AlertBook) -> RuleState:
     """Returns a rule in the form of the API."""
     alerts, window = book.alerts_of(rule.name), book.windows.get(rule.name)
     firing, problem = sum(alert.fired_at_ms is not None for alert in alerts), book.problems.get(rule.name)

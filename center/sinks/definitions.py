@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, SecretStr
 from center.sinks.base import KINDS, Sink, SinkContext, SinkKind
 from edgewater.answers import Phase
 from edgewater.model.errors import InvalidConfig, did_you_mean
+from edgewater.model.json_types import Document
 from edgewater.model.measure import NAME, NAME_ACCEPTED
 from edgewater.runtime.configuration import Duration, Section, validate
 from edgewater.runtime.http_exchange import LEAST_SECRET
@@ -68,7 +69,7 @@ class SinkDefinition:
     min_phase: Phase
     begins_now: bool
     batch_ms: int
-    document: Mapping[str, Any]
+    document: Document
 
     def includes(self, query: str) -> bool:
         return self.queries is None or query in self.queries
@@ -145,7 +146,7 @@ def read_definition(
     return SinkDefinition(name, kind, options, queries, min_phase, begin == "now", batch_ms, dict(document))
 
 
-def read_definitions(documents: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[SinkDefinition]:
+def read_definitions(documents: Document, environ: Mapping[str, str] = os.environ) -> list[SinkDefinition]:
     """Reads the mapping ``sinks`` of ``center.yaml``, and builds each sink once to check its options.
 
     Raises:
@@ -157,7 +158,7 @@ def read_definitions(documents: Mapping[str, Any], environ: Mapping[str, str] = 
     return definitions
 
 
-def _validated(model: Any, document: Mapping[str, Any], at: str, context: Mapping[str, Any]) -> Any:
+def _validated(model: Any, document: Document, at: str, context: Document) -> Any:
     try:
         return validate(model, document, context)
     except InvalidConfig as exc:

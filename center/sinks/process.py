@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from center.catalog import Catalog
 from center.results import AnswerReader
-from center.sinks.alert_states import TARGETS, AlertCollector, saved_states
+from center.sinks.alert_states import AlertCollector, saved_states
 from center.sinks.definitions import SinkDefinition, read_definition
 from center.sinks.runner import LOOK_MS, SinkRunner
 from center.sinks.store import SinkStatus, SinkStore
@@ -139,7 +139,7 @@ class SinkProcess:
             for name in names:
                 if name in wanted:
                     continue
-                if name in states and not states[name][TARGETS]:
+                if name in states and not states[name].targets:
                     self._store.forget(name)
                     end_alarms(self._catalog, name)
                 else:

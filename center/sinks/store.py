@@ -39,6 +39,7 @@ from center.storage.database import (
     write_transaction,
 )
 from edgewater.model.errors import NotFound
+from edgewater.model.json_types import Document
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
 
@@ -144,7 +145,7 @@ class SinkStatus:
     """
 
     name: str
-    definition: Mapping[str, Any] | None
+    definition: Document | None
     paused: bool
     answer_id: int
     waiting: Mapping[QueryRef, WaitingQuery]
@@ -241,7 +242,7 @@ class SinkStore:
 
     # Methods for operators
 
-    def define(self, name: str, document: Mapping[str, Any]) -> bool:
+    def define(self, name: str, document: Document) -> bool:
         """Stores a definition, and returns whether the sink is new. If an existing definition changes, the sink keeps
         its position.
         """
@@ -367,7 +368,7 @@ class SinkStore:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
             if row is None or row.epoch != epoch or epoch <= restored_at_ms(connection):
                 raise LeaseLost(f"sink {name} is run by another process, or is no longer defined")
-            values: dict[str, Any] = {
+            values: dict[str, int | str | None] = {
                 "until_ms": until_ms,
                 "answers": row.answers + answers,
                 "rows": row.rows + rows,

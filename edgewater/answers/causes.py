@@ -89,7 +89,9 @@ def _rule(cause: Cause) -> Rule:
         case Cause.MAY_CHANGE:
             return Rule(
                 "recent windows of the query had late records, so this one may get some",
-                "at most the largest part that one of the last 100 windows had, with a stated confidence", _NONE, True,
+                "at most the largest part that one of the last 100 windows had, with a stated confidence; of sessions,"
+                " unknown",
+                _NONE, True,
                 "an answer is final, unless final answers to recent windows lack late records",
             )  # fmt: skip
         case Cause.UNANSWERED:

@@ -21,6 +21,7 @@ from edgewater.model.accuracy import MAX_GROUPS
 from edgewater.model.caching import format_fraction
 from edgewater.model.query import ErrorBudget, QuerySpec
 from edgewater.model.timestamps import rfc3339
+from edgewater.synopses import Estimates
 from edgewater.synopses.missing_records import has_bounds
 
 MAX_NAMED_EDGES = 3
@@ -77,11 +78,14 @@ class Contract:
             exact, otherwise whether each measure is exact. Such a contract requests all records. A measure that is not
             exact has the error of its synopsis.
         uncovered: measures of which a value has no bound. A contract that is met says nothing about their errors.
+        may_change: late records may follow. A met contract says that the answer has all records that have come, and
+            that its bounds allow for late ones with `LEAST_CONFIDENCE` or more. So an exact query is met and not exact.
     """
 
     requested: Mapping[str, Any]
     violations: tuple[Violation, ...] = ()
     uncovered: tuple[str, ...] = ()
+    may_change: bool = False
 
     @property
     def met(self) -> bool:
@@ -89,14 +93,18 @@ class Contract:
 
     @property
     def codes(self) -> str:
-        """The codes of the violations as text; ``met`` if there are none."""
-        return "; ".join(v.code for v in self.violations) or "met"
+        """The codes of the violations as text. Without violations, ``met``; of an exact query to whose window late
+        records may follow, ``met; may-change``.
+        """
+        met = f"met; {Cause.MAY_CHANGE}" if self.may_change and "exact" in self.requested else "met"
+        return "; ".join(v.code for v in self.violations) or met
 
     def to_json(self) -> dict[str, Any]:
         """Returns the member `contract` of an answer."""
         violations = [{"code": v.code, "message": v.message} for v in self.violations]
-        uncovered = {"uncovered": list(self.uncovered)} if self.uncovered else {}
-        return {"requested": dict(self.requested), "met": self.met, "violations": violations, **uncovered}
+        optional = {"uncovered": list(self.uncovered), "may_change": self.may_change}
+        more = {name: value for name, value in optional.items() if value}
+        return {"requested": dict(self.requested), "met": self.met, "violations": violations, **more}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +216,18 @@ def judged(facts: Facts, columns: Sequence[Column], spec: QuerySpec, of_windows:
     else:
         violations = [*of_windows.violations, *_unreadable(facts), *_rounded(columns, spec)]
         asked = dict(of_windows.requested)
-    contract = Contract(asked, tuple(violations), tuple(c.measure for c in columns if c.has_unknown_bound))
+    uncovered = tuple(c.measure for c in columns if c.has_unknown_bound)
+    contract = Contract(asked, tuple(violations), uncovered, bool(facts.by_cause(Cause.MAY_CHANGE)))
     return Statement(facts, error_by_cause(facts, own), contract, accuracy, sampled)
+
+
+def _relative_error(estimates: Estimates) -> float:
+    """Returns the largest distance of a bound from its value, as a fraction of the bound; infinite: unknown."""
+    known = np.isfinite(estimates.value)
+    value, bounds = estimates.value[known], (estimates.lower[known], estimates.upper[known])
+    errors = [np.where(b == value, 0.0, np.abs(b - value) / np.maximum(np.abs(b), 1.0)) for b in bounds]
+    worst = float(np.max(errors, initial=0.0))
+    return math.inf if math.isnan(worst) else worst
 
 
 def _is_about(spec: QuerySpec, measure: str) -> bool:
@@ -278,8 +296,10 @@ def _of_values(facts: Facts, columns: Sequence[Column], spec: QuerySpec) -> list
         if accuracy.kind is not None and own.has_odd:
             violations.append(Violation(ACCURACY, f"{name}: a value is NaN or infinite"))
         is_unmet = facts.accuracy is not None and facts.accuracy.unmet
-        if column.accuracy_error > accuracy.error * (1 + _ROUNDING) and not is_unmet:
-            worst = column.accuracy_error
+        worst = column.accuracy_error
+        if may_change and accuracy.kind not in (None, "records"):  # no prediction has compared it with the accuracy
+            worst = max((_relative_error(each.estimates) for each in column.intervals), default=0.0)
+        if worst > accuracy.error * (1 + _ROUNDING) and not is_unmet:
             off = f"may be off by {100 * worst:.3g} %" if math.isfinite(worst) else "has no bound"
             message = f"{name}: a value {off}; the accuracy is {100 * accuracy.error:.3g} %"
             violations.append(Violation(ACCURACY, message))
@@ -336,11 +356,14 @@ def united_contract(facts: Facts, violated: Mapping[str, tuple[int, str]], windo
 
 
 def _may_change(facts: Facts) -> list[Violation]:
-    return [
-        Violation(d.cause, f"up to {d.lacks.most} late records may follow, at a confidence of only {d.confidence:.3g}")
-        for d in facts.by_cause(Cause.MAY_CHANGE)
-        if d.confidence < LEAST_CONFIDENCE
-    ]
+    violations = []
+    for d in facts.by_cause(Cause.MAY_CHANGE):
+        if d.lacks.most is None:
+            violations.append(Violation(d.cause, "late records may follow; they may also lengthen or join sessions"))
+        elif d.confidence < LEAST_CONFIDENCE:
+            text = f"up to {d.lacks.most} late records may follow, at a confidence of only {d.confidence:.3g}"
+            violations.append(Violation(d.cause, text))
+    return violations
 
 
 def _unreadable(facts: Facts) -> list[Violation]:

@@ -66,13 +66,19 @@ def with_late(facts: Facts, late: Mapping[str, LateRecords]) -> Facts:
     lacking = sum(d.records for d in added if d.lacks != NONE)
     share = facts.observed / (facts.observed + lacking) if lacking else 1.0
     came = [d for d in added if d.cause is Cause.AFTER_FINAL]
-    allowed = [d if d.cause is not Cause.MAY_CHANGE else _left_of(d, came) for d in facts.deviations]
+    allowed = [_left_of(d, d.lacks.most, came) if d.cause is Cause.MAY_CHANGE else d for d in facts.deviations]
     return replace(facts, ratio=facts.ratio * share, deviations=(*allowed, *added))
 
 
-def _left_of(allowed: Deviation, came: Iterable[Deviation]) -> Deviation:
-    """Returns what an answer still allows for when some late records have come."""
-    most, amounts = allowed.lacks.most or 0, dict(allowed.amounts)
+def _left_of(allowed: Deviation, most: int | None, came: Iterable[Deviation]) -> Deviation:
+    """Returns what an answer still allows for when some late records have come.
+
+    Args:
+        most: the number that it allowed for before; None: any number.
+    """
+    if most is None:
+        return allowed
+    amounts = dict(allowed.amounts)
     for each in came:
         most -= each.records
         for name in amounts.keys() & each.amounts.keys():

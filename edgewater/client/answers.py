@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from edgewater.client.display import answer_html, answers_html
 from edgewater.client.interval import Interval, Number
-from edgewater.client.replies import (
+from edgewater.model.errors import EdgewaterError, InvalidRequest
+from edgewater.model.float_bounds import side_of, to_float
+from edgewater.model.json_types import Document, Group, Groups, IntervalCell, Json
+from edgewater.model.key_texts import OWN_COLUMNS, own_names
+from edgewater.model.replies import (
     EdgeProgress,
     Members,
     PartShape,
@@ -19,11 +23,8 @@ from edgewater.client.replies import (
     Quality,
     Spec,
     Violation,
+    WholeAnswer,
 )
-from edgewater.model.errors import EdgewaterError, InvalidRequest
-from edgewater.model.float_bounds import side_of, to_float
-from edgewater.model.json_types import Document, Group, Groups, IntervalCell, Json
-from edgewater.model.key_texts import OWN_COLUMNS, own_names
 from edgewater.model.timestamps import parse_time
 
 if TYPE_CHECKING:  # Arrow takes longer to import than most commands take to run
@@ -244,6 +245,15 @@ class Answer:
         return list(self.members["contract"]["violations"])
 
     @property
+    def contract(self) -> str:
+        """The codes of the violations as text; ``met`` without any; ``met; may-change`` if late records may follow an
+        answer to an exact query.
+        """
+        contract = self.members["contract"]
+        met = "met; may-change" if contract.get("may_change") and "exact" in contract["requested"] else "met"
+        return "; ".join(v["code"] for v in contract["violations"]) or met
+
+    @property
     def groups(self) -> list[Group]:
         """The group of each row; `{}` for a query without groups."""
         if not self.group_by:
@@ -297,7 +307,7 @@ class Answer:
             "revision": pa.scalar(self.revision, pa.int64()),
             "completeness": pa.scalar(self.completeness, pa.float64()),
             "given_at": pa.scalar(parse_time(self.members["given_at"]), pa.timestamp("ms", "UTC")),
-            "contract": pa.scalar("; ".join(str(v["code"]) for v in self.violations) or "met"),
+            "contract": pa.scalar(self.contract),
             "withheld": pa.scalar(json.dumps(self.quality["error"]["withheld"], separators=(",", ":"))),
         }
         if self.version is not None:
@@ -436,7 +446,7 @@ def _first_value_column(table: pa.Table, named: set[str]) -> int:
     return int(table.num_columns)
 
 
-def from_json(answer: Mapping[str, Any], spec: Spec, explain_with: Callable[..., Any] | None) -> Answer:
+def from_json(answer: WholeAnswer, spec: Spec, explain_with: Callable[..., Any] | None) -> Answer:
     """Returns an answer of a live stream, with the columns of the center's Arrow form."""
     import pyarrow as pa
 
@@ -445,7 +455,7 @@ def from_json(answer: Mapping[str, Any], spec: Spec, explain_with: Callable[...,
     group_by = tuple(rows[0]["group"]) if rows else group_columns(spec)
     columns: dict[str, list[Any]] = {name: [] for name in group_by}
     for at, row in enumerate(rows):
-        flat = dict(row["group"])
+        flat: dict[str, Json] = dict(row["group"])
         for measure, cell in row.items():
             if measure != "group":
                 flat.update(_flat(shapes.get(measure) or _unstated(measure, cell), cell))

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
 from edgewater.client import requests as flows
 from edgewater.client.answers import Answer, Answers, Gap, Progress, from_table
 from edgewater.client.center import QueryData
-from edgewater.client.connection import Connection, LiveState, arguments, bounded_async, event_source, unreachable
-from edgewater.client.requests import Flow, IfExists, Moment, Pause, Phase, checked, moment, question_params, segment
+from edgewater.client.connection import Connection, LiveState, bounded_async, built, event_source, unreachable
+from edgewater.client.requests import IfExists, Moment, Questions, moment, question_params, segment
+from edgewater.model import replies
 from edgewater.model.json_types import Document, Groups
 
 T = TypeVar("T")
@@ -33,9 +34,7 @@ class AsyncCenter:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, ca: str | Path | None = None, timeout: float = 30.0
     ) -> None:
-        self._http = httpx.AsyncClient(
-            **Connection(url, token, ca, timeout).options(), event_hooks={"response": [bounded_async]}
-        )
+        self._http = Connection(url, token, ca, timeout).open(httpx.AsyncClient, bounded_async)
 
     @property
     def url(self) -> str:
@@ -55,7 +54,7 @@ class AsyncCenter:
     async def dry_run(
         self, spec: Document | str | Path, *, change: bool = False, at: Moment | None = None,
         version: int | None = None, lasts: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> replies.DryRun:  # fmt: skip
         return await self._run(flows.dry_run(spec, change, at, version, lasts))
 
     async def query(self, name: str) -> AsyncQuery:
@@ -71,11 +70,11 @@ class AsyncCenter:
         async for event in self._live(LiveState.of_several(queries, after, changes, summary)):
             yield event
 
-    async def edges(self) -> list[dict[str, Any]]:
-        return list((await self._run(flows.get("/v1/edges")))["edges"])
+    async def edges(self) -> list[replies.Edge]:
+        return (await self._run(flows.reply("/v1/edges", replies.EdgeList)))["edges"]
 
-    async def streams(self) -> list[dict[str, Any]]:
-        return list((await self._run(flows.get("/v1/streams")))["streams"])
+    async def streams(self) -> list[replies.StreamColumns]:
+        return (await self._run(flows.reply("/v1/streams", replies.StreamList)))["streams"]
 
     async def get(self, path: str, **params: str) -> Any:
         return await self._run(flows.get(path, tuple(params.items())))
@@ -100,7 +99,7 @@ class AsyncCenter:
     def __repr__(self) -> str:
         return f"AsyncCenter({self.url!r})"
 
-    async def _run(self, flow: Flow[T]) -> T:
+    async def _run(self, flow: flows.Flow[T]) -> T:
         with closing(flow):
             try:
                 request = next(flow)
@@ -115,11 +114,11 @@ class AsyncCenter:
                 value: T = done.value
                 return value
 
-    async def _perform(self, request: flows.Request | Pause) -> Any:
-        if isinstance(request, Pause):
+    async def _perform(self, request: flows.Request | flows.Pause) -> Any:
+        if isinstance(request, flows.Pause):
             return await asyncio.sleep(request.seconds)
         try:
-            return checked(await self._http.request(**arguments(request)), request.missing)
+            return flows.checked(await self._http.send(built(self._http, request)), request.missing)
         except httpx.TransportError as exc:
             raise unreachable(self._http, exc) from exc
 
@@ -127,7 +126,7 @@ class AsyncCenter:
         while True:
             failure: Exception | None = None
             try:
-                async with self._http.stream(**state.arguments()) as response:
+                async with aclosing(await self._http.send(state.request(self._http), stream=True)) as response:
                     if not response.is_success:
                         await response.aread()
                     async for sse in event_source(response).aiter_sse():
@@ -144,53 +143,64 @@ class AsyncQuery(QueryData):
 
     center: AsyncCenter
 
-    async def latest(self, group: Groups | None = None, **questions: Any) -> Answer:
+    async def latest(self, group: Groups | None = None, **questions: Unpack[Questions]) -> Answer:
         return await self._run(flows.latest(self.name, question_params(group, questions), self._build))
 
     async def windows(
         self, start: Moment | None = None, end: Moment | None = None, group: Groups | None = None, *,
-        every: str | None = None, zone: str | None = None, **questions: Any,
+        every: str | None = None, zone: str | None = None, **questions: Unpack[Questions],
     ) -> Answers:  # fmt: skip
-        bounds, params = (moment(start, "start"), moment(end, "end")), question_params(group, questions)
+        bounds, params = (
+            (moment(start, "start"), moment(end, "end")),
+            question_params(group, questions),
+        )
         return await self._run(
             flows.windows(self.name, *bounds, time.monotonic, params, self._build, every=every, zone=zone)
         )
 
     async def window(
-        self, start: Moment, revision: int | None = None, group: Groups | None = None, **questions: Any
+        self,
+        start: Moment,
+        revision: int | None = None,
+        group: Groups | None = None,
+        **questions: Unpack[Questions],
     ) -> Answer:
         at = moment(start, "start") or ""
         return await self._run(flows.window(self.name, at, revision, question_params(group, questions), self._build))
 
     async def wait(
-        self, window: Moment, phase: Phase = "final", timeout: float = 60.0, group: Groups | None = None,
-        **questions: Any,
+        self, window: Moment, phase: flows.Phase = "final", timeout: float = 60.0, group: Groups | None = None,
+        **questions: Unpack[Questions],
     ) -> Answer:  # fmt: skip
         at, params = moment(window, "window") or "", question_params(group, questions)
         return await self._run(flows.wait(self.name, at, phase, timeout, time.monotonic, params, self._build))
 
     def live(
         self, group: Groups | None = None, after: int | None = None, *, changes: bool = False,
-        summary: bool = False, **questions: Any,
+        summary: bool = False, **questions: Unpack[Questions],
     ) -> AsyncIterator[Answer | Progress | Gap]:  # fmt: skip
         return self.center._live(LiveState.of(self, question_params(group, questions), after, changes, summary))
 
-    async def status(self) -> dict[str, Any]:
-        return dict(await self._run(flows.get(f"/v1/queries/{segment(self.name)}/status")))
+    async def status(self) -> replies.QueryStatus:
+        return await self._run(flows.reply(f"/v1/queries/{segment(self.name)}/status", replies.QueryStatus))
 
-    async def detail(self) -> dict[str, Any]:
-        return dict(await self._run(flows.get(f"/v1/queries/{segment(self.name)}")))
+    async def detail(self) -> replies.QueryDetail:
+        return await self._run(flows.reply(f"/v1/queries/{segment(self.name)}", replies.QueryDetail))
 
     async def explain(
-        self, window: Moment, group: Groups | None = None, revision: int | None = None, **questions: Any
-    ) -> dict[str, Any]:
+        self,
+        window: Moment,
+        group: Groups | None = None,
+        revision: int | None = None,
+        **questions: Unpack[Questions],
+    ) -> replies.Explanation:
         at = moment(window, "window") or ""
         return await self._run(flows.explain(self.name, at, revision, question_params(group, questions)))
 
     async def delete(self) -> None:
         await self.center.send("DELETE", f"/v1/queries/{segment(self.name)}")
 
-    async def _run(self, flow: Flow[T]) -> T:
+    async def _run(self, flow: flows.Flow[T]) -> T:
         return await self.center._run(flow)
 
     @property

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
 from edgewater.client import requests as flows
 from edgewater.client.answers import Answer, Answers, Gap, Progress, from_table
-from edgewater.client.connection import Connection, LiveState, arguments, bounded, event_source, unreachable
-from edgewater.client.replies import Registered, Spec
-from edgewater.client.requests import Flow, IfExists, Moment, Pause, Phase, checked, moment, question_params, segment
+from edgewater.client.connection import Connection, LiveState, bounded, built, event_source, unreachable
+from edgewater.client.requests import IfExists, Moment, Questions, moment, question_params, segment
+from edgewater.model import replies
 from edgewater.model.json_types import Document, Groups
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Center:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, ca: str | Path | None = None, timeout: float = 30.0
     ) -> None:
-        self._http = httpx.Client(**Connection(url, token, ca, timeout).options(), event_hooks={"response": [bounded]})
+        self._http = Connection(url, token, ca, timeout).open(httpx.Client, bounded)
 
     @property
     def url(self) -> str:
@@ -78,7 +78,7 @@ class Center:
     def dry_run(
         self, spec: Document | str | Path, *, change: bool = False, at: Moment | None = None,
         version: int | None = None, lasts: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> replies.DryRun:  # fmt: skip
         """Returns what `register` would do, or what `put` would do with `change`. Registers nothing.
 
         The result states the border, and which edges would refuse the query.
@@ -108,13 +108,13 @@ class Center:
         queries = [self.query(name) for name in names] if names else self.queries()
         return self._live(LiveState.of_several(queries, after, changes, summary))
 
-    def edges(self) -> list[dict[str, Any]]:
+    def edges(self) -> list[replies.Edge]:
         """Returns all edges: state, streams with watermarks, drops, backlog."""
-        return list(self._run(flows.get("/v1/edges"))["edges"])
+        return self._run(flows.reply("/v1/edges", replies.EdgeList))["edges"]
 
-    def streams(self) -> list[dict[str, Any]]:
+    def streams(self) -> list[replies.StreamColumns]:
         """Returns all streams: columns, who declared them, and edges with other columns."""
-        return list(self._run(flows.get("/v1/streams"))["streams"])
+        return self._run(flows.reply("/v1/streams", replies.StreamList))["streams"]
 
     def get(self, path: str, **params: str) -> Any:
         """Returns another resource as JSON, such as ``/v1/alarms``."""
@@ -142,7 +142,7 @@ class Center:
     def __repr__(self) -> str:
         return f"Center({self.url!r})"
 
-    def _run(self, flow: Flow[T]) -> T:
+    def _run(self, flow: flows.Flow[T]) -> T:
         with closing(flow):
             try:
                 request = next(flow)
@@ -157,11 +157,11 @@ class Center:
                 value: T = done.value
                 return value
 
-    def _perform(self, request: flows.Request | Pause) -> Any:
-        if isinstance(request, Pause):
+    def _perform(self, request: flows.Request | flows.Pause) -> Any:
+        if isinstance(request, flows.Pause):
             return time.sleep(request.seconds)
         try:
-            return checked(self._http.request(**arguments(request)), request.missing)
+            return flows.checked(self._http.send(built(self._http, request)), request.missing)
         except httpx.TransportError as exc:
             raise unreachable(self._http, exc) from exc
 
@@ -169,7 +169,7 @@ class Center:
         while True:
             failure: Exception | None = None
             try:
-                with self._http.stream(**state.arguments()) as response:
+                with closing(self._http.send(state.request(self._http), stream=True)) as response:
                     if not response.is_success:
                         response.read()
                     for sse in event_source(response).iter_sse():
@@ -188,7 +188,7 @@ class QueryData:
         registered: name, version, spec and registered_at; also notes if the query has just been registered.
     """
 
-    registered: Registered
+    registered: replies.Registered
 
     @property
     def name(self) -> str:
@@ -200,7 +200,7 @@ class QueryData:
         return int(self.registered["version"])
 
     @property
-    def spec(self) -> Spec:
+    def spec(self) -> replies.Spec:
         return self.registered["spec"]
 
     @property
@@ -218,7 +218,7 @@ class Query(QueryData):
 
     center: Center
 
-    def latest(self, group: Groups | None = None, **questions: Any) -> Answer:
+    def latest(self, group: Groups | None = None, **questions: Unpack[Questions]) -> Answer:
         """Returns the newest answer to the last window. Raises NotFound if there is none; the message states the
         reason.
 
@@ -231,7 +231,7 @@ class Query(QueryData):
 
     def windows(
         self, start: Moment | None = None, end: Moment | None = None, group: Groups | None = None, *,
-        every: str | None = None, zone: str | None = None, **questions: Any,
+        every: str | None = None, zone: str | None = None, **questions: Unpack[Questions],
     ) -> Answers:  # fmt: skip
         """Returns the newest answers to the windows that start in [start, end).
 
@@ -241,11 +241,18 @@ class Query(QueryData):
             zone: the time zone of days and longer units, such as ``Europe/Berlin``. Default: UTC.
             group, questions: see `latest`.
         """
-        bounds, params = (moment(start, "start"), moment(end, "end")), question_params(group, questions)
+        bounds, params = (
+            (moment(start, "start"), moment(end, "end")),
+            question_params(group, questions),
+        )
         return self._run(flows.windows(self.name, *bounds, time.monotonic, params, self._build, every=every, zone=zone))
 
     def window(
-        self, start: Moment, revision: int | None = None, group: Groups | None = None, **questions: Any
+        self,
+        start: Moment,
+        revision: int | None = None,
+        group: Groups | None = None,
+        **questions: Unpack[Questions],
     ) -> Answer:
         """Returns the answer to one window. Raises NotFound.
 
@@ -256,8 +263,8 @@ class Query(QueryData):
         return self._run(flows.window(self.name, at, revision, question_params(group, questions), self._build))
 
     def wait(
-        self, window: Moment, phase: Phase = "final", timeout: float = 60.0, group: Groups | None = None,
-        **questions: Any,
+        self, window: Moment, phase: flows.Phase = "final", timeout: float = 60.0, group: Groups | None = None,
+        **questions: Unpack[Questions],
     ) -> Answer:  # fmt: skip
         """Waits until a window has reached a phase, and returns its answer.
 
@@ -268,7 +275,7 @@ class Query(QueryData):
 
     def live(
         self, group: Groups | None = None, after: int | None = None, *, changes: bool = False,
-        summary: bool = False, **questions: Any,
+        summary: bool = False, **questions: Unpack[Questions],
     ) -> Iterator[Answer | Progress | Gap]:  # fmt: skip
         """Yields answers when the center publishes them, without an end. It begins with the latest answer, or after an
         id.
@@ -284,17 +291,21 @@ class Query(QueryData):
         """
         return self.center._live(LiveState.of(self, question_params(group, questions), after, changes, summary))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> replies.QueryStatus:
         """Returns whether the query has answers. If not, returns what it waits for, since when, and what to do."""
-        return dict(self._run(flows.get(f"/v1/queries/{segment(self.name)}/status")))
+        return self._run(flows.reply(f"/v1/queries/{segment(self.name)}/status", replies.QueryStatus))
 
-    def detail(self) -> dict[str, Any]:
+    def detail(self) -> replies.QueryDetail:
         """Returns, for each edge, its state, whether it accepts the query, and how much it has shipped."""
-        return dict(self._run(flows.get(f"/v1/queries/{segment(self.name)}")))
+        return self._run(flows.reply(f"/v1/queries/{segment(self.name)}", replies.QueryDetail))
 
     def explain(
-        self, window: Moment, group: Groups | None = None, revision: int | None = None, **questions: Any
-    ) -> dict[str, Any]:
+        self,
+        window: Moment,
+        group: Groups | None = None,
+        revision: int | None = None,
+        **questions: Unpack[Questions],
+    ) -> replies.Explanation:
         """Returns what the error of a value in a window consists of: by cause, by edge, by revision.
 
         Default: the first measure, and the group with the widest interval.
@@ -306,7 +317,7 @@ class Query(QueryData):
         """Deletes the query and its answers."""
         self.center.send("DELETE", f"/v1/queries/{segment(self.name)}")
 
-    def _run(self, flow: Flow[T]) -> T:
+    def _run(self, flow: flows.Flow[T]) -> T:
         return self.center._run(flow)
 
     @property

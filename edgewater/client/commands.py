@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ import yaml
 from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, shown
-from edgewater.client.requests import segment
+from edgewater.client.requests import Asked, segment
 from edgewater.model.errors import EdgewaterError, InvalidRequest, plain
+from edgewater.model.json_types import IntervalCell
 from edgewater.model.key_texts import NULL, key_text, text_of_key
+from edgewater.model.replies import Borders, DryRun, Edge, Sides, Spec, StreamColumns
 from edgewater.runtime.terminal import print_table
 
 Command = Callable[..., Any]
@@ -68,9 +70,9 @@ def selects(command: Command) -> Command:
     @click.option("--limit-groups", type=click.IntRange(1), help="Only this number of groups, the first in the order.")
     @functools.wraps(command)
     def wrapped(*args: Any, groups: tuple[str, ...], measures: tuple[str, ...], **kw: Any) -> Any:
-        questions: dict[str, Any] = {"group": _groups(groups), "measure": list(measures)}
-        asked = {name: kw.pop(name) for name in ("confidence", "compute", "having", "order", "limit_groups")}
-        questions |= {name: list(v) if isinstance(v, tuple) else v for name, v in asked.items() if v}
+        names = ("confidence", "compute", "having", "order", "limit_groups")
+        asked = {name: list(v) if isinstance(v, tuple) else v for name in names if (v := kw.pop(name))}
+        questions: Asked = {"group": _groups(groups), "measure": list(measures), **asked}  # type: ignore[typeddict-item]
         return command(*args, questions=questions, **kw)
 
     return wrapped
@@ -140,11 +142,11 @@ def _print_registered(found: Query, as_json: bool) -> None:
         click.echo(f"note: {plain(note)}")
 
 
-def _print_borders(windows: Mapping[str, Any]) -> None:
-    if windows.get("begins") is not None:
-        click.echo(f"it has the windows that start at {plain(windows['begins'])} or later")
-    if windows.get("until") is not None:
-        click.echo(f"it ends by itself: it has the windows that start before {plain(windows['until'])}")
+def _print_borders(windows: Borders) -> None:
+    if (begins := windows.get("begins")) is not None:
+        click.echo(f"it has the windows that start at {plain(begins)} or later")
+    if (until := windows.get("until")) is not None:
+        click.echo(f"it ends by itself: it has the windows that start before {plain(until)}")
 
 
 def _border(command: Command) -> Command:
@@ -199,7 +201,7 @@ def query_edit(center: Center, name: str, at: str | None, as_json: bool) -> None
     _print_registered(changed, as_json)
 
 
-def _print_dry_run(found: Mapping[str, Any], as_json: bool) -> None:
+def _print_dry_run(found: DryRun, as_json: bool) -> None:
     accepted = {True: "accepts it", False: "refuses it", None: "has never connected"}
     if as_json:
         print_json(found)
@@ -234,7 +236,7 @@ def query_ls(center: Center, as_json: bool) -> None:
 @click.argument("name")
 @asks_center
 @selects
-def query_show(center: Center, name: str, questions: dict[str, Any], as_json: bool) -> None:
+def query_show(center: Center, name: str, questions: Asked, as_json: bool) -> None:
     """Show the query NAME: whether it has answers, what it waits for, its edges, and its latest answer."""
     found = center.query(name)
     status, detail = found.status(), found.detail()
@@ -268,7 +270,7 @@ def query_show(center: Center, name: str, questions: dict[str, Any], as_json: bo
 @selects
 def query_windows(
     center: Center, name: str, start: str | None, end: str | None, every: str | None, zone: str | None,
-    questions: dict[str, Any], as_json: bool,
+    questions: Asked, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the answers of the query NAME to a range of windows. With --every, the windows of each interval are merged.
 
@@ -291,7 +293,7 @@ def query_windows(
 @asks_center
 @selects
 def query_explain(
-    center: Center, name: str, window: str | None, revision: int | None, questions: dict[str, Any], as_json: bool
+    center: Center, name: str, window: str | None, revision: int | None, questions: Asked, as_json: bool
 ) -> None:
     """Explain an answer of the query NAME: what its error consists of, by cause and by edge.
 
@@ -305,7 +307,7 @@ def query_explain(
         print_json(explained)
         return
     group = "".join(f" {column}:{key_text(value)}" for column, value in explained["group"].items())
-    interval = Interval(*(explained[k] for k in ("estimate", "lower", "upper", "confidence")))
+    interval = _interval(explained, explained["confidence"])
     what = f"{name} {explained['window']['start']}{group} {explained['measure']} {explained['value']}".rstrip()
     click.echo(f"{plain(what)}: {interval}, confidence {shown(interval.confidence)}, {explained['phase']}")
     parts = [(p["cause"], _amount(p["below"]), _amount(p["above"]), p["says"]) for p in explained["parts"]]
@@ -328,19 +330,20 @@ def query_explain(
     print_table(("revision", "phase", "given at", explained["measure"]), revisions, empty="no revisions")
 
 
-def _interval(cell: Mapping[str, Any]) -> Interval:
-    return Interval(cell["estimate"], cell["lower"], cell["upper"])
+def _interval(cell: IntervalCell, confidence: float | None = None) -> Interval:
+    return Interval(cell["estimate"], cell["lower"], cell["upper"], confidence)
 
 
 def _amount(value: float | None) -> str:
     return "unknown" if value is None else shown(value)
 
 
-def _sides(value: Mapping[str, Any] | None) -> str:
+def _sides(value: Sides | None) -> str:
     if value is None:
         return "unknown"
-    is_nothing = all(side == 0 for side in value.values())
-    return "nothing" if is_nothing else f"-{_amount(value['below'])} +{_amount(value['above'])}"
+    return (
+        "nothing" if value["below"] == value["above"] == 0 else f"-{_amount(value['below'])} +{_amount(value['above'])}"
+    )
 
 
 @query.command("tail")
@@ -350,9 +353,7 @@ def _sides(value: Mapping[str, Any] | None) -> str:
               help="Only answers in this phase or a later one.")  # fmt: skip
 @asks_center
 @selects
-def query_tail(
-    center: Center, name: str, count: int | None, phase: str, questions: dict[str, Any], as_json: bool
-) -> None:
+def query_tail(center: Center, name: str, count: int | None, phase: str, questions: Asked, as_json: bool) -> None:
     """Print the answers of the query NAME when they are published, until Ctrl-C. The latest answer is first.
 
     With --json, each line is an answer as the API returns it. After a lost connection, the command connects again. If
@@ -362,7 +363,7 @@ def query_tail(
         _tail(center.query(name), count, phase, questions, as_json)
 
 
-def _tail(found: Query, count: int | None, phase: str, questions: dict[str, Any], as_json: bool) -> None:
+def _tail(found: Query, count: int | None, phase: str, questions: Asked, as_json: bool) -> None:
     """Prints the answers, until `count` of them are printed."""
     phases = ("early", "complete", "final")
     left = count
@@ -458,7 +459,7 @@ Answers may be newer.
 """
 
 
-def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def edge_rows(found: Iterable[Edge]) -> list[tuple[str, ...]]:
     """Returns a row per edge and stream."""
     rows: list[tuple[str, ...]] = []
     for e in found:
@@ -470,21 +471,13 @@ def edge_rows(found: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         bandwidth = "unknown" if e["bandwidth_bytes_s"] is None else f"{size(e['bandwidth_bytes_s'])}/s"
         link = (size(e["backlog_bytes"]), bandwidth, f"{e['rtt_ms']:.0f} ms",
                 f"{e['clock_offset_ms']:+.0f} ms", dropped)  # fmt: skip
-        for s in e["streams"] or [{"name": "", "watermark": None, "ended": False, "records": 0, "delivery": []}]:
-            watermark, delivery = "ended" if s["ended"] else s["watermark"] or "none yet", ", ".join(s["delivery"])
-            rows.append(
-                (
-                    e["edge"],
-                    e["state"],
-                    e.get("release") or "",
-                    e["last_seen"],
-                    s["name"],
-                    watermark,
-                    str(s["records"]),
-                    delivery,
-                    *link,
-                )
-            )
+        streams = [
+            (s["name"], "ended" if s["ended"] else s["watermark"] or "none yet", s["records"], ", ".join(s["delivery"]))
+            for s in e["streams"]
+        ]
+        for name, watermark, records, delivery in streams or [("", "none yet", 0, "")]:
+            known = e["edge"], e["state"], e.get("release") or "", e["last_seen"]
+            rows.append((*known, name, watermark, str(records), delivery, *link))
     return rows
 
 
@@ -590,15 +583,15 @@ def _declared(declared: tuple[str, ...], file: Path | None) -> Any:
     return columns
 
 
-def _columns(stream: Mapping[str, Any]) -> str:
+def _columns(stream: StreamColumns) -> str:
     return ", ".join(f"{c['name']} {c['type']}" for c in stream["columns"])
 
 
-def _window(spec: Mapping[str, Any]) -> str:
+def _window(spec: Spec) -> str:
     return " ".join(f"{k} {v}" for k, v in spec["window"].items())
 
 
-def _as_json(answer: Answer) -> dict[str, Any]:
+def _as_json(answer: Answer) -> object:
     """Returns an answer without its data, and its rows as a list of mappings."""
     rows = [
         {name: _plain(value, name in answer.group_by) for name, value in row.items()}
@@ -639,8 +632,7 @@ def _in_no_group(total: Interval, rest: float | None) -> str:
 
 def summary(answer: Answer) -> str:
     """Returns one line: the window, phase, completeness and contract."""
-    violations = ", ".join(str(v["code"]) for v in answer.violations)
-    contract = "met" if answer.contract_met else f"not met ({violations})"
+    contract = answer.contract if answer.contract_met else f"not met ({answer.contract})"
     return (
         f"{answer.query} {answer.members['window']['start']} {answer.phase} revision {answer.revision}, complete "
         f"{shown(answer.completeness)}{answer.limitations}, confidence {shown(answer.confidence)}, contract {contract}"

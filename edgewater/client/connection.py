@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from tenacity import wait_random_exponential
 
 from edgewater.client.answers import Answer, Gap, Progress, from_json
-from edgewater.client.replies import Row, WholeAnswer
 from edgewater.client.requests import Pause, Request, RequestRefused, Unreachable, checked, segment
 from edgewater.model.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
-from edgewater.model.json_types import Group
+from edgewater.model.json_types import Document
+from edgewater.model.replies import Row, WholeAnswer
 from edgewater.runtime.http_exchange import failure
 from edgewater.runtime.secret_files import read_secret_file
 
+if TYPE_CHECKING:
+    from edgewater.client.asynchronous import AsyncQuery
+    from edgewater.client.center import Query
+
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 DEFAULT_URL = "http://127.0.0.1:7480"
 MAX_REPLY_BYTES = 1 << 30
 """A larger reply is an error. A server that is no center may send bytes without an end."""
@@ -79,8 +84,12 @@ class Connection:
     ca: str | Path | None = None
     timeout: float = 30.0
 
-    def options(self) -> dict[str, Any]:
-        """Returns the arguments of an httpx client. Raises InvalidConfig."""
+    def open(self, kind: type[Http], on_response: Callable[[httpx.Response], object]) -> Http:
+        """Returns a client of httpx. Raises InvalidConfig.
+
+        Args:
+            on_response: is called with each response.
+        """
         address = self.url or os.environ.get("EDGEWATER_URL") or DEFAULT_URL
         where = "url" if self.url else "EDGEWATER_URL"
         token = self._token()
@@ -93,12 +102,16 @@ class Connection:
         headers = {"User-Agent": f"edgewater/{version('edgewater')}", "Accept-Encoding": "identity"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        made = {"headers": headers, "timeout": self.timeout, "verify": self._verify()}
-        # Messages quote the URL.
-        auth = (url.username, url.password) if url.userinfo else None
-        # Variables such as http_proxy do not decide where the token goes.
-        way = {"trust_env": False, "proxy": _proxy()}
-        return {"base_url": url.copy_with(userinfo=b""), "auth": auth, **made, **way}
+        return kind(
+            base_url=url.copy_with(userinfo=b""),  # messages quote the URL
+            auth=(url.username, url.password) if url.userinfo else None,
+            headers=headers,
+            timeout=self.timeout,
+            verify=self._verify(),
+            trust_env=False,  # variables such as http_proxy do not decide where the token goes
+            proxy=_proxy(),
+            event_hooks={"response": [on_response]},
+        )
 
     def _token(self) -> str | None:
         if self.token is not None:
@@ -198,12 +211,12 @@ def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportErro
     return Unreachable(f"cannot reach the center at {base}: {what}; is it running? EDGEWATER_URL is its address")
 
 
-def arguments(request: Request) -> dict[str, Any]:
-    """Returns the arguments of `httpx.Client.request`."""
-    return {
-        "method": request.method, "url": request.path, "params": request.params or None, "content": request.content,
-        "headers": request.headers,
-    }  # fmt: skip
+def built(http: httpx.Client | httpx.AsyncClient, request: Request) -> httpx.Request:
+    """Returns a request as httpx sends it."""
+    content, headers = request.content, request.headers
+    return http.build_request(
+        request.method, request.path, params=request.params or None, content=content, headers=headers
+    )
 
 
 def event_source(response: httpx.Response) -> EventSource:
@@ -224,7 +237,7 @@ def _selection(changes: bool, summary: bool) -> list[tuple[str, str]]:
     return [(name, "true") for name, is_asked in (("changes", changes), ("summary", summary)) if is_asked]
 
 
-def _group_key(group: Group) -> str:
+def _group_key(group: Document) -> str:
     return json.dumps(list(group.values()))
 
 
@@ -242,14 +255,19 @@ class LiveState:
 
     path: str
     params: tuple[tuple[str, str], ...]
-    queries: Mapping[str, Any]
+    queries: Mapping[str, Query | AsyncQuery]
     last_id: str | None = None
     failures: int = 0
     whole: dict[tuple[str, str], tuple[int, dict[str, Row]]] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, query: Any, params: tuple[tuple[str, str], ...], after: int | None, changes: bool, summary: bool
+        cls,
+        query: Query | AsyncQuery,
+        params: tuple[tuple[str, str], ...],
+        after: int | None,
+        changes: bool,
+        summary: bool,
     ) -> LiveState:
         """Returns the state of a stream of one query, which begins after the answer `after`."""
         params = (*params, *_selection(changes, summary))
@@ -257,17 +275,19 @@ class LiveState:
         return cls(path, params, {query.name: query}, last)
 
     @classmethod
-    def of_several(cls, queries: Sequence[Any], after: int | None, changes: bool, summary: bool) -> LiveState:
+    def of_several(
+        cls, queries: Sequence[Query | AsyncQuery], after: int | None, changes: bool, summary: bool
+    ) -> LiveState:
         """Returns the state of a stream of several queries over one connection."""
         if not queries:
             raise NotFound("no query is registered that the token may read")
         named = (*(("query", query.name) for query in queries), *_selection(changes, summary))
         return cls("/v1/live", named, {query.name: query for query in queries}, None if after is None else str(after))
 
-    def arguments(self) -> dict[str, Any]:
+    def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         headers = {"Last-Event-ID": self.last_id} if self.last_id is not None else {}
         limits = httpx.Timeout(SILENCE_S, connect=10.0)
-        return {"method": "GET", "url": self.path, "params": self.params, "headers": headers, "timeout": limits}
+        return http.build_request("GET", self.path, params=self.params, headers=headers, timeout=limits)
 
     def event(self, sse: ServerSentEvent) -> Answer | Progress | Gap | None:
         """Returns the event; None for a kind of event that this version does not know.

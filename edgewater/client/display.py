@@ -24,7 +24,7 @@ def answer_html(answer: Answer) -> str:
     """Returns an answer as HTML, a row per group. Each measure has its interval and a bar, with one scale per
     measure.
     """
-    contract = "met" if answer.contract_met else "not met: " + ", ".join(str(v["code"]) for v in answer.violations)
+    contract = answer.contract if answer.contract_met else f"not met: {answer.contract}"
     head = (
         f"<b>{escape(answer.query)}</b> {escape(answer.members['window']['start'])}, {answer.phase}, revision "
         f"{answer.revision}; completeness {shown(answer.completeness)}{escape(answer.limitations)}; confidence "

@@ -7,22 +7,22 @@ result.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx
 import yaml
 
 from edgewater.client.answers import ARROW, Answer, Answers
-from edgewater.client.replies import Members, Registered
 from edgewater.model import errors
 from edgewater.model.errors import Conflict, EdgewaterError, InvalidInput, InvalidQuery, InvalidRequest, ProtocolError
-from edgewater.model.json_types import Document, Groups
+from edgewater.model.json_types import Document, Groups, Key
 from edgewater.model.key_texts import key_text
+from edgewater.model.replies import DryRun, Explanation, Members, Registered
 from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.runtime.plain_yaml import load_yaml
 
@@ -146,9 +146,10 @@ def problem(response: httpx.Response) -> EdgewaterError:
     return RequestRefused(code, detail, status, float(after) if after.isdecimal() else None)
 
 
-def detail_of(body: Mapping[str, Any]) -> str:
+def detail_of(body: Document) -> str:
     """Returns a text about the number of errors after the first one; "" if there are none."""
-    more = len(body.get("errors") or []) - 1
+    errors = body.get("errors")
+    more = len(errors) - 1 if isinstance(errors, list) else 0
     return f"and {more} more errors" if more > 0 else ""
 
 
@@ -184,14 +185,38 @@ def moment(value: Moment | None, name: str) -> str | None:
         raise InvalidRequest(name, value, TIME_ACCEPTED) from None
 
 
-QUESTIONS = (
-    "measure", "quantile", "item", "contains", "rank", "range", "top", "values", "confidence",
-    "compute", "having", "order", "limit_groups",
-)  # fmt: skip
-"""The question parameters of the API, except `group`."""
+Several: TypeAlias = T | Sequence[T] | None
+"""A value of a question, or several."""
 
 
-def question_params(group: Groups | None, questions: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+class Questions(TypedDict, total=False):
+    """The question parameters of the API, except `group`."""
+
+    measure: Several[str]
+    quantile: Several[float]
+    item: Several[Key]
+    contains: Several[Key]
+    rank: Several[float]
+    range: Several[str]
+    top: int | None
+    values: bool | None
+    confidence: float | None
+    compute: Several[str]
+    having: str | None
+    order: Several[str]
+    limit_groups: int | None
+
+
+class Asked(Questions, total=False):
+    """All question parameters of the API."""
+
+    group: Groups | None
+
+
+QUESTIONS = tuple(Questions.__annotations__)
+
+
+def question_params(group: Groups | None, questions: Questions) -> tuple[tuple[str, str], ...]:
     """Returns the parameters of a question. A value may be a list of values.
 
     Raises:
@@ -205,11 +230,11 @@ def question_params(group: Groups | None, questions: Mapping[str, Any]) -> tuple
     return tuple(params)
 
 
-def _each(value: Any) -> list[Any]:
+def _each(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple | set) else [value]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -248,6 +273,12 @@ def get(path: str, params: tuple[tuple[str, str], ...] = ()) -> Flow[Any]:
     return json_of(response)
 
 
+def reply(path: str, kind: type[T], params: tuple[tuple[str, str], ...] = ()) -> Flow[T]:
+    """Returns a resource as JSON of a type of `edgewater.model.replies`."""
+    found: T = yield from get(path, params)
+    return found
+
+
 def send(method: str, path: str, body: bytes | None, media: str) -> Flow[Any]:
     response = yield Request(method, path, content=body, headers={"Content-Type": media} if body is not None else {})
     return json_of(response) if response.content else None
@@ -257,21 +288,19 @@ def sql(statement: str) -> Flow[Any]:
     return send("POST", "/v1/sql", statement.encode(), "application/sql")
 
 
-def explain(name: str, start: str, revision: int | None, params: tuple[tuple[str, str], ...]) -> Flow[dict[str, Any]]:
+def explain(name: str, start: str, revision: int | None, params: tuple[tuple[str, str], ...]) -> Flow[Explanation]:
     asked = params if revision is None else (*params, ("revision", str(revision)))
-    response = yield Request("GET", f"/v1/queries/{segment(name)}/windows/{segment(start)}/explain", asked)
-    explained: dict[str, Any] = json_of(response)
-    return explained
+    return reply(f"/v1/queries/{segment(name)}/windows/{segment(start)}/explain", Explanation, asked)
 
 
 def dry_run(
     spec: Document | str | Path, change: bool, at: Moment | None, version: int | None, lasts: str | None
-) -> Flow[dict[str, Any]]:
+) -> Flow[DryRun]:
     body, media, name = read_spec(spec)
     params = (("dry_run", "true"), *_borders(at, lasts))
     method, path = ("PUT", f"/v1/queries/{segment(name)}") if change else ("POST", "/v1/queries")
     response = yield Request(method, path, params, content=body, headers=_put_headers(media, version))
-    found: dict[str, Any] = json_of(response)
+    found: DryRun = json_of(response)
     return found
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import click
 
 from edgewater.client.center import Center
 from edgewater.client.commands import asks_center, print_json
 from edgewater.client.requests import moment, segment
+from edgewater.model.json_types import Document
+from edgewater.model.replies import Sink, ToldAlert
 from edgewater.runtime.configuration import read_yaml
 from edgewater.runtime.terminal import print_table
 
@@ -172,12 +174,12 @@ def alerts_check(center: Center, file: Path, start: str | None, as_json: bool) -
     click.echo(f"{checked['answers']} answers were evaluated{left_out}")
 
 
-def _groups(alert: dict[str, Any]) -> str:
+def _groups(alert: ToldAlert) -> str:
     return ", ".join(f"{n}={v}" for n, v in alert["labels"].items() if n not in ("alertname", "query"))
 
 
-def _numbers(alert: dict[str, Any]) -> str:
-    values = {n: v for n, v in alert["details"].items() if isinstance(v, dict) and "lower" in v}
+def _numbers(alert: ToldAlert) -> str:
+    values = {n: cast(Document, v) for n, v in alert["details"].items() if isinstance(v, dict) and "lower" in v}
     return ", ".join(f"{n} {v['value']} [{v['lower']}, {v['upper']}]" for n, v in values.items())
 
 
@@ -185,7 +187,7 @@ def _path(name: str) -> str:
     return f"/v1/sinks/{segment(name)}"
 
 
-def _print(sink: dict[str, Any], as_json: bool) -> None:
+def _print(sink: Sink, as_json: bool) -> None:
     if as_json:
         print_json(sink)
         return
@@ -200,7 +202,7 @@ def _print(sink: dict[str, Any], as_json: bool) -> None:
         print_table(("query", "behind", "failing since", "problem"), rows, empty="")
 
 
-def _trouble(sink: dict[str, Any]) -> str:
+def _trouble(sink: Sink) -> str:
     gap = sink["gap"]
     lost = f"answers {gap['first']} to {gap['last']} were deleted before it had them" if gap else ""
     return "; ".join(filter(None, (sink["problem"], lost)))

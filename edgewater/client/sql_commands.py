@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from edgewater.client.commands import asks_center, print_json
 from edgewater.client.interval import shown
 from edgewater.model.errors import EdgewaterError, plain
 from edgewater.model.key_texts import key_text
+from edgewater.model.replies import DryRun
 from edgewater.model.sql import LISTS, split_statements
 from edgewater.runtime.terminal import print_table
 
@@ -107,7 +108,7 @@ def _print_notes(notes: Iterable[str | None] | None) -> None:
         click.echo(f"note: {plain(note)}")
 
 
-def _print_explanation(reply: Mapping[str, Any]) -> None:
+def _print_explanation(reply: DryRun) -> None:
     import yaml
 
     click.echo(plain_lines(yaml.safe_dump(reply["spec"], sort_keys=False, allow_unicode=True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import click
 from rich.console import Group
@@ -12,8 +12,11 @@ from edgewater.client.answers import Answer
 from edgewater.client.center import Center
 from edgewater.client.commands import EDGE_COLUMNS, asks_center, edge_rows, latest_or_none, print_json
 from edgewater.client.interval import Interval, shown
+from edgewater.model import json_types
 from edgewater.model.errors import EdgewaterError, plain
+from edgewater.model.json_types import Document
 from edgewater.model.key_texts import key_text
+from edgewater.model.replies import Alarm, AlarmList, Edge, QueryStatus
 from edgewater.runtime.terminal import show_again, table
 
 ALARMS = 5
@@ -32,74 +35,101 @@ def top(center: Center, interval: float, once: bool, as_json: bool) -> None:
     With --json, or without a terminal, the state is printed once.
     """
     if as_json:
-        print_json(_look(center))
+        print_json(_look(center).to_json())
         return
     show_again(lambda: _view(_look(center)), interval, once)
 
 
-def _look(center: Center) -> dict[str, Any]:
-    queries = []
-    for query in center.queries():
-        latest = latest_or_none(query)
-        state = query.status()
-        queries.append({
-            "query": query.name, "state": state["state"], "reason": state["reason"], "since": state["since"],
-            **({} if latest is None else _latest(latest)),
-        })  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _QueryLook:
+    """A query, and its latest answer; None: it has none."""
+
+    name: str
+    status: QueryStatus
+    latest: Answer | None
+
+    def widest(self) -> tuple[str, json_types.Group, Interval] | None:
+        """Returns the group with the widest interval of the first measure that has intervals, and the measure."""
+        name = None if self.latest is None else next(iter(self.latest.interval_columns), None)
+        if self.latest is None or name is None or not len(self.latest):
+            return None
+        return name, *max(self.latest[name], key=lambda pair: pair[1].width)
+
+    def to_json(self) -> Document:
+        state, latest, widest = self.status, self.latest, self.widest()
+        told: Document = {
+            "query": self.name, "state": state["state"], "reason": state["reason"], "since": state["since"],
+        }  # fmt: skip
+        if latest is None:
+            return told
+        interval: Document | None = None
+        if widest is not None:
+            name, group, i = widest
+            interval = {"measure": name, "group": group, "estimate": i.estimate, "lower": i.lower, "upper": i.upper}
+        return {
+            **told, "window": latest.members["window"]["start"], "phase": latest.phase, "revision": latest.revision,
+            "completeness": latest.completeness, "missing": latest.missing, "staleness_ms": latest.staleness_ms,
+            "contract_met": latest.contract_met, "violations": [v["code"] for v in latest.violations],
+            "groups": len(latest), "widest": interval,
+        }  # fmt: skip
+
+    def row(self) -> tuple[str, ...]:
+        state = self.status["state"] + (f": {self.status['reason']}" if self.status["reason"] else "")
+        latest, widest, value = self.latest, self.widest(), ""
+        if latest is None:
+            return (self.name, "", "", "", "", "", "", state)
+        if widest is not None:
+            name, group, interval = widest
+            keys = ", ".join(map(key_text, group.values()))
+            value = f"{name} {f'{keys}: ' if keys else ''}{interval}"
+        stale = "?" if latest.staleness_ms is None else f"{latest.staleness_ms:.0f} ms"
+        contract = latest.contract if latest.contract_met else f"not met: {latest.contract}"
+        missing = f" without {', '.join(latest.missing)}" if latest.missing else ""
+        complete, window = f"{shown(latest.completeness)}{missing}", latest.members["window"]["start"]
+        return (self.name, window, latest.phase, value, complete, stale, contract, state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The state of a center.
+
+    Attributes:
+        alarms_hidden: why no alarms are shown.
+    """
+
+    queries: list[_QueryLook]
+    edges: list[Edge]
+    alarms: list[Alarm]
+    alarms_hidden: str
+
+    def to_json(self) -> object:
+        queries = [query.to_json() for query in self.queries]
+        return {"queries": queries, "edges": self.edges, "alarms": self.alarms, "alarms_hidden": self.alarms_hidden}
+
+
+def _look(center: Center) -> _Look:
+    queries = [_QueryLook(query.name, query.status(), latest_or_none(query)) for query in center.queries()]
     try:
-        alarms, hidden = center.get("/v1/alarms", limit=str(ALARMS))["alarms"], ""
+        found: AlarmList = center.get("/v1/alarms", limit=str(ALARMS))
+        alarms, hidden = found["alarms"], ""
     except EdgewaterError as exc:  # alarms need a role on all queries
         alarms, hidden = [], exc.message
-    return {"queries": queries, "edges": center.edges(), "alarms": alarms, "alarms_hidden": hidden}
+    return _Look(queries, center.edges(), alarms, hidden)
 
 
-def _latest(answer: Answer) -> dict[str, Any]:
-    widest = _widest(answer)
-    return {
-        "window": answer.members["window"]["start"], "phase": answer.phase, "revision": answer.revision,
-        "completeness": answer.completeness, "missing": answer.missing, "staleness_ms": answer.staleness_ms,
-        "contract_met": answer.contract_met, "violations": [v["code"] for v in answer.violations],
-        "groups": len(answer), "widest": widest,
-    }  # fmt: skip
-
-
-def _widest(answer: Answer) -> dict[str, Any] | None:
-    """Returns the group with the widest interval of the first measure that has intervals."""
-    name = next(iter(answer.interval_columns), None)
-    if name is None or not len(answer):
-        return None
-    group, i = max(answer[name], key=lambda pair: pair[1].width)
-    return {"measure": name, "group": group, "estimate": i.estimate, "lower": i.lower, "upper": i.upper}
-
-
-def _view(look: dict[str, Any]) -> Group:
-    rows = [_row(q) for q in look["queries"]]
+def _view(look: _Look) -> Group:
     columns = ("query", "window", "phase", "widest interval", "complete", "stale", "contract", "state")
-    alarms = [(a["last_at"], a["kind"], a["edge"], a["message"], str(a["times"])) for a in look["alarms"]]
-    parts = [
-        table(columns, rows, "queries") if rows else Text("no query is registered"),
+    alarms = [(a["last_at"], a["kind"], a["edge"], a["message"], str(a["times"])) for a in look.alarms]
+    heads = ("last", "alarm", "edge", "message", "times")
+    shown_alarms = table(heads, alarms, "alarms") if alarms else Text("no alarms")
+    if look.alarms_hidden:
+        shown_alarms = Text(f"alarms: {plain(look.alarms_hidden)}")
+    return Group(
+        table(columns, [query.row() for query in look.queries], "queries")
+        if look.queries
+        else Text("no query is registered"),
         Text(),
-        table(EDGE_COLUMNS, edge_rows(look["edges"]), "edges") if look["edges"] else Text("no edge has ever connected"),
+        table(EDGE_COLUMNS, edge_rows(look.edges), "edges") if look.edges else Text("no edge has ever connected"),
         Text(),
-        table(("last", "alarm", "edge", "message", "times"), alarms, "alarms") if alarms else Text("no alarms"),
-    ]
-    return (
-        Group(*parts[:-1], Text(f"alarms: {plain(look['alarms_hidden'])}")) if look["alarms_hidden"] else Group(*parts)
+        shown_alarms,
     )
-
-
-def _row(query: dict[str, Any]) -> tuple[str, ...]:
-    state = query["state"] + (f": {query['reason']}" if query["reason"] else "")
-    if "window" not in query:
-        return (query["query"], "", "", "", "", "", "", state)
-    widest = query["widest"]
-    value = ""
-    if widest is not None:
-        group = ", ".join(map(key_text, widest["group"].values()))
-        interval = Interval(widest["estimate"], widest["lower"], widest["upper"])
-        value = f"{widest['measure']} {f'{group}: ' if group else ''}{interval}"
-    stale = "?" if query["staleness_ms"] is None else f"{query['staleness_ms']:.0f} ms"
-    contract = "met" if query["contract_met"] else "not met: " + ", ".join(query["violations"])
-    missing = f" without {', '.join(query['missing'])}" if query["missing"] else ""
-    complete = f"{shown(query['completeness'])}{missing}"
-    return (query["query"], query["window"], query["phase"], value, complete, stale, contract, state)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypeAlias, TypedDict, cast
+from typing import Any, NotRequired, TypeAlias, cast
+
+from typing_extensions import TypedDict  # pydantic accepts no other one in Python 3.11
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | IntervalCell | None"
 Document: TypeAlias = Mapping[str, Json]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord
-from center.serving import NO_QUESTIONS, MeasureQuestions
+from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from edge.core import (
     BudgetSet,
     Configured,

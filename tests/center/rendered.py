@@ -8,19 +8,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv
 
-from center import serving
+from center.serving import render as rendering
 from edgewater.model.table_texts import csv_table
 
 
 def render(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Returns the JSON of `center.serving.render`."""
-    answer: dict[str, Any] = json.loads(serving.render(*args, **kwargs))
+    """Returns the JSON of `center.serving.render.render`."""
+    answer: dict[str, Any] = json.loads(rendering.render(*args, **kwargs))
     return answer
 
 
 def to_table(*args: Any, **kwargs: Any) -> pa.Table:
-    """Returns the table of `center.serving.evaluated`."""
-    return serving.evaluated(*args, **kwargs).table()
+    """Returns the table of `center.serving.render.evaluated`."""
+    return rendering.evaluated(*args, **kwargs).table()
 
 
 def to_csv(*args: Any, **kwargs: Any) -> bytes:

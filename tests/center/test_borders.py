@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from center.catalog import SessionStart
-from center.serving import StoredWindows, SynopsisCache
+from center.serving.stored_windows import StoredWindows
+from center.serving.synopsis_cache import SynopsisCache
 from edge.records import RejectedRecords
 from edgewater.model.edge_records import HeartbeatRecord, StateDigest, StreamRecord
 from edgewater.model.errors import OutdatedState

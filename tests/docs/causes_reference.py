@@ -32,12 +32,14 @@ What a reason does to the bounds of a value follows from the number of records t
   confidence (`completeness.may_change`): 1 − s/(k + 1) after k windows. s is 1, or 2 to 3 if a
   bound depends on several amounts, such as that of a mean. A final answer allows for the records that final answers to
   these windows lack. With a `lateness`, there are usually none. The contract is met if the widened bounds are within
-  its budget, all of them are known, and the confidence is at least 0.95; an exact query has no budget for late records,
-  and its bounds state them. Otherwise the violation is `may-change`. A query without late records in the last 100
-  windows allows for none: `may_change` ends 100 windows after the last late record. For sliding windows, a window is as
-  much time as its length. Until the first late record of a query nothing is known of late records, so answers allow for
-  none; the next version of a query begins with what is known. Answers to session windows, and to queries with an
-  `accuracy`, do not allow for late records in this way.
+  its budget or accuracy, all of them are known, and the confidence is at least 0.95. Otherwise the violation is
+  `may-change`. A met contract then has the member `may_change`. An exact query has no budget for late records: such an
+  answer has all records that have come, is met, and is not exact. Its bounds differ, and tables show the contract as
+  `met; may-change`. A query without late records in the last 100 windows allows for none: `may_change` ends 100 windows
+  after the last late record. For sliding windows, a window is as much time as its length. Until the first late record
+  of a query nothing is known of late records, so answers allow for none; the next version of a query begins with what
+  is known. A late record may lengthen a session or join two, so an answer to a session allows for an unknown number. A
+  prediction of a query with an `accuracy` stands for late records, too.
 - **too many**: if records may count twice, no value has bounds.
 
 For example, 1,000 records have arrived and 2 came when the window was final: `count()` is 1000 with the bounds

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from cachetools import LRUCache
 
 from center.results import AnswerRecord, ResultStore
-from center.serving import NO_QUESTIONS, MeasureQuestions
+from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from center.serving.render import answer_rows, merged_data, statement_of
 from center.serving.totals import answer_totals
 from edgewater.answers import Phase

@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from center.api.access import IN_TURN, READS_ALL
-from center.api.models import Alarm, AlarmList
+from center.api.models import alarm_json
 from center.api.openapi import problems
 from center.api.services import Center
 from center.catalog.alarms import MAX_LISTED
+from edgewater.model.replies import AlarmList
 
 router = APIRouter(prefix="/v1", tags=["alarms"])
 
@@ -23,4 +24,4 @@ def alarms(
 
     If there are more than `limit`, each edge has an equal share. Alarms without an edge are shared among their queries.
     """
-    return AlarmList(alarms=[Alarm.of(a) for a in center.catalog.alarms.latest(limit)])
+    return {"alarms": [alarm_json(a) for a in center.catalog.alarms.latest(limit)]}

@@ -6,18 +6,21 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from center.api.access import IN_TURN, READS, Caller, require
 from center.api.bodies import read_document, read_typed_body
+from center.api.measure_models import ApiModel
 from center.api.openapi import OpenApi, problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
 from center.sinks import read_definition
 from center.sinks.alert_check import RuleReport, check_rules
-from center.sinks.alert_states import RULES, SHOWN, saved_states
+from center.sinks.alert_states import RuleState, saved_states
+from center.sinks.alert_targets import AlertState
 from center.sinks.alerts import AlertsConfig, stated
 from edgewater.model.errors import InvalidConfig, InvalidRequest
+from edgewater.model.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/alerts", tags=["sinks"])
 _EXAMPLE = {
@@ -33,73 +36,61 @@ _BODY: OpenApi = {
 }
 
 
-class FiringAlert(BaseModel):
-    """An alert."""
+class FiringAlert(AlertState):
+    """An alert.
 
-    sink: str = Field(description="The sink whose rule it is.")
-    rule: str
-    query: str
-    status: str = Field(description="`firing`, or `pending` until its condition has held for long enough.")
-    labels: dict[str, str] = Field(description="`alertname`, `query`, the groups, and the labels of the rule.")
-    annotations: dict[str, str]
-    since: str = Field(description="Start of the first window in which the condition held without interruption.")
-    starts_at: str | None = Field(description="When it began to fire.")
-    details: dict[str, JsonValue] = Field(
-        description="What the last answer says: `condition` (`holds` or `unknown`), values with bounds, window, phase"
-        " and revision."
-    )
+    It is `pending` until its condition has held for long enough, and then `firing`. `since` is the start of the first
+    window in which the condition held without interruption. `details` has what the last answer says: `condition`
+    (`holds` or `unknown`), values with bounds, window, phase and revision.
+    """
+
+    sink: Annotated[str, Field(description="The sink whose rule it is.")]
 
 
-class AlertList(BaseModel):
+class AlertList(ApiModel):
     alerts: list[FiringAlert]
 
 
-class RuleState(BaseModel):
+class SinkRule(RuleState):
     """A rule and its state."""
 
     sink: str
-    rule: str
-    query: str
-    condition: str
-    for_ms: int = Field(description="Event time for which the condition must hold.")
-    phase: str = Field(description="The earliest phase of answers that are evaluated.")
-    state: str = Field(description="`ok`, `pending`, `firing`, or `failing` if it cannot be evaluated.")
-    problem: str | None
-    firing: int
-    pending: int
-    window: dict[str, str] | None = Field(description="The newest window that was evaluated.")
-    targets: list[str] = Field(description="Names of targets; none: all.")
 
 
-class RuleList(BaseModel):
-    rules: list[RuleState]
+class RuleList(ApiModel):
+    rules: list[SinkRule]
 
 
-class CheckedAlert(BaseModel):
+class CheckedAlert(ApiModel):
     """An alert that would have begun to fire, or would have been resolved."""
 
     status: str
-    at: str = Field(description="When the answer was given.")
+    at: str
+    """When the answer was given."""
     labels: dict[str, str]
     details: dict[str, JsonValue]
 
 
-class CheckedRule(BaseModel):
+class CheckedRule(ApiModel):
     """A rule, and what it would have done."""
 
     rule: str
     query: str
     condition: str
-    problem: str | None = Field(description="Why it cannot be evaluated.")
-    fired: int = Field(description="How often an alert would have begun to fire.")
-    changes: list[CheckedAlert] = Field(description="The first 100.")
+    problem: str | None
+    """Why it cannot be evaluated."""
+    fired: int
+    """How often an alert would have begun to fire."""
+    changes: list[CheckedAlert]
+    """The first 100."""
 
     @classmethod
     def of(cls, report: RuleReport) -> CheckedRule:
         rule, changes = report.rule, []
         for change in report.transitions:
-            alert = stated(rule, change.alert, change.status, change.at_ms)
-            changes.append(CheckedAlert(at=alert["ends_at"], **{n: alert[n] for n in ("status", "labels", "details")}))
+            alert = stated(rule, change.alert, change.status)
+            at, details = rfc3339(change.at_ms), dict(alert["details"])
+            changes.append(CheckedAlert(status=alert["status"], at=at, labels=alert["labels"], details=details))
         return cls(
             rule=rule.name,
             query=rule.query,
@@ -110,19 +101,21 @@ class CheckedRule(BaseModel):
         )
 
 
-class RuleCheck(BaseModel):
+class RuleCheck(ApiModel):
     rules: list[CheckedRule]
-    answers: int = Field(description="Answers that were evaluated: the newest stored revision of each window.")
-    is_whole: bool = Field(description="Whether these are all. Otherwise later ones were left out.")
+    answers: int
+    """Answers that were evaluated: the newest stored revision of each window."""
+    is_whole: bool
+    """Whether these are all. Otherwise later ones were left out."""
 
 
 @router.get("", dependencies=[READS, IN_TURN], summary="The alerts that fire or are pending")
 def alerts(center: Center, caller: Caller) -> AlertList:
     """Lists the alerts of the queries that the caller may read."""
     shown = [
-        FiringAlert(sink=name, **{key: value for key, value in alert.items() if key != "ends_at"})
+        FiringAlert(**alert, sink=name)
         for name, state in saved_states(center.sinks)
-        for alert in state[SHOWN]
+        for alert in state.alerts
         if caller.may("reader", alert["query"])
     ]
     return AlertList(alerts=shown)
@@ -132,9 +125,9 @@ def alerts(center: Center, caller: Caller) -> AlertList:
 def rules(center: Center, caller: Caller) -> RuleList:
     """Lists the rules of the queries that the caller may read. A rule is listed after a process has run its sink."""
     shown = [
-        RuleState(sink=name, **rule)
+        SinkRule(**rule, sink=name)
         for name, state in saved_states(center.sinks)
-        for rule in state[RULES]
+        for rule in state.rules
         if caller.may("reader", rule["query"])
     ]
     return RuleList(rules=shown)

@@ -23,9 +23,10 @@ from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.api.versions import clipped, version_with, versions_of
 from center.results import AnswerRecord, read_cursor
-from center.serving import MeasureQuestions
+from center.serving.measures import MeasureQuestions
 from edgewater.answers import Phase
 from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.model.json_types import as_document
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.table_texts import JSON
@@ -59,31 +60,32 @@ class LatestParams(AnswerParams):
 class RangeParams(AnswerParams):
     """Selects windows by their start."""
 
-    start: Annotated[Time | None, Field(description="Inclusive.")] = None
-    end: Annotated[Time | None, Field(description="Exclusive.")] = None
-    limit: Annotated[
-        int, Field(ge=1, le=MAX_LIMIT, description="Windows at most; large answers make pages shorter.")
-    ] = 100
-    cursor: Annotated[str | None, Field(max_length=18, description="`next_cursor` of the previous page.")] = None
+    start: Time | None = None
+    """Inclusive."""
+    end: Time | None = None
+    """Exclusive."""
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = 100
+    """Windows at most; large answers make pages shorter."""
+    cursor: Annotated[str | None, Field(max_length=18)] = None
+    """`next_cursor` of the previous page."""
     version: Version = None
 
 
 class AtParams(AnswerParams):
     """Selects windows by a time."""
 
-    time: Annotated[Time, Field(description="Event time; selects all windows that contain it.")]
+    time: Time
+    """Event time; selects all windows that contain it."""
     version: Version = None
 
 
 class RevisionParams(AnswerParams):
     """Selects a window's revision."""
 
-    revision: Annotated[
-        int | None, Field(ge=1, le=1 << 53, description="Default: the newest. A revision never changes.")
-    ] = None
-    version: Annotated[
-        int | None, Field(ge=1, le=1 << 31, description="Version of the query; makes a revision cacheable for good.")
-    ] = None
+    revision: Annotated[int | None, Field(ge=1, le=1 << 53)] = None
+    """Default: the newest. A revision never changes."""
+    version: Annotated[int | None, Field(ge=1, le=1 << 31)] = None
+    """Version of the query; makes a revision cacheable for good."""
 
 
 @router.get(
@@ -105,10 +107,7 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     query, records, cursor = _read_page(center, _asked(versions_of(center, name, params.version), params), params)
     questions = params.questions(query.spec)
     page = Page(shown(params.start), shown(params.end), params.limit, cursor)
-    headers = {}
-    if cursor is not None:
-        headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
-    return _respond(request, center, query, records, questions, params, page=page, headers=headers)
+    return respond(request, center, query, records, questions, params, page=page)
 
 
 @router.get(
@@ -128,7 +127,7 @@ def latest(name: str, params: Annotated[LatestParams, Query()], request: Request
     for query in reversed(versions):
         record = center.results.latest(query.ref, params.min_phase, query.windows.until_ms)
         if record is not None:
-            return _respond(request, center, query, [record], params.questions(query.spec), params)
+            return respond(request, center, query, [record], params.questions(query.spec), params)
     return _no_answer(request, center, versions[-1], params.min_phase)
 
 
@@ -136,12 +135,12 @@ def _no_answer(request: Request, center: Services, query: RegisteredQuery, min_p
     """Returns a 404 with the query's status: why it has no answer, which edges it waits for, and what to do."""
     status = query_status(center, caller(request), query)
     wanted = "answer" if min_phase is Phase.EARLY else f"answer of phase {min_phase.value}"
-    detail = (
-        f"query {query.ref.name} has no {wanted} yet: {status.reason or 'its windows are still open or may change'}"
-    )
-    if status.remedy:
-        detail += f". What to do: {status.remedy}"
-    members = status.model_dump(include={"state", "reason", "remedy", "since", "waits_for", "edges"})
+    why = status["reason"] or "its windows are still open or may change"
+    detail = f"query {query.ref.name} has no {wanted} yet: {why}"
+    if status["remedy"]:
+        detail += f". What to do: {status['remedy']}"
+    shown = ("state", "reason", "remedy", "since", "waits_for", "edges")
+    members = as_document({name: member for name, member in status.items() if name in shown})
     return problem_response("not-found", detail, instance=request.url.path, extra=members)
 
 
@@ -167,7 +166,7 @@ def at(name: str, params: Annotated[AtParams, Query()], request: Request, center
         if records:
             break
     questions = params.questions(query.spec)
-    return _respond(request, center, query, records, questions, params, as_list=True)
+    return respond(request, center, query, records, questions, params, as_list=True)
 
 
 @router.get(
@@ -193,7 +192,7 @@ def window(
         cache = IMMUTABLE if params.version is not None else IMMUTABLE_SHORT
     if record.phase.rank < params.min_phase.rank:
         raise NotFound(f"query {name}: the answer at {rfc3339(start)} is {record.phase.value}, not {params.min_phase}")
-    return _respond(request, center, query, [record], questions, params, cache=cache)
+    return respond(request, center, query, [record], questions, params, cache=cache)
 
 
 @router.get(
@@ -245,7 +244,7 @@ def _revisions(center: Services, query: RegisteredQuery, start_ms: int) -> list[
     return revisions
 
 
-def _respond(
+def respond(
     request: Request,
     center: Services,
     query: RegisteredQuery,
@@ -256,24 +255,30 @@ def _respond(
     page: Page | None = None,
     as_list: bool = False,
     cache: str = CHANGING,
-    headers: dict[str, str] | None = None,
+    made_by: str = "",
 ) -> Response:
-    """Returns answers in the requested form, or 304 before anything is rendered. Raises HttpProblem for `require`."""
+    """Returns answers in the requested form, or 304 before anything is rendered. Raises HttpProblem for `require`.
+
+    Args:
+        made_by: of answers that no store has, all that they depend on besides the stored answers.
+    """
     form = params.form(request.headers.get("accept"))
     if params.require is not None:
-        require_complete(records)
-    etag = entity_tag(query, records, questions, page, form)
-    headers = {"ETag": etag, "Cache-Control": cache, "Vary": "Accept", **(headers or {})}
+        _require_complete(records)
+    etag = entity_tag(query, records, questions, page, f"{form} {made_by}")
+    headers = {"ETag": etag, "Cache-Control": cache, "Vary": "Accept"}
+    if page is not None and page.next_cursor is not None:
+        headers["Link"] = f'<{request.url.include_query_params(cursor=page.next_cursor)}>; rel="next"'
     if matches(request.headers.get("if-none-match"), etag):
         return Response(None, 304, headers)
     if page is None and not as_list and form == JSON:
         body = center.renderer.answer(records[0], query, questions)
     else:
-        body = center.renderer.answers(records, query, questions, page, form)
+        body = center.renderer.answers(records, query, questions, page, form, are_stored=not made_by)
     return Response(body, 200, headers, form)
 
 
-def require_complete(records: Sequence[AnswerRecord]) -> None:
+def _require_complete(records: Sequence[AnswerRecord]) -> None:
     for record in records:
         facts = record.facts
         if facts.ratio < 1:

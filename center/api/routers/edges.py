@@ -5,9 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from center.api.access import ADMINISTERS, IN_TURN, READS
-from center.api.models import Edge, EdgeList
+from center.api.models import edge_json
 from center.api.openapi import problems
 from center.api.services import Center
+from edgewater.model.replies import Edge, EdgeList
 from edgewater.model.streams import EdgeId
 
 router = APIRouter(prefix="/v1/edges", tags=["edges"])
@@ -17,12 +18,12 @@ router = APIRouter(prefix="/v1/edges", tags=["edges"])
 def edges(center: Center) -> EdgeList:
     """Lists all edges. `up` and `unreachable` describe the connection. Watermarks show whether an edge has events."""
     now_ms = center.now_ms()
-    return EdgeList(edges=[Edge.of(e, now_ms) for e in center.catalog.edges.all()])
+    return {"edges": [edge_json(e, now_ms) for e in center.catalog.edges.all()]}
 
 
 @router.get("/{edge}", dependencies=[READS, IN_TURN], summary="One edge", responses=problems(404))
 def edge(edge: str, center: Center) -> Edge:
-    return Edge.of(center.catalog.edges.get(edge), center.now_ms())
+    return edge_json(center.catalog.edges.get(edge), center.now_ms())
 
 
 @router.delete(

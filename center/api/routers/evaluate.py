@@ -16,7 +16,8 @@ from center.api.openapi import OpenApi, Responses, problems
 from center.api.problems import HttpProblem
 from center.api.services import Center, Services
 from center.api_access import Principal
-from center.serving import Evaluator, StoredWindows
+from center.serving.evaluator import Evaluator
+from center.serving.stored_windows import StoredWindows
 from edgewater.model.errors import NotFound
 from edgewater.model.registered_query import RegisteredQuery
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from center.api.access import IN_TURN, READS_QUERY
 from center.api.edge_progress import edge_state, watermark
 from center.api.explain_models import (
     CompletenessMatrix,
     EdgeBudget,
-    ErrorPart,
-    ExplainedEdge,
-    ExplainedRevision,
     Explanation,
     QueryBudget,
 )
-from center.api.measure_models import WindowRange
+from center.api.measure_models import ApiModel, WindowRange
 from center.api.openapi import problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
@@ -29,7 +25,7 @@ from center.api.time_params import Time
 from center.api.versions import clipped, version_with, versions_of
 from center.budgets import BudgetAllocator, Holding, error_limits
 from center.results import AnswerRecord, as_far_as_readable
-from center.serving import EdgeStatement, Sides, edge_statements, explain_value, value_of_group
+from center.serving.explanation import EdgeStatement, edge_statements, explain_value, value_of_group
 from edgewater.answers import Cause
 from edgewater.model.edge_records import expected_edges
 from edgewater.model.errors import InvalidRequest, NotFound
@@ -37,6 +33,7 @@ from edgewater.model.json_types import as_document
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.replies import ExplainedEdge, ExplainedRevision, Sides
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.timestamps import rfc3339
 
@@ -50,15 +47,19 @@ router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 class ExplainParams(QuestionParams):
     """Selects a value of a window: a measure, a group, and the questions about the measure."""
 
-    revision: Annotated[int | None, Field(ge=1, le=1 << 53, description="Default: the newest.")] = None
+    revision: Annotated[int | None, Field(ge=1, le=1 << 53)] = None
+    """Default: the newest."""
 
 
-class MatrixParams(BaseModel):
+class MatrixParams(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
-    start: Annotated[Time | None, Field(description="Inclusive.")] = None
-    end: Annotated[Time | None, Field(description="Exclusive.")] = None
-    limit: Annotated[int, Field(ge=1, le=MAX_WINDOWS, description="The last windows of the range, at most.")] = 120
+    start: Time | None = None
+    """Inclusive."""
+    end: Time | None = None
+    """Exclusive."""
+    limit: Annotated[int, Field(ge=1, le=MAX_WINDOWS)] = 120
+    """The last windows of the range, at most."""
 
 
 @router.get(
@@ -86,12 +87,12 @@ def _explained(name: str, start: Time, params: ExplainParams, center: Services) 
         raise NotFound(f"query {name}: no window that starts at {rfc3339(start)} has an answer")
     record = center.results.answer(query.ref, start, params.revision or revisions[-1])
     value = explain_value(record, query.spec, measure, questions)
-    history = []
+    history = list[ExplainedRevision]()
     for revision in revisions[-MAX_REVISIONS:]:
         other = center.results.answer(query.ref, start, revision)
         cell = as_far_as_readable(lambda r: value_of_group(r, query.spec, measure, questions, value.group), other)
         given_at = rfc3339(other.answered_at_ms)
-        history.append(ExplainedRevision(revision=revision, phase=other.phase.value, given_at=given_at, **cell))
+        history.append({"revision": revision, "phase": other.phase.value, "given_at": given_at, **cell})
     return Explanation(
         query=name,
         window=WindowRange(start=rfc3339(record.window_start_ms), end=rfc3339(record.window_end_ms)),
@@ -104,7 +105,7 @@ def _explained(name: str, start: Time, params: ExplainParams, center: Services) 
         groups=value.groups,
         **value.cell,
         confidence=value.confidence,
-        parts=[ErrorPart(**asdict(part), known=part.known) for part in value.parts],
+        parts=list(value.parts),
         edges=_edges(center, query, record, measure),
         revisions=history,
         contract=as_document(value.contract),
@@ -130,15 +131,16 @@ def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measu
         # The answer may contain frames that are newer than the last heartbeat.
         closed_ms = record.window_end_ms if statement.closed else until.get(edge)
         heard_ms = found.watermarks.get(query.spec.stream) if found else None
-        shown.append(
-            ExplainedEdge(
-                edge=edge,
-                state=edge_state(found, now_ms) if found else "never_connected",
-                **watermark(max((t for t in (closed_ms, heard_ms) if t is not None), default=None)),
-                **asdict(statement),
-                rate=rates.get(EdgeId(edge)),
-            )
-        )
+        shown.append({
+            "edge": edge,
+            "state": edge_state(found, now_ms) if found else "never_connected",
+            **watermark(max((t for t in (closed_ms, heard_ms) if t is not None), default=None)),
+            "closed": statement.closed,
+            "closed_until": statement.closed_until,
+            "late": statement.late,
+            "withheld": statement.withheld,
+            "rate": rates.get(EdgeId(edge)),
+        })  # fmt: skip
     return shown
 
 
@@ -220,7 +222,7 @@ def budget(name: str, center: Center) -> QueryBudget:
                 allocator.holdings.get(edge),
                 {name: by_edge[edge].withheld for name, by_edge in stated.items() if edge in by_edge},
                 rates.get(edge),
-                shipped.get(edge, {}).get("wire_bytes", 0),
+                shipped[edge]["wire_bytes"] if edge in shipped else 0,
             )
             for edge in edges
         ],
@@ -230,7 +232,7 @@ def budget(name: str, center: Center) -> QueryBudget:
 def _edge_budget(
     edge: EdgeId, holding: Holding | None, withheld: Mapping[str, Sides | None], rate: float | None, wire_bytes: int
 ) -> EdgeBudget:
-    known = {name: asdict(bound) for name, bound in withheld.items() if bound is not None} or None
+    known = {name: bound for name, bound in withheld.items() if bound is not None} or None
     pending = None if holding is None else holding.pending
     stated = {} if holding is None else {
         "granted": dict(holding.grant.shares) if holding.grant.version else None,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from center.api.access import READS, READS_QUERY, Caller, require_still
 from center.api.limits import InSlot
 from center.api.live_feed import LiveStream
+from center.api.measure_models import ApiModel
 from center.api.openapi import Responses, problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
@@ -53,23 +54,18 @@ MAX_QUERIES = 500
 """Maximum number of names of a stream of several queries."""
 
 
-class _StreamParams(BaseModel):
+class _StreamParams(ApiModel):
     """What a stream sends of each answer."""
 
     model_config = ConfigDict(extra="forbid")
 
-    summary: Annotated[
-        bool, Field(description="`data` has only the 5 groups with the widest intervals; `groups` counts all.")
-    ] = False
-    changes: Annotated[
-        bool,
-        Field(
-            description="An answer to a window that the client has in an earlier revision has only the groups that"
-            " differ: `base` is that revision, `removed` lists the groups that are gone, and `groups` counts all. An"
-            " answer without `base` is whole."
-        ),
-    ] = False
-    min_phase: Annotated[Phase, Field(description="Only answers that have reached this phase.")] = Phase.EARLY
+    summary: bool = False
+    """`data` has only the 5 groups with the widest intervals; `groups` counts all."""
+    changes: bool = False
+    """An answer to a window that the client has in an earlier revision has only the groups that differ: `base` is that
+    revision, `removed` lists the groups that are gone, and `groups` counts all. An answer without `base` is whole."""
+    min_phase: Phase = Phase.EARLY
+    """Only answers that have reached this phase."""
 
     def require_one(self) -> None:
         if self.summary and self.changes:
@@ -80,9 +76,8 @@ class _StreamParams(BaseModel):
 class SeveralParams(_StreamParams):
     """Selects the queries of a stream of several."""
 
-    query: Annotated[
-        list[str], Field(max_length=MAX_QUERIES, description="Only these; default: all that the caller may read.")
-    ] = []
+    query: Annotated[list[str], Field(max_length=MAX_QUERIES)] = []
+    """Only these; default: all that the caller may read."""
 
 
 class LiveParams(_StreamParams, QuestionParams):

@@ -9,23 +9,20 @@ from typing import Annotated, Literal
 from anyio import from_thread
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from center.api import models
 from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, Caller, caller, require, require_inputs
 from center.api.bodies import read_document, read_typed_body
 from center.api.edge_progress import edge_progress
-from center.api.explain_models import DryRun, DryRunEdge
+from center.api.explain_models import DryRun
+from center.api.measure_models import ApiModel
 from center.api.models import (
     EXAMPLE_SPEC,
     EXAMPLE_SPEC_YAML,
-    Alarm,
-    Column,
     QueryDetail,
-    QueryEdge,
     QueryList,
-    QueryStatus,
     QueryVersion,
     RegisteredAnswer,
 )
@@ -44,6 +41,7 @@ from edgewater.model.json_types import as_document
 from edgewater.model.quantities import duration_ms
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.replies import DryRunEdge, QueryStatus
 from edgewater.model.sql import to_sql
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.table_texts import columns_of
@@ -61,19 +59,14 @@ def queries(center: Center, caller: Caller) -> QueryList:
     return QueryList(queries=[models.Query.of(q) for q in queries if caller.may("reader", q.ref.name)])
 
 
-class RegisterParams(BaseModel):
+class RegisterParams(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
-    dry_run: Annotated[bool, Field(description="Check only.")] = False
-    lasts: Annotated[
-        str | None,
-        Field(
-            alias="for",
-            description="The query ends by itself after so much event time: it has the windows that start before. Its"
-            " answers stay. As `until` in the query, which takes precedence.",
-            examples=["1h"],
-        ),
-    ] = None
+    dry_run: bool = False
+    """Check only."""
+    lasts: Annotated[str | None, Field(alias="for", examples=["1h"])] = None
+    """The query ends by itself after so much event time: it has the windows that start before. Its answers stay. As
+    `until` in the query, which takes precedence."""
 
     @property
     def lasts_ms(self) -> int | None:
@@ -81,14 +74,10 @@ class RegisterParams(BaseModel):
 
 
 class ChangeParams(RegisterParams):
-    at: Annotated[
-        Time | None,
-        Field(
-            description="The border: windows that start before it belong to the version before, later ones to the new"
-            " version. The border is a start of a window, so the next one is taken. Default: a start that is late"
-            " enough for all edges to hear of it in time."
-        ),
-    ] = None
+    at: Time | None = None
+    """The border: windows that start before it belong to the version before, later ones to the new version. The border
+    is a start of a window, so the next one is taken. Default: a start that is late enough for all edges to hear of it
+    in time."""
 
 
 _BODY: OpenApi = {
@@ -235,7 +224,7 @@ def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Ch
     return DryRun(
         spec=as_document(spec.to_mapping(seed=False)),
         sql=to_sql(spec, seed=False),
-        columns=[Column(name=n, type=k) for n, k in columns_of(empty_table(center.catalog, spec))],
+        columns=[{"name": n, "type": k} for n, k in columns_of(empty_table(center.catalog, spec))],
         registered=live is not None,
         begins=models.border(windows.from_ms),
         until=models.border(windows.until_ms),
@@ -256,21 +245,19 @@ def _stream_notes(stream: str, edges: Iterable[EdgeRecord]) -> list[str]:
 def _would_accept(edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec) -> DryRunEdge:
     """Returns whether an edge would accept the query, as far as its columns show."""
     if record is None:
-        return DryRunEdge(edge=edge, accepted=None, code="never-connected", message=f"{edge} has never connected")
+        return {"edge": edge, "accepted": None, "code": "never-connected", "message": f"{edge} has never connected"}
     stream = record.stream(spec.stream)
     if stream is None:
-        return DryRunEdge(
-            edge=edge, accepted=False, code="invalid-query", message=f"{edge} does not serve stream {spec.stream}"
-        )
+        text = f"{edge} does not serve stream {spec.stream}"
+        return {"edge": edge, "accepted": False, "code": "invalid-query", "message": text}
     if not stream.answers(spec):
-        return DryRunEdge(
-            edge=edge, accepted=False, code="forbidden", message=f"{edge} may not answer queries named {spec.name}"
-        )
+        text = f"{edge} may not answer queries named {spec.name}"
+        return {"edge": edge, "accepted": False, "code": "forbidden", "message": text}
     try:
         spec.bind(stream.columns)
     except InvalidQuery as exc:
-        return DryRunEdge(edge=edge, accepted=False, code=exc.code, message=exc.message)
-    return DryRunEdge(edge=edge, accepted=True)
+        return {"edge": edge, "accepted": False, "code": exc.code, "message": exc.message}
+    return {"edge": edge, "accepted": True, "code": None, "message": None}
 
 
 def read_query(body: bytes, content_type: str, name: str | None = None) -> QuerySpec:
@@ -322,13 +309,13 @@ def _register(
     )
 
 
-class DetailParams(BaseModel):
+class DetailParams(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
-    format: Annotated[
-        Literal["json", "sql"], Field(description="`sql`: the statement that registers the query, without its seed.")
-    ] = "json"
-    version: Annotated[int | None, Field(ge=1, le=1 << 31, description="Default: the newest one.")] = None
+    format: Literal["json", "sql"] = "json"
+    """`sql`: the statement that registers the query, without its seed."""
+    version: Annotated[int | None, Field(ge=1, le=1 << 31)] = None
+    """Default: the newest one."""
 
 
 @router.get(
@@ -356,11 +343,11 @@ def query(
         late.setdefault(edge, {})[reason] = records
     now_ms = center.now_ms()
     by_edge = [
-        QueryEdge.of(
+        models.query_edge(
             edge_progress(edge, edges.get(edge), query.spec.stream, now_ms),
             edge in expected,
             statuses.get(edge),
-            shipped.get(edge, {}),
+            shipped.get(edge),
             late.get(edge, {}),
         )
         for edge in sorted({*expected, *statuses, *map(EdgeId, shipped), *map(EdgeId, late)})
@@ -369,11 +356,11 @@ def query(
         **models.Query.of(query).model_dump(),
         edges=by_edge,
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
-        after_final=sum(n for e in by_edge for n in e.after_final.values()),
-        rejected=sum(n for e in by_edge for n in e.rejected.values()),
-        guessed=sum(n for e in by_edge for n in e.guessed.values()),
+        after_final=sum(n for e in by_edge for n in e["after_final"].values()),
+        rejected=sum(n for e in by_edge for n in e["rejected"].values()),
+        guessed=sum(n for e in by_edge for n in e["guessed"].values()),
         versions=[QueryVersion.of(version) for version in versions],
-        alarms=[Alarm.of(a) for a in center.catalog.alarms.latest(query=query.key)],
+        alarms=[models.alarm_json(a) for a in center.catalog.alarms.latest(query=query.key)],
     )
 
 
@@ -406,7 +393,7 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
         not_ready=[f"{c.component}: {c.reason if sees_all else 'not ready'}" for c in components if not c.ready],
         now_ms=now_ms,
     )
-    return QueryStatus.of(query, wait, latest.window_start_ms if latest else None)
+    return models.query_status(query, wait, latest.window_start_ms if latest else None)
 
 
 @router.delete(

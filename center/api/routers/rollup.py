@@ -11,17 +11,16 @@ from pydantic import Field
 from starlette.responses import Response
 
 from center.api.access import IN_TURN, READS_QUERY
-from center.api.answer_cache import Page, entity_tag
+from center.api.answer_cache import Page
 from center.api.models import AnswerPage
-from center.api.negotiation import matches
 from center.api.openapi import answers as answer_responses
 from center.api.query_params import AnswerParams
-from center.api.routers.answers import CHANGING, require_complete, shown
+from center.api.routers.answers import respond, shown
 from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.api.versions import clipped, only_version, versions_of
 from center.results import AnswerRecord
-from center.serving import EVERY_ACCEPTED, Intervals, roll_up
+from center.serving.rollup import EVERY_ACCEPTED, Intervals, roll_up
 from edgewater.answers import Phase
 from edgewater.answers.work import WorkLimits
 from edgewater.model.errors import InvalidRequest
@@ -46,15 +45,16 @@ class RollupParams(AnswerParams):
     """Selects intervals by their start."""
 
     every: Annotated[str, Field(max_length=32, description=f"Length of the intervals: {EVERY_ACCEPTED}.")]
-    zone: Annotated[
-        str, Field(max_length=64, description="Time zone of days and longer units, such as Europe/Berlin.")
-    ] = UTC
-    start: Annotated[Time | None, Field(description="Inclusive; the interval that contains it is the first one.")] = (
-        None
-    )
-    end: Annotated[Time | None, Field(description="Exclusive; of the start of intervals.")] = None
-    limit: Annotated[int, Field(ge=1, le=MAX_INTERVALS, description="Intervals at most.")] = 100
-    cursor: Annotated[int | None, Field(description="`next_cursor` of the previous page.")] = None
+    zone: Annotated[str, Field(max_length=64)] = UTC
+    """Time zone of days and longer units, such as Europe/Berlin."""
+    start: Time | None = None
+    """Inclusive; the interval that contains it is the first one."""
+    end: Time | None = None
+    """Exclusive; of the start of intervals."""
+    limit: Annotated[int, Field(ge=1, le=MAX_INTERVALS)] = 100
+    """Intervals at most."""
+    cursor: int | None = None
+    """`next_cursor` of the previous page."""
 
 
 @router.get(
@@ -89,18 +89,10 @@ def _rolled_up(name: str, params: RollupParams, request: Request, center: Servic
     records = _bounded(center, query, params.min_phase, start, end)
     empty = partial(center.results.empty_windows, query.ref)
     answers, cursor = _page(roll_up(records, query.spec, intervals, empty), intervals, params)
-    form = params.form(request.headers.get("accept"))
-    if params.require is not None:
-        require_complete(answers)
     page = Page(shown(params.start), shown(params.end), params.limit, cursor)
-    parts = [answer.facts.ratio for answer in answers]  # which also depend on windows without an answer
-    etag = entity_tag(query, answers, questions, page, f"{form} {params.every} {params.zone} {parts}")
-    headers = {"ETag": etag, "Cache-Control": CHANGING, "Vary": "Accept"}
-    if cursor is not None:
-        headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
-    if matches(request.headers.get("if-none-match"), etag):
-        return Response(None, 304, headers)
-    return Response(center.renderer.rolled_up(answers, query, questions, page, form), 200, headers, form)
+    ratios = [answer.facts.ratio for answer in answers]  # which also depend on windows without an answer
+    made_by = f"{params.every} {params.zone} {ratios}"
+    return respond(request, center, query, answers, questions, params, page=page, made_by=made_by)
 
 
 class _PageFull(Exception):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import JSONResponse, Response
 
 from center.api.access import ADMINISTERS, IN_TURN, READS_ALL
 from center.api.bodies import read_document, read_typed_body
+from center.api.measure_models import ApiModel
 from center.api.openapi import OpenApi, problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
@@ -19,6 +19,7 @@ from center.sinks.alert_states import saved_states
 from center.sinks.process import end_alarms, lag_of
 from center.sinks.store import WaitingQuery
 from edgewater.model.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
+from edgewater.model.replies import Sink, SinkQueryState
 from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
@@ -32,102 +33,62 @@ _BODY: OpenApi = {
 }
 
 
-class SinkGap(BaseModel):
-    """Answers that the retention deleted before the sink had them: ids from `first` to `last`."""
-
-    first: int
-    last: int
-
-
-class SinkQueryState(BaseModel):
-    """A query for which a sink lacks answers, or which it cannot write."""
-
-    query: str
-    version: int
-    answer_id: int = Field(description="Of the newest answer of the query that the sink has.")
-    behind_answers: int = Field(description="Answers of the query that the sink has not written.")
-    behind_ms: int = Field(description="Age of the oldest of them.")
-    problem: str | None = Field(description="Why the last attempt failed: window, target and reason.")
-    failing_since: str | None
-
-    @classmethod
-    def of(cls, ref: QueryRef, waiting: WaitingQuery, center: Services) -> SinkQueryState:
-        behind, _, first_ms = center.results.lag(ref, waiting.answer_id, 0)
-        return cls(
-            query=ref.name,
-            version=ref.version,
-            answer_id=waiting.answer_id,
-            behind_answers=behind,
-            behind_ms=0 if first_ms is None else max(0, center.now_ms() - first_ms),
-            problem=waiting.problem or None,
-            failing_since=rfc3339(waiting.problem_since_ms) if waiting.problem_since_ms else None,
-        )
+def query_state(ref: QueryRef, waiting: WaitingQuery, center: Services) -> SinkQueryState:
+    behind, _, first_ms = center.results.lag(ref, waiting.answer_id, 0)
+    return {
+        "query": ref.name,
+        "version": ref.version,
+        "answer_id": waiting.answer_id,
+        "behind_answers": behind,
+        "behind_ms": 0 if first_ms is None else max(0, center.now_ms() - first_ms),
+        "problem": waiting.problem or None,
+        "failing_since": rfc3339(waiting.problem_since_ms) if waiting.problem_since_ms else None,
+    }
 
 
-class SinkState(BaseModel):
-    """A sink and its progress."""
-
-    name: str
-    definition: dict[str, JsonValue] | None = Field(description="As it was put here; null: it is in the center's file.")
-    state: str = Field(description="`running`, `failing`, `paused`, or `waiting` for `edgewater center sink`.")
-    problem: str | None = Field(description="Why the last attempt failed.")
-    failing_since: str | None
-    answer_id: int = Field(description="The sink has all answers up to this one, except those of `queries`.")
-    behind_answers: int = Field(description="Answers of any query that it has not read.")
-    behind_ms: int = Field(description="Age of the oldest answer that it has not read.")
-    queries: list[SinkQueryState] = Field(description="The queries for which the sink lacks answers, or that fail.")
-    answers: int = Field(description="Answers that it has written, repetitions included.")
-    rows: int
-    refused: int = Field(description="Samples or messages that the sink's system has refused and never accepts.")
-    refusal: str | None = Field(description="Query, window and reason of the last refusal.")
-    gap: SinkGap | None = Field(description="Answers that were deleted before the sink had them.")
-    owner: str | None = Field(description="The process that runs it, host:pid.")
-
-    @classmethod
-    def of(cls, status: SinkStatus, center: Services) -> SinkState:
-        now_ms = center.now_ms()
-        lag = lag_of(status, center.results, now_ms)
-        has_process = status.is_run(now_ms)
-        state = "failing" if status.problem else "running" if has_process else "waiting"
-        return cls(
-            name=status.name,
-            definition=None if status.definition is None else dict(status.definition),
-            state="paused" if status.paused else state,
-            problem=status.problem or None,
-            failing_since=rfc3339(status.problem_since_ms) if status.problem_since_ms else None,
-            answer_id=max(0, status.answer_id),
-            behind_answers=lag.answers,
-            behind_ms=lag.age_ms,
-            queries=[SinkQueryState.of(ref, query, center) for ref, query in status.waiting.items()],
-            answers=status.answers,
-            rows=status.rows,
-            refused=status.refused,
-            refusal=status.refusal or None,
-            gap=None if status.gap is None else SinkGap(first=status.gap[0], last=status.gap[1]),
-            owner=status.owner if has_process else None,
-        )
+def sink_state(status: SinkStatus, center: Services) -> Sink:
+    now_ms = center.now_ms()
+    lag, has_process = lag_of(status, center.results, now_ms), status.is_run(now_ms)
+    state: Literal["running", "failing", "waiting"] = "running" if has_process else "waiting"
+    return {
+        "name": status.name,
+        "definition": status.definition,
+        "state": "paused" if status.paused else "failing" if status.problem else state,
+        "problem": status.problem or None,
+        "failing_since": rfc3339(status.problem_since_ms) if status.problem_since_ms else None,
+        "answer_id": max(0, status.answer_id),
+        "behind_answers": lag.answers,
+        "behind_ms": lag.age_ms,
+        "queries": [query_state(ref, query, center) for ref, query in status.waiting.items()],
+        "answers": status.answers,
+        "rows": status.rows,
+        "refused": status.refused,
+        "refusal": status.refusal or None,
+        "gap": None if status.gap is None else {"first": status.gap[0], "last": status.gap[1]},
+        "owner": status.owner if has_process else None,
+    }
 
 
-class SinkList(BaseModel):
-    sinks: list[SinkState]
+class SinkList(ApiModel):
+    sinks: list[Sink]
 
 
 @router.get("", dependencies=[READS_ALL, IN_TURN], summary="The sinks and their progress")
 def sinks(center: Center) -> SinkList:
-    return SinkList(sinks=[SinkState.of(status, center) for status in center.sinks.statuses()])
+    return SinkList(sinks=[sink_state(status, center) for status in center.sinks.statuses()])
 
 
 @router.get("/{name}", dependencies=[READS_ALL, IN_TURN], summary="One sink", responses=problems(404))
-def sink(name: str, center: Center) -> SinkState:
-    return SinkState.of(center.sinks.status(name), center)
+def sink(name: str, center: Center) -> Sink:
+    return sink_state(center.sinks.status(name), center)
 
 
 @router.put(
     "/{name}",
     dependencies=[ADMINISTERS],
     summary="Define or change a sink",
-    response_model=SinkState,
-    responses={201: {"model": SinkState}, **problems(403, 408, 409, 413, 415, 422)},
+    response_model=Sink,
+    responses={201: {"model": Sink}, **problems(403, 408, 409, 413, 415, 422)},
     openapi_extra=_BODY,
 )
 async def define(name: str, request: Request, center: Center) -> Response:
@@ -158,8 +119,8 @@ def _define(center: Services, name: str, body: bytes, content_type: str) -> Resp
             f"sink {name} has alerts, which would never end: delete it, and let them end, or use another name"
         )
     is_new = center.sinks.define(name, definition.document)
-    state = SinkState.of(center.sinks.status(name), center)
-    return JSONResponse(state.model_dump(mode="json"), 201 if is_new else 200, {"Location": f"/v1/sinks/{name}"})
+    state = sink_state(center.sinks.status(name), center)
+    return JSONResponse(state, 201 if is_new else 200, {"Location": f"/v1/sinks/{name}"})
 
 
 def _has_alerts(center: Services, name: str) -> bool:
@@ -182,14 +143,14 @@ def remove(name: str, center: Center) -> None:
 
 
 @router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink", responses=problems(403, 404))
-def pause(name: str, center: Center) -> SinkState:
+def pause(name: str, center: Center) -> Sink:
     """Pauses a sink. For `retention.sinks`, the center keeps the answers that the sink has not written."""
     center.sinks.pause(name, True)
     return sink(name, center)
 
 
 @router.post("/{name}/resume", dependencies=[ADMINISTERS], summary="Resume a sink", responses=problems(403, 404))
-def resume(name: str, center: Center) -> SinkState:
+def resume(name: str, center: Center) -> Sink:
     center.sinks.pause(name, False)
     return sink(name, center)
 
@@ -197,7 +158,7 @@ def resume(name: str, center: Center) -> SinkState:
 @router.post(
     "/{name}/replay", dependencies=[ADMINISTERS], summary="Write answers again", responses=problems(403, 404, 422)
 )
-def replay(name: str, params: Annotated[FromParams, Query()], center: Center) -> SinkState:
+def replay(name: str, params: Annotated[FromParams, Query()], center: Center) -> Sink:
     """Writes stored answers again: all that were given since the first answer to a window that starts at `from` or
     later.
 

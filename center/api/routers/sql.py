@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from center.api.access import READS, begin_edit, caller, require
 from center.api.bodies import read_document, read_typed_body
 from center.api.explain_models import DryRun
-from center.api.models import Column, Edge, RegisteredAnswer, StreamColumns, StreamList
+from center.api.measure_models import ApiModel
+from center.api.models import RegisteredAnswer, edge_json, stream_columns
 from center.api.negotiation import FORMATS, SQL, negotiate
 from center.api.openapi import OpenApi, problems
 from center.api.problems import HttpProblem
@@ -32,6 +33,7 @@ from center.catalog import Change
 from center.serving.answer_tables import empty_table, with_version
 from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
 from edgewater.model.key_texts import own_names
+from edgewater.model.replies import Column, StreamColumns
 from edgewater.model.sql import (
     CreateQuery,
     DescribeTable,
@@ -52,28 +54,30 @@ TEXT, INT = pa.string(), pa.int64()
 LESS = "fewer windows, with the parameters start and end or with WHERE window_start >= …"
 
 
-class SqlTable(BaseModel):
+class SqlTable(ApiModel):
     """The rows of SELECT, SHOW and DESCRIBE."""
 
     columns: list[Column]
-    rows: list[list[Any]] = Field(description="Values in the order of the columns; times are RFC 3339.")
+    rows: list[list[Any]]
+    """Values in the order of the columns; times are RFC 3339."""
 
 
-class Dropped(BaseModel):
+class Dropped(ApiModel):
     """The reply to DROP."""
 
-    dropped: str | None = Field(description="The query. Null: there is none, and the statement has IF EXISTS.")
+    dropped: str | None
+    """The query. Null: there is none, and the statement has IF EXISTS."""
 
 
-class SqlParams(BaseModel):
+class SqlParams(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
-    format: Annotated[
-        Literal["json", "csv", "arrow"] | None,
-        Field(description="The form of a table; overrides `Accept`.", examples=["arrow"]),
-    ] = None
-    start: Annotated[Time | None, Field(description="SELECT reads no window that starts before. Inclusive.")] = None
-    end: Annotated[Time | None, Field(description="SELECT reads no window that starts later. Exclusive.")] = None
+    format: Annotated[Literal["json", "csv", "arrow"] | None, Field(examples=["arrow"])] = None
+    """The form of a table; overrides `Accept`."""
+    start: Time | None = None
+    """SELECT reads no window that starts before. Inclusive."""
+    end: Time | None = None
+    """SELECT reads no window that starts later. Exclusive."""
 
 
 _EXAMPLE = (
@@ -226,20 +230,26 @@ def _describe(center: Services, reader: Principal, statement: DescribeTable) -> 
             if statement.kind == "query":
                 raise
     listed = _listed_streams(center) if statement.kind != "query" else []
-    stream = next((s for s in listed if s.stream == name), None)
+    stream = next((s for s in listed if s["stream"] == name), None)
     if stream is None:
-        near = did_you_mean(name, [s.stream for s in listed])
+        near = did_you_mean(name, [s["stream"] for s in listed])
         raise NotFound(f"{statement.kind or 'stream or query'} {name} is not known{near}")
-    return rows_table(columns, [(c.name, c.type, c.description) for c in stream.columns])
+    return rows_table(columns, [(c["name"], c["type"], c["description"]) for c in stream["columns"]])
 
 
 def _listed_streams(center: Services) -> list[StreamColumns]:
-    return StreamList.of(center.catalog.streams.declared(), center.catalog.edges.all()).streams
+    return stream_columns(center.catalog.streams.declared(), center.catalog.edges.all())
 
 
 def _table(columns: Mapping[str, pa.DataType], items: Iterable[object], /, **own: Callable[[Any], object]) -> pa.Table:
-    """Returns a row per item. A column is an attribute of the item, unless a function of the item is given."""
-    values = [own.get(name, attrgetter(name)) for name in columns]
+    """Returns a row per item. A column is a member or an attribute of the item, unless a function of the item is
+    given.
+    """
+
+    def value(item: object, name: str) -> object:
+        return item[name] if isinstance(item, Mapping) else getattr(item, name)
+
+    values = [own.get(name, partial(value, name=name)) for name in columns]
     return rows_table(columns, [[each(item) for each in values] for item in items])
 
 
@@ -262,17 +272,17 @@ def _show_streams(center: Services, reader: Principal) -> pa.Table:
     return _table(
         {**columns, "ended": pa.bool_()},
         _listed_streams(center),
-        declared_by=attrgetter("source"),
-        columns=lambda s: ", ".join(f"{c.name} {c.type}" for c in s.columns),
-        edges=lambda s: len(s.edges),
+        declared_by=itemgetter("source"),
+        columns=lambda s: ", ".join(f"{c['name']} {c['type']}" for c in s["columns"]),
+        edges=lambda s: len(s["edges"]),
     )
 
 
 def _show_edges(center: Services, reader: Principal) -> pa.Table:
     columns = {"edge": TEXT, "state": TEXT, "last_seen": TEXT, "streams": TEXT, "backlog_bytes": INT}
     numbers = dict.fromkeys(("bandwidth_bytes_s", "rtt_ms", "clock_offset_ms"), pa.float64())
-    edges = (Edge.of(e, center.now_ms()) for e in center.catalog.edges.all())
-    return _table({**columns, **numbers}, edges, streams=lambda e: ", ".join(s.name for s in e.streams))
+    edges = (edge_json(e, center.now_ms()) for e in center.catalog.edges.all())
+    return _table({**columns, **numbers}, edges, streams=lambda e: ", ".join(s["name"] for s in e["streams"]))
 
 
 def _show_functions(center: Services, reader: Principal) -> pa.Table:

@@ -7,12 +7,13 @@ from fastapi import APIRouter, Request
 
 from center.api.access import ADMINISTERS, IN_TURN, READS
 from center.api.bodies import read_document, read_typed_body
-from center.api.models import StreamColumns, StreamList
+from center.api.models import stream_columns
 from center.api.openapi import OpenApi, problems
 from center.api.services import Center, Services
 from center.config import Columns
 from edgewater.model.errors import InvalidConfig, InvalidRequest
 from edgewater.model.measure import NAME
+from edgewater.model.replies import StreamColumns, StreamList
 from edgewater.runtime.configuration import Section, validate
 
 _EXAMPLE = {"columns": {"carrier": "string", "distance": {"type": "int64", "description": "miles"}}}
@@ -36,7 +37,7 @@ router = APIRouter(prefix="/v1/streams", tags=["edges"])
 @router.get("", dependencies=[READS, IN_TURN], summary="The streams, and their columns")
 def streams(center: Center) -> StreamList:
     """Lists the streams with declared columns, and the streams of edges that are not retired."""
-    return StreamList.of(center.catalog.streams.declared(), center.catalog.edges.all())
+    return {"streams": stream_columns(center.catalog.streams.declared(), center.catalog.edges.all())}
 
 
 @router.put(
@@ -63,8 +64,8 @@ def _declare(center: Services, stream: str, body: bytes, content_type: str) -> S
     except InvalidConfig as exc:
         raise InvalidRequest(exc.field, exc.value, exc.accepted, exc.reason) from None
     center.catalog.streams.declare(stream, columns)
-    listed = StreamList.of(center.catalog.streams.declared(), center.catalog.edges.all())
-    return next(s for s in listed.streams if s.stream == stream)
+    listed = stream_columns(center.catalog.streams.declared(), center.catalog.edges.all())
+    return next(s for s in listed if s["stream"] == stream)
 
 
 @router.delete(

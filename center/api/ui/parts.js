@@ -56,7 +56,8 @@ export function Completeness({ quality }) {
 }
 
 export function Contract({ contract }) {
-  if (contract.met) return html`<${State} kind="ok">met<//>`;
+  const allows = contract.may_change ? "late records may follow, and the bounds allow for them" : undefined;
+  if (contract.met) return html`<${State} kind="ok" title=${allows}>${allows && contract.requested.exact ? "met; may change" : "met"}<//>`;
   const text = contract.violations.map((v) => v.message).join("\n");
   return html`<${State} kind="bad" title=${text}>${contract.violations.map((v) => v.code).join(", ")}<//>`;
 }

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from center.api.evaluate_stream import MAX_LINE_BYTES, LineSplitter, OversizedLine
-from center.serving import Evaluator, StoredWindows, SynopsisCache, WindowQuestion
+from center.serving.evaluator import Evaluator
+from center.serving.question_lines import WindowQuestion
+from center.serving.stored_windows import StoredWindows
+from center.serving.synopsis_cache import SynopsisCache
 from edgewater.wire import Withheld
 
 HOUR, T0 = 3_600_000, 1_356_998_400_000

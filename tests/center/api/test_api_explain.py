@@ -18,7 +18,8 @@ from center.budgets import (
     ShareReported,
 )
 from center.catalog import BudgetStateChange
-from center.serving import MeasureQuestions, explain_value
+from center.serving.explanation import explain_value
+from center.serving.measures import MeasureQuestions
 from edgewater.answers import LateRecords
 from edgewater.answers.uniting import with_late
 from edgewater.model.measure import Measure
@@ -79,15 +80,15 @@ def test_a_known_number_of_late_records_has_bounds_in_the_explanation_of_a_sketc
 
     def parts(measure: Measure) -> tuple[dict[str, Any], dict[str, Any]]:
         told = explain_value(record, query.spec, measure, MeasureQuestions(quantiles=(0.5,)))
-        return told.cell, {part.cause: part for part in told.parts}
+        return told.cell, {part["cause"]: part for part in told.parts}
 
     delay, miles = query.spec.measures
     cell, by_cause = parts(delay)
     own, missing = by_cause["sketch"], by_cause["missing"]
-    assert missing.above > 0 and missing.below > 0 and "2 records" in missing.says
-    assert cell["upper"] == pytest.approx(cell["estimate"] + own.above + missing.above)
-    assert cell["lower"] == pytest.approx(cell["estimate"] - own.below - missing.below)
-    assert parts(miles)[1]["missing"].above is None, "the values of two records are unknown"
+    assert missing["above"] > 0 and missing["below"] > 0 and "2 records" in missing["says"]
+    assert cell["upper"] == pytest.approx(cell["estimate"] + own["above"] + missing["above"])
+    assert cell["lower"] == pytest.approx(cell["estimate"] - own["below"] - missing["below"])
+    assert parts(miles)[1]["missing"]["above"] is None, "the values of two records are unknown"
 
 
 def test_without_a_group_the_widest_is_explained_and_an_absent_one_is_not_found(desk):

@@ -21,7 +21,7 @@ from center.api.live_feed import AnswerPoller, LiveStream, SharedReads
 from center.catalog import Change
 from center.results import NewestAnswers
 from center.results.schema import answers as stored
-from center.serving import NO_QUESTIONS, MeasureQuestions
+from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from center.storage.wake import Topic
 from edgewater.model.errors import StorageError
 from edgewater.runtime.tasks import Tasks

@@ -13,7 +13,7 @@ import pytest
 
 from center.api.models import AnswerPage
 from center.api.routers import rollup
-from center.serving import Intervals, roll_up
+from center.serving.rollup import Intervals, roll_up
 from edgewater.answers import UNKNOWN, Cause, Deviation
 from edgewater.wire import Withheld
 from tests.center.rendered import render

@@ -22,8 +22,10 @@ from center.api.prometheus.evaluate import Matchers
 from center.api.prometheus.series import ALL, SamplesCache, SeriesReader
 from center.api.routers import alerts, rollup
 from center.api.sql_guard import SqlGuard
-from center.serving import Evaluator, StoredWindows, SynopsisCache
 from center.serving.answer_tables import answer_schema, stated_answer
+from center.serving.evaluator import Evaluator
+from center.serving.stored_windows import StoredWindows
+from center.serving.synopsis_cache import SynopsisCache
 from center.sinks import read_definition
 from center.sinks.alert_check import CheckReport, check_rules
 from center.sinks.alerts import AlertsConfig

@@ -10,7 +10,11 @@ import pytest
 
 from center.job.batch_applier import to_batch
 from center.job.metrics import JobMetrics
-from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion
+from center.serving.evaluator import Evaluator
+from center.serving.measures import MeasureQuestions
+from center.serving.question_lines import WindowQuestion
+from center.serving.stored_windows import StoredWindows
+from center.serving.synopsis_cache import SynopsisCache
 from center.storage.frame_log import FrameEntry
 from edgewater.answers import Phase
 from edgewater.model.registered_query import RegisteredQuery

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from center.ledger import Emission
-from center.serving import NO_QUESTIONS, Intervals, MeasureQuestions, roll_up
 from center.serving.explanation import explain_value
+from center.serving.measures import NO_QUESTIONS, MeasureQuestions
+from center.serving.rollup import Intervals, roll_up
 from edgewater.answers import Phase
 from edgewater.synopses import FloatArray
 from tests.cells import at_night
@@ -160,9 +161,9 @@ def test_another_question_and_another_confidence_have_their_own_interval(grouped
 def test_an_explanation_says_how_much_the_records_that_are_out_widen_an_interval(grouped: DataWorld) -> None:
     emission, _ = early_answers(grouped)[-1]
     told = explain_value(grouped.record(emission), grouped.query, grouped.query.measures[0], NO_QUESTIONS)
-    cell, parts = told.cell, {part.cause: part for part in told.parts}
-    assert parts["sketch"].above + parts["straggler"].above == pytest.approx(cell["upper"] - cell["estimate"])
-    assert parts["sketch"].below + parts["straggler"].below == pytest.approx(cell["estimate"] - cell["lower"])
+    cell, parts = told.cell, {part["cause"]: part for part in told.parts}
+    assert parts["sketch"]["above"] + parts["straggler"]["above"] == pytest.approx(cell["upper"] - cell["estimate"])
+    assert parts["sketch"]["below"] + parts["straggler"]["below"] == pytest.approx(cell["estimate"] - cell["lower"])
 
 
 @pytest.mark.slow

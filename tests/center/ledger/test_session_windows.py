@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.results import AnswerRecord, MergedDelta, ResultStore
-from edgewater.answers import Phase, SessionFacts
+from edgewater.answers import UNKNOWN, Cause, LateRecords, Phase, SessionFacts
+from edgewater.answers.uniting import with_late
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.streams import EdgeId
 from edgewater.model.timestamps import rfc3339
@@ -106,6 +107,17 @@ def test_with_lateness_a_session_is_complete_first() -> None:
     c = center("a", lateness="5s")
     assert spans(c.says("a", 2000, lone(500))) == [(500, 1500, 1, "complete")]
     assert spans(c.says("a", 7000)) == [(500, 1500, 2, "final")]
+
+
+def test_after_a_session_with_late_records_an_answer_allows_for_an_unknown_number() -> None:
+    c = center("a", lateness="1m")
+    c.says("a", 9_000, lone(500))
+    (revised,) = c.says("a", 9_500, extent(500, 900, 2, late=1), now_ms=60_000)
+    (later,) = c.says("a", 29_000, lone(20_500))
+    assert not revised.facts.by_cause(Cause.MAY_CHANGE), "its own late records are in it"
+    (allowed,) = later.facts.by_cause(Cause.MAY_CHANGE)
+    assert allowed.lacks == UNKNOWN and later.codes() == [Cause.MAY_CHANGE]
+    assert with_late(later.facts, {"after-final": LateRecords(1)}).by_cause(Cause.MAY_CHANGE) == (allowed,)
 
 
 def test_a_late_record_that_lengthens_a_session_revises_it_and_no_other() -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.serving import ComputedValue, MeasureQuestions, RowSelection
+from center.serving.computed import ComputedValue, RowSelection
+from center.serving.measures import MeasureQuestions
 from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates

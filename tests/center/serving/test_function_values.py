@@ -11,7 +11,11 @@ import pytest
 
 from center.job.function_rates import FunctionRates
 from center.results import AnswerRecord
-from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion
+from center.serving.evaluator import Evaluator
+from center.serving.measures import MeasureQuestions
+from center.serving.question_lines import WindowQuestion
+from center.serving.stored_windows import StoredWindows
+from center.serving.synopsis_cache import SynopsisCache
 from edge.core import EdgeCore, SamplingSet, StreamSpec
 from edgewater.answers import Phase, WithheldBound
 from edgewater.model.query import QuerySpec

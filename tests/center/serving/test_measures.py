@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from center.api.models import AnswerRow
-from center.serving import MeasureQuestions, require_possible
+from center.serving.measures import MeasureQuestions, require_possible
 from edgewater.answers import WithheldBound
 from edgewater.model.errors import InvalidRequest
 from tests.center.measures_world import EVERY_FUNCTION, aggregate, record, records, spec

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from center.api.answer_cache import to_json
-from center.serving import MeasureQuestions
+from center.serving.measures import MeasureQuestions
 from center.serving.predictions import with_prediction
 from edgewater.answers import Facts, Predicted
 from edgewater.answers.cells import Column

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from center.serving import MeasureQuestions
+from center.serving.measures import MeasureQuestions
 from tests.center.answer_world import World, query, rows
 from tests.center.rendered import render
 

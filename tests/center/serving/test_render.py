@@ -13,7 +13,7 @@ import pytest
 from center.ledger.window_facts import window_facts
 from center.ledger.withheld import Totals
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions
+from center.serving.measures import MeasureQuestions
 from center.serving.render import denoted_values
 from edgewater.answers import Phase, WithheldBound
 from edgewater.answers.stored import facts_to_json

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from center.serving import SynopsisCache
+from center.serving.synopsis_cache import SynopsisCache
 
 
 def test_a_window_without_data_is_cached_like_data() -> None:

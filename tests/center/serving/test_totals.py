@@ -12,7 +12,7 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from center.serving import MeasureQuestions
+from center.serving.measures import MeasureQuestions
 from edgewater.model.query import QuerySpec
 from tests.center.answer_world import World, query, rows
 from tests.center.rendered import render

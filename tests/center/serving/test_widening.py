@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.serving import Evaluator, SynopsisCache, WindowQuestion
-from center.serving.evaluator import AnsweredWindows, WindowAnswer
+from center.serving.evaluator import AnsweredWindows, Evaluator, WindowAnswer
+from center.serving.question_lines import WindowQuestion
+from center.serving.synopsis_cache import SynopsisCache
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
 from edgewater.answers import (

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 
-from center.serving import MeasureQuestions
+from center.serving.measures import MeasureQuestions
 from edgewater.model.query import QuerySpec
 from tests.center.answer_world import World, query, rows
 from tests.examples import examples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,9 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from center.sinks.alert_conditions import Condition
-from center.sinks.alert_rules import MAX_ALERTS, AlertBook, AlertRule, Transition
+from center.sinks.alert_rules import MAX_ALERTS, AlertBook, AlertRule, BookState, Transition
 from center.sinks.base import SinkAnswer
 from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
 from edgewater.answers.statement import Contract, Statement, Violation
@@ -48,6 +48,11 @@ def answer(minute: int, groups: Mapping[str, Interval], revision: int = 1, **cha
 
 def rule(text: str = "x > 100", certainty: Any = "certainly", **parts: Any) -> AlertRule:
     return AlertRule("high", "q", Condition(text, certainty, parts.pop("compute", {})), **parts)
+
+
+def stored_and_read(book: AlertBook) -> BookState:
+    stored = TypeAdapter(BookState)
+    return stored.validate_json(stored.dump_json(book.state))
 
 
 def changed(transitions: list[Transition]) -> list[tuple[str, str]]:
@@ -258,7 +263,7 @@ def test_a_rule_that_changes_resolves_its_alerts_as_they_were_and_begins_anew(ch
     before = AlertRule("high", "q", Condition("x > 100", "certainly", {}), labels={"team": "a"})
     book = AlertBook([before])
     book.answer(answer(0, {"UA": HIGH}), (), 3)
-    state = json.loads(json.dumps(book.to_json()))
+    state = stored_and_read(book)
     assert AlertBook([before], state, 9).dropped == []
     for rules in ([replace(before, **changes)], []):
         changed_book = AlertBook(rules, state, 9)
@@ -436,7 +441,7 @@ def test_a_book_that_is_stored_after_each_answer_says_the_same(steps: list[tuple
             if book is steady:
                 expected = book_transitions
         assert book_transitions == expected
-        stored = AlertBook(rules, json.loads(json.dumps(stored.to_json())))
+        stored = AlertBook(rules, stored_and_read(stored))
     assert stored.alerts == steady.alerts
 
 

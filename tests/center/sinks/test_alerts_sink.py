@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from center.sinks import SinkRunner, SinkStore, read_definition, runner
 from center.sinks.alert_rules import Alert, AlertRule
-from center.sinks.alert_states import TARGETS, AlertCollector, saved_states
+from center.sinks.alert_states import AlertCollector, saved_states
 from center.sinks.alerts import AlertSink, stated
 from edgewater.model.errors import InvalidConfig
 from sim.demo.ports import free_port
@@ -57,7 +57,7 @@ class Pager:
     @property
     def targets(self) -> list[str]:
         """The names of the targets in the stored state."""
-        return [name for _, state in saved_states(self.store) for name in state[TARGETS]]
+        return [name for _, state in saved_states(self.store) for name in state.targets]
 
     def run(self, steps: int = 8, seconds: int = 2) -> None:
         for _ in range(steps):

@@ -1,0 +1,520 @@
+"""The JSON of a center's replies: types that the center writes and its client reads.
+
+OpenAPI shows the docstrings of the types and of their members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NotRequired, Required, TypeAlias
+
+from typing_extensions import TypedDict, is_typeddict  # pydantic accepts no other ones in Python 3.11
+
+from edgewater.model.json_types import Document, Group, IntervalCell, Json, Key
+
+Spec = TypedDict(
+    "Spec",
+    {
+        "name": Required[str],
+        "from": Required[str],
+        "where": str,
+        "group_by": list[str | dict[str, str]],
+        "measures": Required[dict[str, str]],
+        "window": Required[dict[str, Json]],
+        "budget": dict[str, Json],
+        "accuracy": dict[str, Json],
+        "lateness": str,
+    },
+    total=False,
+)
+"""A query in canonical form. A computed key of a group is a mapping of its name to an expression."""
+
+
+class Borders(TypedDict, total=False):
+    """The windows of a version of a query."""
+
+    begins: str | None
+    until: str | None
+
+
+class Registered(Borders):
+    """A query as it is registered."""
+
+    name: Required[str]
+    version: Required[int]
+    spec: Required[Spec]
+    registered_at: Required[str]
+    notes: NotRequired[list[str] | None]
+
+
+class Window(TypedDict):
+    """Start and end of a window in RFC 3339."""
+
+    start: str
+    end: str
+
+
+class PartShape(TypedDict):
+    """The form of one member of a measure's cell, as an answer states it."""
+
+    name: str
+    shape: str
+    columns: list[str]
+
+
+class Violation(TypedDict):
+    """A part of the contract that an answer does not keep."""
+
+    code: str
+    message: str
+
+
+class Contract(TypedDict):
+    """What was requested of an answer, and whether the answer keeps it."""
+
+    requested: dict[str, Json]
+    met: bool
+    violations: list[Violation]
+    uncovered: NotRequired[list[str]]
+    may_change: NotRequired[bool]
+
+
+class Completeness(TypedDict, total=False):
+    """The records that an answer has and lacks."""
+
+    ratio: Required[float | None]
+    expected: Required[int]
+    reported: Required[int]
+    missing: Required[list[str]]
+    guessed: dict[str, int]
+    rejected: int
+    delivery: dict[str, list[str]]
+
+
+class Quality(TypedDict):
+    """What an answer states about itself."""
+
+    completeness: Completeness
+    records: dict[str, int | None]
+    staleness_ms: float | None
+    first_staleness_ms: float | None
+    error: dict[str, dict[str, Json]]
+
+
+class Members(TypedDict):
+    """An answer without its data."""
+
+    query: str
+    version: NotRequired[int]
+    window: Window
+    phase: str
+    revision: int
+    given_at: str
+    total: dict[str, IntervalCell]
+    rest: dict[str, float | int | None]
+    shapes: NotRequired[dict[str, list[PartShape]]]
+    confidence: float | None
+    quality: Quality
+    contract: Contract
+    group_by: NotRequired[list[str]]
+
+
+Row: TypeAlias = Mapping[str, Document]
+"""A row of an answer: its group, and a cell by measure. The name of a measure may be any."""
+
+
+class WholeAnswer(Members):
+    """An answer."""
+
+    data: list[Row]
+    base: NotRequired[int]
+    removed: NotRequired[list[Group]]
+
+
+EdgeState = Literal["up", "unreachable", "retired"]
+
+
+class Watermark(TypedDict):
+    """A stream's watermark at an edge."""
+
+    watermark: str | None
+    """Event time before which no more records are expected. Null before the first, and once the stream has ended."""
+    ended: bool
+    """Whether the stream has ended there."""
+
+
+class EdgeProgress(Watermark):
+    """The progress of an edge in the stream of a query."""
+
+    edge: str
+    state: EdgeState | Literal["never_connected"]
+    last_seen: str | None
+
+
+class QueryProgress(TypedDict):
+    """The progress of a query's expected edges."""
+
+    query: str
+    version: int
+    edges: list[EdgeProgress]
+    first_version: NotRequired[int]
+    """The first version that has answers."""
+
+
+class ProgressData(TypedDict):
+    """The data of an event about progress."""
+
+    time: str
+    queries: list[QueryProgress]
+
+
+class Column(TypedDict):
+    """A column, such as ``distance`` of type ``int64``."""
+
+    name: str
+    type: str
+
+
+class DescribedColumn(Column):
+    """A column of a stream."""
+
+    description: str
+
+
+class StreamColumns(Watermark):
+    """The columns of a stream.
+
+    The watermark is the least of its edges. It is null if an edge has none yet, or if all have ended the stream.
+    """
+
+    stream: str
+    source: Literal["configuration", "admin", "edges"]
+    """Who says so. `edges`: the first edge that had a column has decided its type."""
+    columns: list[DescribedColumn]
+    differing: list[str]
+    """Why edges that are known are refused now, or differ from the others."""
+    edges: list[str]
+    """Edges that serve it, without retired edges."""
+    records: int
+    """Accepted by these since their incarnations began."""
+
+
+class StreamList(TypedDict):
+    streams: list[StreamColumns]
+
+
+class RejectedCount(TypedDict):
+    """Records that a source rejected for one reason, such as `wrong-type` or `malformed`."""
+
+    source: str
+    reason: str
+    records: int
+
+
+class NullColumn(TypedDict):
+    """A column of a source that has no values any more."""
+
+    source: str
+    column: str
+
+
+class Stream(Watermark):
+    """A stream at one edge. The watermark is null before the first, and once the stream has ended."""
+
+    name: str
+    columns: list[Column]
+    speed: float
+    """Event ms per wall ms; 1 for a live stream."""
+    watermark_ms: int | None
+    """The same as unix ms; 2^62 once the stream has ended."""
+    delivery: list[str]
+    """How often a record counts if processes crash or connections are lost: `exactly-once`, or one or both of
+    `at-least-once`: a source may give a record again, which then counts twice; `at-most-once`: a source cannot be read
+    again after a crash."""
+    constants: Mapping[str, Key]
+    """Columns that have one value in all records at this edge."""
+    records: int
+    """Accepted since the edge's incarnation began."""
+    rejected: list[RejectedCount]
+    """Records that sources rejected since the edge's incarnation began: the 128 largest numbers."""
+    null_columns: list[NullColumn]
+    """Columns that had values, and are null in most of the newest records of a source."""
+
+
+class Edge(TypedDict):
+    """An edge, as its last Hello and heartbeat describe it."""
+
+    edge: str
+    state: EdgeState
+    """`up` even if it has no events."""
+    release: NotRequired[str | None]
+    """Of its software; null until its first heartbeat, and for 0.3.0. A center of 0.3.0 leaves it out."""
+    labels: Mapping[str, str]
+    incarnation: str
+    incarnations: int
+    first_seen: str
+    last_seen: str
+    """It was heard from then or later: its gateway records that, and the values here, every second, and with more than
+    1,000 sessions every second per 1,000. `state` is up to date."""
+    streams: list[Stream]
+    drops: Mapping[str, int]
+    """Records not counted, by reason."""
+    backlog_bytes: int
+    """Unacknowledged bytes in its journal."""
+    bandwidth_bytes_s: float | None
+    """Of its link; null until it is known."""
+    rtt_ms: float
+    clock_offset_ms: float
+    """Its wall clock minus the center's."""
+
+
+class EdgeList(TypedDict):
+    edges: list[Edge]
+
+
+class Shipped(TypedDict):
+    """The frames of an edge that the center has applied."""
+
+    frames: int
+    wire_bytes: int
+
+
+class Verdict(TypedDict):
+    """Whether an edge accepts a query."""
+
+    accepted: bool | None
+    """Null: it has not said so, or has never connected."""
+    code: str | None
+    """If refused: the error's code."""
+    message: str | None
+    """If refused: why."""
+
+
+class DryRunEdge(Verdict):
+    """Whether the stream of an edge has the columns that a query needs: `accepted`, null if it has never connected."""
+
+    edge: str
+
+
+class QueryEdge(EdgeProgress, Verdict):
+    """One edge's status for a query.
+
+    `accepted` is null if the edge has not said so. If it refuses the query, `code` and `message` say why.
+    """
+
+    expected: bool
+    """Whether windows need its close to be complete."""
+    shipped: Shipped
+    after_final: dict[str, int]
+    """Accepted records that came for final windows, and are in no answer to them, by reason."""
+    rejected: dict[str, int]
+    """Records that its sources rejected since it runs the query, by reason."""
+    guessed: dict[str, int]
+    """Records that it counted or left out on a guess since it runs the query, by reason."""
+
+
+class QueryDetail(Registered):
+    """A query with each edge's state."""
+
+    edges: Required[list[QueryEdge]]
+
+
+EdgeCause = Literal[
+    "never_connected", "retired", "unreachable", "unconfirmed", "refused", "no_records", "ended", "open"
+]
+WaitState = Literal[
+    "answered", "waiting", "refused", "no_edges", "no_records", "merging", "paused", "quarantined", "center_not_ready"
+]
+
+
+class WaitedEdge(TypedDict):
+    """What a query waits for at an expected edge."""
+
+    edge: str
+    cause: EdgeCause
+    """`ended`, and `open` (its next window has not ended), hold no answer back."""
+    text: str
+    since: str | None
+
+
+class QueryStatus(TypedDict):
+    """Whether a query has answers; if not, or no newer ones: why, since when, and what to do."""
+
+    query: str
+    version: int
+    state: WaitState
+    reason: str
+    """Empty: nothing holds answers back."""
+    remedy: str
+    """What to do; empty: nothing."""
+    since: str | None
+    waits_for: list[str]
+    """The expected edges without which no window can be complete."""
+    edges: list[WaitedEdge]
+    """Every expected edge."""
+    budget: str
+    """Why the error budget saves nothing; empty: it saves, or there is none."""
+    registered_at: str
+    latest_window: str | None
+    """Start of the last window that has an answer."""
+
+
+class DryRun(Borders):
+    """What a registration would do."""
+
+    spec: Required[Spec]
+    columns: Required[list[Column]]
+    registered: Required[bool]
+    refused: Required[str | None]
+    entry_bytes: Required[dict[str, int]]
+    notes: Required[list[str]]
+    edges: Required[list[DryRunEdge]]
+
+
+class Sides(TypedDict):
+    """How far a true value may be above and below an estimate. Null: unknown."""
+
+    above: float | None
+    below: float | None
+
+
+ErrorCause = Literal["sketch", "sampling", "withheld", "straggler", "missing"]
+
+
+class ErrorPart(Sides):
+    """The part of an interval that one cause makes."""
+
+    cause: ErrorCause
+    known: bool
+    """Both sides are known."""
+    says: str
+
+
+class ExplainedEdge(Watermark):
+    """What an edge had stated when the answer was given, and its state now.
+
+    The watermark of the stream is as far as the center knows by a heartbeat or the answer itself.
+    """
+
+    edge: str
+    state: EdgeState | Literal["never_connected"]
+    """Now."""
+    closed: bool | None
+    """Whether it had closed the window with all its records. Null: unknown."""
+    closed_until: str | None
+    """If it had not: event time before which it had closed everything. Null: unknown."""
+    late: int | None
+    """Its records that arrived after their slice's close. Null: unknown."""
+    withheld: Sides | None
+    """What it withholds of a group, at most. Null: unknown."""
+    rate: float | None
+    """Fraction of records that the accuracy needs processed, now. The edge samples only if it has to. Null: the query
+    has no accuracy, or the rate is not known yet."""
+
+
+class ExplainedRevision(IntervalCell):
+    """The same value in one revision; null: the revision has no such group."""
+
+    revision: int
+    phase: str
+    given_at: str
+
+
+class Explanation(IntervalCell):
+    """What the error of a value consists of."""
+
+    window: Window
+    phase: str
+    measure: str
+    value: str
+    group: Group
+    confidence: float | None
+    parts: list[ErrorPart]
+    edges: list[ExplainedEdge]
+    revisions: list[ExplainedRevision]
+
+
+class Alarm(TypedDict):
+    """A violation of an invariant, such as `frame-conflict`."""
+
+    kind: str
+    edge: str
+    """The edge that it is about; empty: none."""
+    query: str
+    """The key of the query that it is about, `name@version`; empty: none."""
+    message: str
+    first_at: str
+    last_at: str
+    times: int
+
+
+class AlarmList(TypedDict):
+    alarms: list[Alarm]
+    """The latest first."""
+
+
+class ToldAlert(TypedDict):
+    """An alert, or its change."""
+
+    labels: dict[str, str]
+    details: Document
+
+
+class SinkGap(TypedDict):
+    """Answers that the retention deleted before the sink had them: ids from `first` to `last`."""
+
+    first: int
+    last: int
+
+
+class SinkQueryState(TypedDict):
+    """A query for which a sink lacks answers, or which it cannot write."""
+
+    query: str
+    version: int
+    answer_id: int
+    """Of the newest answer of the query that the sink has."""
+    behind_answers: int
+    """Answers of the query that the sink has not written."""
+    behind_ms: int
+    """Age of the oldest of them."""
+    problem: str | None
+    """Why the last attempt failed: window, target and reason."""
+    failing_since: str | None
+
+
+class Sink(TypedDict):
+    """A sink and its progress."""
+
+    name: str
+    definition: object
+    """As it was put here; null: it is in the center's file."""
+    state: Literal["running", "failing", "paused", "waiting"]
+    """`waiting`: for `edgewater center sink`."""
+    problem: str | None
+    """Why the last attempt failed."""
+    failing_since: str | None
+    answer_id: int
+    """The sink has all answers up to this one, except those of `queries`."""
+    behind_answers: int
+    """Answers of any query that it has not read."""
+    behind_ms: int
+    """Age of the oldest answer that it has not read."""
+    queries: list[SinkQueryState]
+    """The queries for which the sink lacks answers, or that fail."""
+    answers: int
+    """Answers that it has written, repetitions included."""
+    rows: int
+    refused: int
+    """Samples or messages that the sink's system has refused and never accepts."""
+    refusal: str | None
+    """Query, window and reason of the last refusal."""
+    gap: SinkGap | None
+    """Answers that were deleted before the sink had them."""
+    owner: str | None
+    """The process that runs it, host:pid."""
+
+
+for _kind in tuple(globals().values()):
+    if is_typeddict(_kind):
+        _kind.__pydantic_config__ = {"use_attribute_docstrings": True}
