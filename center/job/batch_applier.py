@@ -23,9 +23,10 @@ from center.job.merge import MAX_REASON_BYTES, PartMerged, SkipKind, Skipped, Sl
 from center.job.metrics import JobMetrics
 from center.job.processing_delay import ProcessingDelays
 from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_refusal
-from center.results import MergedDelta
+from center.results import MergedDelta, Premerge
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry, FrameLog
+from center.storage.slice_spans import SliceSpan, SpilledSpan
 from edgewater.model.errors import Conflict, EdgewaterError, NotFound, StorageError, named
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
@@ -208,9 +209,29 @@ class BatchApplier:
         self._delays = ProcessingDelays(margin_ms)
         self._rates: dict[QueryRef, dict[EdgeId, float]] = {}
         self._rates_at_ms = 0
-        self._log = FrameLog(log_dir)
+        self._log, self._log_dir = FrameLog(log_dir), Path(log_dir)
         self._set_aside: dict[str, SetAside] = {}
         self._count_set_aside()
+
+    def awaited(self) -> list[str]:
+        """Returns the keys of the queries whose answers wait for tasks."""
+        return list(self._writer.awaited())
+
+    def spill_answers(self, key: str) -> dict[SliceSpan, tuple[tuple[int, ...], SpilledSpan]]:
+        """Writes what tasks merge for the answers of a query to files. Returns the files, and ids of the contents.
+
+        Raises StorageError, OSError.
+        """
+        spans = self._writer.awaited().get(key, ())
+        return {span: self._writer.spill(span, self._log_dir) for span in spans}
+
+    def drop_spilled(self, spilled: Iterable[SpilledSpan]) -> None:
+        for each in spilled:
+            each.remove(self._log_dir)
+
+    def give(self, key: str, merges: Mapping[SliceSpan, Premerge]) -> None:
+        """As `LedgerWriter.give`."""
+        self._writer.give(key, merges)
 
     @property
     def set_aside(self) -> Mapping[str, SetAside]:

@@ -8,17 +8,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from center.catalog import SetAside
 from center.job import loop_core
 from center.job.batch_applier import BatchApplier, Times
 from center.job.loop_core import Effect, Event, Fault, Lane, LoopCore, QueryFault, Run
-from center.job.merge import PartMerged, PartOutcome, SkipKind, Skipped, StorageFailed, TooLargeHere
+from center.job.merge import PartMerged, PartOutcome, SkipKind, Skipped, SpanMerged, StorageFailed, TooLargeHere
 from center.job.merger import Merger, SparkLost, TasksFailed
 from center.job.planner import FramePlanner, divide
-from center.results import LeaseLost
+from center.results import LeaseLost, Premerge
+from center.storage.slice_spans import SliceSpan, SpilledSpan
 from edgewater.model.errors import StorageError, named
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,14 @@ class _Merge:
     merged_ms: int = 0
     skipped: tuple[Skipped, ...] = ()
     outcomes: tuple[PartMerged, ...] = ()
+
+
+@dataclass(slots=True)
+class _AnswerMerge:
+    """Costly merges of a query's answers that tasks make. `merged`: by span."""
+
+    spilled: dict[SliceSpan, tuple[tuple[int, ...], SpilledSpan]]
+    merged: dict[SliceSpan, Premerge] = field(default_factory=dict)
 
 
 class MergeLoop:
@@ -62,6 +71,7 @@ class MergeLoop:
         self._now_ms, self._monotonic = now_ms, monotonic
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._merges: dict[int, _Merge] = {}
+        self._answers: dict[int, _AnswerMerge] = {}
         self._sweep_failures = 0
         self.applied = 0
         """Number of plans that were applied."""
@@ -72,10 +82,16 @@ class MergeLoop:
         """The index may have new frames."""
         self._events.put(loop_core.Woken())
 
+    def want_answers(self, key: str) -> None:
+        """Answers of a query are due that tasks must merge first."""
+        self._events.put(loop_core.AnswersWanted(key))
+
     def begin_term(self) -> None:
         """This driver leads from now on, except the queries that the applier leaves out."""
         self._merges.clear()
         self.handle(loop_core.TermBegan(frozenset(self._applier.set_aside)))
+        for key in self._applier.awaited():
+            self.handle(loop_core.AnswersWanted(key))
 
     def end_term(self) -> None:
         self._merges.clear()
@@ -106,6 +122,8 @@ class MergeLoop:
         if events or (deadline_s is not None and deadline_s <= self._monotonic()):
             self.handle(loop_core.Woken())  # one look for all of them
         self._merges = {number: merge for number, merge in self._merges.items() if self.core.has_plan(number)}
+        for number in [number for number in self._answers if not self.core.has_plan(number)]:
+            self._applier.drop_spilled(spilled for _, spilled in self._answers.pop(number).spilled.values())
         return bool(events)
 
     def _drain(self, wait_s: float) -> list[Event | BaseException]:
@@ -144,6 +162,10 @@ class MergeLoop:
                 self._merger.cancel(number)
             case loop_core.Pause(key, reason):
                 self._pause(key, reason)
+            case loop_core.MergeAnswers(number, key):
+                return self._merge_answers(number, key)
+            case loop_core.GiveAnswers(number, key):
+                return self._give(number, key)
             case loop_core.Sweep():
                 self._try_sweep()
         return None
@@ -177,6 +199,29 @@ class MergeLoop:
         self._merger.submit(number, parts, lane, described).add_done_callback(partial(self._tasks_done, number))
         return None
 
+    def _merge_answers(self, number: int, key: str) -> Event | None:
+        try:
+            answers = self._answers[number] = _AnswerMerge(self._applier.spill_answers(key))
+        except (StorageError, OSError) as exc:
+            return loop_core.MergeFailed(number, Fault.SYSTEM, named(exc))
+        parts = [spilled for _, spilled in answers.spilled.values()]
+        if not parts:
+            return self._returned(number, [])
+        described = f"plan {number}, {Lane.ANSWER}: {len(parts)} merges of query {key}"
+        self._merger.submit(number, parts, Lane.ANSWER, described).add_done_callback(partial(self._tasks_done, number))
+        return None
+
+    def _give(self, number: int, key: str) -> Event:
+        try:
+            self._applier.give(key, self._answers[number].merged)
+        except LeaseLost:
+            raise
+        except Exception as exc:
+            log.warning("answers of query %s are not written: %s", key, named(exc))
+            self._applier.count_failure("apply")
+            return loop_core.NotApplied(number, named(exc))
+        return loop_core.AnswersGiven(number)
+
     def _tasks_done(self, number: int, tasks: Future[list[PartOutcome]]) -> None:
         """Called by a thread of the merger."""
         try:
@@ -198,6 +243,10 @@ class MergeLoop:
                     return loop_core.MergeFailed(number, Fault.FRAMES, reason)
                 case PartMerged():
                     merged.append(outcome)
+                case SpanMerged(span, synopsis, size, refused):
+                    if (answers := self._answers.get(number)) is not None:
+                        ids, _ = answers.spilled[span]
+                        answers.merged[span] = Premerge(ids, synopsis, size, refused)
         merge = self._merges.get(number)
         if merge is not None:  # of this term
             merge.outcomes, merge.merged_ms = (*merged, PartMerged(skipped=merge.skipped)), self._now_ms()

@@ -18,7 +18,7 @@ from edgewater.model.errors import StorageError
 COMMITS = "commits"
 """The name of the directory of segments."""
 SUFFIX = ".frames"
-_PARTIAL = ".part"
+PARTIAL = ".part"
 
 
 class SegmentStore(Protocol):
@@ -80,7 +80,7 @@ class SegmentDirectory:
     def append(self, batch: Sequence[bytes]) -> str:
         name = f"{COMMITS}/{self._writer}-{next(self._count):08d}{SUFFIX}"
         path = self._root / name
-        partial = path.with_suffix(_PARTIAL)
+        partial = path.with_suffix(PARTIAL)
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             _sync(self._root)
@@ -114,7 +114,7 @@ class SegmentDirectory:
         self._path(segment).unlink(missing_ok=True)
 
     def delete_partial(self) -> None:
-        for path in self._root.glob(f"{COMMITS}/*{_PARTIAL}"):
+        for path in self._root.glob(f"{COMMITS}/*{PARTIAL}"):
             path.unlink(missing_ok=True)
 
     def _path(self, segment: str) -> Path:
