@@ -35,10 +35,11 @@ SUSPECT_S = 20.0
 """How long the tasks of a suspect plan may take; a second is usual. Other tasks that are silent are ended by Spark."""
 PROBE_S = 5.0
 """If a task without frames takes longer, the machine is starved, and no frame is to blame."""
-FIRST_DELAY_S, MAX_DELAY_S = 0.2, 10.0
+FIRST_DELAY_S, MAX_DELAY_S = 0.2, 5.0
 """Delay after a failure that is not the frames', doubled with each further one."""
-MAX_LOOK_DELAY_S = 1.0
-"""The same, if the index cannot be read."""
+LOOK_DELAY_S = 0.5
+"""Delay if the index cannot be read. It never grows, and it counts as no failure: when the database is back, the next
+failure is the first one."""
 ANSWER_DEATHS = 3
 """A query is paused after this many deaths of the workers that merge its answers."""
 MAX_HEAVY = 2
@@ -428,7 +429,7 @@ class LoopCore:
             case Looked():
                 return self._plan(event)
             case LookFailed(reason):
-                self._fail(reason, now_s, MAX_LOOK_DELAY_S)
+                self.problem, self._must_look, self._resume_s = reason, True, now_s + LOOK_DELAY_S
             case Merged(number) if (plan := self._merging(number)) is not None:
                 plan.state, plan.until_s = _State.MERGED, None
             case MergeFailed(number, fault, reason) if (plan := self._merging(number)) is not None:
@@ -647,9 +648,9 @@ class LoopCore:
         answers = [each.number for each in self._answers.values() if each.number is not None]
         return [Cancel(n) for n in (*(n for n, p in self._plans.items() if p.state is _State.MERGING), *answers)]
 
-    def _fail(self, reason: str, now_s: float, max_delay_s: float = MAX_DELAY_S) -> None:
+    def _fail(self, reason: str, now_s: float) -> None:
         self.problem, self._must_look = reason, True
-        self._resume_s = now_s + min(FIRST_DELAY_S * 2**self._failures, max_delay_s)
+        self._resume_s = now_s + min(FIRST_DELAY_S * 2**self._failures, MAX_DELAY_S)
         self._failures = min(self._failures + 1, 16)
 
     def _recovered(self) -> None:

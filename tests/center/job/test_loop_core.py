@@ -12,6 +12,7 @@ from center.job.loop_core import (
     ANSWER_DEATHS,
     DEATHS,
     FIRST_DELAY_S,
+    LOOK_DELAY_S,
     MAX_CULPRITS,
     MAX_HEAVY,
     SUSPECT_S,
@@ -456,6 +457,21 @@ def test_after_a_failure_of_the_database_the_positions_are_read_again_and_the_de
         now_s = due_s
         looks += core.handle(Woken(), now_s)
     assert looks == [Look(None, frozenset())] * 4
+
+
+def test_an_index_that_could_not_be_read_for_long_does_not_prolong_the_delays_afterwards() -> None:
+    core, now_s = LoopCore(), 0.0
+    core.handle(TermBegan(frozenset()), now_s)
+    for _ in range(100):
+        assert core.handle(LookFailed("database"), now_s) == []
+        due_s = core.next_deadline()
+        assert due_s is not None and due_s == now_s + LOOK_DELAY_S
+        now_s = due_s
+        assert core.handle(Woken(), now_s) == [Look(None, frozenset())]
+    (submit,) = core.handle(Looked({}, run_of(a=(0, 1))), now_s)
+    assert isinstance(submit, Submit)
+    core.handle(MergeFailed(submit.number, Fault.SYSTEM, "database"), now_s)
+    assert core.next_deadline() == now_s + FIRST_DELAY_S
 
 
 def test_nothing_is_due_until_the_delay_after_a_failure_has_passed() -> None:
