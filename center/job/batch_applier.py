@@ -23,10 +23,9 @@ from center.job.merge import MAX_REASON_BYTES, PartMerged, SkipKind, Skipped, Sl
 from center.job.metrics import JobMetrics
 from center.job.processing_delay import ProcessingDelays
 from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_refusal
-from center.results import MergedDelta, Premerge
+from center.results import MergedDelta
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry, FrameLog
-from center.storage.slice_spans import SliceSpan, SpilledSpan
 from edgewater.model.errors import Conflict, EdgewaterError, NotFound, StorageError, named
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
@@ -202,36 +201,16 @@ class BatchApplier:
         now_ms: Callable[[], int],
         margin_ms: int = 0,
     ) -> None:
-        self._writer = writer
+        self.writer = writer
         self._catalog = catalog
         self._metrics = metrics
         self._now_ms = now_ms
         self._delays = ProcessingDelays(margin_ms)
         self._rates: dict[QueryRef, dict[EdgeId, float]] = {}
         self._rates_at_ms = 0
-        self._log, self._log_dir = FrameLog(log_dir), Path(log_dir)
+        self._log, self.log_dir = FrameLog(log_dir), Path(log_dir)
         self._set_aside: dict[str, SetAside] = {}
         self._count_set_aside()
-
-    def awaited(self) -> list[str]:
-        """Returns the keys of the queries whose answers wait for tasks."""
-        return list(self._writer.awaited())
-
-    def spill_answers(self, key: str) -> dict[SliceSpan, tuple[tuple[int, ...], SpilledSpan]]:
-        """Writes what tasks merge for the answers of a query to files. Returns the files, and ids of the contents.
-
-        Raises StorageError, OSError.
-        """
-        spans = self._writer.awaited().get(key, ())
-        return {span: self._writer.spill(span, self._log_dir) for span in spans}
-
-    def drop_spilled(self, spilled: Iterable[SpilledSpan]) -> None:
-        for each in spilled:
-            each.remove(self._log_dir)
-
-    def give(self, key: str, merges: Mapping[SliceSpan, Premerge]) -> None:
-        """As `LedgerWriter.give`."""
-        self._writer.give(key, merges)
 
     @property
     def set_aside(self) -> Mapping[str, SetAside]:
@@ -307,7 +286,7 @@ class BatchApplier:
         self._raise_alarms(batch.skipped, facts)
         self._report_losses(batch.summaries)
         self._metrics.rows.inc(len(batch.deltas))
-        return AppliedBatch(batch.summaries, self._writer.apply(batch.deltas, batch.summaries, run.through))
+        return AppliedBatch(batch.summaries, self.writer.apply(batch.deltas, batch.summaries, run.through))
 
     def apply_loss(self, run: Run, reason: str, times: Times) -> dict[str, QueryFault]:
         """Quarantines the single frame of a plan, and applies it as a stated loss of its edge. Returns as `apply`."""
@@ -344,7 +323,7 @@ class BatchApplier:
         if abs(now_ms - self._rates_at_ms) < RATES_EVERY_MS:
             return
         self._rates_at_ms = now_ms
-        for ref, rates in self._writer.needed_rates().items():
+        for ref, rates in self.writer.needed_rates().items():
             for edge, rate in rates.items():
                 self._metrics.needed_rate.labels(ref.name, edge).set(rate)
             if not rates_differ(self._rates.get(ref, {}), rates):
@@ -358,7 +337,7 @@ class BatchApplier:
     def quarantine(self, entry: FrameEntry, reason: str) -> None:
         """Sets a frame aside: from now on it is read as a stated loss. Raises LeaseLost if another driver leads."""
         key = query_key(entry.query)
-        self._writer.require_lease(key)
+        self.writer.require_lease(key)
         # The frame is copied out of the segment, so that frames of other queries do not stay on disk with it.
         with contextlib.suppress(StorageError, OSError):
             copy = self._log.copy(entry)
@@ -384,13 +363,13 @@ class BatchApplier:
         """Applies no frames of a query that is set aside, and gives it no answers, until `release`."""
         self._set_aside[key] = state
         self._count_set_aside()
-        self._writer.pause(query_from_key(key), FOR_EVER_MS)
+        self.writer.pause(query_from_key(key), FOR_EVER_MS)
 
     def release(self, key: str) -> None:
         """Ends `leave_out`."""
         self._set_aside.pop(key, None)
         self._count_set_aside()
-        self._writer.pause(query_from_key(key), 0)
+        self.writer.pause(query_from_key(key), 0)
 
     def _count_set_aside(self) -> None:
         states = list(self._set_aside.values())
@@ -406,7 +385,7 @@ class BatchApplier:
             for after, before in zip(ends, [*(first for first, _ in spans), through], strict=True):
                 if after < before:
                     where = f"query {key}: frames {after + 1} to {before}"
-                    self._writer.require_lease(key)
+                    self.writer.require_lease(key)
                     log.error("%s are no longer in the index and were never applied", where)
                     self._metrics.skipped.labels("lost").inc()
                     message = f"{where} were dropped unread"

@@ -22,10 +22,10 @@ from center.ledger import (
     QueryRegistered,
     QueryTooLarge,
 )
-from center.results import AnswersCostly, LeaseLost, MergedDelta, Premerge, ResultStore
+from center.results import AnswersCostly, LeaseLost, MergedDelta, ResultStore
 from center.storage.progress import DriverProgress, NoProgress, Track
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from center.storage.slice_spans import SliceSpan, SpilledSpan
+from center.storage.slice_spans import SliceSpan, SpanMerge, SpilledSpan
 from edgewater.answers import Phase
 from edgewater.answers.statement import STALENESS
 from edgewater.model.errors import StorageError
@@ -346,21 +346,23 @@ class LedgerWriter:
             self._awaited[key] = tuple(sorted(wanted))
             self.on_awaited(key)
 
-    def awaited(self) -> dict[str, tuple[SliceSpan, ...]]:
-        """Returns the costly merges that the answers of queries wait for, by query key."""
+    def awaited(self) -> list[str]:
+        """Returns the keys of the queries whose answers wait for costly merges."""
         with self._lock:
-            return dict(self._awaited)
+            return list(self._awaited)
 
-    def spill(self, span: SliceSpan, log_dir: Path) -> tuple[tuple[int, ...], SpilledSpan]:
-        """As `ResultStore.spill`."""
-        return self._store.spill(span, log_dir)
+    def spill(self, key: str, log_dir: Path) -> list[SpilledSpan]:
+        """Writes what tasks merge for the answers of a query to files. Raises StorageError, OSError."""
+        with self._lock:
+            spans = self._awaited.get(key, ())
+        return [self._store.spill(span, log_dir) for span in spans]
 
-    def give(self, key: str, merges: Mapping[SliceSpan, Premerge]) -> None:
+    def give(self, key: str, merges: Sequence[tuple[SpilledSpan, SpanMerge]]) -> None:
         """Writes the answers of a query that are due now, with costly merges. Raises as `advance`."""
         with self._working():
             now_ms = self._now_ms()
-            for span, merge in merges.items():
-                self._store.keep_merge(self._ledger, span, merge, now_ms)
+            for spilled, merge in merges:
+                self._store.keep_merge(self._ledger, spilled.ids, merge, now_ms)
             self._awaited.pop(key, None)
             self._ledger.pause(query_from_key(key), 0)
             self._tick([], now_ms)

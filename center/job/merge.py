@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, decode_fetched
-from center.storage.slice_spans import SliceSpan, SpilledSpan
+from center.storage.slice_spans import SpanMerge, SpilledSpan
 from edgewater.model.errors import StorageError, SynopsisError
 from edgewater.synopses import CountStack, GroupedAggregate, merge_what_fits
 
@@ -91,25 +91,9 @@ class TooLargeHere:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SpanMerged:
-    """The task has merged the partials of a span.
-
-    Attributes:
-        synopsis: None: it has more bytes than are wanted, or no partial is left.
-        size: its bytes.
-        refused: partials that do not merge with the others, by their numbers, with the reasons.
-    """
-
-    span: SliceSpan
-    synopsis: bytes | None = field(repr=False)
-    size: int
-    refused: tuple[tuple[int, str], ...] = ()
-
-
 Part = Sequence[Frame] | SpilledSpan
 """What a task merges."""
-PartOutcome = PartMerged | SpanMerged | StorageFailed | TooLargeHere
+PartOutcome = PartMerged | SpanMerge | StorageFailed | TooLargeHere
 
 
 def merge_part(log_dir: str, part: Part) -> PartOutcome:
@@ -141,7 +125,7 @@ class MergeTask:
             yield merge_part(self._log_dir, part)
 
 
-def _merge_span(log_dir: Path, part: SpilledSpan) -> SpanMerged:
+def _merge_span(log_dir: Path, part: SpilledSpan) -> SpanMerge:
     """Merges the partials of a span in groups of `READ_BYTES`. Raises StorageError, MemoryError."""
     merged: bytes | None = None
     group: list[bytes] = []
@@ -162,7 +146,7 @@ def _merge_span(log_dir: Path, part: SpilledSpan) -> SpanMerged:
         refused = refused or {len(part.sizes) - 1: exc}  # in another order they merge
     size = len(merged or b"")
     reasons = tuple((n, as_reason(f"{type(exc).__name__}: {exc}")) for n, exc in refused.items())
-    return SpanMerged(part.span, merged if size <= part.most_bytes else None, size, reasons)
+    return SpanMerge(part.span, merged if size <= part.most_bytes else None, size, reasons)
 
 
 def warm_task(numbers: Iterator[int]) -> list[int]:

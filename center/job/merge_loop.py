@@ -8,18 +8,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from center.catalog import SetAside
 from center.job import loop_core
 from center.job.batch_applier import BatchApplier, Times
 from center.job.loop_core import Effect, Event, Fault, Lane, LoopCore, QueryFault, Run
-from center.job.merge import PartMerged, PartOutcome, SkipKind, Skipped, SpanMerged, StorageFailed, TooLargeHere
+from center.job.merge import PartMerged, PartOutcome, SkipKind, Skipped, StorageFailed, TooLargeHere
 from center.job.merger import Merger, SparkLost, TasksFailed
 from center.job.planner import FramePlanner, divide
-from center.results import LeaseLost, Premerge
-from center.storage.slice_spans import SliceSpan, SpilledSpan
+from center.results import LeaseLost
+from center.storage.slice_spans import SpanMerge, SpilledSpan
 from edgewater.model.errors import StorageError, named
 
 log = logging.getLogger(__name__)
@@ -35,14 +35,6 @@ class _Merge:
     merged_ms: int = 0
     skipped: tuple[Skipped, ...] = ()
     outcomes: tuple[PartMerged, ...] = ()
-
-
-@dataclass(slots=True)
-class _AnswerMerge:
-    """Costly merges of a query's answers that tasks make. `merged`: by span."""
-
-    spilled: dict[SliceSpan, tuple[tuple[int, ...], SpilledSpan]]
-    merged: dict[SliceSpan, Premerge] = field(default_factory=dict)
 
 
 class MergeLoop:
@@ -71,7 +63,9 @@ class MergeLoop:
         self._now_ms, self._monotonic = now_ms, monotonic
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._merges: dict[int, _Merge] = {}
-        self._answers: dict[int, _AnswerMerge] = {}
+        # What tasks merge for answers, and the merges.
+        self._answers: dict[int, list[SpilledSpan]] = {}
+        self._answer_merges: dict[int, list[SpanMerge]] = {}
         self._sweep_failures = 0
         self.applied = 0
         """Number of plans that were applied."""
@@ -90,7 +84,7 @@ class MergeLoop:
         """This driver leads from now on, except the queries that the applier leaves out."""
         self._merges.clear()
         self.handle(loop_core.TermBegan(frozenset(self._applier.set_aside)))
-        for key in self._applier.awaited():
+        for key in self._applier.writer.awaited():
             self.handle(loop_core.AnswersWanted(key))
 
     def end_term(self) -> None:
@@ -123,7 +117,9 @@ class MergeLoop:
             self.handle(loop_core.Woken())  # one look for all of them
         self._merges = {number: merge for number, merge in self._merges.items() if self.core.has_plan(number)}
         for number in [number for number in self._answers if not self.core.has_plan(number)]:
-            self._applier.drop_spilled(spilled for _, spilled in self._answers.pop(number).spilled.values())
+            self._answer_merges.pop(number, None)
+            for spilled in self._answers.pop(number):
+                spilled.remove(self._applier.log_dir)
         return bool(events)
 
     def _drain(self, wait_s: float) -> list[Event | BaseException]:
@@ -201,10 +197,9 @@ class MergeLoop:
 
     def _merge_answers(self, number: int, key: str) -> Event | None:
         try:
-            answers = self._answers[number] = _AnswerMerge(self._applier.spill_answers(key))
+            parts = self._answers[number] = self._applier.writer.spill(key, self._applier.log_dir)
         except (StorageError, OSError) as exc:
             return loop_core.MergeFailed(number, Fault.SYSTEM, named(exc))
-        parts = [spilled for _, spilled in answers.spilled.values()]
         if not parts:
             return self._returned(number, [])
         described = f"plan {number}, {Lane.ANSWER}: {len(parts)} merges of query {key}"
@@ -213,7 +208,8 @@ class MergeLoop:
 
     def _give(self, number: int, key: str) -> Event:
         try:
-            self._applier.give(key, self._answers[number].merged)
+            merges = {merge.span: merge for merge in self._answer_merges.get(number, ())}
+            self._applier.writer.give(key, [(each, merges[each.span]) for each in self._answers[number]])
         except LeaseLost:
             raise
         except Exception as exc:
@@ -234,7 +230,7 @@ class MergeLoop:
             self._events.put(loop_core.MergeFailed(number, Fault.SYSTEM, named(exc)))
 
     def _returned(self, number: int, outcomes: Iterable[PartOutcome]) -> Event:
-        merged: list[PartMerged] = []
+        merged, answers = list[PartMerged](), list[SpanMerge]()
         for outcome in outcomes:
             match outcome:
                 case StorageFailed(reason):
@@ -243,10 +239,10 @@ class MergeLoop:
                     return loop_core.MergeFailed(number, Fault.FRAMES, reason)
                 case PartMerged():
                     merged.append(outcome)
-                case SpanMerged(span, synopsis, size, refused):
-                    if (answers := self._answers.get(number)) is not None:
-                        ids, _ = answers.spilled[span]
-                        answers.merged[span] = Premerge(ids, synopsis, size, refused)
+                case SpanMerge():
+                    answers.append(outcome)
+        if number in self._answers:
+            self._answer_merges[number] = answers
         merge = self._merges.get(number)
         if merge is not None:  # of this term
             merge.outcomes, merge.merged_ms = (*merged, PartMerged(skipped=merge.skipped)), self._now_ms()

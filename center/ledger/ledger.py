@@ -128,12 +128,6 @@ class Ledger:
         """Returns the number of windows of a query that are not final."""
         return len(self.book(ref).windows)
 
-    def has_waiting_changes(self, ref: QueryRef) -> bool:
-        """Returns whether a query has windows that have changed since their newest answers and wait for
-        another answer.
-        """
-        return self.book(ref).deadlines.refine_at_ms is not None
-
     def book(self, ref: QueryRef) -> WindowBook:
         """Returns the windows of a query, for reading only.
 

@@ -15,7 +15,7 @@ from center.results.answers import (
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
 from center.results.store import ResultStore, restored_at_ms
-from center.results.writes import COSTLY_MS, MAX_ANSWER_BYTES, AnswersCostly, MergedDelta, Premerge
+from center.results.writes import COSTLY_MS, MAX_ANSWER_BYTES, AnswersCostly, MergedDelta
 
 __all__ = [
     "COSTLY_MS",
@@ -29,7 +29,6 @@ __all__ = [
     "LeaseLost",
     "MergedDelta",
     "NewestAnswers",
-    "Premerge",
     "ResultStore",
     "as_far_as_readable",
     "read_cursor",

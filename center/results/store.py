@@ -69,7 +69,7 @@ from center.storage.database import (
 )
 from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from center.storage.slice_spans import SliceSpan, SpilledSpan, spill
+from center.storage.slice_spans import SliceSpan, SpanMerge, SpilledSpan, spill
 from edgewater.model.errors import Conflict, StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
@@ -400,16 +400,13 @@ class ResultStore(AnswerReader):
         crowded, self._crowded = self._crowded, []
         return crowded
 
-    def spill(self, span: SliceSpan, log_dir: Path) -> tuple[tuple[int, ...], SpilledSpan]:
-        """Writes the deltas of a span to a file for a task. Returns their ids, too. Raises OSError, StorageError."""
-        ids = list[int]()
+    def spill(self, span: SliceSpan, log_dir: Path) -> SpilledSpan:
+        """Writes the deltas of a span to a file for a task. Raises OSError, StorageError."""
         with read_transaction(self._engine) as connection:
-            deltas = read_span(connection, span)
-            partials = (ids.append(number) or delta.synopsis for number, delta in deltas)  # type: ignore[func-returns-value]
-            spilled = spill(log_dir, span, partials, self.max_answer_bytes)
-        return tuple(ids), spilled
+            partials = ((number, delta.synopsis) for number, delta in read_span(connection, span))
+            return spill(log_dir, span, partials, self.max_answer_bytes)
 
-    def keep_merge(self, ledger: Ledger, span: SliceSpan, merge: Premerge, now_ms: int) -> None:
+    def keep_merge(self, ledger: Ledger, ids: tuple[int, ...], merge: SpanMerge, now_ms: int) -> None:
         """Replaces the deltas of a slice by their merge. A merge of several slices is kept in memory for `tick`.
 
         Raises as `tick`.
@@ -417,12 +414,12 @@ class ResultStore(AnswerReader):
         if merge.synopsis is not None and not merge.refused:
             with self._transaction(ledger), write_transaction(self._engine) as connection:
                 loaded = self._begin_step(connection, now_ms)
-                _require_own(loaded[0].partition, [span.key])
-                is_replaced = replace_deltas(connection, span, merge)
+                _require_own(loaded[0].partition, [merge.span.key])
+                is_replaced = replace_deltas(connection, ids, merge)
             self._loaded = loaded
             if is_replaced:
                 return
-        self._merges[span] = merge
+        self._merges[merge.span] = ids, merge
 
     def take_refused(self) -> list[RefusedDelta]:
         """Returns the merged partials that were refused since the last call."""

@@ -40,7 +40,7 @@ from center.ledger import (
 from center.results import schema as t
 from center.results.late_records import add_late_records, late_by_window, late_to_json
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
-from center.storage.slice_spans import SliceSpan
+from center.storage.slice_spans import SliceSpan, SpanMerge
 from edgewater.answers import LateRecords, Phase
 from edgewater.answers.stored import facts_to_json
 from edgewater.model.errors import StorageError
@@ -109,21 +109,8 @@ class RefusedDelta:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Premerge:
-    """The merge of stored deltas by a task.
-
-    Attributes:
-        ids: of the deltas, in the order of the merge.
-        synopsis: None: it has more bytes than an answer may have, or no delta is left.
-        size: its bytes.
-        refused: deltas that do not merge with the others, by their number, with the reasons.
-    """
-
-    ids: tuple[int, ...]
-    synopsis: bytes | None = field(repr=False)
-    size: int
-    refused: tuple[tuple[int, str], ...] = ()
+Premerge = tuple[tuple[int, ...], SpanMerge]
+"""The ids of stored deltas, and their merge by a task."""
 
 
 class AnswersCostly(Exception):
@@ -275,15 +262,15 @@ def _in(span: SliceSpan) -> Any:
     return and_(c.query == span.key, c.slice_start_ms >= span.from_ms, c.slice_start_ms < span.to_ms)
 
 
-def replace_deltas(connection: Connection, span: SliceSpan, merge: Premerge) -> bool:
+def replace_deltas(connection: Connection, ids: Sequence[int], merge: SpanMerge) -> bool:
     """Replaces the deltas of a slice by their merge. False: they are of several slices, or have changed."""
     c = t.deltas.c
-    rows = connection.execute(select(c.id, c.slice_start_ms).where(_in(span))).all()
-    if len({start for _, start in rows}) != 1 or not {number for number, _ in rows}.issuperset(merge.ids):
+    rows = connection.execute(select(c.id, c.slice_start_ms).where(_in(merge.span))).all()
+    if len({start for _, start in rows}) != 1 or not {number for number, _ in rows}.issuperset(ids):
         return False
-    for at in range(0, len(merge.ids), _CHUNK):
-        connection.execute(delete(t.deltas).where(c.id.in_(merge.ids[at : at + _CHUNK])))
-    values = {"query": span.key, "slice_start_ms": rows[0].slice_start_ms, "synopsis": merge.synopsis}
+    for at in range(0, len(ids), _CHUNK):
+        connection.execute(delete(t.deltas).where(c.id.in_(ids[at : at + _CHUNK])))
+    values = {"query": merge.span.key, "slice_start_ms": rows[0].slice_start_ms, "synopsis": merge.synopsis}
     connection.execute(insert(t.deltas).values(values))
     return True
 
@@ -345,7 +332,7 @@ def write_answers(
     rows = []
     for e, deltas in zip(emissions, _deltas_of(connection, emissions, spent, merges, costly_ms), strict=True):
         ledger.on_query(e.query)
-        merged, size = (deltas.synopsis, deltas.size) if isinstance(deltas, Premerge) else _merged(deltas)
+        merged, size = (deltas.synopsis, deltas.size) if isinstance(deltas, SpanMerge) else _merged(deltas)
         if (answer_bytes := max(len(merged or b""), size if merged is None else 0)) > max_answer_bytes:
             has, most = (f"{each / (1 << 20):.1f} MiB" for each in (answer_bytes, max_answer_bytes))
             raise QueryTooLarge(e.query, f"an answer has {has}; expected at most spark.max_answer, {most}")
@@ -431,7 +418,7 @@ def _deltas_of(
     spent: Iterable[Delta],
     merges: Mapping[SliceSpan, Premerge],
     costly_ms: float,
-) -> Iterator[list[Delta] | Premerge]:
+) -> Iterator[list[Delta] | SpanMerge]:
     """Yields the deltas of each emission's window, both stored ones and `spent`, or their merge if it is costly.
 
     One statement reads the deltas of several windows. Raises AnswersCostly, DeltasRefused.
@@ -474,20 +461,20 @@ def _require_merges(
     costly: Mapping[int, SliceSpan],
     merges: Mapping[SliceSpan, Premerge],
     unstored: Mapping[int, Sequence[Delta]],
-) -> dict[int, Premerge]:
+) -> dict[int, SpanMerge]:
     """Returns the merges of spans. Raises AnswersCostly, and DeltasRefused for a merge that lacks deltas."""
-    c, present = t.deltas.c, dict[int, Premerge]()
+    c, present, bad = t.deltas.c, dict[int, SpanMerge](), dict[int, str]()
     for n, span in costly.items():
-        merge = merges.get(span)
+        merged_ids, merge = merges.get(span, ((), None))
         ids = connection.scalars(select(c.id).where(_in(span)).order_by(c.slice_start_ms, c.id))
-        if merge is not None and not unstored[n] and tuple(ids) == merge.ids:
+        if merge is not None and not unstored[n] and tuple(ids) == merged_ids:
             present[n] = merge
+            bad |= {merged_ids[at]: reason for at, reason in merge.refused}
     if len(present) < len(costly):
         raise AnswersCostly([span for n, span in costly.items() if n not in present])
-    if bad := [(merge.ids[at], reason) for merge in present.values() for at, reason in merge.refused]:
-        rows = select(c.id, c.query, c.slice_start_ms, c.synopsis).where(c.id.in_([number for number, _ in bad]))
-        reasons = dict(bad)
-        raise DeltasRefused([RefusedDelta(Delta(*row), reasons[n]) for n, *row in connection.execute(rows)])
+    if bad:
+        rows = select(c.id, c.query, c.slice_start_ms, c.synopsis).where(c.id.in_(bad))
+        raise DeltasRefused([RefusedDelta(Delta(*row), bad[n]) for n, *row in connection.execute(rows)])
     return present
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from center.storage.segment_files import COMMITS, PARTIAL
@@ -31,12 +31,14 @@ class SpilledSpan:
 
     Attributes:
         file: path of the file relative to the log.
-        sizes: bytes of each partial, in the order of the file.
+        ids: of each partial in the store, in the order of the file.
+        sizes: bytes of each partial.
         most_bytes: the largest merge that is wanted.
     """
 
     span: SliceSpan
     file: str
+    ids: tuple[int, ...]
     sizes: tuple[int, ...]
     most_bytes: int
 
@@ -56,11 +58,27 @@ class SpilledSpan:
             (log_dir / self.file).unlink(missing_ok=True)
 
 
-def spill(log_dir: Path, span: SliceSpan, partials: Iterable[bytes], most_bytes: int) -> SpilledSpan:
-    """Writes partials to a new file. Raises OSError."""
-    file, sizes = f"{COMMITS}/answer-{uuid.uuid4().hex}{PARTIAL}", list[int]()
+@dataclass(frozen=True, slots=True)
+class SpanMerge:
+    """The merge of a span's partials by a task.
+
+    Attributes:
+        synopsis: None: it has more bytes than are wanted, or no partial is left.
+        size: its bytes.
+        refused: partials that do not merge with the others, by their numbers, with the reasons.
+    """
+
+    span: SliceSpan
+    synopsis: bytes | None = field(repr=False)
+    size: int
+    refused: tuple[tuple[int, str], ...] = ()
+
+
+def spill(log_dir: Path, span: SliceSpan, partials: Iterable[tuple[int, bytes]], most_bytes: int) -> SpilledSpan:
+    """Writes partials, with their ids in the store, to a new file. Raises OSError."""
+    file, kept = f"{COMMITS}/answer-{uuid.uuid4().hex}{PARTIAL}", list[tuple[int, int]]()
     (log_dir / COMMITS).mkdir(parents=True, exist_ok=True)
     with (log_dir / file).open("wb") as written:
-        for partial in partials:
-            sizes.append(written.write(partial))
-    return SpilledSpan(span, file, tuple(sizes), most_bytes)
+        for number, partial in partials:
+            kept.append((number, written.write(partial)))
+    return SpilledSpan(span, file, tuple(n for n, _ in kept), tuple(size for _, size in kept), most_bytes)
