@@ -17,6 +17,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -112,6 +113,8 @@ class GroupCommit:
         self._pending: dict[EdgeId, deque[_Submitted]] = {}
         self._pending_bytes = 0
         self._stopped: WeakSet[object] = WeakSet()
+        # Not a thread of the loop's own: sessions that decompress large frames may use all of them.
+        self._thread = ThreadPoolExecutor(1, "group-commit")
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._closing = False
@@ -146,6 +149,7 @@ class GroupCommit:
         while True:
             while not self._pending:
                 if self._closing:
+                    self._thread.shutdown(wait=False)
                     return
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -208,9 +212,10 @@ class GroupCommit:
         async for attempt in AsyncRetrying(wait=self._wait, retry=retryable, before_sleep=self._stall):
             with attempt:
                 # The locations are kept over attempts: while the database refuses, the disk must not fill with copies.
+                loop = asyncio.get_running_loop()
                 if written is None:
-                    written = await asyncio.to_thread(self._write, batch)
-                outcomes = await asyncio.to_thread(self._index, batch, *written)
+                    written = await loop.run_in_executor(self._thread, self._write, batch)
+                outcomes = await loop.run_in_executor(self._thread, self._index, batch, *written)
         if self.stalled is not None:
             self.stalled = None
             self._metrics.stalled.set(0)
