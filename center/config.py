@@ -272,8 +272,7 @@ class SparkSection(Section):
     must be the same for all drivers of a center. `edgewater center run` starts this number of drivers. More than one
     driver is useful with PostgreSQL and several cores."""
     max_answer_bytes: Size = Field(default=64 << 20, alias="max_answer", ge=1 << 20)
-    """The largest size of the slices that make one answer. A query with a larger answer is paused. All other queries
-    wait while an answer is computed, for about a second with the default."""
+    """The largest size of one answer. A query with a larger answer gets no answers until the job starts again."""
     conf: dict[str, str] = {}
     """Further properties of Spark."""
 

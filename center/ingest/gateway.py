@@ -128,7 +128,7 @@ class GatewayConfig:
     heartbeat_ms: int = 1_000
     edge_heartbeat_ms: int = 5_000
     retry_ms: int = 100
-    retry_max_ms: int = 5_000
+    retry_max_ms: int = 2_000
     hello_timeout_ms: int = 10_000
     streams: Mapping[str, StreamSection] = field(default_factory=dict)
     allocation: AllocationPolicy = field(default_factory=AllocationPolicy)

@@ -4,7 +4,8 @@ A query lags if the job cannot apply its frames. Frames of lagging queries get a
 with its last frame, so otherwise the frames of one query would keep the frames of all other queries on disk.
 
 While one batch is written, the next batch collects frames, for at least `COMMIT_EVERY_S`. So the batch grows with the
-load, and its frames share the cost of a commit. A frame after a pause is written at once. If the disk or the catalog
+load, and its frames share the cost of a commit. A frame after a pause is written at once. A batch has frames of all
+edges in turn, so that no edge waits for the large frames of another. If the disk or the catalog
 refuses a batch, the gateway tries it again until it succeeds. Until then no frame is acknowledged, and the gateway
 stops reading at its limits of pending bytes.
 """
@@ -16,6 +17,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -27,9 +29,11 @@ from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from center.storage.wake import Waker
 from edgewater.model.errors import StorageError
+from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
-MAX_BATCH_BYTES = 32 << 20
+MAX_BATCH_BYTES = 8 << 20
+"""The bytes that an edge waits for at most twice: for the running commit, and for its own."""
 COMMIT_EVERY_S = 0.025
 """The least time between the starts of two commits (`docs/decisions/0001-frame-log.md`)."""
 LAG_MS = 60_000
@@ -72,7 +76,7 @@ _Submitted = tuple[ReceivedFrame, OnOutcome]
 
 
 class GroupCommit:
-    """Makes frames durable, in the order in which they were submitted.
+    """Makes frames durable. The frames of an edge keep their order.
 
     Args:
         max_pending_bytes: limit of the total `size` of pending frames over all sessions; `reserve` blocks beyond it.
@@ -106,9 +110,11 @@ class GroupCommit:
         self._read_plan, self._waker = read_plan, waker
         self._on_stall = on_stall
         self._wait = wait_exponential(multiplier=retry_ms / 1000, max=retry_max_ms / 1000)
-        self._pending: deque[_Submitted] = deque()
+        self._pending: dict[EdgeId, deque[_Submitted]] = {}
         self._pending_bytes = 0
         self._stopped: WeakSet[object] = WeakSet()
+        # Not a thread of the loop's own: sessions that decompress large frames may use all of them.
+        self._thread = ThreadPoolExecutor(1, "group-commit")
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._closing = False
@@ -130,8 +136,9 @@ class GroupCommit:
         self._count(-size)
 
     def submit(self, received: ReceivedFrame, on_outcome: OnOutcome) -> None:
-        """Queues a frame for which `reserve` was called. `on_outcome` is called once, in the order of frames."""
-        self._pending.append((received, on_outcome))
+        """Queues a frame for which `reserve` was called. `on_outcome` is called once, in the order of the
+        edge's frames."""
+        self._pending.setdefault(received.stored.edge, deque()).append((received, on_outcome))
         self._metrics.bytes.inc(received.wire_bytes)
         self._arrived.set()
 
@@ -142,6 +149,7 @@ class GroupCommit:
         while True:
             while not self._pending:
                 if self._closing:
+                    self._thread.shutdown(wait=False)
                     return
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -179,11 +187,15 @@ class GroupCommit:
         self._metrics.pending.set(self._pending_bytes)
 
     def _take(self) -> list[_Submitted]:
-        """Returns the next batch. Frames of stopped sessions are not acknowledged."""
+        """Returns the next batch, a frame of each edge in turn. Frames of stopped sessions are not acknowledged."""
         batch: list[_Submitted] = []
         size = 0
         while self._pending and size < MAX_BATCH_BYTES:
-            received, on_outcome = self._pending.popleft()
+            edge = next(iter(self._pending))
+            waiting = self._pending.pop(edge)
+            received, on_outcome = waiting.popleft()
+            if waiting:
+                self._pending[edge] = waiting  # last in turn
             if received.session in self._stopped:
                 self._count(-received.size)
                 _call(on_outcome, IndexOutcome.OUT_OF_SEQUENCE)
@@ -200,9 +212,10 @@ class GroupCommit:
         async for attempt in AsyncRetrying(wait=self._wait, retry=retryable, before_sleep=self._stall):
             with attempt:
                 # The locations are kept over attempts: while the database refuses, the disk must not fill with copies.
+                loop = asyncio.get_running_loop()
                 if written is None:
-                    written = await asyncio.to_thread(self._write, batch)
-                outcomes = await asyncio.to_thread(self._index, batch, *written)
+                    written = await loop.run_in_executor(self._thread, self._write, batch)
+                outcomes = await loop.run_in_executor(self._thread, self._index, batch, *written)
         if self.stalled is not None:
             self.stalled = None
             self._metrics.stalled.set(0)

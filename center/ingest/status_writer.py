@@ -74,7 +74,7 @@ class StatusWriter:
         self._lasting = {(alarm.edge, alarm.kind) for alarm in catalog.alarms.latest()}
         self._heard: dict[EdgeId, tuple[int, int]] = {}
         self._silent: frozenset[EdgeId] = frozenset()
-        self._sign_at_ms = 0
+        self._sign_at_ms, self._is_failing = 0, False
         self._changed = asyncio.Event()
 
     def session_began(self, edge: EdgeId, now_ms: int) -> None:
@@ -155,9 +155,11 @@ class StatusWriter:
             self._changed.set()
         try:
             await asyncio.to_thread(self._write, taken, changed, longest_ms, now_ms)
-            self._silent = silent
+            self._silent, self._is_failing = silent, False
         except StorageError as exc:
-            log.warning("the status of edges cannot be written to the catalog: %s", exc)
+            if not self._is_failing:  # once per outage
+                log.warning("the status of edges cannot be written to the catalog: %s", exc)
+            self._is_failing = True
             newer = self._pending
             self._pending = _Pending(
                 taken.heartbeats | newer.heartbeats,

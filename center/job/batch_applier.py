@@ -201,14 +201,14 @@ class BatchApplier:
         now_ms: Callable[[], int],
         margin_ms: int = 0,
     ) -> None:
-        self._writer = writer
+        self.writer = writer
         self._catalog = catalog
         self._metrics = metrics
         self._now_ms = now_ms
         self._delays = ProcessingDelays(margin_ms)
         self._rates: dict[QueryRef, dict[EdgeId, float]] = {}
         self._rates_at_ms = 0
-        self._log = FrameLog(log_dir)
+        self._log, self.log_dir = FrameLog(log_dir), Path(log_dir)
         self._set_aside: dict[str, SetAside] = {}
         self._count_set_aside()
 
@@ -286,7 +286,7 @@ class BatchApplier:
         self._raise_alarms(batch.skipped, facts)
         self._report_losses(batch.summaries)
         self._metrics.rows.inc(len(batch.deltas))
-        return AppliedBatch(batch.summaries, self._writer.apply(batch.deltas, batch.summaries, run.through))
+        return AppliedBatch(batch.summaries, self.writer.apply(batch.deltas, batch.summaries, run.through))
 
     def apply_loss(self, run: Run, reason: str, times: Times) -> dict[str, QueryFault]:
         """Quarantines the single frame of a plan, and applies it as a stated loss of its edge. Returns as `apply`."""
@@ -323,7 +323,7 @@ class BatchApplier:
         if abs(now_ms - self._rates_at_ms) < RATES_EVERY_MS:
             return
         self._rates_at_ms = now_ms
-        for ref, rates in self._writer.needed_rates().items():
+        for ref, rates in self.writer.needed_rates().items():
             for edge, rate in rates.items():
                 self._metrics.needed_rate.labels(ref.name, edge).set(rate)
             if not rates_differ(self._rates.get(ref, {}), rates):
@@ -337,7 +337,7 @@ class BatchApplier:
     def quarantine(self, entry: FrameEntry, reason: str) -> None:
         """Sets a frame aside: from now on it is read as a stated loss. Raises LeaseLost if another driver leads."""
         key = query_key(entry.query)
-        self._writer.require_lease(key)
+        self.writer.require_lease(key)
         # The frame is copied out of the segment, so that frames of other queries do not stay on disk with it.
         with contextlib.suppress(StorageError, OSError):
             copy = self._log.copy(entry)
@@ -363,13 +363,13 @@ class BatchApplier:
         """Applies no frames of a query that is set aside, and gives it no answers, until `release`."""
         self._set_aside[key] = state
         self._count_set_aside()
-        self._writer.pause(query_from_key(key), FOR_EVER_MS)
+        self.writer.pause(query_from_key(key), FOR_EVER_MS)
 
     def release(self, key: str) -> None:
         """Ends `leave_out`."""
         self._set_aside.pop(key, None)
         self._count_set_aside()
-        self._writer.pause(query_from_key(key), 0)
+        self.writer.pause(query_from_key(key), 0)
 
     def _count_set_aside(self) -> None:
         states = list(self._set_aside.values())
@@ -385,7 +385,7 @@ class BatchApplier:
             for after, before in zip(ends, [*(first for first, _ in spans), through], strict=True):
                 if after < before:
                     where = f"query {key}: frames {after + 1} to {before}"
-                    self._writer.require_lease(key)
+                    self.writer.require_lease(key)
                     log.error("%s are no longer in the index and were never applied", where)
                     self._metrics.skipped.labels("lost").inc()
                     message = f"{where} were dropped unread"

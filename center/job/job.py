@@ -79,7 +79,7 @@ class JobConfig:
         margin_ms: how long before the end of a staleness budget the early answer is given.
         lease_ms: how long the leading driver may be silent before another driver takes over.
         drivers: how many drivers lead at the same time, each a partition of the queries.
-        max_answer_bytes: size of the slices of one answer.
+        max_answer_bytes: size of one answer.
         progress_dir: directory where each driver notes its work, for the next driver and the supervisor; None: in
             `work_dir`.
     """
@@ -268,7 +268,9 @@ class Job:
         def sweep() -> None:
             retention.run(config.clock(), store.partition)
 
-        return MergeLoop(planner, self.applier, merger, config.session.cores, sweep, now_ms=config.clock)
+        loop = MergeLoop(planner, self.applier, merger, config.session.cores, sweep, now_ms=config.clock)
+        self._writer.on_awaited = loop.want_answers
+        return loop
 
     def _leave_cpu_to_leader(self, stop: threading.Event) -> None:
         """Returns when this driver leads, when no other driver is alive, or after `STANDBY_DELAY_S`."""

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from center.catalog import Catalog
 from center.job.metrics import JobMetrics
@@ -21,14 +22,15 @@ from center.ledger import (
     QueryRegistered,
     QueryTooLarge,
 )
-from center.results import LeaseLost, MergedDelta, ResultStore
+from center.results import AnswersCostly, LeaseLost, MergedDelta, ResultStore
 from center.storage.progress import DriverProgress, NoProgress, Track
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
+from center.storage.slice_spans import SliceSpan, SpanMerge, SpilledSpan
 from edgewater.answers import Phase
 from edgewater.answers.statement import STALENESS
 from edgewater.model.errors import StorageError
 from edgewater.model.query import QuerySpec
-from edgewater.model.registered_query import query_key
+from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import UNCERTAIN, QueryRef
 
@@ -150,6 +152,9 @@ class LedgerWriter:
         # When each failing query is tried again, by its key, and whether the alarms of earlier terms are among them.
         self._failing: dict[str, int] = {}
         self._has_earlier_alarms = False
+        # The costly merges that answers of a query wait for, and who is told.
+        self._awaited: dict[str, tuple[SliceSpan, ...]] = {}
+        self.on_awaited: Callable[[str], object] = lambda _: None
 
     def begin_term(self) -> None:
         """Begins a term: this driver leads from now on.
@@ -162,6 +167,9 @@ class LedgerWriter:
             self._ended.clear()
             self._failing.clear()
             self._has_earlier_alarms = False
+            for key in self._awaited:
+                self._ledger.pause(query_from_key(key), 0)
+            self._awaited.clear()
         self._changed.set()
 
     def require_lease(self, key: str) -> None:
@@ -183,6 +191,7 @@ class LedgerWriter:
             self._apply_catalog_events(self._now_ms())
             emissions = self._store.apply(self._ledger, deltas, summaries, through, self._now_ms())
             self._observe_report_delay(summaries)
+            self._await(self._store.take_crowded())
             self._report_refused()
             self._raise_alarms()
         self._count(emissions, "report")
@@ -317,12 +326,48 @@ class LedgerWriter:
         while True:
             try:
                 emissions = self._store.tick(self._ledger, events, now_ms)
+            except AnswersCostly as exc:
+                self._await(exc.spans)
+                continue
             except QueryFailed as exc:
                 self._pause_failed(exc, now_ms)
                 continue
             self._count(emissions, "deadline")
             self._end_failures(now_ms)
             return emissions
+
+    def _await(self, spans: Sequence[SliceSpan]) -> None:
+        """Time does not advance these queries until `give` has the merges of the spans."""
+        by_key: dict[str, set[SliceSpan]] = {}
+        for span in spans:
+            by_key.setdefault(span.key, set(self._awaited.get(span.key, ()))).add(span)
+        for key, wanted in by_key.items():
+            self._ledger.pause(query_from_key(key), FOR_EVER_MS)
+            self._awaited[key] = tuple(sorted(wanted))
+            self.on_awaited(key)
+
+    def awaited(self) -> list[str]:
+        """Returns the keys of the queries whose answers wait for costly merges."""
+        with self._lock:
+            return list(self._awaited)
+
+    def spill(self, key: str, log_dir: Path) -> list[SpilledSpan]:
+        """Writes what tasks merge for the answers of a query to files. Raises StorageError, OSError."""
+        with self._lock:
+            spans = self._awaited.get(key, ())
+        return [self._store.spill(span, log_dir) for span in spans]
+
+    def give(self, key: str, merges: Sequence[tuple[SpilledSpan, SpanMerge]]) -> None:
+        """Writes the answers of a query that are due now, with costly merges. Raises as `advance`."""
+        with self._working():
+            now_ms = self._now_ms()
+            for spilled, merge in merges:
+                self._store.keep_merge(self._ledger, spilled.ids, merge, now_ms)
+            self._awaited.pop(key, None)
+            self._ledger.pause(query_from_key(key), 0)
+            self._tick([], now_ms)
+            self._report_refused()
+        self._changed.set()
 
     def _end_failures(self, now_ms: int) -> None:
         """Removes the alarms about queries that were tried again, and did not fail."""

@@ -11,6 +11,9 @@ and then by prefix. They are tried in a lane of their own, while the other queri
 quarantined: it is applied as a stated loss of its edge. One edge must not be able to pause a query. So a query is
 paused only if frames of several edges fail in a row, if its own state is at fault, or if not even a loss can be
 applied. A frame is blamed for a worker's death only if a task without frames succeeds afterwards.
+
+Costly answers of a query are merged by tasks, too. Until they are given, no frames are applied to the query: with each
+of them the merge would begin again.
 """
 
 from __future__ import annotations
@@ -32,10 +35,13 @@ SUSPECT_S = 20.0
 """How long the tasks of a suspect plan may take; a second is usual. Other tasks that are silent are ended by Spark."""
 PROBE_S = 5.0
 """If a task without frames takes longer, the machine is starved, and no frame is to blame."""
-FIRST_DELAY_S, MAX_DELAY_S = 0.2, 10.0
+FIRST_DELAY_S, MAX_DELAY_S = 0.2, 5.0
 """Delay after a failure that is not the frames', doubled with each further one."""
-MAX_LOOK_DELAY_S = 1.0
-"""The same, if the index cannot be read."""
+LOOK_DELAY_S = 0.5
+"""Delay if the index cannot be read. It never grows, and it counts as no failure: when the database is back, the next
+failure is the first one."""
+ANSWER_DEATHS = 3
+"""A query is paused after this many deaths of the workers that merge its answers."""
 MAX_HEAVY = 2
 """The most plans of heavy queries that are merged or applied. It limits the memory for their results."""
 
@@ -44,6 +50,7 @@ class Lane(StrEnum):
     LIGHT = "light"
     HEAVY = "heavy"
     SUSPECT = "suspect"
+    ANSWER = "answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +198,20 @@ class Released:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class AnswersWanted:
+    """Answers of a query are due that tasks must merge first."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersGiven:
+    """The answers of a query whose merges were `GiveAnswers` are written, as far as they are due."""
+
+    number: int
+
+
 Event = (
     TermBegan
     | TermEnded
@@ -203,6 +224,8 @@ Event = (
     | Applied
     | NotApplied
     | Released
+    | AnswersWanted
+    | AnswersGiven
 )
 
 
@@ -273,11 +296,27 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class MergeAnswers:
+    """Merge the costly answers of a query by tasks. The answer is `Merged` or `MergeFailed`."""
+
+    number: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveAnswers:
+    """Write the answers whose merges are there. The answer is `AnswersGiven` or `NotApplied`."""
+
+    number: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep:
     """Drop what was applied and is no longer kept."""
 
 
-Effect = Look | Submit | Probe | Cancel | Apply | Quarantine | Pause | Sweep
+Effect = Look | Submit | Probe | Cancel | Apply | Quarantine | Pause | MergeAnswers | GiveAnswers | Sweep
 
 
 class _State(Enum):
@@ -294,6 +333,14 @@ class _Plan:
     state: _State = _State.MERGING
     until_s: float | None = None
     is_verdict: bool = False
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Costly answers of a query. `number` is None until their merge may begin."""
+
+    number: int | None = None
+    deaths: int = 0
 
 
 class LoopCore:
@@ -314,6 +361,7 @@ class LoopCore:
         self._leads = leads
         self._applied: dict[str, int] | None = None
         self._plans: dict[int, _Plan] = {}
+        self._answers: dict[str, _Answers] = {}
         self._suspects: deque[Run] = deque()
         self._deaths: Counter[Frame] = Counter()
         self._failures, self._must_look = 0, True
@@ -327,12 +375,16 @@ class LoopCore:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are frames that are planned and not applied."""
-        return bool(self._plans or self._suspects)
+        """Whether there are frames that are planned and not applied, or answers that are merged."""
+        return bool(self._plans or self._suspects or self._answers)
 
     def has_plan(self, number: int) -> bool:
-        """Returns whether a plan is neither applied nor dropped."""
-        return number in self._plans
+        """Returns whether a plan, or a merge of answers, is neither applied nor dropped."""
+        return number in self._plans or bool(self._key_of(number))
+
+    def _key_of(self, number: int) -> str:
+        """Returns the query whose answers have a number; empty: there is none."""
+        return next((key for key, each in self._answers.items() if each.number == number), "")
 
     def next_deadline(self) -> float | None:
         """Returns when to call `handle` with `Woken` if nothing else happens."""
@@ -366,10 +418,18 @@ class LoopCore:
             case Woken():
                 self._must_look = True
                 return self._end_silent(now_s)
+            case AnswersWanted(key) if self._leads and key not in self._set_aside:
+                merging, self._answers[key] = self._answers.get(key, _Answers()), _Answers()
+                self._answers[key].deaths = merging.deaths
+                return [] if merging.number is None else [Cancel(merging.number)]
+            case Merged(number) | MergeFailed(number) | Probed(number) | AnswersGiven(number) | NotApplied(number) if (
+                of := self._key_of(number)
+            ):
+                return self._after_answers(event, of, self._answers[of], now_s)
             case Looked():
                 return self._plan(event)
             case LookFailed(reason):
-                self._fail(reason, now_s, MAX_LOOK_DELAY_S)
+                self.problem, self._must_look, self._resume_s = reason, True, now_s + LOOK_DELAY_S
             case Merged(number) if (plan := self._merging(number)) is not None:
                 plan.state, plan.until_s = _State.MERGED, None
             case MergeFailed(number, fault, reason) if (plan := self._merging(number)) is not None:
@@ -395,7 +455,7 @@ class LoopCore:
         if any(plan.state is _State.APPLYING for plan in self._plans.values()):
             return []  # if that fails, the applied positions are unknown
         self._resume_s = None
-        effects: list[Effect] = []
+        effects = self._merge_answers()
         main = [plan for plan in self._plans.values() if plan.lane is not Lane.SUSPECT]
         light = [plan for plan in main if plan.lane is Lane.LIGHT]
         while self._suspects and len(main) == len(self._plans):
@@ -409,11 +469,46 @@ class LoopCore:
             effects.append(Look(self._planned(), self._without(), MAX_HEAVY - len(main) + len(light)))
         return effects + self._apply_next()
 
+    def _merge_answers(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for key, answers in self._answers.items():
+            if answers.number is None:
+                self._number += 1
+                answers.number = self._number
+                effects.append(MergeAnswers(self._number, key))
+        return effects
+
+    def _after_answers(self, event: Event, key: str, answers: _Answers, now_s: float) -> list[Effect]:
+        match event:
+            case Merged(number):
+                return [GiveAnswers(number, key)]
+            case AnswersGiven():
+                del self._answers[key]
+                self._failures, self._resume_s, self.problem, self._must_look = 0, None, "", True
+                return []
+            case MergeFailed(number, Fault.FRAMES, reason):
+                self.problem = reason
+                return [Probe(number)]
+            case Probed(_, True):
+                answers.number, answers.deaths = None, answers.deaths + 1
+                if answers.deaths >= ANSWER_DEATHS:
+                    return self._pause(key, f"its answers cannot be merged: {self.problem}")
+            case MergeFailed(_, _, reason) | NotApplied(_, reason):
+                answers.number = None
+                self._fail(reason, now_s)
+            case Probed():
+                answers.number = None
+                self._fail(self.problem, now_s)
+        return []
+
     def _apply_next(self) -> list[Effect]:
         for number, plan in sorted(self._plans.items(), key=lambda item: item[1].lane is Lane.HEAVY):
             if plan.state is not _State.MERGED:
                 continue
-            left = self._set_aside | (self._suspect_keys() if plan.lane is not Lane.SUSPECT else set())
+            waits = plan.run.through.keys() & self._answers.keys()
+            if waits and plan.lane is not Lane.LIGHT:
+                continue
+            left = self._set_aside | waits | (self._suspect_keys() if plan.lane is not Lane.SUSPECT else set())
             plan.run = plan.run.of(
                 {key for key in plan.run.through if self._is_next(plan.run, key) and key not in left}
             )
@@ -470,7 +565,7 @@ class LoopCore:
 
     def _without(self) -> frozenset[str]:
         heavy = {key for plan in self._plans.values() if plan.lane is Lane.HEAVY for key in plan.run.through}
-        return frozenset(self._set_aside | self._suspect_keys() | heavy)
+        return frozenset(self._set_aside | self._suspect_keys() | self._answers.keys() | heavy)
 
     def _merge_failed(self, number: int, plan: _Plan, fault: Fault, reason: str, now_s: float) -> list[Effect]:
         self.problem = reason
@@ -516,6 +611,7 @@ class LoopCore:
 
     def _pause(self, key: str, reason: str) -> list[Effect]:
         self._set_aside.add(key)
+        self._answers.pop(key, None)
         self._suspects = deque(run for run in self._suspects if key not in run.through)
         return [Pause(key, reason)]
 
@@ -549,11 +645,12 @@ class LoopCore:
         return effects
 
     def _cancel_all(self) -> list[Effect]:
-        return [Cancel(number) for number, plan in self._plans.items() if plan.state is _State.MERGING]
+        answers = [each.number for each in self._answers.values() if each.number is not None]
+        return [Cancel(n) for n in (*(n for n, p in self._plans.items() if p.state is _State.MERGING), *answers)]
 
-    def _fail(self, reason: str, now_s: float, max_delay_s: float = MAX_DELAY_S) -> None:
+    def _fail(self, reason: str, now_s: float) -> None:
         self.problem, self._must_look = reason, True
-        self._resume_s = now_s + min(FIRST_DELAY_S * 2**self._failures, max_delay_s)
+        self._resume_s = now_s + min(FIRST_DELAY_S * 2**self._failures, MAX_DELAY_S)
         self._failures = min(self._failures + 1, 16)
 
     def _recovered(self) -> None:

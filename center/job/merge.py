@@ -1,4 +1,5 @@
-"""A task of a plan: reads a part of the plan's frames from the log, and merges their partials by (query, slice).
+"""The tasks. A task of a plan reads a part of the plan's frames from the log, and merges their partials by (query,
+slice). A task of an answer merges stored partials to one.
 
 Tasks run on the executors, which need only the frame log. Here this module must not import SQLAlchemy. The driver knows
 which frames a part has, and reads their other statements from the frame index. So a task returns merged partials, and
@@ -20,10 +21,13 @@ import pyarrow as pa
 
 from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, decode_fetched
+from center.storage.slice_spans import SpanMerge, SpilledSpan
 from edgewater.model.errors import StorageError, SynopsisError
 from edgewater.synopses import CountStack, GroupedAggregate, merge_what_fits
 
 MAX_REASON_BYTES = 2_000
+READ_BYTES = 64 << 20
+"""Bytes of stored partials that a task merges at a time."""
 WARM_PARTIALS = 64
 
 Frame = tuple[str, FrameEntry]
@@ -87,14 +91,20 @@ class TooLargeHere:
     reason: str
 
 
-PartOutcome = PartMerged | StorageFailed | TooLargeHere
+Part = Sequence[Frame] | SpilledSpan
+"""What a task merges."""
+PartOutcome = PartMerged | SpanMerge | StorageFailed | TooLargeHere
 
 
-def merge_part(log_dir: str, frames: Sequence[Frame]) -> PartOutcome:
-    """Reads and merges frames, ordered by position within a query. Never raises for a fault of storage or data."""
+def merge_part(log_dir: str, part: Part) -> PartOutcome:
+    """Reads and merges frames, ordered by position within a query, or stored partials. Never raises for a fault of
+    storage or data.
+    """
     directory = Path(log_dir)
     try:
-        partials, damaged = read_frames(FrameLog(directory), directory, frames)
+        if isinstance(part, SpilledSpan):
+            return _merge_span(directory, part)
+        partials, damaged = read_frames(FrameLog(directory), directory, part)
         merged, refused = merge_partials(partials)
     except StorageError as exc:
         return StorageFailed(as_reason(f"{exc.code}: {exc}"))
@@ -109,10 +119,34 @@ class MergeTask:
     def __init__(self, log_dir: str) -> None:
         self._log_dir = log_dir
 
-    def __call__(self, parts: Iterator[Sequence[Frame]]) -> Iterator[PartOutcome]:
+    def __call__(self, parts: Iterator[Part]) -> Iterator[PartOutcome]:
         settle()
         for part in parts:  # all of its input, else Spark does not reuse the worker
             yield merge_part(self._log_dir, part)
+
+
+def _merge_span(log_dir: Path, part: SpilledSpan) -> SpanMerge:
+    """Merges the partials of a span in groups of `READ_BYTES`. Raises StorageError, MemoryError."""
+    merged: bytes | None = None
+    group: list[bytes] = []
+    try:
+        for partial in part.read(log_dir):
+            group.append(partial)
+            if sum(map(len, group)) > READ_BYTES:
+                merged = GroupedAggregate.merge_bytes(group)
+                group = [merged]
+        merged = group[0] if len(group) == 1 else GroupedAggregate.merge_bytes(group)
+        refused: dict[int, Exception] = {}
+    except StorageError:
+        raise
+    except Exception as exc:
+        if is_for_memory(exc):
+            raise MemoryError(str(exc)) from exc
+        merged, refused = merge_what_fits(list(part.read(log_dir)))
+        refused = refused or {len(part.sizes) - 1: exc}  # in another order they merge
+    size = len(merged or b"")
+    reasons = tuple((n, as_reason(f"{type(exc).__name__}: {exc}")) for n, exc in refused.items())
+    return SpanMerge(part.span, merged if size <= part.most_bytes else None, size, reasons)
 
 
 def warm_task(numbers: Iterator[int]) -> list[int]:

@@ -19,6 +19,7 @@ from center.job.merge import PartMerged, PartOutcome, SkipKind, Skipped, Storage
 from center.job.merger import Merger, SparkLost, TasksFailed
 from center.job.planner import FramePlanner, divide
 from center.results import LeaseLost
+from center.storage.slice_spans import SpanMerge, SpilledSpan
 from edgewater.model.errors import StorageError, named
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ class MergeLoop:
         self._now_ms, self._monotonic = now_ms, monotonic
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._merges: dict[int, _Merge] = {}
+        # What tasks merge for answers, and the merges.
+        self._answers: dict[int, list[SpilledSpan]] = {}
+        self._answer_merges: dict[int, list[SpanMerge]] = {}
         self._sweep_failures = 0
         self.applied = 0
         """Number of plans that were applied."""
@@ -72,10 +76,16 @@ class MergeLoop:
         """The index may have new frames."""
         self._events.put(loop_core.Woken())
 
+    def want_answers(self, key: str) -> None:
+        """Answers of a query are due that tasks must merge first."""
+        self._events.put(loop_core.AnswersWanted(key))
+
     def begin_term(self) -> None:
         """This driver leads from now on, except the queries that the applier leaves out."""
         self._merges.clear()
         self.handle(loop_core.TermBegan(frozenset(self._applier.set_aside)))
+        for key in self._applier.writer.awaited():
+            self.handle(loop_core.AnswersWanted(key))
 
     def end_term(self) -> None:
         self._merges.clear()
@@ -106,6 +116,10 @@ class MergeLoop:
         if events or (deadline_s is not None and deadline_s <= self._monotonic()):
             self.handle(loop_core.Woken())  # one look for all of them
         self._merges = {number: merge for number, merge in self._merges.items() if self.core.has_plan(number)}
+        for number in [number for number in self._answers if not self.core.has_plan(number)]:
+            self._answer_merges.pop(number, None)
+            for spilled in self._answers.pop(number):
+                spilled.remove(self._applier.log_dir)
         return bool(events)
 
     def _drain(self, wait_s: float) -> list[Event | BaseException]:
@@ -144,6 +158,10 @@ class MergeLoop:
                 self._merger.cancel(number)
             case loop_core.Pause(key, reason):
                 self._pause(key, reason)
+            case loop_core.MergeAnswers(number, key):
+                return self._merge_answers(number, key)
+            case loop_core.GiveAnswers(number, key):
+                return self._give(number, key)
             case loop_core.Sweep():
                 self._try_sweep()
         return None
@@ -177,6 +195,29 @@ class MergeLoop:
         self._merger.submit(number, parts, lane, described).add_done_callback(partial(self._tasks_done, number))
         return None
 
+    def _merge_answers(self, number: int, key: str) -> Event | None:
+        try:
+            parts = self._answers[number] = self._applier.writer.spill(key, self._applier.log_dir)
+        except (StorageError, OSError) as exc:
+            return loop_core.MergeFailed(number, Fault.SYSTEM, named(exc))
+        if not parts:
+            return self._returned(number, [])
+        described = f"plan {number}, {Lane.ANSWER}: {len(parts)} merges of query {key}"
+        self._merger.submit(number, parts, Lane.ANSWER, described).add_done_callback(partial(self._tasks_done, number))
+        return None
+
+    def _give(self, number: int, key: str) -> Event:
+        try:
+            merges = {merge.span: merge for merge in self._answer_merges.get(number, ())}
+            self._applier.writer.give(key, [(each, merges[each.span]) for each in self._answers[number]])
+        except LeaseLost:
+            raise
+        except Exception as exc:
+            log.warning("answers of query %s are not written: %s", key, named(exc))
+            self._applier.count_failure("apply")
+            return loop_core.NotApplied(number, named(exc))
+        return loop_core.AnswersGiven(number)
+
     def _tasks_done(self, number: int, tasks: Future[list[PartOutcome]]) -> None:
         """Called by a thread of the merger."""
         try:
@@ -189,7 +230,7 @@ class MergeLoop:
             self._events.put(loop_core.MergeFailed(number, Fault.SYSTEM, named(exc)))
 
     def _returned(self, number: int, outcomes: Iterable[PartOutcome]) -> Event:
-        merged: list[PartMerged] = []
+        merged, answers = list[PartMerged](), list[SpanMerge]()
         for outcome in outcomes:
             match outcome:
                 case StorageFailed(reason):
@@ -198,6 +239,10 @@ class MergeLoop:
                     return loop_core.MergeFailed(number, Fault.FRAMES, reason)
                 case PartMerged():
                     merged.append(outcome)
+                case SpanMerge():
+                    answers.append(outcome)
+        if number in self._answers:
+            self._answer_merges[number] = answers
         merge = self._merges.get(number)
         if merge is not None:  # of this term
             merge.outcomes, merge.merged_ms = (*merged, PartMerged(skipped=merge.skipped)), self._now_ms()

@@ -12,13 +12,13 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from center.job.loop_core import Fault, Lane
-from center.job.merge import Frame, PartOutcome, warm_task
+from center.job.merge import Part, PartOutcome, warm_task
 
 STARVED = "Python worker failed to connect back"
 """Spark's message when a Python process has not connected within `WORKER_TIMEOUT_S`. The machine is starved, or out of
 processes. The attempt is repeated, and no frame is to blame."""
 WARM_ROUNDS = 2
-Task = Callable[[Iterator[Sequence[Frame]]], Iterator[PartOutcome]]
+Task = Callable[[Iterator[Part]], Iterator[PartOutcome]]
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,7 @@ class SparkLost(Exception):
 class Merger(Protocol):
     """Runs tasks. Results come in any order, possibly after `cancel`. The futures raise TasksFailed or SparkLost."""
 
-    def submit(
-        self, number: int, parts: Sequence[Sequence[Frame]], lane: Lane, description: str
-    ) -> Future[list[PartOutcome]]:
+    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
         """Merges each part by a task (`merge_part`), and returns the outcomes in any order."""
 
     def probe(self) -> Future[None]:
@@ -76,9 +74,7 @@ class SparkMerger:
         self._lanes = {lane: ThreadPoolExecutor(1, f"spark-{lane}") for lane in Lane}
         self._probes = ThreadPoolExecutor(1, "spark-probe")
 
-    def submit(
-        self, number: int, parts: Sequence[Sequence[Frame]], lane: Lane, description: str
-    ) -> Future[list[PartOutcome]]:
+    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
         return self._lanes[lane].submit(self._run, _tag(number), list(parts), lane, description)
 
     def probe(self) -> Future[None]:
@@ -109,7 +105,7 @@ class SparkMerger:
         for threads in (*self._lanes.values(), self._probes):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, tag: str, parts: list[Sequence[Frame]], lane: Lane, description: str) -> list[PartOutcome]:
+    def _run(self, tag: str, parts: list[Part], lane: Lane, description: str) -> list[PartOutcome]:
         with self._stating_failures():
             self._context.addJobTag(tag)
             self._context.setLocalProperty("spark.scheduler.pool", lane)  # pools share the cores equally

@@ -25,12 +25,13 @@ class AnswerWork:
 
     Attributes:
         max_answers: number of answers that the next event may give, at least 1.
+        is_costly: tasks merge the answers before they are given. So frames give none, but `TimeAdvanced` does.
     """
 
     def __init__(self, slices_per_answer: int) -> None:
         self._slices_per_answer = slices_per_answer
         self._slice_bytes: int | None = 0
-        self.max_answers = 1
+        self.max_answers, self.is_costly = 1, False
         self.allow(MAX_WORK)
 
     @property

@@ -119,15 +119,14 @@ class Ledger:
         if ref in self._books:
             self._books[ref].work.weigh(size, slices)
 
+    def note_costly(self, ref: QueryRef) -> None:
+        """Notes that tasks merge the answers to a query (`AnswerWork.is_costly`), until its state is loaded again."""
+        if ref in self._books:
+            self._books[ref].work.is_costly = True
+
     def open_windows(self, ref: QueryRef) -> int:
         """Returns the number of windows of a query that are not final."""
         return len(self.book(ref).windows)
-
-    def has_waiting_changes(self, ref: QueryRef) -> bool:
-        """Returns whether a query has windows that have changed since their newest answers and wait for
-        another answer.
-        """
-        return self.book(ref).deadlines.refine_at_ms is not None
 
     def book(self, ref: QueryRef) -> WindowBook:
         """Returns the windows of a query, for reading only.
@@ -253,6 +252,20 @@ class Ledger:
                 self.restore(ref, snapshot)
         self._is_stale = False
 
+    def load_again(self, snapshots: Mapping[QueryRef, bytes | None]) -> None:
+        """Replaces the state of the queries that a failed transaction has touched.
+
+        Args:
+            snapshots: as in `load`. None also stands for a query that is not stored: the transaction has added it.
+        """
+        for ref, snapshot in snapshots.items():
+            if snapshot is None:
+                del self._books[ref]
+                self._pending.discard(ref)
+            else:
+                self.restore(ref, snapshot)
+        self._is_stale = False
+
     @contextmanager
     def transaction(self) -> Iterator[LedgerTransaction]:
         """Records the changes of events. After an exception, the ledger must be loaded before it accepts
@@ -331,6 +344,8 @@ class Ledger:
             book = self._touch(ref)
             listed = self._listed if self._edges is not None else {*book.state.expected, *book.state.retired}
             work.grant(book.work)
+            if book.work.is_costly:
+                book.work.max_answers = 0
             answers = book.report(reported, {f.edge for f in reported} - listed, now_ms)
             work.spend(book.work, len(answers))
             emissions += answers
@@ -372,6 +387,10 @@ class LedgerTransaction:
         self._deleted = deleted
         self._deleted_before = dict(deleted)
         self.touched: dict[QueryRef, WindowBook] = {}
+
+    @property
+    def has_deleted(self) -> bool:
+        return self._deleted != self._deleted_before
 
     def changes(self) -> list[QueryChanges]:
         """Returns the changes of each changed query, for the store to write."""

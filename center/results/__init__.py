@@ -15,14 +15,16 @@ from center.results.answers import (
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
 from center.results.store import ResultStore, restored_at_ms
-from center.results.writes import MAX_ANSWER_BYTES, MergedDelta
+from center.results.writes import COSTLY_MS, MAX_ANSWER_BYTES, AnswersCostly, MergedDelta
 
 __all__ = [
+    "COSTLY_MS",
     "MAX_ANSWER_BYTES",
     "UNREADABLE",
     "AnswerChanges",
     "AnswerReader",
     "AnswerRecord",
+    "AnswersCostly",
     "Lease",
     "LeaseLost",
     "MergedDelta",

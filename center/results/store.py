@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Select, delete, insert, select, update
@@ -35,10 +36,13 @@ from center.results.answers import AnswerReader
 from center.results.corrections import lock_corrected, next_correction, state_earlier_late_records, write_corrections
 from center.results.lease import Lease, LeaseLost
 from center.results.writes import (
+    COSTLY_MS,
     MAX_ANSWER_BYTES,
     TRIMMED,
+    AnswersCostly,
     DeltasRefused,
     MergedDelta,
+    Premerge,
     RefusedDelta,
     add_deltas,
     add_shipped,
@@ -47,6 +51,8 @@ from center.results.writes import (
     drop_deltas,
     misshapen,
     read_counter,
+    read_span,
+    replace_deltas,
     set_consumed,
     split_spent,
     weigh,
@@ -63,6 +69,7 @@ from center.storage.database import (
 )
 from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
+from center.storage.slice_spans import SliceSpan, SpanMerge, SpilledSpan, spill
 from edgewater.model.errors import Conflict, StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
@@ -96,7 +103,8 @@ class ResultStore(AnswerReader):
 
     Args:
         url: SQLAlchemy URL; may be the catalog's.
-        max_answer_bytes: size of the slices of one answer.
+        max_answer_bytes: size of one answer.
+        costly_ms: a merge that takes longer is done by tasks.
 
     Attributes:
         correct_at_ms: wall time of the next `correct` that is needed; None: no final answer lacks late records.
@@ -107,9 +115,11 @@ class ResultStore(AnswerReader):
         IncompatibleState: another release wrote the store in another format.
     """
 
-    def __init__(self, url: str, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
+    def __init__(self, url: str, max_answer_bytes: int = MAX_ANSWER_BYTES, *, costly_ms: float = COSTLY_MS) -> None:
         super().__init__(open_engine(url))
-        self._max_answer_bytes = max_answer_bytes
+        self.max_answer_bytes, self._costly_ms = max_answer_bytes, costly_ms
+        self._merges: dict[SliceSpan, Premerge] = {}
+        self._crowded: list[SliceSpan] = []
         self._term = _Term()
         # The term and the step of the ledger in memory. None: load the ledger before its next use.
         self._loaded: tuple[_Term, int] | None = None
@@ -205,21 +215,27 @@ class ResultStore(AnswerReader):
 
     def load_ledger(self, ledger: Ledger) -> None:
         """Replaces the ledger's state by the last committed state of this partition's queries."""
-        term, queries, entries = self._term, t.ledger_queries.c, t.ledger_entries.c
+        term, queries = self._term, t.ledger_queries.c
         with read_transaction(self._engine) as connection:
             correct_at_ms = next_correction(connection, term.partition)
             step, revisions_after = read_counter(connection, term.partition.name(STEP)), restored_at_ms(connection)
             keys = [key for key in connection.scalars(select(queries.query)) if key in term.partition]
-            states = _rows_of(connection, select(queries.query, queries.state), queries.query, keys)
-            by_query: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
-            columns = select(entries.query, entries.kind, entries.start_ms, entries.state)
-            for key, kind, start, text in _rows_of(connection, columns, entries.query, keys):
-                by_query[key].append((kind, start, text))
-        ledger.load(
-            {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states},
-            revisions_after,
-        )
-        self._loaded, self.correct_at_ms = (term, step), correct_at_ms
+            snapshots = _snapshots(connection, keys)
+        ledger.load(snapshots, revisions_after)
+        self._loaded, self.correct_at_ms, self._merges = (term, step), correct_at_ms, {}
+
+    def _load_again(self, ledger: Ledger, transaction: LedgerTransaction) -> None:
+        """Loads the queries that a failed transaction has touched, or all if the store has another step."""
+        term, refs = self._loaded, list(transaction.touched)
+        if term is not None and term[0] is self._term and not transaction.has_deleted:
+            with read_transaction(self._engine) as connection:
+                is_at_step = read_counter(connection, self._term.partition.name(STEP)) == term[1]
+                snapshots = _snapshots(connection, [query_key(ref) for ref in refs])
+            if is_at_step:
+                ledger.load_again({ref: snapshots.get(ref) for ref in refs})
+                return
+        self._loaded = None
+        self.load_ledger(ledger)
 
     def apply(
         self,
@@ -250,6 +266,9 @@ class ResultStore(AnswerReader):
                 return self._apply(ledger, deltas, frames, through, now_ms)
             except DeltasRefused as exc:
                 deltas = self._refuse(ledger, exc.refused, deltas, frames, now_ms)
+            except AnswersCostly as exc:
+                for span in exc.spans:
+                    ledger.note_costly(query_from_key(span.key))
 
     def _apply(
         self,
@@ -272,15 +291,16 @@ class ResultStore(AnswerReader):
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
             _require_bounded(ledger, {f.query for f in fresh})
             stored, spent = split_spent(ledger, emissions, [d.to_row() for d in kept])
-            add_deltas(connection, stored, ledger.on_query)
+            crowded = add_deltas(connection, stored, ledger.on_query, self._costly_ms)
             changes = transaction.changes()
             write_ledger(connection, changes)
-            write_answers(connection, ledger, emissions, spent, self._max_answer_bytes)
+            write_answers(connection, ledger, emissions, spent, {}, self.max_answer_bytes, self._costly_ms)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
             set_consumed(connection, {key: position for key, position in through.items() if key in new})
         self._loaded = loaded
         self._note_late(changes)
         self._refused += refused
+        self._crowded += crowded
         return emissions
 
     def tick(self, ledger: Ledger, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
@@ -292,6 +312,7 @@ class ResultStore(AnswerReader):
             Conflict: another job has written to the store, or an event is of another partition's query. LeaseLost:
                 another job has taken the lease.
             QueryFailed: a query cannot be advanced, or one of its answers cannot be given: see `Ledger.pause`.
+            AnswersCostly: tasks must merge answers first (`keep_merge`).
         """
         if any(isinstance(e, FramesMerged) for e in events):
             raise ValueError("frames are applied with their deltas, by ResultStore.apply")
@@ -310,9 +331,13 @@ class ResultStore(AnswerReader):
                     loaded = self._begin_step(connection, now_ms)
                     _require_own(loaded[0].partition, [query_key(change.ref) for change in changes])
                     write_ledger(connection, changes)
-                    write_answers(connection, ledger, emissions, (), self._max_answer_bytes)
+                    write_answers(
+                        connection, ledger, emissions, (), self._merges, self.max_answer_bytes, self._costly_ms
+                    )
                 self._loaded = loaded
                 self._note_late(changes)
+                answered = {query_key(e.query) for e in emissions}
+                self._merges = {span: merge for span, merge in self._merges.items() if span.key not in answered}
         return emissions
 
     def correct(self, now_ms: int) -> int:
@@ -370,6 +395,32 @@ class ResultStore(AnswerReader):
         self._refused += refused
         return kept
 
+    def take_crowded(self) -> list[SliceSpan]:
+        """Returns the slices with too many deltas, whose merge is costly, since the last call."""
+        crowded, self._crowded = self._crowded, []
+        return crowded
+
+    def spill(self, span: SliceSpan, log_dir: Path) -> SpilledSpan:
+        """Writes the deltas of a span to a file for a task. Raises OSError, StorageError."""
+        with read_transaction(self._engine) as connection:
+            partials = ((number, delta.synopsis) for number, delta in read_span(connection, span))
+            return spill(log_dir, span, partials, self.max_answer_bytes)
+
+    def keep_merge(self, ledger: Ledger, ids: tuple[int, ...], merge: SpanMerge, now_ms: int) -> None:
+        """Replaces the deltas of a slice by their merge. A merge of several slices is kept in memory for `tick`.
+
+        Raises as `tick`.
+        """
+        if merge.synopsis is not None and not merge.refused:
+            with self._transaction(ledger), write_transaction(self._engine) as connection:
+                loaded = self._begin_step(connection, now_ms)
+                _require_own(loaded[0].partition, [merge.span.key])
+                is_replaced = replace_deltas(connection, ids, merge)
+            self._loaded = loaded
+            if is_replaced:
+                return
+        self._merges[merge.span] = ids, merge
+
     def take_refused(self) -> list[RefusedDelta]:
         """Returns the merged partials that were refused since the last call."""
         refused, self._refused = self._refused, []
@@ -387,9 +438,10 @@ class ResultStore(AnswerReader):
             with ledger.transaction() as transaction:
                 yield transaction
         except Exception:
-            self._loaded = None
-            with suppress(Exception):  # the store may be unreachable: the caller must see the first error
-                self.load_ledger(ledger)
+            try:
+                self._load_again(ledger, transaction)
+            except Exception:  # the store may be unreachable: the caller must see the first error
+                self._loaded = None
             raise
         except BaseException:
             self._loaded = None
@@ -522,6 +574,17 @@ def _add_partition(connection: Connection, partition: QueryPartition) -> None:
     for counter in (partition.name(STEP), partition.name(STARTS)):
         if connection.execute(select(t.counters.c.value).where(t.counters.c.name == counter)).scalar() is None:
             connection.execute(insert(t.counters).values(name=counter, value=0))
+
+
+def _snapshots(connection: Connection, keys: Sequence[str]) -> dict[QueryRef, bytes | None]:
+    """Returns the stored states of queries, as `Ledger.load` takes them."""
+    queries, entries = t.ledger_queries.c, t.ledger_entries.c
+    states = _rows_of(connection, select(queries.query, queries.state), queries.query, keys)
+    by_query: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
+    columns = select(entries.query, entries.kind, entries.start_ms, entries.state)
+    for key, kind, start, text in _rows_of(connection, columns, entries.query, keys):
+        by_query[key].append((kind, start, text))
+    return {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states}
 
 
 def _rows_of(connection: Connection, columns: Select[Any], column: Any, keys: Sequence[str]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +40,7 @@ from center.ledger import (
 from center.results import schema as t
 from center.results.late_records import add_late_records, late_by_window, late_to_json
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
+from center.storage.slice_spans import SliceSpan, SpanMerge
 from edgewater.answers import LateRecords, Phase
 from edgewater.answers.stored import facts_to_json
 from edgewater.model.errors import StorageError
@@ -58,20 +58,18 @@ MAX_SIDE_BY_SIDE = 8
 MAX_TRIMMED_WINDOWS = 200
 """Maximum final windows, or answers of one deleted query, that one transaction drops. The job waits meanwhile."""
 MAX_ANSWER_BYTES = 64 << 20
-"""Default limit of the size of the slices of one answer. Merging takes 5 to 23 µs per KiB, and all queries wait."""
-MAX_ANSWER_CPU_S = 2.0
-"""Limit of the CPU time of merging an answer of at most `MAX_ANSWER_BYTES`. Many small slices take longer than their
-size indicates."""
-PROBED = 64
-"""If there are many times as many slices, this many are merged alone first. The time of all slices is estimated from
-them."""
+"""Default limit of the size of an answer."""
+COSTLY_MS = 100.0
+"""A merge that takes longer is costly: tasks do it, because all queries wait for the transaction."""
+MS_PER_DELTA, MS_PER_KIB = 0.2, 0.02
+"""What merging takes (`bench.scale --only windows`: 0.2 ms, and 5 to 30 µs)."""
 READ_BYTES = 16 << 20
 """Bytes of stored deltas that are read at a time, for many windows."""
 _CHUNK = 200
 """Rows, or values, in one statement: fewer than the bound parameters that any database accepts."""
 _SLICE_START = attrgetter("slice_start_ms")
 _Span = tuple[int, str, int, int]
-"""A window's number, its query, the start of its first slice, and the start of the first slice after it."""
+"""A window's number and its `SliceSpan`."""
 StoredRow: TypeAlias = dict[str, str | int | bytes | None]
 """The columns of an answer, without its id."""
 _SPAN = {"n": Integer(), "query": Identifier(96), "begin_ms": BigInteger(), "end_ms": BigInteger()}
@@ -109,6 +107,18 @@ class MergedDelta:
 class RefusedDelta:
     delta: Delta
     reason: str
+
+
+Premerge = tuple[tuple[int, ...], SpanMerge]
+"""The ids of stored deltas, and their merge by a task."""
+
+
+class AnswersCostly(Exception):
+    """Answers are due whose merges are costly and not there. Nothing was written."""
+
+    def __init__(self, spans: Sequence[SliceSpan]) -> None:
+        super().__init__(f"{len(spans)} costly merges")
+        self.spans = tuple(spans)
 
 
 class DeltasRefused(Exception):
@@ -166,14 +176,20 @@ def without(
     return kept
 
 
-def add_deltas(connection: Connection, deltas: Sequence[Delta], on_query: Callable[[QueryRef], None]) -> None:
-    """Adds deltas, and merges those of slices that have too many. Raises DeltasRefused."""
+def add_deltas(
+    connection: Connection, deltas: Sequence[Delta], on_query: Callable[[QueryRef], None], costly_ms: float = COSTLY_MS
+) -> list[SliceSpan]:
+    """Adds deltas, and merges those of slices that have too many. Raises DeltasRefused.
+
+    Returns:
+        The slices with too many deltas whose merge is costly.
+    """
     if not deltas:
-        return
+        return []
     connection.execute(insert(t.deltas), [asdict(d) for d in deltas])
     places = sorted({(d.query, d.slice_start_ms) for d in deltas})
-    for at in range(0, len(places), _CHUNK):
-        _fold(connection, places[at : at + _CHUNK], on_query)
+    chunks = (places[at : at + _CHUNK] for at in range(0, len(places), _CHUNK))
+    return [span for chunk in chunks for span in _fold(connection, chunk, on_query, costly_ms)]
 
 
 def misshapen(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDelta]:
@@ -208,17 +224,55 @@ def _shape_of(partial: bytes) -> str:
     return json.dumps(shape(codec.unseal(partial)), separators=(",", ":"))
 
 
-def _fold(connection: Connection, slices: Sequence[tuple[str, int]], on_query: Callable[[QueryRef], None]) -> None:
-    c = t.deltas.c
-    crowded = select(c.query, c.slice_start_ms).where(tuple_(c.query, c.slice_start_ms).in_(slices))
+def _fold(
+    connection: Connection, slices: Sequence[tuple[str, int]], on_query: Callable[[QueryRef], None], costly_ms: float
+) -> list[SliceSpan]:
+    c, costly = t.deltas.c, list[SliceSpan]()
+    crowded = select(c.query, c.slice_start_ms, func.count(), func.sum(func.length(c.synopsis)))
+    crowded = crowded.where(tuple_(c.query, c.slice_start_ms).in_(slices))
     crowded = crowded.group_by(c.query, c.slice_start_ms).having(func.count() > MAX_SIDE_BY_SIDE)
-    for key, start in connection.execute(crowded).all():
+    for key, start, count, size in connection.execute(crowded).all():
+        if merge_ms(count, size) > costly_ms:
+            costly.append(SliceSpan(key, start, start + 1))
+            continue
         on_query(query_from_key(key))
         here = (c.query == key) & (c.slice_start_ms == start)
         rows = connection.execute(select(c.query, c.slice_start_ms, c.synopsis).where(here).order_by(c.id))
         folded, _ = _merged([Delta(*row) for row in rows])
         connection.execute(delete(t.deltas).where(here))
         connection.execute(insert(t.deltas).values(query=key, slice_start_ms=start, synopsis=folded))
+    return costly
+
+
+def merge_ms(count: int, size: int) -> float:
+    """Returns about how long the merge of some deltas takes; of one: nothing, because it is the merge."""
+    return 0.0 if count < 2 else count * MS_PER_DELTA + size / 1024 * MS_PER_KIB
+
+
+def read_span(connection: Connection, span: SliceSpan) -> Iterator[tuple[int, Delta]]:
+    """Yields the deltas of a span with their ids, a few at a time."""
+    c = t.deltas.c
+    rows = select(c.id, c.query, c.slice_start_ms, c.synopsis).where(_in(span)).order_by(c.slice_start_ms, c.id)
+    for number, *row in connection.execution_options(yield_per=8).execute(rows):
+        yield number, Delta(*row)
+
+
+def _in(span: SliceSpan) -> Any:
+    c = t.deltas.c
+    return and_(c.query == span.key, c.slice_start_ms >= span.from_ms, c.slice_start_ms < span.to_ms)
+
+
+def replace_deltas(connection: Connection, ids: Sequence[int], merge: SpanMerge) -> bool:
+    """Replaces the deltas of a slice by their merge. False: they are of several slices, or have changed."""
+    c = t.deltas.c
+    rows = connection.execute(select(c.id, c.slice_start_ms).where(_in(merge.span))).all()
+    if len({start for _, start in rows}) != 1 or not {number for number, _ in rows}.issuperset(ids):
+        return False
+    for at in range(0, len(ids), _CHUNK):
+        connection.execute(delete(t.deltas).where(c.id.in_(ids[at : at + _CHUNK])))
+    values = {"query": merge.span.key, "slice_start_ms": rows[0].slice_start_ms, "synopsis": merge.synopsis}
+    connection.execute(insert(t.deltas).values(values))
+    return True
 
 
 def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> None:
@@ -260,20 +314,28 @@ def write_answers(
     ledger: Ledger,
     emissions: Sequence[Emission],
     spent: Sequence[Delta],
+    merges: Mapping[SliceSpan, Premerge],
     max_answer_bytes: int = MAX_ANSWER_BYTES,
+    costly_ms: float = COSTLY_MS,
 ) -> None:
-    """Writes the answers, and drops the slices that no open window needs. Raises DeltasRefused, QueryFailed.
+    """Writes the answers, and drops the slices that no open window needs.
+
+    Raises DeltasRefused, QueryFailed, AnswersCostly.
 
     Args:
         spent: from `split_spent`.
+        merges: the costly merges that are there. A merge of other deltas than the present ones is ignored.
     """
     if not emissions:
         return
     late = _late_now(connection, ledger, emissions)
     rows = []
-    for e, deltas in zip(emissions, _deltas_of(connection, emissions, spent, max_answer_bytes), strict=True):
+    for e, deltas in zip(emissions, _deltas_of(connection, emissions, spent, merges, costly_ms), strict=True):
         ledger.on_query(e.query)
-        merged, size = _window(e.query, deltas, max_answer_bytes)
+        merged, size = (deltas.synopsis, deltas.size) if isinstance(deltas, SpanMerge) else _merged(deltas)
+        if (answer_bytes := max(len(merged or b""), size if merged is None else 0)) > max_answer_bytes:
+            has, most = (f"{each / (1 << 20):.1f} MiB" for each in (answer_bytes, max_answer_bytes))
+            raise QueryTooLarge(e.query, f"an answer has {has}; expected at most spark.max_answer, {most}")
         ledger.weigh(e.query, size)
         rows.append(_answer(e, merged, late.get((e.query, e.window_start_ms), {})))
     sealed = {query_key(ref): before_ms for ref, before_ms in _sealed(ledger, emissions).items()}
@@ -351,12 +413,15 @@ def _late_now(
 
 
 def _deltas_of(
-    connection: Connection, emissions: Sequence[Emission], spent: Iterable[Delta], max_bytes: int
-) -> Iterator[list[Delta] | int]:
-    """Yields the deltas of each emission's window, both stored ones and `spent`; only their size if it exceeds
-    `max_bytes`.
+    connection: Connection,
+    emissions: Sequence[Emission],
+    spent: Iterable[Delta],
+    merges: Mapping[SliceSpan, Premerge],
+    costly_ms: float,
+) -> Iterator[list[Delta] | SpanMerge]:
+    """Yields the deltas of each emission's window, both stored ones and `spent`, or their merge if it is costly.
 
-    One statement reads the deltas of several windows.
+    One statement reads the deltas of several windows. Raises AnswersCostly, DeltasRefused.
     """
     unstored: defaultdict[str, list[Delta]] = defaultdict(list)
     for delta in sorted(spent, key=_SLICE_START):
@@ -365,11 +430,17 @@ def _deltas_of(
         chunk = emissions[begin : begin + MAX_GIVEN]
         spans = [(n, query_key(e.query), e.slices_from_ms, e.slices_to_ms) for n, e in enumerate(chunk)]
         sizes, _ = _span_statements(given_count(len(spans)))
-        stored: dict[int, int] = dict(connection.execute(sizes, _given_spans(spans)).all())
+        stored = {n: (count, size) for n, count, size in connection.execute(sizes, _given_spans(spans))}
         found = {n: _within(unstored.get(key, ()), from_ms, to_ms) for n, key, from_ms, to_ms in spans}
-        held = {n: stored.get(n, 0) + sum(len(d.synopsis) for d in deltas) for n, deltas in found.items()}
-        for part in _bounded(spans, stored):
-            wanted = [span for span in part if stored.get(span[0]) and held[span[0]] <= max_bytes]
+        costly: dict[int, SliceSpan] = {}
+        for n, key, from_ms, to_ms in spans:
+            count, size = stored.get(n, (0, 0))
+            if merge_ms(count + len(found[n]), size + sum(len(d.synopsis) for d in found[n])) > costly_ms:
+                costly[n] = SliceSpan(key, from_ms, to_ms)
+        merged = _require_merges(connection, costly, merges, found)
+        held, position = {n: size for n, (_, size) in stored.items()}, 0
+        for part in _bounded([span for span in spans if span[0] not in costly], held):
+            wanted = [span for span in part if span[0] in stored]
             if wanted:
                 _, rows = _span_statements(given_count(len(wanted)))
                 new = {n: found[n] for n, *_ in wanted}
@@ -379,7 +450,32 @@ def _deltas_of(
                 for n, deltas in new.items():
                     # In the order in which they would be read if they were stored, because float results depend on it.
                     found[n] = sorted([*found[n], *deltas], key=_SLICE_START)
-            yield from (held[n] if held[n] > max_bytes else found.pop(n) for n, *_ in part)
+            end = part[-1][0] + 1
+            yield from (merged[n] if n in merged else found.pop(n) for n in range(position, end))
+            position = end
+        yield from (merged[n] for n in range(position, len(chunk)))
+
+
+def _require_merges(
+    connection: Connection,
+    costly: Mapping[int, SliceSpan],
+    merges: Mapping[SliceSpan, Premerge],
+    unstored: Mapping[int, Sequence[Delta]],
+) -> dict[int, SpanMerge]:
+    """Returns the merges of spans. Raises AnswersCostly, and DeltasRefused for a merge that lacks deltas."""
+    c, present, bad = t.deltas.c, dict[int, SpanMerge](), dict[int, str]()
+    for n, span in costly.items():
+        merged_ids, merge = merges.get(span, ((), None))
+        ids = connection.scalars(select(c.id).where(_in(span)).order_by(c.slice_start_ms, c.id))
+        if merge is not None and not unstored[n] and tuple(ids) == merged_ids:
+            present[n] = merge
+            bad |= {merged_ids[at]: reason for at, reason in merge.refused}
+    if len(present) < len(costly):
+        raise AnswersCostly([span for n, span in costly.items() if n not in present])
+    if bad:
+        rows = select(c.id, c.query, c.slice_start_ms, c.synopsis).where(c.id.in_(bad))
+        raise DeltasRefused([RefusedDelta(Delta(*row), bad[n]) for n, *row in connection.execute(rows)])
+    return present
 
 
 def _within(deltas: Sequence[Delta], from_ms: int, to_ms: int) -> list[Delta]:
@@ -388,36 +484,16 @@ def _within(deltas: Sequence[Delta], from_ms: int, to_ms: int) -> list[Delta]:
     return list(deltas[begin:end])
 
 
-def _window(ref: QueryRef, deltas: list[Delta] | int, max_bytes: int) -> tuple[bytes | None, int]:
-    """Merges a window's slices as `_merged`.
-
-    With their size instead, or if merging takes too long, raises QueryTooLarge.
-    """
-    if isinstance(deltas, int):
-        size, most = (f"{each / (1 << 20):.1f} MiB" for each in (deltas, max_bytes))
-        raise QueryTooLarge(ref, f"an answer is made of {size} of slices; expected at most spark.max_answer, {most}")
-    if len(deltas) < 2:  # then merging takes no longer than the size indicates
-        return _merged(deltas)
-    most_s = MAX_ANSWER_CPU_S * max(1.0, max_bytes / MAX_ANSWER_BYTES)
-    for count in (PROBED, len(deltas)) if len(deltas) > 16 * PROBED else (len(deltas),):
-        began_s = time.thread_time()
-        merged = _merged(deltas[:count])
-        took_s = (time.thread_time() - began_s) * len(deltas) / count
-        if took_s > most_s:
-            raise QueryTooLarge(ref, f"an answer takes {took_s:.1f} s of CPU time: too many slices, groups or measures")
-    return merged
-
-
 def _given_spans(spans: Sequence[_Span]) -> dict[str, str | int]:
     return given_rows(_SPAN, spans, (-1, "", 0, 0))
 
 
 @cache
 def _span_statements(count: int) -> tuple[Select[Any], Select[Any]]:
-    """Returns two statements, by span: for the bytes of its deltas, and for the deltas."""
+    """Returns two statements, by span: for number and bytes of its deltas, and for the deltas."""
     c, asked = t.deltas.c, given(_SPAN, count)
     within = and_(c.query == asked.c.query, c.slice_start_ms >= asked.c.begin_ms, c.slice_start_ms < asked.c.end_ms)
-    sizes = select(asked.c.n, func.sum(func.length(c.synopsis))).join_from(asked, t.deltas, within)
+    sizes = select(asked.c.n, func.count(), func.sum(func.length(c.synopsis))).join_from(asked, t.deltas, within)
     rows = select(asked.c.n, c.query, c.slice_start_ms, c.synopsis).join_from(asked, t.deltas, within)
     return sizes.group_by(asked.c.n), rows.order_by(c.slice_start_ms, c.id)
 

@@ -158,7 +158,8 @@ def _local_settings(config: SessionConfig) -> dict[str, str]:
         "spark.authenticate": "true",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+        # Performance data would wake the JVM 20 times a second.
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:-UsePerfData",
     }
     if config.write_classes is not None:
         settings["spark.driver.extraJavaOptions"] += f" {_QUIET} -XX:ArchiveClassesAtExit={config.write_classes}"

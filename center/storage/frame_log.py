@@ -22,7 +22,7 @@ from pathlib import Path
 import google_crc32c
 import pyarrow as pa
 
-from center.storage.segment_files import SegmentDirectory, SegmentStore
+from center.storage.segment_files import SegmentDirectory
 from edgewater.model.errors import StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.streams import EdgeId
@@ -101,10 +101,10 @@ class FrameLog:
     """Frames on disk. One thread at a time appends frames, and any number of processes read.
 
     Args:
-        segments: the store of the log's segments, or the path of a `SegmentDirectory`.
+        segments: the log's segments, or the path of their directory.
     """
 
-    def __init__(self, segments: SegmentStore | str | Path) -> None:
+    def __init__(self, segments: SegmentDirectory | str | Path) -> None:
         self._segments = SegmentDirectory(segments) if isinstance(segments, str | Path) else segments
 
     def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:

@@ -1,7 +1,4 @@
-"""Stores of the frame log's segments. A segment is a file that is written once, as a whole, and deleted as a whole.
-
-To use an object store, write another `SegmentStore`. No other code must change.
-"""
+"""The frame log's segments. A segment is a file that is written once, as a whole, and deleted as a whole."""
 
 from __future__ import annotations
 
@@ -11,62 +8,18 @@ import uuid
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from edgewater.model.errors import StorageError
 
 COMMITS = "commits"
 """The name of the directory of segments."""
 SUFFIX = ".frames"
-_PARTIAL = ".part"
-
-
-class SegmentStore(Protocol):
-    """Segments by name. A name is a relative path with ``/``. Any number of processes read segments and append
-    segments.
-    """
-
-    def append(self, batch: Sequence[bytes]) -> str:
-        """Writes the pieces of a batch as a new segment, and returns the name of the segment. The segment is then
-        durable.
-
-        A segment exists as a whole or not at all, also after a crash.
-
-        Raises:
-            OSError: the segment was not written.
-        """
-
-    def read_ranges(self, segment: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Returns the bytes at each (offset, length). There are fewer bytes at the end of the segment.
-
-        Raises:
-            OSError: the segment cannot be read.
-            StorageError: the name is not the name of a segment.
-        """
-
-    def names(self) -> list[str]:
-        """Returns the names of all segments, sorted.
-
-        Raises:
-            OSError: the segments cannot be listed.
-        """
-
-    def delete(self, segment: str) -> None:
-        """Deletes a segment. A missing segment is ignored.
-
-        Raises:
-            OSError: the segment cannot be deleted.
-            StorageError: the name is not the name of a segment.
-        """
-
-    def delete_partial(self) -> None:
-        """Deletes the incomplete segments of crashed writers. If a living writer loses a segment in this way, it gets
-        an OSError.
-        """
+PARTIAL = ".part"
 
 
 class SegmentDirectory:
-    """Segments in a directory of a local or a shared file system.
+    """Segments in a directory of a local or a shared file system. A segment's name is a relative path with ``/``. Any
+    number of processes read and append segments.
 
     Args:
         path: path of the directory, which is created when the first segment is written.
@@ -78,9 +31,15 @@ class SegmentDirectory:
         self._count = count(1)
 
     def append(self, batch: Sequence[bytes]) -> str:
+        """Writes the pieces of a batch as a new segment, and returns the name of the segment. The segment is then
+        durable. It exists as a whole or not at all, also after a crash.
+
+        Raises:
+            OSError: the segment was not written.
+        """
         name = f"{COMMITS}/{self._writer}-{next(self._count):08d}{SUFFIX}"
         path = self._root / name
-        partial = path.with_suffix(_PARTIAL)
+        partial = path.with_suffix(PARTIAL)
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             _sync(self._root)
@@ -100,6 +59,12 @@ class SegmentDirectory:
         return name
 
     def read_ranges(self, segment: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Returns the bytes at each (offset, length). There are fewer bytes at the end of the segment.
+
+        Raises:
+            OSError: the segment cannot be read.
+            StorageError: the name is not the name of a segment.
+        """
         with self._path(segment).open("rb", buffering=0) as file:
             found: dict[tuple[int, int], bytes] = {}
             for begin, end, parts in _joined(ranges):
@@ -108,13 +73,18 @@ class SegmentDirectory:
         return [found[part] for part in ranges]
 
     def names(self) -> list[str]:
+        """Returns the names of all segments, sorted. Raises OSError."""
         return sorted(path.relative_to(self._root).as_posix() for path in self._root.glob(f"*/*{SUFFIX}"))
 
     def delete(self, segment: str) -> None:
+        """Deletes a segment. A missing segment is ignored. Raises OSError, and StorageError as `read_ranges`."""
         self._path(segment).unlink(missing_ok=True)
 
     def delete_partial(self) -> None:
-        for path in self._root.glob(f"{COMMITS}/*{_PARTIAL}"):
+        """Deletes the incomplete segments of crashed writers. If a living writer loses a segment in this way, it gets
+        an OSError.
+        """
+        for path in self._root.glob(f"{COMMITS}/*{PARTIAL}"):
             path.unlink(missing_ok=True)
 
     def _path(self, segment: str) -> Path:

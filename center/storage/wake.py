@@ -3,7 +3,8 @@ when there are answers.
 
 If the catalog is a file, all processes are on one machine. Each listener has a socket in a directory beside the
 catalog, and gets datagrams. If the catalog is in PostgreSQL, a wake is a notification (NOTIFY). It has a connection of
-its own, because PostgreSQL serialises all commits that notify. Behind a pooler of transactions no notification comes.
+its own, because PostgreSQL serialises all commits that notify. Behind a pooler of transactions a process does not
+listen: its LISTEN would stay on a connection that other clients use.
 
 A wake is a hint. A process that is not woken finds the same when it polls. So no failure of a socket or a connection
 is an error, and all of them are tried again.
@@ -34,11 +35,15 @@ from edgewater.runtime.tasks import Tasks
 
 POLL_S, BUSY_POLL_S = 1.0, 0.02
 """Intervals of polling, if all senders wake this process, and if not: half of it is added to the age of answers."""
+IDLE_SHARE, IDLE_POLLS = 1 / 50, 10
+"""The second interval grows to this share of the time since the last news, and to at most so many times its length."""
 BEAT_S = 1.0
 SILENT_S = 5 * BEAT_S
 """If no sender has beaten for this long, none wakes this process."""
 ANNOUNCED_S = 0.5
 """An announcement comes within this time of the news."""
+POOLED_S = 60.0
+"""A process behind a pooler looks again after this time whether it still is."""
 UNANNOUNCED_S = 60.0
 """After news that nobody announced, further such news are expected for this long."""
 NOTIFY_EVERY_S = 0.02
@@ -114,7 +119,7 @@ class PollPace:
 
     def __init__(self, busy_s: float = BUSY_POLL_S) -> None:
         self._busy_s = busy_s
-        self._heard_s = self._announced_s = self._unannounced_s = -math.inf
+        self._heard_s = self._announced_s = self._unannounced_s = self._newest_s = -math.inf
         self._found_s: float | None = None
 
     def heard(self, now_s: float, *, has_news: bool) -> None:
@@ -125,6 +130,7 @@ class PollPace:
 
     def found(self, now_s: float) -> None:
         """A poll has found news. Their announcement may come a little later."""
+        self._newest_s = now_s
         self._found_s = now_s if self._found_s is None else self._found_s
 
     def interval_s(self, now_s: float) -> float:
@@ -133,7 +139,8 @@ class PollPace:
                 self._unannounced_s = self._found_s
             self._found_s = None
         is_woken = now_s - self._heard_s < SILENT_S and now_s - self._unannounced_s > UNANNOUNCED_S
-        return POLL_S if is_woken else self._busy_s
+        idle_s = IDLE_SHARE * (now_s - self._newest_s)
+        return POLL_S if is_woken else max(self._busy_s, min(idle_s, IDLE_POLLS * self._busy_s))
 
 
 def _short(directory: int, name: str) -> str:
@@ -255,7 +262,7 @@ class PostgresChannel:
 
     def _keep_sending(self) -> None:
         while True:
-            with contextlib.suppress(*self._errors), self._connected() as connection:
+            with contextlib.suppress(*self._errors), self.connected() as connection:
                 while True:
                     with self._due:
                         self._due.wait_for(lambda: self._pending)
@@ -277,7 +284,10 @@ class PostgresChannel:
 
     def _keep_listening(self, topic: Topic, heard: Heard, closing: threading.Event) -> None:
         while not closing.is_set():
-            with contextlib.suppress(*self._errors), self._connected() as connection:
+            with contextlib.suppress(*self._errors), self.connected() as connection:
+                if is_pooled(connection, self.connected):
+                    closing.wait(POOLED_S)
+                    continue
                 (name,) = connection.execute(f"SELECT {_NAME}", (topic,)).fetchone()
                 connection.execute(f"LISTEN {name}")
                 while not closing.is_set():
@@ -290,7 +300,7 @@ class PostgresChannel:
         return SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error, OSError, StorageError, InvalidConfig
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[Any]:
+    def connected(self) -> Iterator[Any]:
         """Yields a connection of the driver that commits each statement."""
         pooled = self._engine.raw_connection()
         try:
@@ -299,3 +309,22 @@ class PostgresChannel:
             yield connection
         finally:
             pooled.invalidate()
+
+
+def is_pooled(connection: Any, connected: Callable[[], contextlib.AbstractContextManager[Any]]) -> bool:
+    """Returns whether a pooler gives each transaction any session.
+
+    A pooler states a number of its own as the session's. If it pools sessions, two connections have two sessions.
+
+    Args:
+        connected: opens another connection.
+    """
+    if _session(connection) == connection.info.backend_pid:
+        return False
+    with connected() as other:
+        return len({_session(each) for each in (connection, other)}) < 2
+
+
+def _session(connection: Any) -> int:
+    (number,) = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return int(number)

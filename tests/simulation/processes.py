@@ -25,14 +25,15 @@ from center.job.frame_retention import FrameRetention
 from center.job.leadership import Leadership
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.loop_core import Fault, Lane, QueryFault, Run
-from center.job.merge import Frame, PartMerged, PartOutcome, merge_part
+from center.job.merge import Part, PartMerged, PartOutcome, merge_part
 from center.job.merge_loop import MergeLoop
 from center.job.merger import TasksFailed
 from center.job.metrics import JobMetrics
 from center.job.planner import FramePlanner
 from center.ledger import Ledger
-from center.results import LeaseLost, ResultStore
+from center.results import COSTLY_MS, LeaseLost, ResultStore
 from center.storage.frame_log import FrameLog
+from center.storage.slice_spans import SpilledSpan
 from edge.config import parse_config
 from edge.core import EdgeCore, Effect, Event, Ingested, SliceMemoryLimits
 from edge.records import Chunk, Position, PushId, Rejection, Rejections
@@ -249,18 +250,17 @@ class VirtualMerger:
     def __init__(self, process: Process, log_dir: Path, deaths: float) -> None:
         self._process, self._log_dir, self._deaths = process, str(log_dir), deaths
 
-    def submit(
-        self, number: int, parts: Sequence[Sequence[Frame]], lane: Lane, description: str
-    ) -> Future[list[PartOutcome]]:
+    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
         done: Future[list[PartOutcome]] = Future()
         copies = pickle.loads(pickle.dumps(list(parts)))
-        frames = sum(map(len, copies))
-        # Two deaths of a frame that is alone would be its fault.
-        dies = (lane is not Lane.SUSPECT or frames > 1) and self._process.rng.random() < self._deaths
+        frames = sum(0 if isinstance(part, SpilledSpan) else len(part) for part in copies)
+        # Deaths of a frame that is alone, or of answers, would be their fault.
+        is_safe = lane is Lane.ANSWER or (lane is Lane.SUSPECT and frames < 2)
+        dies = not is_safe and self._process.rng.random() < self._deaths
         self._process.spawn(self._run(done, copies, dies), f"plan {number}")
         return done
 
-    async def _run(self, done: Future[list[PartOutcome]], parts: list[Sequence[Frame]], dies: bool) -> None:
+    async def _run(self, done: Future[list[PartOutcome]], parts: list[Part], dies: bool) -> None:
         rng = self._process.rng
         # At the end, while the world comes to rest, tasks take the usual time.
         is_slow = self._process.steps_left is not None and rng.random() < 0.3
@@ -325,7 +325,8 @@ class JobProgram:
     def __init__(self, process: Process, directory: Path, repeats: float, drivers: int) -> None:
         self.process = process
         url = f"sqlite:///{directory}/catalog.db"
-        self.catalog, self.store = Catalog(url), ResultStore(f"sqlite:///{directory}/results.db")
+        self.catalog = Catalog(url)
+        self.store = ResultStore(f"sqlite:///{directory}/results.db", costly_ms=process.rng.choice((0.0, COSTLY_MS)))
         metrics, self.ledger = JobMetrics(), Ledger(margin_ms=50)
         self.store.load_ledger(self.ledger)
         self._writer = LedgerWriter(
@@ -351,6 +352,7 @@ class JobProgram:
             lambda: retention.run(process.now_ms(), self.store.partition),
             now_ms=process.now_ms, monotonic=process.monotonic,
         )  # fmt: skip
+        self._writer.on_awaited = self._loop.want_answers
         self._terms = 0
         self._leadership: Leadership | None = None
         if drivers > 1:

@@ -473,7 +473,7 @@ class World:
         if any(position > consumed.get(key, 0) for key, position in known.items()):
             parts.append("the job is at work")
         ledgers = [job.ledger for job in self.jobs.values() if job.leads]  # the others' are old
-        if any(ledger.has_waiting_changes(ref) for ledger in ledgers for ref in ledger.queries()):
+        if any(ledger.book(ref).deadlines.refine_at_ms is not None for ledger in ledgers for ref in ledger.queries()):
             parts.append("a changed window waits for its next revision")
         return "; ".join(parts)
 

@@ -12,11 +12,12 @@ import pytest
 
 from center.catalog import Catalog
 from center.ingest.assignments import AssignmentPlan
-from center.ingest.group_commit import COMMIT_EVERY_S, GroupCommit, ReceivedFrame
+from center.ingest.group_commit import COMMIT_EVERY_S, MAX_BATCH_BYTES, GroupCommit, ReceivedFrame
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLog
 from center.storage.wake import Topic, Waker
 from edgewater.model.registered_query import query_key
+from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, FrameBody
 from tests.center.catalog_world import hello, spec
 from tests.center.kept_frames import stored_frame
@@ -86,3 +87,36 @@ def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is
         assert made == frames and max(waited_s) < 2 * TOOK_S + 1e-3
     else:
         assert made <= frames * every_s / COMMIT_EVERY_S + 2 and max(waited_s) <= COMMIT_EVERY_S + 2 * TOOK_S + 1e-3
+
+
+def test_a_small_frame_does_not_wait_for_all_large_frames_of_another_edge(catalog: Catalog, tmp_path: Path) -> None:
+    query = catalog.queries.register(spec(), 1)[0].ref
+    for edge in ("small", "large"):
+        assert hello(catalog, EdgeId(edge)) is None
+    loop = Threads(random.Random(1))
+    commits = GroupCommit(
+        catalog, FrameLog(tmp_path / "log"), GatewayMetrics(), max_pending_bytes=1 << 40, read_plan=lambda p: p,
+        waker=Waker(None, Topic.FRAMES), on_stall=lambda: None, retry_ms=1, retry_max_ms=1,
+    )  # fmt: skip
+    commits.plan = AssignmentPlan.of(catalog.version(), catalog.queries.all(), catalog.edges.all(), {})
+    ended: list[tuple[str, int]] = []
+
+    def submit(edge: str, seq: int, size: int) -> None:
+        frame = Frame.pack(seq, query, FrameBody(seq + 1))
+        stored = stored_frame(frame, edge)
+        received = ReceivedFrame(stored, b"", frame.crc32c, 1, size, 1_000, False, 0, 0, edge)
+        commits.submit(received, lambda _outcome: ended.append((edge, seq)))
+
+    async def ship() -> None:
+        for seq in range(20):
+            submit("large", seq, MAX_BATCH_BYTES // 2)
+        submit("small", 0, 1)
+        commits.close()
+        await commits.run()
+
+    try:
+        loop.run_until_complete(ship())
+    finally:
+        loop.close()
+    assert ended.index(("small", 0)) <= 2, "it is in the first commit"
+    assert [seq for edge, seq in ended if edge == "large"] == list(range(20))

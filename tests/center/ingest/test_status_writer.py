@@ -97,7 +97,7 @@ def test_edges_that_fall_silent_and_come_back_in_one_interval_are_written_togeth
 
 
 def test_what_was_written_before_a_failure_is_not_written_again(
-    gateway: Heard, monkeypatch: pytest.MonkeyPatch
+    gateway: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway.begin([JFK])
     gateway.writer.alarm("clock-differs", "its clock is wrong", JFK, 0)
@@ -109,6 +109,7 @@ def test_what_was_written_before_a_failure_is_not_written_again(
         failing.setattr(gateway.catalog.edges, "record_silence", fail)
         for now_ms in (2_000, 3_000, 4_000):
             gateway.at(now_ms, JFK)
+    assert sum("the disk is full" in record.message for record in caplog.records) == 1, "once per outage"
     gateway.at(5_000, JFK)
     (alarm,) = gateway.catalog.alarms.latest()
     assert alarm.times == 1

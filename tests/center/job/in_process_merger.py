@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from center.job.loop_core import Fault, Lane
-from center.job.merge import Frame, PartOutcome, merge_part, warm_task
+from center.job.merge import Part, PartOutcome, merge_part, warm_task
 from center.job.merger import TasksFailed
 
 
@@ -18,12 +18,10 @@ class InProcessMerger:
         kills: whether a part ends the worker that reads it.
     """
 
-    def __init__(self, log_dir: str, kills: Callable[[Sequence[Frame]], bool] = lambda _: False) -> None:
+    def __init__(self, log_dir: str, kills: Callable[[Part], bool] = lambda _: False) -> None:
         self._log_dir, self._kills = log_dir, kills
 
-    def submit(
-        self, number: int, parts: Sequence[Sequence[Frame]], lane: Lane, description: str
-    ) -> Future[list[PartOutcome]]:
+    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
         done: Future[list[PartOutcome]] = Future()
         if any(self._kills(part) for part in parts):
             done.set_exception(TasksFailed(Fault.FRAMES, "a worker was ended by SIGSEGV"))

@@ -12,15 +12,16 @@ from center.job.batch_applier import BatchApplier
 from center.job.frame_retention import FrameRetention
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.loop_core import FIRST_DELAY_S, Lane
-from center.job.merge import Frame, PartOutcome
+from center.job.merge import Frame, Part, PartOutcome
 from center.job.merge_loop import MergeLoop
 from center.job.merger import Merger
 from center.job.metrics import JobMetrics
 from center.job.planner import FramePlanner
 from center.ledger import Ledger
-from center.results import ResultStore
+from center.results import COSTLY_MS, ResultStore
 from center.storage.frame_log import FrameLog
 from center.storage.progress import DriverProgress, NoProgress
+from center.storage.slice_spans import SpilledSpan
 from edgewater.synopses import plugins
 from edgewater.synopses.encoding import codec
 from tests.center.job.conftest import synopsis
@@ -90,10 +91,8 @@ class Recorded:
         self.submitted: list[tuple[Lane, int]] = []
         self.futures: list[Future[Any]] = []
 
-    def submit(
-        self, number: int, parts: Sequence[Sequence[Frame]], lane: Lane, description: str
-    ) -> Future[list[PartOutcome]]:
-        self.submitted.append((lane, sum(map(len, parts))))
+    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
+        self.submitted.append((lane, sum(0 if isinstance(part, SpilledSpan) else len(part) for part in parts)))
         submitted = self._merger.submit(number, parts, lane, description)
         self.futures.append(submitted)
         return submitted
@@ -127,7 +126,9 @@ class Plans:
         progress: DriverProgress = NoProgress(),  # noqa: B008
         kills: Callable[[Sequence[Frame]], bool] = lambda _: False,
         merger: Merger | None = None,
+        costly_ms: float = COSTLY_MS,
     ) -> None:
+        self._costly_ms = costly_ms
         self.merger = Recorded(merger or InProcessMerger(str(world.log_dir), kills))
         self.world, self._keep_frames_ms, self._limits, self._progress = world, keep_frames_ms, limits, progress
         self.seconds = 0.0
@@ -135,7 +136,8 @@ class Plans:
 
     def _open(self) -> None:
         world = self.world
-        self.metrics, self.store, self.ledger = JobMetrics(), ResultStore(world.results_url), Ledger()
+        self.metrics, self.ledger = JobMetrics(), Ledger()
+        self.store = ResultStore(world.results_url, costly_ms=self._costly_ms)
         self.store.load_ledger(self.ledger)
         self.writer = LedgerWriter(
             self.ledger, self.store, CatalogEvents(world.catalog), self.metrics, now_ms=world.clock,
@@ -150,6 +152,7 @@ class Plans:
             planner, self.applier, self.merger, 2, lambda: retention.run(world.clock()), now_ms=world.clock,
             monotonic=lambda: self.seconds,
         )  # fmt: skip
+        self.writer.on_awaited = self.loop.want_answers
         self._begun = False
 
     def close(self) -> None:
@@ -167,6 +170,7 @@ class Plans:
             if not self.run_one():
                 while (due_ms := self.ledger.next_deadline()) is not None and due_ms <= self.world.clock():
                     self.writer.advance()
+                    self.run_one()  # merges of answers
                 return number
         raise AssertionError("frames are left")
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+from sqlalchemy import func, select
 
 from center.catalog import SetAside
-from center.job.ledger_writer import FOR_EVER_MS
-from center.ledger import Emission, QueryTooLarge, answer_work
-from center.results import store, writes
+from center.job.ledger_writer import LedgerWriter
+from center.job.loop_core import Fault, Lane
+from center.job.merge import Part, PartOutcome
+from center.job.merge_loop import MergeLoop
+from center.job.merger import TasksFailed
+from center.ledger import Emission, answer_work
+from center.results import COSTLY_MS, store, writes
+from center.results import schema as t
+from center.results.writes import MAX_SIDE_BY_SIDE
 from edgewater.model.query import QuerySpec
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
-from tests.center.gateway_world import synopsis
-from tests.center.job.conftest import WINDOW_MS, World, spec
-from tests.center.job.plans import Plans
+from tests.center.job.conftest import World, spec
+from tests.center.job.in_process_merger import InProcessMerger
+from tests.center.job.plans import Failing, Plans
 
 MANY = [f"/{i:05d}" for i in range(200)]
 """URLs of a slice of more than 1 KB."""
@@ -50,7 +60,7 @@ def assert_only_evil_is_set_aside(world: World, job: Plans, evil: QueryRef, why:
 def test_an_answer_that_is_too_large_costs_only_its_query_which_goes_on_with_a_larger_maximum(world: World) -> None:
     evil, honest = world.register("evil", "honest")
     job = Plans(world)
-    job.store._max_answer_bytes = 1_000
+    job.store.max_answer_bytes = 1_000
     ship_windows(world, evil, 1, MANY)
     ship_windows(world, honest, 3, ["/a", "/b"])
     for ref in (evil, honest):
@@ -64,66 +74,166 @@ def test_an_answer_that_is_too_large_costs_only_its_query_which_goes_on_with_a_l
     assert world.answers() == world.truth, "the default is enough"
 
 
-@pytest.mark.parametrize(("module", "name", "most", "why"), [
-    (writes, "MAX_ANSWER_CPU_S", -1.0, "of CPU time"), (store, "MAX_OPEN_WINDOWS", 3, "windows are not final"),
-])  # fmt: skip
 @pytest.mark.slow
-def test_slow_answers_and_too_many_open_windows_cost_only_their_query(
-    world: World, monkeypatch: pytest.MonkeyPatch, module: object, name: str, most: float, why: str
-) -> None:
+def test_too_many_open_windows_cost_only_their_query(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     evil, honest = world.register("evil", "honest")
     job = Plans(world)
     ship_windows(world, honest, 2, ["/a"])
     world.end(honest)
     job.run()
     ship_windows(world, evil, 5, ["/a"])
-    if module is writes:
-        job.run()
-        ship_windows(world, evil, 5, ["/a"])  # the answers are merges
-        world.end(evil)
-    monkeypatch.setattr(module, name, most)
+    monkeypatch.setattr(store, "MAX_OPEN_WINDOWS", 3)
     job.run()
-    assert_only_evil_is_set_aside(world, job, evil, why)
+    assert_only_evil_is_set_aside(world, job, evil, "windows are not final")
 
 
-def test_of_thousands_of_slices_a_few_tell_that_the_answer_takes_too_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    evil, merged, whole = QueryRef("evil", 1), list[int](), writes._merged
-    deltas = [writes.Delta("evil@1", n, synopsis(b"/a")) for n in range(33)]
-    monkeypatch.setattr(writes, "PROBED", 2)
-    monkeypatch.setattr(writes, "_merged", lambda found: merged.append(len(found)) or whole(found))
-    assert writes._window(evil, deltas, writes.MAX_ANSWER_BYTES) == whole(deltas)
-    assert merged == [2, 33]
-    monkeypatch.setattr(writes, "MAX_ANSWER_CPU_S", -1.0)
-    with pytest.raises(QueryTooLarge, match="of CPU time"):
-        writes._window(evil, deltas, writes.MAX_ANSWER_BYTES)
-    assert merged == [2, 33, 2]
+# Answers that tasks merge
 
 
-@pytest.mark.slow
-def test_a_query_that_time_finds_too_large_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    budgeted = spec("evil").to_mapping() | {"budget": {"staleness": "1s"}}
-    evil = world.catalog.queries.register(QuerySpec.from_mapping(budgeted), world.now)[0].ref
-    (honest,) = world.register("honest")
-    job = Plans(world)
+def two_batches(world: World, job: Plans, ref: QueryRef, windows: int = 2) -> None:
+    """Each window has partials of two batches, so its answer is a merge."""
     for _ in range(2):
-        world.ship_records(world.edges[0], evil, world.now // WINDOW_MS, ["/a"])
+        ship_windows(world, ref, windows, ["/a", "/b"])
         job.run()
-    world.now += 60_000
+
+
+def sliding(world: World, name: str) -> QueryRef:
+    changed = spec(name).to_mapping() | {"window": {"sliding": "2m", "every": "1m"}}
+    return world.catalog.queries.register(QuerySpec.from_mapping(changed), world.now)[0].ref
+
+
+def totals(world: World, ref: QueryRef) -> dict[int, tuple[str, int]]:
+    """Phase and total of the newest answer of each window."""
+    rows, _ = world.store.windows(ref, None, None, 100)
+    return {row.window_start_ms: (row.phase.value, total(row.synopsis)) for row in rows}
+
+
+def total(synopsis: bytes | None) -> int:
+    assert synopsis is not None
+    return int(GroupedAggregate.from_bytes(synopsis).query("bytes").value.sum())
+
+
+@pytest.mark.parametrize("is_sliding", [False, True])
+def test_costly_answers_are_merged_by_tasks_and_equal_the_others(world: World, is_sliding: bool) -> None:
+    names = ("costly", "cheap")
+    costly, cheap = [sliding(world, name) for name in names] if is_sliding else world.register(*names)
+    job = Plans(world, costly_ms=0.0)
+    for ref in (costly, cheap):
+        two_batches(world, job, ref, 3)
+        world.end(ref)
+        job.run()
+        job._costly_ms = COSTLY_MS
+        job.restart()
+    assert Lane.ANSWER in {lane for lane, _ in job.merger.submitted}
+    assert totals(world, costly) == totals(world, cheap)
+    assert {phase for phase, _ in totals(world, costly).values()} == {"final"}
+    if not is_sliding:
+        assert world.answers() == world.truth
+    assert not list(world.log_dir.glob("commits/answer-*")), "their files are deleted"
+
+
+def test_slices_with_too_many_deltas_are_merged_by_tasks_before_the_answer(world: World) -> None:
+    (ref,) = world.register("a")
+    job = Plans(world, costly_ms=0.0)
+    for _ in range(2 * MAX_SIDE_BY_SIDE):
+        ship_windows(world, ref, 1, ["/a"])
+        job.run()
+        with job.store._engine.connect() as connection:
+            assert connection.execute(select(func.count()).select_from(t.deltas)).scalar_one() <= MAX_SIDE_BY_SIDE
+    world.end(ref)
+    job.run()
+    assert world.answers() == world.truth
+
+
+@pytest.mark.parametrize("killed", ["when they are wanted", "when they are merged", "before they are written"])
+def test_a_driver_that_is_killed_while_tasks_merge_an_answer_loses_and_falsifies_nothing(
+    world: World, killed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ref,) = world.register("a")
+    job = Plans(world, costly_ms=0.0)
+    two_batches(world, job, ref)
+    world.end(ref)
+
+    def die(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    places = {
+        "when they are wanted": (LedgerWriter, "spill"),
+        "when they are merged": (MergeLoop, "_give"),
+        "before they are written": (store, "write_answers"),
+    }
     with monkeypatch.context() as patch:
-        patch.setattr(writes, "MAX_ANSWER_CPU_S", -1.0)
-        job.writer.advance()
-    assert job.ledger._paused_until_ms == {evil: FOR_EVER_MS}
-    (alarm,) = world.catalog.alarms.latest(query="evil@1")
-    assert alarm.kind == "query-failing" and "until the job starts again" in alarm.message
+        where, name = places[killed]
+        if where is store:
+            written = store.write_answers
+
+            def die_with_merges(*args: Any) -> None:
+                written(*args)
+                die()
+
+            patch.setattr(where, name, die_with_merges)
+        else:
+            patch.setattr(where, name, die)
+        with pytest.raises(KeyboardInterrupt):
+            job.run()
+    assert world.answers() == {}, "nothing was decided"
+    world.now += 5_000
+    job.restart()
+    job.run()
+    assert world.answers() == world.truth
+    rows, _ = world.store.windows(ref, None, None, 10)
+    assert {row.answered_at_ms for row in rows} == {world.now}, "the answer states when it was given"
+
+
+@pytest.mark.parametrize("fault", [Fault.FRAMES, Fault.SYSTEM])
+def test_a_merge_of_answers_that_ends_workers_pauses_its_query_and_another_failure_does_not(
+    world: World, fault: Fault
+) -> None:
+    evil, honest = world.register("evil", "honest")
+
+    class Fails(InProcessMerger):
+        def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
+            if lane is not Lane.ANSWER:
+                return super().submit(number, parts, lane, description)
+            failed: Future[list[PartOutcome]] = Future()
+            failed.set_exception(TasksFailed(fault, "a worker was ended"))
+            return failed
+
+    job = Plans(world, costly_ms=0.0, merger=Fails(str(world.log_dir)))
+    two_batches(world, job, evil, 1)
+    world.end(evil)
     ship_windows(world, honest, 1, ["/a"])
     world.end(honest)
+    if fault is Fault.SYSTEM:
+        with pytest.raises(Failing):
+            for _ in range(10):
+                job.run()
+        assert job.applier.set_aside == {}
+    else:
+        for _ in range(3):
+            job.run()
+        assert job.applier.set_aside == {"evil@1": SetAside.PAUSED}
+        assert "answers cannot be merged" in world.catalog.quarantine.queries()[evil].reason
+    assert {ref for ref, *_ in world.answers()} <= {honest}
+
+
+def test_a_costly_answer_above_the_maximum_costs_only_its_query(world: World) -> None:
+    evil, honest = world.register("evil", "honest")
+    job = Plans(world, costly_ms=0.0)
+    job.store.max_answer_bytes = 1_000
+    for urls in (MANY[:100], MANY[100:]):
+        world.ship_records(world.edges[0], evil, 0, urls)
+        job.run()
+    ship_windows(world, honest, 1, ["/a"])
+    for ref in (evil, honest):
+        world.end(ref)
     job.run()
+    (alarm,) = world.catalog.alarms.latest(query="evil@1")
+    assert alarm.kind == "query-failing" and "spark.max_answer" in alarm.message
     assert {ref for ref, *_ in world.answers()} == {honest}
     job.restart()
     job.run()
-    assert world.store.windows(evil, None, None, 10)[0], "it is tried again"
+    assert world.answers() == world.truth, "the default is enough"
 
 
 @pytest.mark.slow

@@ -9,22 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from center.job.loop_core import (
+    ANSWER_DEATHS,
     DEATHS,
     FIRST_DELAY_S,
+    LOOK_DELAY_S,
     MAX_CULPRITS,
     MAX_HEAVY,
     SUSPECT_S,
+    AnswersGiven,
+    AnswersWanted,
     Applied,
     Apply,
     Cancel,
     Effect,
     Event,
     Fault,
+    GiveAnswers,
     Lane,
     Look,
     Looked,
     LookFailed,
     LoopCore,
+    MergeAnswers,
     Merged,
     MergeFailed,
     NotApplied,
@@ -116,6 +122,10 @@ class Around:
                 return Probed(number, True)
             case Pause(key, _):
                 self.paused.add(key)
+            case MergeAnswers(number, key):
+                self.merging.append((number, Run((), {}, {key: 0}), Lane.ANSWER))
+            case GiveAnswers(number, _):
+                return AnswersGiven(number)
         return None
 
     def _run(self, spans: dict[str, tuple[int, int]]) -> Run:
@@ -370,6 +380,50 @@ def test_a_silent_suspect_is_cancelled_and_counts_as_dead() -> None:
     assert around.lost == [("a@1", 1)]
 
 
+def test_no_frames_are_applied_to_a_query_while_its_answers_are_merged_and_others_go_on() -> None:
+    around = began(Around({"a@1": 2, "heavy@1": 1}, most=1))
+    around.heavy = {"heavy@1"}
+    around.finish()
+    around.last |= {"a@1": 4, "heavy@1": 3}
+    around.handle(Woken())
+    around.handle(AnswersWanted("heavy@1"))
+    answers = next(each for each in around.merging if each[2] is Lane.ANSWER)
+    around.merging.remove(answers)
+    around.finish()
+    assert around.applied == {"a@1": 4, "heavy@1": 1}
+    around.handle(Merged(answers[0]))
+    assert GiveAnswers(answers[0], "heavy@1") in around.log
+    around.finish()
+    assert around.applied == around.last
+
+
+def test_answers_that_are_wanted_again_or_in_another_term_are_merged_again() -> None:
+    around = began(Around({}))
+    around.handle(AnswersWanted("a@1"))
+    ((first, *_),) = around.merging
+    around.handle(AnswersWanted("a@1"))
+    assert Cancel(first) in around.log
+    around.handle(Merged(first))
+    around.handle(TermEnded())
+    around.handle(TermBegan(frozenset({"b@1"})))
+    around.handle(AnswersWanted("a@1"))
+    around.handle(AnswersWanted("b@1"))
+    last = around.merging[-1][0]
+    around.handle(Merged(last))
+    given = [effect for effect in around.log if isinstance(effect, GiveAnswers)]
+    assert given == [GiveAnswers(last, "a@1")] and not around.core.is_busy
+
+
+def test_a_merge_of_answers_that_ends_workers_pauses_its_query() -> None:
+    around = began(Around({"a@1": 1}))
+    around.handle(AnswersWanted("a@1"))
+    for _ in range(ANSWER_DEATHS):
+        assert around.paused == set()
+        number = around.merging.pop()[0]
+        around.handle(MergeFailed(number, Fault.FRAMES, "killed"))
+    assert around.paused == {"a@1"} and around.core.set_aside == {"a@1"}
+
+
 def test_what_comes_of_an_earlier_term_changes_nothing() -> None:
     around = began(Around({"a@1": 2}, most=1))
     ((first, *_),) = around.merging
@@ -403,6 +457,21 @@ def test_after_a_failure_of_the_database_the_positions_are_read_again_and_the_de
         now_s = due_s
         looks += core.handle(Woken(), now_s)
     assert looks == [Look(None, frozenset())] * 4
+
+
+def test_an_index_that_could_not_be_read_for_long_does_not_prolong_the_delays_afterwards() -> None:
+    core, now_s = LoopCore(), 0.0
+    core.handle(TermBegan(frozenset()), now_s)
+    for _ in range(100):
+        assert core.handle(LookFailed("database"), now_s) == []
+        due_s = core.next_deadline()
+        assert due_s is not None and due_s == now_s + LOOK_DELAY_S
+        now_s = due_s
+        assert core.handle(Woken(), now_s) == [Look(None, frozenset())]
+    (submit,) = core.handle(Looked({}, run_of(a=(0, 1))), now_s)
+    assert isinstance(submit, Submit)
+    core.handle(MergeFailed(submit.number, Fault.SYSTEM, "database"), now_s)
+    assert core.next_deadline() == now_s + FIRST_DELAY_S
 
 
 def test_nothing_is_due_until_the_delay_after_a_failure_has_passed() -> None:

@@ -17,9 +17,10 @@ from center.job.batch_applier import reason_of
 from center.job.loop_core import Fault, Lane
 from center.job.merge import Frame, MergeTask, PartMerged, PartOutcome, SkipKind, StorageFailed
 from center.job.merger import Merger, SparkMerger, TasksFailed
+from center.storage.slice_spans import SliceSpan, SpanMerge, spill
 from edgewater.model.errors import StorageError
 from edgewater.synopses import GroupedAggregate
-from tests.center.job.conftest import World
+from tests.center.job.conftest import World, synopsis
 from tests.center.job.in_process_merger import InProcessMerger
 from tests.center.job.plans import Failing, Plans
 
@@ -76,6 +77,29 @@ def test_damage_and_a_log_that_is_not_there_are_values_and_no_failures(world: Wo
     world.log_dir.rename(world.path / "unmounted")
     (outcome,) = merger.submit(2, [frames], Lane.LIGHT, "a plan").result(WITHIN_S)
     assert isinstance(outcome, StorageFailed)
+
+
+def test_stored_partials_are_merged_to_one_or_only_measured_or_refused(world: World, merger: Merger) -> None:
+    partials = [synopsis([f"/{n}"], [n]) for n in range(1, 4)]
+    span = SliceSpan("a@1", 0, 1)
+
+    def merged(most_bytes: int, *stored: bytes) -> SpanMerge:
+        part = spill(world.log_dir, span, enumerate(stored, 7), most_bytes)
+        assert part.ids == tuple(range(7, 7 + len(stored)))
+        (outcome,) = merger.submit(1, [part], Lane.ANSWER, "answers").result(WITHIN_S)
+        part.remove(world.log_dir)
+        assert isinstance(outcome, SpanMerge) and outcome.span == span
+        return outcome
+
+    whole = merged(1 << 20, *partials)
+    assert whole.synopsis == GroupedAggregate.merge_bytes(partials) and whole.size == len(whole.synopsis)
+    assert merged(1, *partials) == SpanMerge(span, None, whole.size)
+    bad = merged(1 << 20, partials[0], b"rubbish", *partials[1:])
+    assert (bad.synopsis, [number for number, _ in bad.refused]) == (whole.synopsis, [1])
+    part = spill(world.log_dir, span, enumerate(partials), 1 << 20)
+    part.remove(world.log_dir)
+    (outcome,) = merger.submit(2, [part], Lane.ANSWER, "answers").result(WITHIN_S)
+    assert isinstance(outcome, StorageFailed), "the driver writes it again"
 
 
 def test_a_task_without_frames_works(merger: Merger) -> None:

@@ -14,14 +14,17 @@ from center.catalog import Catalog
 from center.storage.wake import (
     BEAT_S,
     BUSY_POLL_S,
+    IDLE_POLLS,
     POLL_S,
     UNANNOUNCED_S,
     Channel,
     PollPace,
+    PostgresChannel,
     SocketChannel,
     Topic,
     Waker,
     channel_of,
+    is_pooled,
 )
 from edgewater.runtime.tasks import Tasks
 from tests.center.catalog_world import spec
@@ -172,9 +175,26 @@ def test_a_catalog_says_when_its_version_has_increased(tmp_path: Path) -> None:
     catalog.close()
 
 
+@pytest.mark.slow
+def test_a_pooler_of_transactions_is_recognised_so_that_nobody_listens_behind_it(
+    postgres: PostgresServer, pgbouncer: str
+) -> None:
+    def recognised(url: str) -> bool:
+        channel = channel_of(url)
+        assert isinstance(channel, PostgresChannel)
+        with channel.connected() as connection:
+            return is_pooled(connection, channel.connected)
+
+    assert not recognised(postgres.new_database())
+    with postgres.pooled(pgbouncer) as url:
+        assert recognised(url)
+
+
 def test_a_process_polls_seldom_only_while_all_news_are_announced() -> None:
     pace = PollPace()
-    assert pace.interval_s(0.0) == BUSY_POLL_S, "no sender is known"
+    assert pace.interval_s(0.0) == IDLE_POLLS * BUSY_POLL_S, "no sender is known, and there are no news"
+    pace.found(0.0)
+    assert pace.interval_s(0.1) == BUSY_POLL_S
     at_s = 100.0
     for _ in range(20):
         at_s += BEAT_S
@@ -187,7 +207,7 @@ def test_a_process_polls_seldom_only_while_all_news_are_announced() -> None:
     assert pace.interval_s(at_s + 4.0) == BUSY_POLL_S, "of a gateway elsewhere"
     pace.heard(at_s + 4.0 + UNANNOUNCED_S, has_news=False)
     assert pace.interval_s(at_s + 4.0 + UNANNOUNCED_S) == POLL_S
-    assert pace.interval_s(at_s + 10.0 + UNANNOUNCED_S) == BUSY_POLL_S, "the senders are silent"
+    assert pace.interval_s(at_s + 10.0 + UNANNOUNCED_S) == IDLE_POLLS * BUSY_POLL_S, "the senders are silent"
 
 
 def test_news_that_were_announced_while_the_process_was_busy_are_announced() -> None:
