@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from center.early import finite_population_size
 from center.early.function_answers import DEFAULT_REPLICATES
-from edgewater.model.accuracy import AccuracyTarget, check_confidence
+from edgewater.arrivals.sample_size import finite_population_size
+from edgewater.arrivals.targets import AccuracyTarget, check_confidence
 from edgewater.model.errors import InvalidInput
 from edgewater.synopses import FloatArray
 

@@ -8,7 +8,6 @@ and reads no clock.
 from center.early.estimator import EarlyAnswerEstimator
 from center.early.function_answers import FunctionEstimate, estimate_function, plan_rate
 from center.early.observed_arrivals import Delays
-from center.early.sample_size import finite_population_size, mean_size
 from center.early.sampling import (
     RATE_MARGIN,
     RATES_EVERY_MS,
@@ -35,9 +34,7 @@ __all__ = [
     "SamplingRequirement",
     "describe_reasons",
     "estimate_function",
-    "finite_population_size",
     "is_expensive",
-    "mean_size",
     "needed_rate",
     "plan_rate",
     "rates_differ",

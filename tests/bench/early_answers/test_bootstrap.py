@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from bench.early_answers.bootstrap import bootstrap_error, sample_for_function
-from center.early import mean_size
-from edgewater.model.accuracy import AccuracyTarget
+from edgewater.arrivals.sample_size import mean_size
+from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.model.errors import InvalidInput
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.early.triangle import LONG, SHORT, SHORT_SUBSTREAMS, ArrivalTriangle
 from edgewater.arrivals import SlotGrid
+from edgewater.arrivals.triangle import LONG, SHORT, SHORT_SUBSTREAMS, ArrivalTriangle
 from edgewater.model.errors import InvalidInput
 
 
@@ -106,8 +106,8 @@ def test_a_source_that_catches_up_has_the_state_of_one_that_was_never_silent(see
         gap.advance(row, np.array([True, False]))
     assert gap.silent_slots.tolist() == [0, silent]
     gap.catch_up(np.array([1]), rows[10 - silent :, 1:])
-    for name, value in steady.to_state().items():
-        assert np.array_equal(np.asarray(gap.to_state()[name]), np.asarray(value)), name
+    for name, value in steady.to_state().arrays.items():
+        assert np.array_equal(np.asarray(gap.to_state().arrays[name]), np.asarray(value)), name
 
 
 def test_catching_up_with_too_few_slots_is_refused():

@@ -26,9 +26,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from center.early.named_arrays import Arrays, ArrayState
 from edgewater.arrivals import SlotGrid
-from edgewater.model.errors import CorruptSynopsis, InvalidInput
+from edgewater.arrivals.named_arrays import NamedArrays
+from edgewater.model.errors import InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 LONG, SHORT = 0, 1
@@ -39,7 +39,7 @@ SHORT_SUBSTREAMS = 2
 _QUADRATURE = (np.arange(32) + 0.5) / 32
 
 
-class ArrivalTriangle(ArrayState):
+class ArrivalTriangle(NamedArrays):
     """Arrival counts of `sources` sources. `advance` advances all reporting sources by one slot.
 
     The state of a source that does not report stays the same. `silent_slots` is the age of this state.
@@ -58,29 +58,34 @@ class ArrivalTriangle(ArrayState):
         horizon: number of lags that can occur: all lags of the grid, or fewer if delays are declared.
     """
 
-    STATE = ("seen", "sums", "age", "before", "silent_slots", "expired", "pause", "pauses")
+    LAYOUT = {
+        "seen": (("source", "lag"), np.float64, 0),
+        "sums": (("kind", "memory", "source", "lag"), np.float32, 0),
+        **dict.fromkeys(("age", "before", "silent_slots"), (("source",), np.int64, 0)),
+        **dict.fromkeys(("expired", "pause", "pauses"), (("source",), np.float64, 0)),
+    }
+    seen: FloatArray
+    sums: NDArray[np.float32]
+    age: IntArray
+    before: IntArray
+    silent_slots: IntArray
+    expired: FloatArray
+    pause: FloatArray
+    pauses: FloatArray
 
     def __init__(self, sources: int, grid: SlotGrid) -> None:
         if sources < 1:
             raise InvalidInput("sources", sources, "at least one source")
+        super().__init__(kind=2, memory=2, source=sources, lag=grid.lags)
         self.grid, self.horizon = grid, grid.lags
-        shape = (sources, grid.lags)
-        self.seen: FloatArray = np.zeros(shape)
-        self.sums = np.zeros((2, 2, *shape), np.float32)
         memory = grid.substream_slots * np.array([LONG_SUBSTREAMS, SHORT_SUBSTREAMS], float)
         self._decay = np.exp(-1 / memory).astype(np.float32)[:, None, None]
         self._cached: tuple[FloatArray, FloatArray] | None = None
-        self.age: IntArray = np.zeros(sources, np.int64)
-        self.before: IntArray = np.zeros(sources, np.int64)
-        self.silent_slots: IntArray = np.zeros(sources, np.int64)
-        self.expired: FloatArray = np.zeros(sources)
-        self.pause: FloatArray = np.zeros(sources)
-        self.pauses: FloatArray = np.zeros(sources)
         self._members: list[ArrivalTriangle] = []
         self._joined: ArrivalTriangle | None = None
 
     @classmethod
-    def join(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
+    def joined(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
         """Returns one triangle with the sources of all triangles, in order. The result shares its memory with the
         triangles.
 
@@ -90,19 +95,15 @@ class ArrivalTriangle(ArrayState):
         """
         result = cls(sum(t.sources for t in triangles), triangles[0].grid)
         result.horizon = triangles[0].horizon
-        axes = {name: 2 if name == "sums" else 0 for name in cls.STATE}
-        for name, axis in axes.items():
-            setattr(result, name, np.concatenate([getattr(t, name) for t in triangles], axis=axis))
-        at = 0
-        for triangle in triangles:
-            rows = slice(at, at + triangle.sources)
-            at = rows.stop
-            for name, axis in axes.items():
-                whole = getattr(result, name)
-                setattr(triangle, name, whole[:, :, rows] if axis else whole[rows])
-            triangle._joined = result
+        result.join(triangles, "source", shared=True)
         result._members = list(triangles)
+        for triangle in triangles:
+            triangle._joined = result
         return result
+
+    def take(self, axis: str, rows: Sequence[int | None]) -> None:
+        super().take(axis, rows)
+        self._cached, self._joined = None, None
 
     @property
     def sources(self) -> int:
@@ -125,10 +126,6 @@ class ArrivalTriangle(ArrayState):
         """
         self.sums[:, :, source], self.before[source] = sums, slots
         self._invalidate()
-
-    def restore(self, arrays: Arrays) -> None:
-        """Sets the state from the result of `to_state`. The older form, without inherited delays, is also accepted."""
-        super().restore({"before": np.zeros(self.sources, np.int64)} | arrays)
 
     def advance(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
         """Advances the reporting sources by one slot.
@@ -284,20 +281,6 @@ class ArrivalTriangle(ArrayState):
         old.
         """
         return np.asarray(self.expired + self.seen[:, first_lag:].sum(axis=1))
-
-    @classmethod
-    def from_state(cls, arrays: Arrays, grid: SlotGrid) -> ArrivalTriangle:
-        """Returns the triangle whose `to_state` returned `arrays`.
-
-        Raises:
-            CorruptSynopsis: the arrays cannot be read.
-        """
-        seen = arrays.get("seen")
-        if seen is None or seen.ndim != 2 or not len(seen):
-            raise CorruptSynopsis("ArrivalTriangle state: no arrivals by source and lag")
-        result = cls(len(seen), grid)
-        result.restore(arrays)
-        return result
 
     def _select(self, selected: BoolArray) -> ArrivalTriangle:
         subset = ArrivalTriangle.__new__(ArrivalTriangle)

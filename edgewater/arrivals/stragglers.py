@@ -15,11 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from center.early.calibration import DEFAULT_FACTOR
-from center.early.named_arrays import Arrays, ArrayState
-from center.early.triangle import LONG, SHORT, ArrivalTriangle
+from edgewater.arrivals.named_arrays import NamedArrays
+from edgewater.arrivals.schedule import MAX_LAGS
+from edgewater.arrivals.triangle import LONG, SHORT, ArrivalTriangle
 from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses.encoding.state import State
 
+DEFAULT_FACTOR = 4.0
+"""Standard errors per half-width while no past error is recorded. The confidence is 94 % by Chebyshev's inequality, and
+99.99 % for a normal distribution."""
 INFORMATIVE_SLOTS = 15.0
 """The rate is estimated from the youngest slots: as many slots as have the arrivals of this number of complete
 slots."""
@@ -40,7 +44,7 @@ window could be answered early."""
 MIN_EVENTS = 30
 SILENT_SUBSTREAMS = 5
 """The fewest sub-streams after which the variation of a silent source's rate is known. With fewer sub-streams, the
-source is unknown. With four differences, Student's quantile at 98 % (3.7) is below `calibration.DEFAULT_FACTOR`."""
+source is unknown. With four differences, Student's quantile at 98 % (3.7) is below `DEFAULT_FACTOR`."""
 LATE_SHARE = 0.8
 """Arrivals whose lag is above this quantile of the delays are late. The clumps of late records would not be visible
 among all arrivals."""
@@ -53,7 +57,7 @@ CLUMP_DECAY = math.exp(-1 / 50)
 """Decay of the sums of late arrivals per sub-stream."""
 
 LIKELY_CLUMPS = 0.04
-"""Expected number of clumps from which an interval of `calibration.DEFAULT_FACTOR` standard errors must contain two
+"""Expected number of clumps from which an interval of `DEFAULT_FACTOR` standard errors must contain two
 clumps. From a quarter of this number on (0.01), the interval contains one clump; 1 % of such windows have a clump."""
 
 LIKELY_PAUSE = 7.0
@@ -121,10 +125,7 @@ class StragglersByTrigger:
         )  # fmt: skip
 
 
-_LATE = ("late", "uneven", "block", "last_block", "late_from")
-
-
-class StragglerModel(ArrayState):
+class StragglerModel(NamedArrays):
     """Predicts stragglers from a triangle. The model's state describes how evenly the events of each source arrive.
 
     Args:
@@ -145,41 +146,45 @@ class StragglerModel(ArrayState):
         late_from: the least lag of late arrivals, per source.
     """
 
-    STATE = ("dispersion", "rate_variance", "usual_rate", "weight", *_LATE)
+    LAYOUT = {
+        "dispersion": (("source",), np.float64, 1),
+        **dict.fromkeys(("rate_variance", "usual_rate", "weight"), (("source",), np.float64, 0)),
+        **dict.fromkeys(("late", "uneven", "block", "last_block"), (("trigger",), np.float64, 0)),
+        "late_from": (("source",), np.int64, MAX_LAGS),
+    }
+    dispersion: FloatArray
+    rate_variance: FloatArray
+    usual_rate: FloatArray
+    weight: FloatArray
+    late: FloatArray
+    uneven: FloatArray
+    block: FloatArray
+    last_block: FloatArray
+    late_from: IntArray
 
     def __init__(self, triangle: ArrivalTriangle, triggers: int = 1) -> None:
+        super().__init__(source=triangle.sources, trigger=triggers)
         self.triangle, self.triggers = triangle, triggers
-        self.dispersion: FloatArray = np.ones(triangle.sources)
-        self.rate_variance: FloatArray = np.zeros(triangle.sources)
-        self.usual_rate: FloatArray = np.zeros(triangle.sources)
-        self.weight: FloatArray = np.zeros(triangle.sources)
-        self.late: FloatArray = np.zeros(triggers)
-        self.uneven: FloatArray = np.zeros(triggers)
-        self.block: FloatArray = np.zeros(triggers)
-        self.last_block: FloatArray = np.zeros(triggers)
-        self.late_from: IntArray = np.full(triangle.sources, triangle.grid.lags, np.int64)
         self._is_late: FloatArray | None = None
 
     @classmethod
-    def join(cls, triangle: ArrivalTriangle, models: Sequence[StragglerModel]) -> StragglerModel:
-        """Joins models into one model over the joined `triangle` (`ArrivalTriangle.join`).
+    def joined(cls, triangle: ArrivalTriangle, models: Sequence[StragglerModel]) -> StragglerModel:
+        """Joins models into one model over the joined `triangle` (`ArrivalTriangle.joined`).
 
         The arrays of `models` become views of the result's arrays.
         """
         result = cls(triangle, len(models))
-        for name in cls.STATE:
-            whole = np.concatenate([getattr(m, name) for m in models])
-            setattr(result, name, whole)
-            length = len(whole) // len(models)
-            for i, model in enumerate(models):
-                setattr(model, name, whole[i * length : (i + 1) * length])
+        result.join(models, "source", "trigger", shared=True)
         for model in models:
             model._is_late = None  # the result changes `late_from`
         return result
 
-    def restore(self, arrays: Arrays) -> None:
-        """Sets the state from the result of `to_state`. The older form, without late arrivals, is also accepted."""
-        super().restore({name: getattr(self, name) for name in _LATE} | arrays)
+    def take(self, axis: str, rows: Sequence[int | None]) -> None:
+        super().take(axis, rows)
+        self._is_late = None
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
         self._is_late = None
 
     def on_slot(self, arrived: FloatArray, slot: int) -> None:
@@ -396,7 +401,7 @@ class StragglerModel(ArrayState):
 
         The delays of batches are known only as averages over the time between two batches. So in a pause, events that
         were born before the pause may be missing, too. They are the events that usually arrive within a time as long as
-        the pause. `calibration.DEFAULT_FACTOR` standard errors contain these events of all sources together.
+        the pause. `DEFAULT_FACTOR` standard errors contain these events of all sources together.
 
         Args:
             rate: events per slot that come in batches, [source].
