@@ -29,6 +29,8 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                if len(body) < int(self.headers["Content-Length"]):
+                    return  # the sender was killed
                 receiver.asked += 1
                 receiver.replies.wait(30)
                 if receiver.status == 200:

@@ -90,7 +90,7 @@ def test_the_client_refuses_it_too(tmp_path: Path, bad: str, monkeypatch: pytest
     monkeypatch.delenv("EDGEWATER_TOKEN", raising=False)
     monkeypatch.setenv("EDGEWATER_TOKEN_FILE", str(BAD[bad](tmp_path / "secret")))
     with pytest.raises(InvalidConfig) as refused:
-        Connection(None, None, None, 1.0).options()
+        Connection(None, None, None, 1.0).open(httpx.Client, lambda response: None)
     assert "top-secret" not in str(refused.value)
 
 
