@@ -183,7 +183,10 @@ class Rejections:
     def place(self, earliest_ms: int, latest_ms: int, valid_ms: IntArray) -> None:
         """Removes implausible event times. Stores the range of the valid records' event times."""
         for reason, parts in self._spans.items():
-            self._spans[reason] = [p[(p[:, 0] >= earliest_ms) & (p[:, 1] <= latest_ms + 1)] for p in parts]
+            kept = [p[(p[:, 1] > earliest_ms) & (p[:, 0] <= latest_ms)] for p in parts]
+            for spans in kept:
+                np.clip(spans[:, :2], earliest_ms, latest_ms + 1, out=spans[:, :2])
+            self._spans[reason] = kept
         if self._by_reason and len(valid_ms):
             self._around = int(valid_ms.min()), int(valid_ms.max()) + 1
 

@@ -68,7 +68,8 @@ def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Dec
             column = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
         declared = schema.columns.get(name, pa.string() if is_text(column.type) else column.type)
         if is_text(column.type) and not is_text(declared):
-            column = pc.if_else(pc.equal(column, ""), None, column.cast(pa.string()))
+            column = pc.utf8_trim_whitespace(column.cast(pa.string()))
+            column = pc.if_else(pc.equal(column, ""), None, column)
             columns[name] = lenient_parse(column, declared)
         else:
             columns[name] = _widen(column, declared)

@@ -11,7 +11,7 @@ import contextlib
 import datetime as dt
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,8 @@ _OTHER_SHAPES = (
 )
 """What Arrow's cast does not read, and the same time as Arrow reads it."""
 _FAR_MS = float(1 << 62)
+MAX_TIME_TEXT = 64
+"""No time has more characters. It bounds the search for a zone in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def readable_spans(columns: Sequence[pa.Array], time: EventTime) -> tuple[IntArr
         columns: the raw times, in one column, or in two columns as for `time_values`.
     """
     raw = _joined(columns)
-    return read_times(raw, time, 0).spans(np.ones(len(raw), np.bool_))
+    return read_times(raw, replace(time, max_skew_ms=None), 0).spans(np.ones(len(raw), np.bool_))
 
 
 def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
@@ -165,6 +167,9 @@ def read_times(raw: pa.Array, time: EventTime, arrival_ms: int) -> ParsedTimes:
     if not more:
         return ParsedTimes(earlier, missing, unparseable, earlier)
     later = more[0]
+    # A reading that is implausible by itself is none.
+    later = np.where(later > time.latest_ms(arrival_ms), earlier, later)
+    earlier = np.where(earlier < time.min_ms, later, earlier)
     taken = np.where(np.abs(later - arrival_ms) < np.abs(earlier - arrival_ms), later, earlier)
     return ParsedTimes(taken, missing, unparseable, earlier + later - taken)
 
@@ -182,9 +187,12 @@ def _readings(local: pa.Array, zone: str) -> list[pa.Array]:
 
 def _from_numbers(raw: pa.Array, unit: str) -> ParsedTimes:
     missing = _mask(raw.is_null())
+    if unit == "ns" and pa.types.is_integer(raw.type):
+        millis = pc.fill_null(raw.cast(pa.int64()), 0).to_numpy() // 1_000_000
+        return ParsedTimes(millis, missing, np.zeros(len(raw), np.bool_), millis)
     numbers = pc.fill_null(raw.cast(pa.float64(), safe=False), 0.0).to_numpy()
     finite = np.isfinite(numbers)
-    # Rounded down. 0.5 µs are added where a float64, such as 1.001 s, is not exact to the ms.
+    # Rounded down. 0.5 µs are added to seconds and ns, because a float64 such as 1.001 s is not more precise.
     scaled = np.where(finite, numbers, 0.0)
     scaled = scaled / 1_000 if unit == "us" else scaled * MS_PER_UNIT[unit] + (0.0 if unit == "ms" else 0.0005)
     millis = np.floor(np.clip(scaled, -_FAR_MS, _FAR_MS)).astype(np.int64)
@@ -201,8 +209,8 @@ def parse_iso8601(texts: pa.Array) -> tuple[pa.Array | None, pa.Array | None]:
 
     Each array has null for the other texts; None: all are null.
     """
-    first = texts[0].as_py() if len(texts) else None
-    is_zoned = first is not None and re.search(_ISO_ZONE, first) is not None
+    first = (texts[0].as_py() or "")[:MAX_TIME_TEXT] if len(texts) else ""
+    is_zoned = re.search(_ISO_ZONE, first) is not None
     with contextlib.suppress(pa.ArrowInvalid):  # a cast that fails is slow
         if is_zoned:
             return texts.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")), None

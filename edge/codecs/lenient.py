@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import json
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -30,14 +29,31 @@ def lenient_parse(texts: pa.Array, target: pa.DataType) -> pa.Array:
     return pc.coalesce(values, arithmetic.parse(others, target))
 
 
-def lenient_value(value: Any, target: pa.DataType) -> Any:
-    """Returns a value of JSON as a value of a type; None if it is no value of the type."""
-    if value is None or isinstance(value, dict | list):
-        return None
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if pa.types.is_string(target) else _parsed(text, target)
+class WrittenFloat(float):
+    """A number of JSON with its digits as they were written."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
 
 
-@functools.lru_cache(4096)
-def _parsed(text: str, target: pa.DataType) -> Any:
-    return lenient_parse(pa.array([text], pa.string()), target)[0].as_py()
+def lenient_values(values: Sequence[Any], target: pa.DataType) -> list[Any]:
+    """Returns values of JSON as values of a type; None for a value that is none of the type, and for a blank text."""
+    texts = pa.array([_text(value) for value in values], pa.string())
+    found: list[Any] = (texts if pa.types.is_string(target) else lenient_parse(texts, target)).to_pylist()
+    return found
+
+
+def is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, WrittenFloat):
+        return value.text
+    return str(value) if isinstance(value, int) else None

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from edge.codecs.event_time import readable_spans, time_accepted
-from edge.codecs.lenient import lenient_value
+from edge.codecs.lenient import WrittenFloat, is_blank, lenient_values
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
 from edge.records import RejectionReason, Rejections
@@ -58,48 +58,54 @@ class NdjsonCodec:
         return table.slice(1)
 
     def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
-        good, wrong = [], []
-        for line in lines:
-            fault = self._fault(line)
-            if fault is None or isinstance(fault, bytes):
-                good.append(fault or line)
+        wrong: list[dict[str, Any]] = []
+        good: list[bytes | None] = [*lines]
+        odd: dict[int, dict[str, Any]] = {}
+        for number, line in enumerate(lines):
+            values: dict[str, Any] = {}
+            fault = self._fault_of_values(line, values)
+            if fault is None:
                 continue
-            reason, message, values = fault
-            rejections.add(reason, line, message)
-            if reason is RejectionReason.WRONG_TYPE:
+            if fault[0] is not RejectionReason.MALFORMED and self.schema.lenient:
+                odd[number] = values
+                continue
+            good[number] = None
+            rejections.add(fault[0], line, fault[1])
+            if fault[0] is RejectionReason.WRONG_TYPE:
                 wrong.append(values)
+        for number, fitting in zip(odd, self._converted(list(odd.values())), strict=True):
+            misfit = next((n for n, kind in self._textual.items() if not _fits(fitting.get(n), kind)), None)
+            if misfit is None:
+                good[number] = json.dumps({name: fitting.get(name) for name in self._textual}).encode()
+                continue
+            good[number] = None
+            reason, message = self._wrong(misfit, self._textual[misfit], odd[number][misfit])
+            rejections.add(reason, lines[number], message)
+            if reason is RejectionReason.WRONG_TYPE:
+                wrong.append(odd[number])
         if wrong and self.schema.has_time:
             kinds = {name: self._textual[name] for name in self.schema.time.columns}
             columns = [pa.array([_fitting(v.get(n), kind) for v in wrong], kind) for n, kind in kinds.items()]
             rejections.add_times(RejectionReason.WRONG_TYPE, *readable_spans(columns, self.schema.time))
-        return good
+        return [line for line in good if line is not None]
 
-    def _fault(self, line: bytes) -> tuple[RejectionReason, str, dict[str, Any]] | bytes | None:
-        """Returns the reason, the message and the values of a rejected line; None for a valid line; the line with other
-        values if lenient columns make it valid.
-
-        The values are {} if the line is no JSON object.
-        """
-        values: dict[str, Any] = {}
-        fault = self._fault_of_values(line, values)
-        if fault is None or fault[0] is RejectionReason.MALFORMED or not self.schema.lenient:
-            return None if fault is None else (*fault, values)
-        fitting = dict(values)
+    def _converted(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the records with the values of lenient columns in the types of the columns, as far as they can be."""
+        found = [dict(values) for values in records]
         for name in self.schema.lenient & self._textual.keys():
-            if not _fits(values.get(name), self._textual[name]):
-                is_blank = isinstance(values[name], str) and not values[name].strip()
-                fitting[name] = lenient_value(values[name], self._textual[name])
-                if fitting[name] is None and not is_blank:
-                    return (*fault, values)
-        for name, declared in self._textual.items():
-            if not _fits(fitting.get(name), declared):
-                return (*self._wrong(name, declared, values[name]), values)
-        return json.dumps({name: fitting.get(name) for name in self._textual}).encode()
+            kind = self._textual[name]
+            at = [n for n, values in enumerate(records) if not _fits(values.get(name), kind)]
+            for n, value in zip(at, lenient_values([records[n][name] for n in at], kind), strict=True):
+                if value is not None or is_blank(records[n][name]):
+                    found[n][name] = value
+        return found
 
     def _fault_of_values(self, line: bytes, values: dict[str, Any]) -> tuple[RejectionReason, str] | None:
         keys: list[str] = []
         try:
-            value = json.loads(line.decode("utf-8"), object_pairs_hook=functools.partial(_keep_keys, keys))
+            kept = functools.partial(_keep_keys, keys)
+            number = WrittenFloat if self.schema.lenient else None
+            value = json.loads(line.decode("utf-8"), object_pairs_hook=kept, parse_float=number)
         except RecursionError:
             return None  # the line is nested deeper than Python's limit, so Arrow decides
         except UnicodeDecodeError as exc:

@@ -86,8 +86,8 @@ class RecordSchema:
     @property
     def textual(self) -> dict[str, pa.DataType]:
         """The type of each column that a text decoder reads: the declared columns and the event time."""
-        # float64 represents every ms and us until the year 2200 exactly, and fractions of seconds.
-        kind = pa.string() if self.time.is_text else pa.float64()
+        # float64 represents every ms and us until the year 2200 exactly, and fractions of seconds; but not every ns.
+        kind = pa.string() if self.time.is_text else pa.int64() if self.time.unit == "ns" else pa.float64()
         undeclared = [name for name in self.time.columns if name not in self.columns]
         return {**self.columns, **dict.fromkeys(undeclared, kind)}
 

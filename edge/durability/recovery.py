@@ -255,7 +255,10 @@ class Recovery:
         """Returns the records of a range; None if they cannot be read again. Remembers lost records for the report."""
         source, rows = head["source"], head["rows"]
         try:
-            return reread(source, head["start"], head["end"])
+            batch = reread(source, head["start"], head["end"])
+            if rows is not None and batch.num_rows != rows:  # as after a change of the stream's columns or times
+                raise InputGone(f"{batch.num_rows} records are accepted now where {rows} were")
+            return batch
         except InputGone as exc:
             if rows != 0:
                 self.has_lost = True

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import yaml
+from click.core import ParameterSource
 
 from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
@@ -415,7 +416,12 @@ def edges(center: Center, as_json: bool) -> None:
       edgewater edges
       edgewater edges retire jfk
     """
-    if click.get_current_context().invoked_subcommand is not None:
+    context = click.get_current_context()
+    if context.invoked_subcommand is not None:
+        # They would be the list's own: the subcommand would ask another center.
+        own = [p for p in context.params if context.get_parameter_source(p) is ParameterSource.COMMANDLINE]
+        if own:
+            raise click.UsageError(f"write the options after {context.invoked_subcommand}")
         return
     found = center.edges()
     if as_json:
@@ -436,7 +442,8 @@ def edges_retire(center: Center, name: str, yes: bool, as_json: bool) -> None:
     path = f"/v1/edges/{segment(name)}"
     center.get(path)
     if not yes:
-        click.confirm(f"Retire the edge {plain(name)}? Answers no longer wait for it.", abort=True, err=True)
+        asked = f"Retire the edge {plain(name)} at {plain(center.url)}? Answers no longer wait for it."
+        click.confirm(asked, abort=True, err=True)
     center.send("DELETE", path)
     print_json({"retired": name}) if as_json else click.echo(f"{plain(name)} is retired")
 

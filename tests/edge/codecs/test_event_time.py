@@ -135,8 +135,14 @@ def test_what_is_no_time_stays_none(text: str) -> None:
     assert [r.reason for r in times(pa.array([text, "2023-11-14"]), "iso8601").rejected] == ["time-unparseable"]
 
 
+def test_a_text_that_is_no_time_is_searched_for_a_zone_in_bounded_time() -> None:
+    (rejection,) = times(pa.array(["T05" * 1_000_000]), "iso8601").rejected
+    assert rejection.reason == "time-unparseable"
+
+
 def test_nanoseconds_are_exact_to_the_millisecond() -> None:
     wanted = NOW + np.arange(1000)
+    assert millis(pa.array(wanted * 1_000_000 + 999_999), "ns") == wanted.tolist()
     assert millis(pa.array(wanted * 1_000_000), "ns") == wanted.tolist()
     assert millis(pa.array((wanted * 1_000_000).astype(float)), "ns") == wanted.tolist()
 
@@ -175,6 +181,10 @@ def test_an_hour_that_the_clocks_show_twice_is_a_guess_about_both_hours(arrival:
     result = extract_event_times(pa.table({"t": texts}), schema, arrival_ms, Rejections())
     first, second = (int(np.datetime64(f"2023-10-29T0{hour}:30", "ms").astype(np.int64)) for hour in (0, 1))
     taken = first if arrival == "2023-10-29T00:31" else second
+    if arrival == "2023-10-29T00:31":  # at that time the second reading is an hour ahead
+        bounded = RecordSchema({}, EventTime("t", "iso8601", zone=BERLIN))
+        certain = extract_event_times(pa.table({"t": texts[:1]}), bounded, arrival_ms, Rejections())
+        assert (certain.batch.column(0).to_pylist(), certain.guessed) == ([first], ())
     assert result.batch.column("event_time_ms").to_pylist() == [taken, second + 30 * 60_000, first]
     (guess,) = result.guessed
     assert (guess.reason, guess.count, guess.spans) == ("doubled-hour", 1, ((first, second + 1, 1),))

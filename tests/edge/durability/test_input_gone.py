@@ -78,6 +78,20 @@ def test_after_a_crash_whatever_is_gone_the_windows_that_lack_it_are_stated(
     assert check(center) == stated
 
 
+class Stricter(World):
+    """It accepts fewer records of the same input, as after a change of its stream's columns."""
+
+    def _reread(self, source: str, start: Position | None, end: Position) -> pa.RecordBatch:
+        return super()._reread(source, start, end)[1:]
+
+
+def test_windows_whose_input_is_read_in_another_way_are_stated(tmp_path: Path) -> None:
+    center = Center()
+    script(World(tmp_path, DATA, center), 24)
+    Stricter(tmp_path, DATA, center).finish()
+    assert check(center)
+
+
 def test_windows_that_were_shipped_before_the_crash_do_not_lack_what_is_gone(tmp_path: Path) -> None:
     center = Center()
     world = World(tmp_path, DATA, center)

@@ -155,6 +155,8 @@ def test_edges_and_streams_are_listed_and_columns_declared(two_hours, run, tmp_p
         assert {e["edge"]: e["state"] for e in said(run(url, "edges", "--json"))["edges"]}["lga"] == "retired"
         assert said(run(url, "edges", "reinstate", "lga", "--json")) == {"reinstated": "lga"}
         assert run(url, "edges", "retire", "ewr", "--yes").exit_code == 1
+        elsewhere = run(url, "edges", "--url", url, "retire", "lga", "--yes")
+        assert (elsewhere.exit_code, "after retire" in elsewhere.stderr) == (2, True)
         assert {e["state"] for e in said(run(url, "edges", "--json"))["edges"]} == {"up"}
         assert "carrier string, distance int64, dep_delay float64" in run(url, "streams", "ls").stdout
         misfit = run(url, "streams", "columns", "flights", "--set", "carrier=string")
