@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-iot test test-all nightly test-data test-images soak fuzz simulate quick check docs proto reference release lock vendor audit sbom bench results compare clean
+.PHONY: help demo demo-iot test test-all nightly test-data test-images soak fuzz simulate quick check docs proto reference release lock vendor audit sbom bench goals results compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -137,7 +137,10 @@ sbom: $(STAMP)dev $(STAMP)audit ## what edge and center consist of, with licence
 bench: $(STAMP)dev ## one edge and one center, in bench/out; docs/results.md names the other benches
 	$(PY) -m bench.first_light $(ARGS)
 
-results: $(STAMP)dev ## put the figures of bench/out into docs/results.md; says which benches have none there
+goals: $(STAMP)dev ## the figures that pages state, against their limits: benches below ten minutes; ARGS=--all, --list or names
+	@$(PY) -m bench.goals $(ARGS)
+
+results: $(STAMP)dev ## put the figures of bench/out into docs/results.md and docs/explanation/papers.md; says what is missing
 	@$(PY) -m bench.results
 
 FLINK := .venv-flink/bin/python

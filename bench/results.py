@@ -1,6 +1,6 @@
-"""`python -m bench.results`: puts the figures of `bench/out` into the tables of `docs/results.md`.
+"""`python -m bench.results`: puts the figures of `bench/out` into `docs/results.md` and `docs/explanation/papers.md`.
 
-A table of the page stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. A table whose bench has not been run
+A table of a page stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. A table whose bench has not been run
 here keeps its figures and its date; the program names these tables and the commands that measure them.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +16,12 @@ from typing import Any
 
 import click
 
+from bench import paper_tables as papers
 from bench.budgets.tables import FRESH, GOAL, GOAL_WHERE_FRESH
 
 OUT = Path("bench/out")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results.md"
+PAPERS = PAGE.parent / "explanation" / "papers.md"
 Cells = list[list[str]]
 
 
@@ -175,7 +177,7 @@ TABLES = {
         "A real agent, `sum(size), count()` by package and country, windows of 5 s.", f"{SCALE} edge", "scale.json",
         small_edge,
     ),
-    "sources": Table("Decoding.", "python -m bench.sources", "sources.json", sources),
+    "sources": Table("Decoding.", "python -m bench.sources", "sources-cost.json", sources),
     "center": Table("Partials, without a limit per edge.", f"{SCALE} rates", "scale.json", center),
     "sessions": Table("Edges at one gateway, 20 queries.", f"{SCALE} sessions", "scale.json", sessions),
     "takeover": Table(
@@ -203,11 +205,77 @@ TABLES = {
     ),
 }  # fmt: skip
 
+BUDGETS = (
+    "python -m bench.budgets --only policies --only comparison --trace zipf --records 30000 --windows 8 --error 1e-4"
+    " --error 3e-4 --staleness 0.03 --processes 1 --json bench/out/budgets-papers.json"
+)
+EARLY = "python -m bench.early_answers --part baselines --windows 60 --seed 5 --workers 1 --fresh"
+KLINK = (
+    "python -m bench.scheduling --only load --only nodes --only memory --only accuracy --only overhead --seconds 30"
+    " --seeds 1 --processes 1"
+)
+CONDOR = "python -m bench.condor --rows 1000000 --only"
+PAPER_TABLES = {
+    "heintz-error": Table(
+        "Staleness in windows, 95th percentile.", BUDGETS, "budgets-papers.json", papers.error_budgets
+    ),
+    "heintz-staleness": Table(
+        "Error as a share of the largest group, 95th percentile.", BUDGETS, "budgets-papers.json",
+        papers.staleness_budgets,
+    ),
+    "aion-latency": Table(
+        "Milliseconds after the end of the window, median and mean.", EARLY, "early_answers.json", papers.aion_latency
+    ),
+    "aion-sampling": Table(
+        "Share of the records that is processed, and share of the windows within 5 %.", EARLY, "early_answers.json",
+        papers.aion_sampling,
+    ),
+    "klink-load": Table(
+        "Mixed costs, uniform delays; seconds, mean and 99th percentile.", KLINK, "scheduling.json", papers.klink_load
+    ),
+    "klink-nodes": Table(
+        "80 queries on several nodes; seconds, mean and 99th percentile.", KLINK, "scheduling.json", papers.klink_nodes
+    ),
+    "klink-memory": Table(
+        "70 queries (110 %), queued records capped; seconds, mean and 99th percentile.", KLINK, "scheduling.json",
+        papers.klink_memory,
+    ),
+    "klink-interval": Table(
+        "Share of the watermarks inside the interval.", KLINK, "scheduling.json", papers.klink_interval
+    ),
+    "klink-overhead": Table("The scheduler's CPU, of the queries'.", KLINK, "scheduling.json", papers.klink_overhead),
+    "condor-windows": Table(
+        "Windows that overlap; M records/s.", f"{CONDOR} windows", "condor.json",
+        papers.by_number("windows", "windows"),
+    ),
+    "condor-sources": Table(
+        "Partitions that records come in; M records/s.", f"{CONDOR} sources", "condor.json",
+        papers.by_number("sources", "sources"),
+    ),
+    "condor-disorder": Table(
+        "10 % of the records up to 10 s late; M records/s.", f"{CONDOR} disorder", "condor.json",
+        papers.by_number("disorder", "class"),
+    ),
+    "condor-accuracy": Table(
+        "Mean relative error, on New York's green taxis.", f"{CONDOR} accuracy", "condor.json", papers.condor_accuracy
+    ),
+    "condor-evaluation": Table(
+        "The operators that ask synopses.", f"{CONDOR} evaluation", "condor.json", papers.condor_evaluation
+    ),
+    "condor-skew": Table(
+        "Count-min, one synopsis or one per stratum.", f"{CONDOR} skew", "condor.json", papers.condor_skew
+    ),
+    "condor-cost": Table(
+        "Global synopses and one thread without Spark.", f"{CONDOR} cost", "condor.json", papers.condor_cost
+    ),
+}  # fmt: skip
+PAGES = {PAGE: TABLES, PAPERS: PAPER_TABLES}
 
-def assemble(page: str, out: Path) -> tuple[str, dict[str, str]]:
+
+def assemble(page: str, out: Path, tables: Mapping[str, Table] = TABLES) -> tuple[str, dict[str, str]]:
     """Returns the page with the tables of the files in `out`, and why each other table keeps its figures."""
     kept: dict[str, str] = {}
-    for name, table in TABLES.items():
+    for name, table in tables.items():
         path, block = out / table.file, re.compile(rf"(<!-- begin {name} -->).*?(<!-- end {name} -->)", re.DOTALL)
         if not block.search(page):
             kept[name] = "the page has no such table"
@@ -226,11 +294,12 @@ def assemble(page: str, out: Path) -> tuple[str, dict[str, str]]:
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=OUT, show_default=True)
 def main(out: Path) -> None:
-    """Write the figures of `bench/out` into docs/results.md."""
-    page, kept = assemble(PAGE.read_text(), out)
-    PAGE.write_text(page)
-    for name, reason in kept.items():
-        click.echo(f"{name} keeps its figures: {reason}")
+    """Write the figures of `bench/out` into docs/results.md and docs/explanation/papers.md."""
+    for path, tables in PAGES.items():
+        page, kept = assemble(path.read_text(), out, tables)
+        path.write_text(page)
+        for name, reason in kept.items():
+            click.echo(f"{name} keeps its figures: {reason}")
 
 
 if __name__ == "__main__":

@@ -117,6 +117,20 @@ class SourceKind(Protocol):
     Attributes:
         name: the key in ``edge.yaml``: lower case, up to 63 letters, digits and underscores.
         config: the model of the options below the key. `edge.config.TextConfig` is a base with formats of lines.
+
+    >>> class CounterConfig(BaseModel, extra="forbid"):
+    ...     last: int
+    >>> class CounterSource(KeptSource):
+    ...     def __init__(self, name, last):
+    ...         self.name, self.last = name, last  # `chunks` would yield the numbers up to `last`
+    >>> class Counter:
+    ...     name = "counter"  # in edge.yaml: counter: {last: 9}
+    ...     config = CounterConfig
+    ...     def sources(self, options, context):
+    ...         return [CounterSource(f"{context.stream}:counter:{options.last}", options.last)]
+    >>> context = SourceContext("numbers", schema=None, now_ms=lambda: 0)
+    >>> [source.name for source in Counter().sources(CounterConfig(last=9), context)]
+    ['numbers:counter:9']
     """
 
     name: str

@@ -43,6 +43,7 @@ TRACES = ("zipf", "rhythm", "few", "cran", "flights")
 @click.option("--error", "errors", multiple=True, type=float, help="Error budgets, as shares of the largest value.")
 @click.option("--staleness", multiple=True, type=float, help="Staleness budgets, in windows.")
 @click.option("--processes", default=2, show_default=True)
+@click.option("--json", "path", type=click.Path(path_type=Path), default=OUT / "budgets.json", show_default=True)
 def main(
     only: tuple[str, ...],
     quick: bool,
@@ -54,6 +55,7 @@ def main(
     errors: tuple[float, ...],
     staleness: tuple[float, ...],
     processes: int,
+    path: Path,
 ) -> None:
     """Measure the policies under budgets, and the distance of the default policy from the optimum."""
     windows = WARM_UP + (windows or (1 if smoke else 6 if quick else 25))
@@ -67,7 +69,7 @@ def main(
             size = BudgetsSize(windows, seed, records, downloads)
         usual = SMOKE if smoke else QUICK if quick else BUDGETS
         budgets = {"error": errors, "staleness": staleness} if errors or staleness else usual
-        _run(tuple(p for p in PARTS if p in only or not only), traces, size, processes, budgets)
+        _run(tuple(p for p in PARTS if p in only or not only), traces, size, processes, budgets, path)
         if BOUND in only or not only:
             text = bound_table(size, quick=quick or smoke)
             (OUT / "budgets-bound.md").write_text(text)
@@ -80,6 +82,7 @@ def _run(
     size: BudgetsSize,
     processes: int,
     budgets: Mapping[str, Sequence[float]],
+    path: Path,
 ) -> None:
     runs = cells(parts, traces, size, budgets)
     found: dict[Cell, Row] = {}
@@ -89,14 +92,14 @@ def _run(
             found[cell] = row
             bar.update(1)
             # Written after each cell, so that an interrupted run keeps its results.
-            (OUT / "budgets.json").write_text(json.dumps(list(found.values())) + "\n")
+            path.write_text(json.dumps(list(found.values())) + "\n")
     for part in parts:
         rows = _rows(part, traces, found)
         text = markdown(rows)
         (OUT / f"budgets-{part}.md").write_text(text)
         click.echo(f"\n## {part}\n{text}")
-        for path in draw(part, rows, OUT):
-            click.echo(path)
+        for figure in draw(part, rows, OUT):
+            click.echo(figure)
 
 
 def _rows(part: str, traces: tuple[str, ...], found: dict[Cell, Row]) -> list[Row]:

@@ -19,9 +19,12 @@ from center.batch.compute_phase import CHUNK_ROWS
 from center.spark.spark_session import SessionConfig, start_session
 from edgewater.model.windows import SlidingWindow, TumblingWindow
 from edgewater.synopses import (
+    BiasedReservoir,
     BloomFilter,
     CountMin,
+    CuckooFilter,
     DDSketch,
+    EquiDepthHistogram,
     EquiWidthHistogram,
     FastAgms,
     FifoSample,
@@ -40,14 +43,18 @@ SYNOPSES: dict[str, tuple[Callable[[], Any], str]] = {
     "hyperloglog": (lambda: HyperLogLog(14), "key"),
     "fast-agms": (lambda: FastAgms(1024, 5), "key"),
     "bloom": (lambda: BloomFilter(1 << 13), "key"),
+    "cuckoo": (lambda: CuckooFilter.for_capacity(2_000), "key"),
     "equi-width": (lambda: EquiWidthHistogram(0, 1000, 100), "value"),
+    "equi-depth": (lambda: EquiDepthHistogram(1_000), "value"),
     "ddsketch": (lambda: DDSketch(), "value"),
     "kll": (lambda: Kll(), "value"),
     "reservoir": (lambda: ReservoirSample(10_000), "value"),
+    "biased reservoir": (lambda: BiasedReservoir(1 << 13), "value"),
     "fifo": (lambda: FifoSample(10_000), "value"),
     "haar": (lambda: HaarWavelet(1000), "value"),
 }
 CONCURRENT = (1, 2, 5, 10, 20, 50, 100)
+SOURCES = (1, 4, 16, 64, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +137,41 @@ def concurrent(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[
 
 
 def skew(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
-    """Returns records/s of count-min, global and stratified, with uniform and Zipf keys."""
+    """Returns records/s of count-min, global and stratified: uniform and Zipf keys in windows of 60 s, zones of taxi
+    rides in windows of a month.
+    """
     result = {}
-    for zipf in size.some((False, True)):
-        df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=zipf)))
-        name = "zipf" if zipf else "uniform"
+    for name, key, window in size.some((("uniform", "key", "60s"), ("zipf", "key", "60s"), ("taxi", "zone", "30d"))):
+        if name == "taxi":
+            path = taxi(directory, size.rows, made=size.made_rides)
+        else:
+            path = synthetic(directory, size.rows, zipf=name == "zipf")
+        df = spark.read.parquet(str(path)).where(f"{key} is not null")
+        records = df.count()
         for label, strata, strategy in (
             ("global", None, "auto"),
-            ("stratified", "key", "auto"),
-            ("stratified, round robin", "key", Strategy("round_robin", "bucketing", "merge")),
+            ("stratified", key, "auto"),
+            ("stratified, round robin", key, Strategy("round_robin", "bucketing", "merge")),
         ):
-            synopsis = CountMin(64, 5)
             out = build(
-                df, synopsis, of="key", time="ts", window=TumblingWindow("60s"), stratify_by=strata, strategy=strategy
-            )
-            result[f"{label}, {name}"] = size.rows / seconds(lambda out=out: consume(out), min(1, size.repeats))
+                df, CountMin(64, 5), of=key, time="ts", window=TumblingWindow(window), stratify_by=strata,
+                strategy=strategy,
+            )  # fmt: skip
+            result[f"{label}, {name}"] = records / seconds(lambda out=out: consume(out), min(1, size.repeats))
+    return result
+
+
+def sources(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
+    """Returns records/s of count-min by the number of partitions that records come in, by the way they are divided."""
+    df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True)))
+    result: dict[str, dict[str, float]] = {"distributed": {}, "centralised": {}}
+    for number in size.some(SOURCES):
+        parts = df.repartition(number).cache()
+        parts.count()
+        for way, rows in (("distributed", parts), ("centralised", parts.repartition(1))):
+            out = build(rows, CountMin(2048, 5), of="key", time="ts", window=TumblingWindow("5s"))
+            result[way][str(number)] = size.rows / seconds(lambda out=out: consume(out), min(1, size.repeats))
+        parts.unpersist()
     return result
 
 
@@ -248,6 +275,7 @@ PARTS: dict[str, tuple[Callable[[Any, Path, CondorSize], Any], tuple[int, ...]]]
     "accuracy": (accuracy, (2,)),
     "disorder": (disorder, (2,)),
     "skew": (skew, (2,)),
+    "sources": (sources, (2,)),
     "evaluation": (evaluation, (1, 2)),
     "cost": (cost, (1, 2)),
     "scan": (scan, (1, 2)),

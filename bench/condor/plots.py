@@ -15,8 +15,8 @@ import matplotlib.pyplot as plt
 
 def draw(result: dict[str, Any], directory: Path) -> Iterator[Path]:
     for part, figure in (
-        ("scaling", _by_cores), ("windows", _windows), ("skew", _bars), ("disorder", _bars), ("evaluation", _by_cores),
-        ("cost", _cost),
+        ("scaling", _by_cores), ("windows", _windows), ("sources", _windows), ("skew", _bars), ("disorder", _bars),
+        ("evaluation", _by_cores), ("cost", _cost),
     ):  # fmt: skip
         if part in result:
             fig, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
@@ -47,7 +47,6 @@ def _windows(axes: Any, by_cores: dict[str, dict[str, dict[str, float]]]) -> Non
         axes.plot([int(w) for w in cells], [v / 1e6 for v in cells.values()], marker="o", label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("concurrent windows")
     axes.set_ylabel("million records/s")
     axes.legend()
 

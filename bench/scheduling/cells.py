@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.scheduling.normal_interval import normal_interval
+from bench.scheduling.normal_interval import normal_interval, regression_interval
 from edgewater.scheduling import IngestionHistory
 from sim.scheduling.engine import Experiment, run
 from sim.scheduling.policies import POLICIES
@@ -154,13 +154,14 @@ _CLOCK_S = _clock_cost_s()
 
 
 def accuracy(seeds: int, epochs: int = EPOCHS) -> list[Row]:
-    """Returns how often the next ingestion was inside the interval: ours, and the thesis' normal form in both
-    variances.
+    """Returns how often the next ingestion was inside the interval: ours, the thesis' normal form in both variances,
+    and its baseline.
     """
     rows: list[Row] = []
     for delays in DELAYS:
         for confidence in CONFIDENCES:
-            inside = {"empirical": [0, 0], "normal, predictive": [0, 0], "normal, as printed": [0, 0]}
+            names = ("empirical", "normal, predictive", "normal, as printed", "linear regression")
+            inside = {name: [0, 0] for name in names}
             width = 0.0
             for seed in range(seeds):
                 rng = np.random.default_rng([seed, 9])
@@ -183,7 +184,7 @@ def accuracy(seeds: int, epochs: int = EPOCHS) -> list[Row]:
 def _normal(
     inside: dict[str, list[int]], delays: str, confidence: float, epochs: int, rng: np.random.Generator
 ) -> None:
-    """Counts hits of the normal form.
+    """Counts hits of the normal form and of the regression.
 
     Delays of an epoch's records and of its sweeping watermark have the same distribution.
     """
@@ -198,6 +199,8 @@ def _normal(
             past = means[first:at].tolist(), squares[first:at].tolist()
             hits += normal_interval(*past, confidence, variance).contains(watermark[at])  # type: ignore[arg-type]
         _add(inside[name], hits, count - 20)
+    intervals = ((regression_interval(watermark[max(0, at - 400) : at], confidence), at) for at in range(20, count))
+    _add(inside["linear regression"], sum(each.contains(watermark[at]) for each, at in intervals), count - 20)
 
 
 def _add(tally: list[int], hits: int, trials: int) -> None:

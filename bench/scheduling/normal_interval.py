@@ -1,4 +1,4 @@
-"""The interval of the next delay as the Klink thesis has it, to be compared with `IngestionHistory`."""
+"""The intervals of the next delay that the Klink thesis has, to be compared with `IngestionHistory`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
+
+import numpy as np
 
 from edgewater.scheduling import DelayInterval
 
@@ -30,3 +32,15 @@ def normal_interval(
         spread = max(0.0, square - math.fsum(m * m for m in means_ms) / count) / count
     half_ms = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(max(0.0, spread))
     return DelayInterval(mean - half_ms, mean + half_ms)
+
+
+def regression_interval(delays_ms: Sequence[float], confidence: float) -> DelayInterval:
+    """Returns the interval of a linear regression of past delays on the number of the epoch, with normal residuals.
+
+    The thesis names its baseline "a simple linear regression", and does not say what it regresses on.
+    """
+    x, y = np.arange(len(delays_ms)), np.asarray(delays_ms)
+    slope, start = np.polyfit(x, y, 1)
+    spread = float(np.sqrt(((y - start - slope * x) ** 2).sum() / (len(y) - 2)))
+    half_ms = NormalDist().inv_cdf((1 + confidence) / 2) * spread
+    return DelayInterval(start + slope * len(y) - half_ms, start + slope * len(y) + half_ms)

@@ -62,8 +62,8 @@ def _cycles(rows: Sequence[Row]) -> list[str]:
 
 
 def _accuracy(rows: Sequence[Row]) -> list[str]:
-    names = ("empirical", "normal, predictive", "normal, as printed")
-    lines = [f"| delays | confidence | {' | '.join(names)} | mean width, ms |", "|" + "---|" * 6]
+    names = ("empirical", "normal, predictive", "normal, as printed", "linear regression")
+    lines = [f"| delays | confidence | {' | '.join(names)} | mean width, ms |", "|" + "---|" * 7]
     return lines + [
         f"| {r['delays']} | {r['confidence']:.0%} | {' | '.join(f'{r[n]:.1%}' for n in names)} | {r['width_ms']:.0f} |"
         for r in rows

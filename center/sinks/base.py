@@ -240,6 +240,28 @@ class SinkKind(Protocol):
     options may have an attribute ``reads``: the names of the queries that the sink needs. They are the default of the
     key ``queries``. If the memory of the center has the positions, the options have an attribute ``target``: a text
     that names the target. With another target, the memory is new.
+
+    >>> class ListSink:
+    ...     def __init__(self, rows):
+    ...         self.rows, self.positions = rows, {}
+    ...     def open(self, queries):
+    ...         return {query.ref: self.positions[query.ref] for query in queries if query.ref in self.positions}
+    ...     def write(self, answers, positions):
+    ...         self.rows += [row for answer in answers for row in answer.rows.to_pylist()]
+    ...         self.positions |= positions
+    ...     def close(self):
+    ...         pass
+    >>> class ListConfig(BaseModel, extra="forbid"):
+    ...     pass
+    >>> class ListKind:
+    ...     name = "list"  # in a definition: kind: list
+    ...     config = ListConfig
+    ...     def sink(self, options, context):
+    ...         return ListSink([])
+    >>> sink = ListKind().sink(ListConfig(), SinkContext("mine"))
+    >>> sink.write([], {QueryRef("hits", 1): 42})
+    >>> sink.positions
+    {QueryRef(name='hits', version=1): 42}
     """
 
     name: str

@@ -49,6 +49,14 @@ class Column:
     Attributes:
         name: name of the measure or the member.
         columns: the names of its columns in the answer's table.
+
+    >>> import pyarrow as pa
+    >>> rows = {"shop": ["a", "b"], "sum": [3, 8], "sum_lower": [3, 7], "sum_upper": [3, 9]}
+    >>> column = Answer(pa.table(rows), {"confidence": 0.95}, ("shop",))["sum"]
+    >>> for group, interval in column:
+    ...     print(group["shop"], interval)
+    a 3
+    b 8 [7, 9]
     """
 
     name: str
@@ -134,6 +142,16 @@ class Answer:
         members: the answer as JSON without its data: window, phase, revision, quality, contract.
         group_by: names of the group columns.
         explain_with: requests the explanation of a measure from the center. `explain` calls it.
+
+    An answer comes from `Query.latest`, `windows` or `live`. Here it has one group, whose count has bounds:
+
+    >>> import pyarrow as pa
+    >>> rows = {"carrier": ["UA"], "flights": [5], "flights_lower": [5], "flights_upper": [7]}
+    >>> answer = Answer(pa.table(rows), {"phase": "early", "confidence": 0.95}, ("carrier",))
+    >>> answer.phase, answer.groups, answer.measures
+    ('early', [{'carrier': 'UA'}], ['flights'])
+    >>> answer["flights"]["UA"].upper
+    7
     """
 
     table: pa.Table
@@ -369,7 +387,12 @@ class Answers(Sequence[Answer]):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of the edges. It arrives at a fixed interval, also without answers."""
+    """The state of the edges. It arrives at a fixed interval, also without answers.
+
+    >>> state = {"edge": "jfk", "state": "live", "watermark": None, "last_seen": None}
+    >>> Progress({"queries": [{"edges": [state]}]}).edges["jfk"]["state"]
+    'live'
+    """
 
     data: ProgressData
 

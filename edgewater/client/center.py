@@ -37,6 +37,11 @@ class Center:
     Every method raises `Unreachable` if the center does not answer. If the center refuses, the method raises the error
     that the center states: an error of `edgewater.model.errors` (`NotFound`, `Conflict`, `InvalidRequest`,
     `InvalidQuery`, `Unauthenticated`, …), or `RequestRefused`.
+
+    >>> with Center("http://127.0.0.1:1", timeout=2) as center:  # no center listens there
+    ...     center.queries()
+    Traceback (most recent call last):
+    edgewater.client.requests.Unreachable: ...
     """
 
     def __init__(

@@ -28,6 +28,15 @@ class Interval:
         estimate: the estimate; None if there is no value, such as the mean of no records.
         lower, upper: the bounds; None if unknown.
         confidence: the probability that the bounds hold; 1 if they always hold; None if no bound is known.
+
+    >>> flights = Interval(estimate=5, lower=5, upper=7, confidence=0.95)
+    >>> flights > 4
+    True
+    >>> flights > 6
+    Traceback (most recent call last):
+    edgewater.client.interval.Undecided: 5 [5, 7] > 6: the bounds do not decide it; compare .lower, .upper or .estimate
+    >>> 6 in flights, flights.width, flights.is_exact
+    (True, 2, False)
     """
 
     estimate: Number | None

@@ -75,6 +75,10 @@ class RequestRefused(EdgewaterError):
     Attributes:
         status: the HTTP status.
         retry_after_s: the time after which to try again; None if unknown.
+
+    >>> refusal = RequestRefused("forbidden", "the token may not register queries", 403)
+    >>> refusal.code, refusal.status, str(refusal)
+    ('forbidden', 403, 'the token may not register queries')
     """
 
     def __init__(self, code: str, message: str, status: int, retry_after_s: float | None = None) -> None:

@@ -61,6 +61,13 @@ class Estimate:
 
     A confidence of 1.0 is a deterministic bound. `basis` names the method of the interval. A value of NaN means that
     there is no answer, such as the mean of no values.
+
+    >>> from edgewater.synopses import CountMin, Frequency
+    >>> sketch = CountMin()
+    >>> sketch.update(["de", "de", "fr"])
+    >>> found = sketch.query(Frequency("de"))
+    >>> found.value, found.lower, found.upper, round(found.confidence, 3)
+    (2.0, 2.0, 2.0, 0.993)
     """
 
     value: float
@@ -198,7 +205,21 @@ class Rank(Question):
 
 @runtime_checkable
 class Synopsis(Protocol):
-    """The state of one group, as a user holds it."""
+    """The state of one group, as a user holds it.
+
+    Each edge updates a synopsis of its own, and ships bytes. The center merges the bytes and asks:
+
+    >>> from edgewater.synopses import DDSketch, Quantile, Synopsis, from_bytes, merge_bytes
+    >>> here, there = DDSketch(), DDSketch()
+    >>> here.update([12.0, 15.0, 18.0])
+    >>> there.update([120.0, 150.0])
+    >>> both = from_bytes(merge_bytes([here.to_bytes(), there.to_bytes()]))
+    >>> isinstance(both, Synopsis)
+    True
+    >>> median = both.query(Quantile(0.5))
+    >>> median.lower <= 18 <= median.upper
+    True
+    """
 
     kind: ClassVar[str]
     properties: ClassVar[Properties]

@@ -45,6 +45,14 @@ class GroupedAggregate:
     Args:
         keys: name -> Arrow type of each key column, in order.
         measures: name -> empty stack, in order.
+
+    >>> import pyarrow as pa
+    >>> from edgewater.synopses import CountStack
+    >>> hits = GroupedAggregate({"country": pa.string()}, {"hits": CountStack()})
+    >>> hits.update([pa.array(["de", "fr", "de"])], {"hits": None}, rows=3).tolist()  # the group of each record
+    [0, 1, 0]
+    >>> hits.query("hits").value.tolist()
+    [2.0, 1.0]
     """
 
     kind: ClassVar[str] = "grouped_aggregate"

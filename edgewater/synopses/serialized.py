@@ -90,6 +90,13 @@ def merge_bytes(partials: Sequence[bytes]) -> bytes:
 
     Raises:
         CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses: the error's message names the index of the partial.
+
+    >>> from edgewater.synopses import HyperLogLog, Distinct
+    >>> edges = [HyperLogLog(), HyperLogLog()]
+    >>> edges[0].update(["ann", "bob"])
+    >>> edges[1].update(["bob", "eve"])
+    >>> round(from_bytes(merge_bytes([edge.to_bytes() for edge in edges])).query(Distinct()).value)
+    3
     """
     if not partials:
         raise ValueError("nothing to merge: a merge needs at least one partial")

@@ -421,6 +421,14 @@ class HyperLogLog(SingleSynopsis[HyperLogLogStack]):
     Args:
         precision: 4 to 18; the standard error is 1.04/√(2^precision), 0.8 % at the default of 14.
         seed: seed of the hash. Only synopses of equal precision and seed merge.
+
+    >>> import numpy as np
+    >>> from edgewater.synopses import Distinct
+    >>> visitors = HyperLogLog()
+    >>> visitors.update(np.arange(100_000) % 5_000)
+    >>> found = visitors.query(Distinct())
+    >>> round(found.value), round(found.lower), round(found.upper)  # 5,000 are true
+    (5021, 4941, 5103)
     """
 
     stack_type = HyperLogLogStack

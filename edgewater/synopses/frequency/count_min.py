@@ -87,6 +87,12 @@ class CountMin(SingleCounters):
         width: a power of two from 16 to 2^24; estimates are too high by at most e·N/width, N the values.
         depth: 1 to 32 rows; the bound fails with probability e^-depth.
         seed: seed of the hash. Only synopses of equal width, depth and seed merge.
+
+    >>> from edgewater.synopses import Frequency
+    >>> hits = CountMin.for_error(0.001, 0.01)
+    >>> hits.update(["/a"] * 900 + ["/b"] * 100)
+    >>> hits.query(Frequency("/b")).value
+    100.0
     """
 
     stack_type = CountMinStack

@@ -215,6 +215,13 @@ class FastAgms(SingleCounters):
         width: a power of two from 16 to 2^24; one row's error is √(2/width) times the root of both moments.
         depth: 1 to 32 rows, of which the median is used. An even number is no better than the next lower odd number.
         seed: seed of the hash. Only synopses of equal width, depth and seed merge or join.
+
+    >>> from edgewater.synopses import JoinSize
+    >>> orders, payments = FastAgms(), FastAgms()
+    >>> orders.update([1, 2, 2, 3])
+    >>> payments.update([2, 3, 4])
+    >>> orders.query(JoinSize(payments)).value  # two pairs of 2, one pair of 3
+    3.0
     """
 
     stack_type = FastAgmsStack

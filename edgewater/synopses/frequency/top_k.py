@@ -329,6 +329,11 @@ class TopK(SingleSynopsis[TopKStack]):
         capacity: number of counters; None: ten times k. Every item with a frequency above N/(capacity + 1) has a
             counter. No frequency is off by more than N/(capacity + 1).
         seed: seed of the hash. Only synopses of equal k, capacity and seed merge.
+
+    >>> errors = TopK(2)
+    >>> errors.update(["timeout", "refused", "timeout", "reset", "timeout", "refused"])
+    >>> [(item, int(found.value)) for item, found in errors.top()]
+    [('timeout', 3), ('refused', 2)]
     """
 
     stack_type = TopKStack

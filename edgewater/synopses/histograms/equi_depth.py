@@ -106,6 +106,12 @@ class EquiDepthHistogram(SingleSynopsis[EquiDepthStack]):
     """`buckets` buckets with equal numbers of values, and boundaries within a relative error of `accuracy`.
 
     For boundaries within an error of rank instead of a relative error of the value, use `Kll`.
+
+    >>> import numpy as np
+    >>> quarters = EquiDepthHistogram(4)
+    >>> quarters.update(np.arange(1.0, 1_001.0))
+    >>> [round(boundary.value) for boundary in quarters.boundaries()]
+    [1, 252, 498, 743, 1000]
     """
 
     stack_type = EquiDepthStack

@@ -268,6 +268,15 @@ class EquiWidthHistogram(InvertibleSynopsis):
     Args:
         low, high: the range. Only histograms of equal range and bins merge.
         bins: the number of bins.
+
+    >>> from edgewater.synopses import Range
+    >>> scores = EquiWidthHistogram(0, 10, bins=5)
+    >>> scores.update([1, 3, 3, 9])
+    >>> scores.counts.tolist()
+    [1, 2, 0, 0, 1]
+    >>> found = scores.query(Range(3, 4))  # a part of a bin
+    >>> found.value, found.lower, found.upper
+    (1.0, 0.0, 2.0)
     """
 
     stack_type = EquiWidthStack

@@ -285,6 +285,12 @@ class BloomFilter(SingleSynopsis[BloomStack]):
         bits: a multiple of 64; `for_capacity` computes bits and hashes.
         hashes: bits set per value, 1 to 32.
         seed: seed of the hash. Only filters of equal bits, hashes and seed merge.
+
+    >>> from edgewater.synopses import Contains
+    >>> seen = BloomFilter.for_capacity(1_000_000, 0.01)
+    >>> seen.update(["10.0.0.7"])
+    >>> seen.query(Contains("10.0.0.7")).value, seen.query(Contains("10.0.0.8")).value
+    (1.0, 0.0)
     """
 
     stack_type = BloomStack

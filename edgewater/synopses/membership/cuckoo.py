@@ -332,6 +332,12 @@ class CuckooFilter(_SingleCuckoo):
     Args:
         buckets: number of buckets of four 16-bit fingerprints, a power of two; see `for_capacity`.
         seed: seed of the hash. Only filters of equal buckets and seed merge.
+
+    >>> from edgewater.synopses import Contains
+    >>> seen = CuckooFilter.for_capacity(1_000)
+    >>> seen.update(["10.0.0.7"])
+    >>> seen.query(Contains("10.0.0.7")).value
+    1.0
     """
 
     stack_type = CuckooStack
@@ -343,6 +349,14 @@ class CountingCuckooFilter(_SingleCuckoo, InvertibleSynopsis):
     Args:
         buckets: number of buckets of four 16-bit fingerprints, a power of two; see `for_capacity`.
         seed: seed of the hash. Only filters of equal buckets and seed merge.
+
+    >>> from edgewater.synopses import Contains
+    >>> online, left = CountingCuckooFilter.for_capacity(1_000), CountingCuckooFilter.for_capacity(1_000)
+    >>> online.update(["ann", "bob"])
+    >>> left.update(["ann"])
+    >>> now = online.invert(left)
+    >>> now.query(Contains("ann")).value, now.query(Contains("bob")).value
+    (0.0, 1.0)
     """
 
     stack_type = CountingCuckooStack

@@ -479,6 +479,14 @@ class Kll(SingleSynopsis[KllStack]):
         k: 8 to 65536; the error of ranks is proportional to 1/k.
         source: a number that differs between synopses that will be merged.
         seed: seed of the coins. Only synopses of equal k and seed merge.
+
+    >>> import numpy as np
+    >>> from edgewater.synopses import Rank
+    >>> values = Kll()
+    >>> values.update(np.arange(1.0, 100_001.0))
+    >>> below = values.query(Rank(50_000.0))
+    >>> round(below.lower, 3), round(below.upper, 3)  # 0.5 is true
+    (0.497, 0.503)
     """
 
     stack_type = KllStack

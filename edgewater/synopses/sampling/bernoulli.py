@@ -120,6 +120,14 @@ class BernoulliSample(SingleSample[BernoulliStack]):
     Args:
         source: a number of its own for each sample that is updated and later merged with this sample.
         seed: seed of the tags. Only samples of equal rate, limit and seed merge.
+
+    >>> import numpy as np
+    >>> from edgewater.synopses import Count
+    >>> sample = BernoulliSample(0.1)
+    >>> sample.update(np.arange(10_000.0))
+    >>> found = sample.query(Count())
+    >>> found.lower <= 10_000 <= found.upper, found.basis
+    (True, 'bernoulli')
     """
 
     stack_type = BernoulliStack

@@ -123,6 +123,9 @@ class BiasedReservoir(SingleSample[BiasedReservoirStack]):
         p_in: the fraction of the records that may enter the sample, Aggarwal's p_in.
         source: a number of its own for each sample that is updated and later merged with this sample.
         seed: seed of the slots. Only samples of equal size, p_in and seed merge.
+
+    >>> BiasedReservoir(4).inclusion([0, 4, 8]).round(2).tolist()  # with 0, 4 and 8 later records
+    [1.0, 0.32, 0.1]
     """
 
     stack_type = BiasedReservoirStack

@@ -101,6 +101,12 @@ class FifoSample(SingleSample[FifoStack]):
         source: a number of its own for each sample that is updated and later merged with this sample. It orders records
             of equal time, before their numbers in the source.
         quota: maximum number of records of one source; None: no limit. Only samples of equal size and quota merge.
+
+    >>> from edgewater.synopses import Mean
+    >>> newest = FifoSample(3)
+    >>> newest.update([1.0, 2.0, 3.0, 4.0, 5.0], times=[10, 20, 30, 40, 50])
+    >>> newest.query(Mean()).value
+    4.0
     """
 
     stack_type = FifoStack

@@ -118,6 +118,14 @@ class ReservoirSample(SingleSample[ReservoirStack]):
         size: number of records. The half-width of the interval of a mean is about s/√size at 68 %.
         source: a number of its own for each sample that is updated and later merged with this sample.
         seed: seed of the tags. Only samples of equal size and seed merge.
+
+    >>> import numpy as np
+    >>> from edgewater.synopses import Mean
+    >>> sample = ReservoirSample(100)
+    >>> sample.update(np.arange(10_000.0))
+    >>> mean = sample.query(Mean())
+    >>> round(mean.value), round(mean.lower), round(mean.upper)  # 4,999.5 is true
+    (4857, 4243, 5483)
     """
 
     stack_type = ReservoirStack

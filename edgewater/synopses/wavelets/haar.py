@@ -72,6 +72,12 @@ class HaarWavelet(OrderedSynopsis):
 
     It has no groups, and uses the order of values, not their times. Merging adds signals, so it is not idempotent.
     Merges in another order may discard other coefficients, so answers differ within their bounds.
+
+    >>> from edgewater.synopses import RangeSum
+    >>> load = HaarWavelet(4)
+    >>> load.update([3, 3, 3, 3, 9, 9, 9, 9])
+    >>> load.query(RangeSum(2, 5)).value
+    24.0
     """
 
     kind: ClassVar[str] = "haar"

@@ -40,6 +40,13 @@ class MaxErrorWavelet(HaarWavelet):
 
     Its L2 bound is valid too, but wider. After a merge, an append or a late value, the bound of the maximum error is
     still valid, but only one number tracks it.
+
+    >>> from edgewater.synopses import Point
+    >>> load = MaxErrorWavelet(2)
+    >>> load.update([3, 3, 3, 3, 9, 9, 9, 8])
+    >>> last = load.query(Point(7))
+    >>> round(load.max_error, 3), round(last.lower, 3), round(last.upper, 3)
+    (0.25, 8.0, 8.5)
     """
 
     kind: ClassVar[str] = "haar_max"
