@@ -16,7 +16,7 @@ import numpy as np
 
 from center.early import finite_population_size
 from center.early.function_answers import DEFAULT_REPLICATES
-from edgewater.model.accuracy import AccuracyTarget, check_confidence
+from edgewater.arrivals.targets import AccuracyTarget, check_confidence
 from edgewater.model.errors import InvalidInput
 from edgewater.synopses import FloatArray
 

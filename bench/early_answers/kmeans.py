@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.early_answers.bootstrap import sample_for_function
 from center.early import mean_size
-from edgewater.model.accuracy import AccuracyTarget
+from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.synopses import FloatArray
 
 CLUSTERS = 4

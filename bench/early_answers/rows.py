@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgewater.model.accuracy import MEASURES
+from edgewater.arrivals.targets import MEASURES
 from sim.early_answers.baseline_runs import BASELINES
 from sim.early_answers.study import Study
 from sim.early_answers.workload import DELAYS, SCENARIOS

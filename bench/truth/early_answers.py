@@ -13,7 +13,7 @@ from functools import partial
 
 from bench.truth.arrivals import FLIP_WINDOWS, SHIFT_WINDOWS, LateRecords
 from bench.truth.cases import CONFIDENCES, Case, State, Tallies, Tally
-from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
 from sim.early_answers.engine import EarlyAnswerSimulation, WindowOutcome
 
 ERROR, SUBSTREAM_MS = 0.05, 500

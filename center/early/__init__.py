@@ -8,7 +8,6 @@ and reads no clock.
 from center.early.estimator import EarlyAnswerEstimator
 from center.early.function_answers import FunctionEstimate, estimate_function, plan_rate
 from center.early.observed_arrivals import Delays
-from center.early.sample_size import finite_population_size, mean_size
 from center.early.sampling import (
     RATE_MARGIN,
     RATES_EVERY_MS,
@@ -21,6 +20,7 @@ from center.early.sampling import (
     rates_differ,
 )
 from center.early.window_prediction import GroupPrediction, Prediction
+from edgewater.arrivals.sample_size import finite_population_size, mean_size
 
 __all__ = [
     "RATES_EVERY_MS",

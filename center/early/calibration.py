@@ -30,20 +30,23 @@ from typing import Any
 
 import numpy as np
 
-from center.early.named_arrays import Arrays
-from edgewater.model.accuracy import GroupScope
+from edgewater.arrivals.schedule import REPORT_SLOTS_AFTER_END
+from edgewater.arrivals.stragglers import DEFAULT_FACTOR
+from edgewater.arrivals.targets import GroupScope
 from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses import normal_quantile
+from edgewater.synopses.encoding.state import State
 
-DEFAULT_FACTOR = 4.0
-"""Standard errors per half-width while no past error is recorded. The confidence is 94 % by Chebyshev's inequality, and
-99.99 % for a normal distribution."""
 MIN_RECORD = 20
 MIN_EXTRAPOLATION = 1.2
 MAX_RECORD = 150
 """The most predictions whose errors are recorded: 30 windows of 5 sub-streams."""
 
-OFFSETS = (0, 3, 10, 30, 100, 200)
+OFFSETS = (0, *REPORT_SLOTS_AFTER_END, 30, 100, 200)
+"""Slots after an end of a sub-stream at which backtests are made.
+
+They are the slots at which edges report. Where records arrive in batches, errors depend on the time since the last
+batch, so the errors of another slot say little."""
 ALARM_THRESHOLD = 3.0
 MAX_ALARMED_SHARE = 0.3
 """The largest share of predictions that count as alarmed.
@@ -165,28 +168,28 @@ class Calibration:
         compared = list(self._alarms[tested])[: len(self._alarms[tested]) - still_open]
         return alarm > ALARM_THRESHOLD and (len(compared) < MIN_RECORD or alarm > max(compared))
 
-    def to_state(self) -> Arrays:
+    def to_state(self) -> State:
         """Returns the state. All queues are in one array, in the order of `offsets`; a second array has the length of
         each queue.
         """
         queues = self._queues()
-        return {
-            "offsets": np.array(self.offsets, np.int64),
-            "limit": np.int64(self._limit),
+        arrays = {
             "open": np.array([astuple(p) for p in self._open], np.float64).reshape(-1, len(fields(_Prediction))),
             "lengths": np.array([len(q) for q in queues], np.int64),
             "queues": np.array([x for q in queues for x in q], np.float64),
         }
+        return State([self.offsets, self._limit], arrays)
 
     @classmethod
-    def from_state(cls, arrays: Arrays) -> Calibration:
-        """Returns the calibration whose `to_state` returned `arrays`.
+    def from_state(cls, state: State) -> Calibration:
+        """Returns the calibration whose `to_state` returned `state`.
 
         Raises:
-            CorruptSynopsis: the arrays cannot be read.
+            CorruptSynopsis: the state cannot be read.
         """
         try:
-            result = cls(tuple(arrays["offsets"].tolist()), int(arrays["limit"]))
+            offsets, limit = state.numbers
+            result, arrays = cls(tuple(offsets), int(limit)), state.arrays
             queues, at = result._queues(), 0
             for queue, length in zip(queues, arrays["lengths"].tolist(), strict=True):
                 queue.extend(arrays["queues"][at : at + length].tolist())
@@ -271,12 +274,8 @@ class ConformalRecord:
         """Returns JSON of the whole state."""
         return {"level": self._level, "windows": [[start, *ratios] for start, ratios in self._windows.items()]}
 
-    def restore(self, state: Mapping[str, Any] | Sequence[Sequence[float]]) -> None:
-        """Sets the state from the result of `to_state`. The older form, lists of ratios without window starts, is also
-        accepted.
-        """
-        if not isinstance(state, Mapping):
-            state = {"level": self._level, "windows": [[-n, *ratios] for n, ratios in enumerate(state, 1)]}
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Sets the state from the result of `to_state`."""
         self._level = float(state["level"])
         self._windows = {int(start): ratios for start, *ratios in state["windows"]}
         self._widening = None if self._windows else 1.0

@@ -10,6 +10,8 @@ the log together restore the same state, and therefore the same answers.
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,11 +21,13 @@ from center.early.past_answers import PastAnswers
 from center.early.window_prediction import GroupPrediction, Prediction, combine_groups
 from edgewater.arrivals import ReportSchedule
 from edgewater.model.accuracy import Accuracy
+from edgewater.synopses.encoding.state import State
 from edgewater.wire import SamplingReason
 
 REVISION_OFFSETS = tuple(5 << n for n in range(12))
 """Slots after a window's end at which an early answer is evaluated again, for a query with groups."""
 
+STATE_KIND = "early-answers"
 MORE_HAVE_COME = "more records have come than the estimate expects"
 RETIRED_EDGES = "the window contains records from retired edges; the estimate excludes them"
 
@@ -281,13 +285,19 @@ class EarlyAnswerEstimator:
 
     # Snapshots
 
-    def to_state(self) -> dict[str, Any]:
-        """Returns the state as JSON, without `log`."""
-        return {**self.observed.to_state(), **self.answers.to_state()}
+    def to_text(self) -> str:
+        """Returns the state, without `log`, as JSON."""
+        # Predictions have NaN, which numbers of a state must not have.
+        answers = json.dumps(self.answers.to_state(), separators=(",", ":")).encode()
+        state = State(None, {"answers": answers}, {"observed": self.observed.to_state()})
+        return json.dumps(base64.b64encode(state.pack(STATE_KIND)).decode())
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Sets the state of a new estimator from the result of `to_state`. Damaged JSON or bytes may raise any
-        exception.
+    def restore(self, text: str) -> None:
+        """Sets the state of a new estimator from the result of `to_text`.
+
+        Raises:
+            CorruptSynopsis, UnsupportedVersion: the text cannot be read. Some damaged texts raise other exceptions.
         """
-        self.observed.restore(state)
-        self.answers.restore(state)
+        state = State.unpack(base64.b64decode(json.loads(text)), STATE_KIND)
+        self.observed.restore(state.components["observed"])
+        self.answers.restore(json.loads(state.arrays["answers"]))

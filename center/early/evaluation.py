@@ -15,21 +15,15 @@ longer than a window lasts. So `GroupBatch` updates and evaluates many triggers 
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from center.early import named_arrays
-from center.early.arrival_counts import ArrivalCounts, window_sample, window_sums
-from center.early.stragglers import MIN_EVENTS, Stragglers, StragglersByTrigger
 from center.early.trigger import (
     NEGLIGIBLE_FAILURES,
-    STATE_KIND,
     AnswerNow,
     Decision,
     EarlyTrigger,
@@ -37,11 +31,15 @@ from center.early.trigger import (
     TriggerPolicy,
     Wait,
 )
-from center.early.window_model import WindowModel, WindowSample
 from center.early.window_prediction import TOO_WIDE, GroupPrediction
 from edgewater.arrivals import ReportSchedule
-from edgewater.model.accuracy import COUNTS, Accuracy, AccuracyTarget
+from edgewater.arrivals.arrival_counts import ArrivalCounts, window_sample, window_sums
+from edgewater.arrivals.stragglers import MIN_EVENTS, Stragglers, StragglersByTrigger
+from edgewater.arrivals.targets import COUNTS, AccuracyTarget
+from edgewater.arrivals.window_model import WindowModel, WindowSample
+from edgewater.model.accuracy import Accuracy
 from edgewater.synopses import BoolArray, FloatArray, IntArray, normal_quantile
+from edgewater.synopses.encoding.state import State
 
 BATCH_SIZE = 64
 """Groups per batch. With 64 groups, the time for calling NumPy is negligible. If a window waits for one group, the
@@ -60,39 +58,6 @@ UNKNOWN_CHANGE = "delays or rates have changed, and it is not known yet by how m
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
 UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
 ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
-
-
-class SourceRemap:
-    """A change of the sources of a trigger.
-
-    Args:
-        sources: number of sources before the change.
-        rows: per new source, the index of the old source whose state it gets; None if the new source starts empty.
-        new_trigger: makes a trigger of the query with the given number of sources.
-    """
-
-    def __init__(self, sources: int, rows: Sequence[int | None], new_trigger: Callable[[int], EarlyTrigger]) -> None:
-        # To find the axis of the sources: it is the axis whose length differs in a trigger with one more source.
-        _, self._wider = named_arrays.unpack(STATE_KIND, new_trigger(sources + 1).to_state())
-        _, self._empty = named_arrays.unpack(STATE_KIND, new_trigger(len(rows)).to_state())
-        self._to = [i for i, row in enumerate(rows) if row is not None]
-        self._from = [row for row in rows if row is not None]
-
-    def apply(self, trigger: EarlyTrigger) -> EarlyTrigger:
-        """Returns the trigger over the new sources. State that belongs to no source, such as backtests, does not
-        change.
-        """
-        numbers, old = named_arrays.unpack(STATE_KIND, trigger.to_state())
-        new = dict(self._empty)
-        for name, array in old.items():
-            differ = [axis for axis in range(array.ndim) if array.shape[axis] != self._wider[name].shape[axis]]
-            if name.startswith("calibration.") or not differ:
-                new[name] = array
-                continue
-            at: list[Any] = [slice(None)] * array.ndim
-            new[name] = new[name].copy()
-            new[name][(*at[: differ[0]], self._to)] = np.take(array, self._from, axis=differ[0])
-        return EarlyTrigger.from_state(named_arrays.pack(STATE_KIND, numbers, new))
 
 
 class GroupEstimator:
@@ -125,8 +90,9 @@ class GroupEstimator:
         """Returns whether the lags of all events of the window are known."""
         return self._schedule.slot_at(start_ms) >= self.first_slot
 
-    def remap_sources(self, remap: SourceRemap) -> None:
-        self.trigger = remap.apply(self.trigger)
+    def take(self, sources: Sequence[int | None]) -> None:
+        """Replaces the sources; see `EarlyTrigger.take`."""
+        self.trigger.take(sources)
         self._simultaneous_groups = 0
 
     def set_simultaneous_confidence(self, groups: int) -> bool:
@@ -163,23 +129,20 @@ class GroupEstimator:
     def _end_slot(self, start_ms: int) -> int:
         return self._schedule.slot_at(start_ms) + self._schedule.window_slots
 
-    def to_state(self) -> dict[str, Any]:
-        """Returns the state as JSON."""
-        return {
-            "key": self.key, "number": self.number, "first_slot": self.first_slot,
-            "last_report_slot": self.last_report_slot, "counts": self.counts.to_state(),
-            "trigger": base64.b64encode(self.trigger.to_state()).decode(),
-        }  # fmt: skip
+    def to_state(self) -> State:
+        numbers = [self.key, self.number, self.first_slot, self.last_report_slot]
+        return State(numbers, {}, {"trigger": self.trigger.to_state(), "counts": self.counts.to_state()})
 
     @classmethod
     def from_state(
-        cls, state: Any, new_trigger: Callable[[int], EarlyTrigger], accuracy: Accuracy, schedule: ReportSchedule
+        cls, state: State, new_trigger: Callable[[int], EarlyTrigger], accuracy: Accuracy, schedule: ReportSchedule
     ) -> GroupEstimator:
-        """Returns the estimator from the result of `to_state`. Damaged JSON or bytes may raise any exception."""
-        result = cls(state["key"], state["number"], state["first_slot"], 1, new_trigger, accuracy, schedule)
-        result.last_report_slot = state["last_report_slot"]
-        result.trigger = EarlyTrigger.from_state(base64.b64decode(state["trigger"]))
-        result.counts.restore(state["counts"])
+        """Returns the estimator from the result of `to_state`. A damaged state may raise any exception."""
+        key, number, first_slot, last_report_slot = state.numbers
+        result = cls(key, number, first_slot, 1, new_trigger, accuracy, schedule)
+        result.last_report_slot = last_report_slot
+        result.trigger = EarlyTrigger.from_state(state.components["trigger"])
+        result.counts.restore(state.components["counts"])
         return result
 
 

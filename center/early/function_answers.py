@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from center.early.sample_size import finite_population_size
-from edgewater.model.accuracy import check_confidence
+from edgewater.arrivals.sample_size import finite_population_size
+from edgewater.arrivals.targets import check_confidence
 from edgewater.model.errors import InvalidInput
 from edgewater.synopses import FloatArray, SampleFunction, normal_quantile
 

@@ -5,21 +5,21 @@ A query without `group_by` has a single group of all records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from center.early.arrival_counts import true_values, window_sample
-from center.early.evaluation import BATCH_SIZE, BatchEvaluation, GroupBatch, GroupEstimator, SourceRemap
+from center.early.evaluation import BATCH_SIZE, BatchEvaluation, GroupBatch, GroupEstimator
 from center.early.trigger import EarlyTrigger
 from center.early.window_prediction import GroupPrediction
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
+from edgewater.arrivals.arrival_counts import true_values, window_sample
 from edgewater.model.accuracy import MAX_GROUPS, Accuracy, group_key
 from edgewater.synopses import BoolArray, IntArray
+from edgewater.synopses.encoding.state import State
 
 ALL = ""
 """The key of the single group of a query without groups."""
@@ -183,12 +183,9 @@ class Groups:
             each.catch_up(source, rows[batch == i])
 
     def remap_sources(self, rows: Sequence[int | None]) -> None:
-        """Changes the sources of all groups. `rows` is an argument of `SourceRemap`."""
-        if not self._groups:
-            return
-        remap = SourceRemap(next(iter(self)).trigger.triangle.sources, rows, self._new_trigger)
+        """Changes the sources of all groups; see `EarlyTrigger.take`."""
         for group in self:
-            group.remap_sources(remap)
+            group.take(rows)
         self._batched = None
 
     def learn(self, start_ms: int, edges: Sequence[str], predictions: Sequence[GroupPrediction]) -> None:
@@ -321,20 +318,16 @@ class Groups:
 
     # Snapshots
 
-    def to_state(self) -> dict[str, Any]:
-        """Returns the state as JSON."""
-        return {
-            "groups": [g.to_state() for g in self], "next_number": self._next_number,
-            "overflow_until": self.overflow_until, "lost_sample": self.lost_sample,
-        }  # fmt: skip
+    def to_state(self) -> State:
+        numbers = [self._next_number, self.overflow_until, self.lost_sample]
+        return State(numbers, {}, {group.key: group.to_state() for group in self})
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Sets the state from the result of `to_state`. Damaged JSON or bytes may raise any exception."""
+    def restore(self, state: State) -> None:
+        """Sets the state from the result of `to_state`. A damaged state may raise any exception."""
         arguments = (self._new_trigger, self._accuracy, self._schedule)
-        groups = [GroupEstimator.from_state(g, *arguments) for g in state["groups"]]
+        groups = [GroupEstimator.from_state(g, *arguments) for g in state.components.values()]
         self._groups, self._batched = {g.key: g for g in groups}, None
-        self._next_number, self.overflow_until = state["next_number"], state["overflow_until"]
-        self.lost_sample = state["lost_sample"]
+        self._next_number, self.overflow_until, self.lost_sample = state.numbers
 
     def _add(self, key: str, slot: int, reporting: BoolArray, since: IntArray | None = None) -> GroupEstimator:
         """Adds a group that had no records before the current sub-stream.

@@ -24,6 +24,7 @@ from center.early.trigger import EarlyTrigger
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.model.accuracy import Accuracy
 from edgewater.synopses import IntArray
+from edgewater.synopses.encoding.state import State
 from edgewater.wire import SamplingReason
 
 SILENCE_TIMEOUT_MS = 1_000
@@ -53,9 +54,7 @@ class Delays(NamedTuple):
 
     def to_list(self) -> list[Any]:
         """Returns the delays as JSON of type `Inherited`."""
-        # Release 0.3.0 reads two more numbers: sums over all edges. By these sums, one edge changed the intervals of
-        # queries that do not expect the edge.
-        return [self.slots, *to_base64([self.sums.tobytes()]), 0.0, 0.0]
+        return [self.slots, *to_base64([self.sums.tobytes()])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +316,10 @@ class ObservedArrivals:
         elif self._slot is not None:
             self._remap_sources([before.index(name) if name in before else None for name in edges])
 
+    def lose_sample_before(self, slot: int) -> None:
+        """Notes that records that were sampled out before a slot may not be counted."""
+        self._sampled_before = slot
+
     def inherit(self, delays: Mapping[str, Inherited]) -> None:
         """Sets the delays that another query has observed. The delays of an edge apply from the edge's first
         report on.
@@ -395,7 +398,7 @@ class ObservedArrivals:
         self._remap_sources([None if name in joining else i for i, name in enumerate(self._edges)])
         for i, name in enumerate(self._edges):
             if name in joining and name in self.inherited:
-                slots, sums, *_ = self.inherited.pop(name)
+                slots, sums, *_ = self.inherited.pop(name)  # release 0.3.0 has logged four values
                 self.groups.inherit(i, np.frombuffer(base64.b64decode(sums), np.float32), slots)
 
     def _remap_sources(self, rows: Sequence[int | None]) -> None:
@@ -504,30 +507,25 @@ class ObservedArrivals:
 
     # Snapshots
 
-    def to_state(self) -> dict[str, Any]:
-        """Returns the state as JSON."""
-        return {
-            **{name.strip("_"): getattr(self, name) for name in self._PLAIN},
+    def to_state(self) -> State:
+        numbers = {
+            **{name: getattr(self, name) for name in self._PLAIN},
             "edges": [[name, edge.to_list()] for name, edge in self._edges.items()],
-            "groups": self.groups.to_state(),
-            "reasons": self._reasons.to_state(),
-            "exceeding": self.exceeding,
-            "inherited": self.inherited,
-        }
+            "reasons": self._reasons.to_state(), "exceeding": self.exceeding, "inherited": self.inherited,
+        }  # fmt: skip
+        return State(numbers, {}, {"groups": self.groups.to_state()})
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Sets the state of a new object from the result of `to_state`. Damaged JSON or bytes may raise any
-        exception.
-        """
+    def restore(self, state: State) -> None:
+        """Sets the state of a new object from the result of `to_state`. A damaged state may raise any exception."""
+        numbers = state.numbers
         for name in self._PLAIN:
-            setattr(self, name, state[name.strip("_")])
-        self.exceeding = dict(state["exceeding"])
-        self.inherited = dict(state["inherited"])
-        for name, (reports, *rest) in state["edges"]:
+            setattr(self, name, numbers[name])
+        self.exceeding, self.inherited = dict(numbers["exceeding"]), dict(numbers["inherited"])
+        for name, (reports, *rest) in numbers["edges"]:
             decoded = [EdgeReport(slot, self._decode(from_base64(each)), unread) for slot, each, unread in reports]
             self._edges[name] = _Edge(decoded, *rest)
-        self.groups.restore(state["groups"])
-        self._reasons.restore(state["reasons"])
+        self.groups.restore(state.components["groups"])
+        self._reasons.restore(numbers["reasons"])
 
 
 def next_report_slot(

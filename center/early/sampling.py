@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from edgewater.model.accuracy import COUNTS
+from edgewater.arrivals.targets import COUNTS
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef, SamplingReason

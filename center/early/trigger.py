@@ -26,18 +26,22 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from center.early import named_arrays
-from center.early.calibration import ALARM_THRESHOLD, DEFAULT_FACTOR, OFFSETS, Calibration
-from center.early.stragglers import SILENT_SUBSTREAMS, StragglerModel, Stragglers, StragglersByTrigger
-from center.early.triangle import LONG, ArrivalTriangle
-from center.early.values import LateValues, ValueHistory
-from center.early.window_model import LateRatio, WindowModel, WindowSample, model_window
+from center.early.calibration import ALARM_THRESHOLD, OFFSETS, Calibration
 from edgewater.arrivals import SlotGrid
-from edgewater.model.accuracy import COUNTS, AccuracyTarget, MeasureKind, check_measure
+from edgewater.arrivals.stragglers import (
+    DEFAULT_FACTOR,
+    SILENT_SUBSTREAMS,
+    StragglerModel,
+    Stragglers,
+    StragglersByTrigger,
+)
+from edgewater.arrivals.targets import COUNTS, AccuracyTarget, MeasureKind, check_measure
+from edgewater.arrivals.triangle import LONG, ArrivalTriangle
+from edgewater.arrivals.values import LateValues, ValueHistory
+from edgewater.arrivals.window_model import LateRatio, WindowModel, WindowSample, model_window
 from edgewater.model.errors import CorruptSynopsis, InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
-
-STATE_KIND = "early-trigger"
+from edgewater.synopses.encoding.state import State
 
 NEGLIGIBLE_FAILURES = 0.45
 """If the number of expected records is below this share of the allowed failures, the trigger expects no more
@@ -250,44 +254,43 @@ class EarlyTrigger:
         share = min(share if math.isfinite(share) else 1.0, self.target.error / 2)
         self._straggler_share += 0.2 * (share - self._straggler_share)
 
-    def to_state(self) -> bytes:
+    def take(self, sources: Sequence[int | None]) -> None:
+        """Replaces the sources by the sources `sources`; None adds a source without history. State that belongs to no
+        source, such as backtests, does not change.
+        """
+        for part in (self.triangle, self.model, self.late, self.history):
+            part.take("source", sources)
+
+    def to_state(self) -> State:
         """Returns the whole state: about 17 bytes per source and lag, and at most 20 KB for the calibration record."""
-        numbers = {
-            "grid": astuple(self.grid), "window_slots": self.window_slots, "target": astuple(self.target),
-            "measure": self.measure, "max_wait_slots": self.max_wait_slots, "policy": astuple(self.policy),
-            "slot": self.slot, "drifting_substreams": self.drifting_substreams, "steady_slots": self.steady_slots,
-            "straggler_share": self._straggler_share, "horizon": self.triangle.horizon,
-        }  # fmt: skip
-        arrays: named_arrays.Arrays = {}
-        for name in ("triangle", "model", "late", "history", "calibration"):
-            arrays |= named_arrays.with_prefix(name, getattr(self, name).to_state())
-        return named_arrays.pack(STATE_KIND, numbers, arrays)
+        numbers = [
+            self.triangle.sources, astuple(self.grid), self.window_slots, astuple(self.target), self.measure,
+            self.max_wait_slots, astuple(self.policy), self.slot, self.drifting_substreams, self.steady_slots,
+            self._straggler_share, self.triangle.horizon,
+        ]  # fmt: skip
+        parts = ("triangle", "model", "late", "history", "calibration")
+        return State(numbers, {}, {name: getattr(self, name).to_state() for name in parts})
 
     @classmethod
-    def from_state(cls, state: bytes) -> EarlyTrigger:
+    def from_state(cls, state: State) -> EarlyTrigger:
         """Returns a trigger with the same state as the trigger whose `to_state` returned `state`.
 
         Raises:
-            CorruptSynopsis, UnsupportedVersion: the bytes cannot be read.
+            CorruptSynopsis: the state cannot be read.
         """
-        numbers, arrays = named_arrays.unpack(STATE_KIND, state)
         try:
-            grid, target = SlotGrid(*numbers["grid"]), AccuracyTarget(*numbers["target"])
-            triangle = ArrivalTriangle.from_state(named_arrays.without_prefix("triangle", arrays), grid)
+            sources, grid, window_slots, target, measure, max_wait, policy, slot, *drift, share, horizon = state.numbers
             result = cls(
-                triangle.sources, grid, int(numbers["window_slots"]), target, numbers["measure"],
-                max_wait_slots=numbers["max_wait_slots"], policy=TriggerPolicy(*numbers["policy"]),
+                sources, SlotGrid(*grid), window_slots, AccuracyTarget(*target), measure, max_wait_slots=max_wait,
+                policy=TriggerPolicy(*policy), horizon=horizon,
             )  # fmt: skip
-            triangle.horizon = int(numbers["horizon"])
-            result.slot, result.drifting_substreams = int(numbers["slot"]), int(numbers["drifting_substreams"])
-            result.steady_slots = int(numbers.get("steady_slots", 0))  # release 0.3.0 does not count them
-            result._straggler_share = float(numbers["straggler_share"])
+            result.slot, result._straggler_share = slot, share
+            result.drifting_substreams, result.steady_slots = drift
+            for name in ("triangle", "model", "late", "history"):
+                getattr(result, name).restore(state.components[name])
+            result.calibration = Calibration.from_state(state.components["calibration"])
         except (KeyError, TypeError, ValueError, InvalidInput) as exc:
-            raise CorruptSynopsis(f"{STATE_KIND} state cannot be read: {type(exc).__name__}: {exc}") from exc
-        result.triangle, result.model = triangle, StragglerModel(triangle)
-        for name in ("model", "late", "history"):
-            getattr(result, name).restore(named_arrays.without_prefix(name, arrays))
-        result.calibration = Calibration.from_state(named_arrays.without_prefix("calibration", arrays))
+            raise CorruptSynopsis(f"the state of a trigger cannot be read: {type(exc).__name__}: {exc}") from exc
         return result
 
     def window_model(self, offset: int, sample: WindowSample) -> tuple[Stragglers, WindowModel]:
@@ -360,8 +363,8 @@ class TriggerBatch:
 
     def __init__(self, triggers: Sequence[EarlyTrigger]) -> None:
         self.triggers = list(triggers)
-        self.triangle = ArrivalTriangle.join([t.triangle for t in triggers])
-        self.model = StragglerModel.join(self.triangle, [t.model for t in triggers])
+        self.triangle = ArrivalTriangle.joined([t.triangle for t in triggers])
+        self.model = StragglerModel.joined(self.triangle, [t.model for t in triggers])
 
     def advance(self, arrived: FloatArray, reporting: BoolArray) -> None:
         """Advances all triggers by one slot, like `EarlyTrigger.on_slot`.
@@ -395,7 +398,7 @@ class TriggerBatch:
             straggler_shares: half-widths of the stragglers relative to the estimates, per selected trigger.
         """
         triggers, (count, total, squares) = [self.triggers[i] for i in selected], sums
-        history = ValueHistory.join([t.history for t in triggers])
+        history = ValueHistory.joined([t.history for t in triggers])
         history.learn(sample)
         history.copy_to([t.history for t in triggers])
         for i, (trigger, share) in enumerate(zip(triggers, straggler_shares.tolist(), strict=True)):
@@ -418,9 +421,9 @@ def window_models(
     if first.measure in COUNTS:
         ratio = LateRatio(np.ones(model.triangle.sources), np.zeros(model.triangle.sources))
     else:
-        late = first.late if count == 1 else LateValues.join([t.late for t in triggers])
+        late = first.late if count == 1 else LateValues.joined([t.late for t in triggers])
         ratio = late.ratio(stragglers.by_lag, sample.by_lag)
-    history = first.history if count == 1 else ValueHistory.join([t.history for t in triggers])
+    history = first.history if count == 1 else ValueHistory.joined([t.history for t in triggers])
     spread = history.spread(sample, sample.means(history.mean))
     alarms = list(zip(triggers, stragglers.alarm.tolist(), strict=True))
     factor = [t.calibration.factor(offset, alarm, t.policy.straggler_confidence) for t, alarm in alarms]

@@ -23,7 +23,8 @@ from center.ledger.losses import MAX_AHEAD_MS, Losses
 from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
 from center.ledger.time_windows import TimeWindowBook
 from edgewater.answers import Phase
-from edgewater.model.accuracy import COUNTS, report_schedule
+from edgewater.arrivals.targets import COUNTS
+from edgewater.model.accuracy import report_schedule
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import EdgeId
@@ -58,15 +59,27 @@ class EarlyAnswerBook(TimeWindowBook):
         max_wait_slots = None if self._due_after_ms is None else self._due_after_ms // schedule.grid.slot_ms
         estimator = EarlyAnswerEstimator(accuracy, schedule, max_wait_slots, self._state.running_clock.speed)
         self._log_bytes = 0
+        if (snapshot := self._log.get(SNAPSHOT)) is not None and snapshot.text.startswith("{"):
+            self._forget_old_log(estimator, snapshot)
         for number, entry in sorted(self._log.items()):
             if number == SNAPSHOT:
-                estimator.restore(json.loads(entry.text))
+                estimator.restore(entry.text)
                 continue
             self._log_bytes += len(entry.text)
             for change in json.loads(entry.text):
                 estimator.apply(change)
         estimator.log = []
         return estimator
+
+    def _forget_old_log(self, estimator: EarlyAnswerEstimator, snapshot: EstimatorLogEntry) -> None:
+        """Drops a snapshot of release 0.3.0 with its log. The estimator begins without history, as for a new query."""
+        stored = json.loads(snapshot.text)
+        changes = [change for n, e in self._log.items() if n != SNAPSHOT for change in json.loads(e.text)]
+        slots = [slot for kind, slot, *_ in changes if kind == "advance"]
+        for number in list(self._log):
+            self._log.drop(number)
+        if stored["reasons"]["spans"]:
+            estimator.observed.lose_sample_before(max([stored["slot"] or 0, *slots]))
 
     @property
     def estimator(self) -> EarlyAnswerEstimator:
@@ -109,7 +122,7 @@ class EarlyAnswerBook(TimeWindowBook):
         if self._log_bytes > max(COMPACT_BYTES, 4 * len(snapshot.text) if snapshot else 0):
             for number in list(self._log):
                 self._log.drop(number)
-            text = json.dumps(self._estimator.to_state(), separators=(",", ":"))
+            text = self._estimator.to_text()
             self._log.put(SNAPSHOT, EstimatorLogEntry(text))
             self._log_bytes = 0
             return

@@ -19,7 +19,7 @@ from cachetools import LRUCache
 from center.early import FunctionEstimate, estimate_function
 from edgewater.answers.cells import FunctionErrors, IntervalPart, ItemsPart, NumberPart, Part
 from edgewater.answers.work import spend
-from edgewater.model.accuracy import AccuracyTarget
+from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, FloatArray, RowSampleStack, Stack

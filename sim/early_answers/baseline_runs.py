@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
 from edgewater.model.errors import InvalidConfig
 from sim.early_answers.baselines import (
     AionAsPublished,

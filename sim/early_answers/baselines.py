@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from center.early import finite_population_size, mean_size
-from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
 from edgewater.model.errors import InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 

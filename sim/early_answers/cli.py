@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edgewater.model.accuracy import MEASURES, SCOPES, check_confidence, check_error, check_measure
+from edgewater.arrivals.targets import MEASURES, SCOPES, check_confidence, check_error, check_measure
 from edgewater.model.errors import InvalidConfig
 from edgewater.model.quantities import format_duration
 from sim.early_answers.baseline_runs import BASELINES

@@ -27,7 +27,8 @@ from center.ledger import (
 from edgewater.answers import Phase
 from edgewater.answers.statement import ACCURACY
 from edgewater.arrivals.schedule import HORIZON_WINDOWS
-from edgewater.model.accuracy import AccuracyTarget, MeasureKind, group_values, report_schedule
+from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
+from edgewater.model.accuracy import group_values, report_schedule
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.errors import InvalidInput
 from edgewater.model.quantities import format_duration

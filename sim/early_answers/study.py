@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
 from edgewater.model.errors import InvalidConfig
 from sim.early_answers.baseline_runs import run_baseline
 from sim.early_answers.engine import EarlyAnswerSimulation, Progress, SilentSource, WindowOutcome

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from center.early import mean_size
-from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
 from edgewater.synopses import FloatArray
 from sim.early_answers.engine import WindowOutcome
 from sim.early_answers.workload import Workload

@@ -3,7 +3,7 @@ import pytest
 
 from bench.early_answers.bootstrap import bootstrap_error, sample_for_function
 from center.early import mean_size
-from edgewater.model.accuracy import AccuracyTarget
+from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.model.errors import InvalidInput
 
 

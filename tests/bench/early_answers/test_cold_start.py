@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.truth.arrivals import LateRecords
-from edgewater.model.accuracy import AccuracyTarget, MeasureKind
+from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
 from edgewater.model.errors import InvalidInput
 from sim.early_answers.engine import EarlyAnswerSimulation, WindowOutcome
 

@@ -41,12 +41,6 @@ def test_a_later_error_of_a_window_replaces_its_first_one() -> None:
     assert result.widening == 2.0 and len(result.to_state()["windows"]) == 3
 
 
-def test_a_state_without_the_windows_of_errors_is_read() -> None:
-    result = ConformalRecord(0.95, None)
-    result.restore([[1.7], [0.2]] * 30)
-    assert result.widening == 1.7
-
-
 def test_for_all_groups_simultaneously_the_largest_error_of_each_window_counts() -> None:
     windows = [[0.5] * 9 + [1.5]] * 40
     assert record(windows, "each").widening == 1.5

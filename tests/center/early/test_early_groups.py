@@ -296,7 +296,7 @@ def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(
     assert estimator.observed.has_too_many_groups and estimator.observed.groups.lost_sample
     assert set(estimator.rates().values()) == {1.0}, "edges process all records"
     restored = EarlyAnswerEstimator(estimator.accuracy, estimator.schedule, None)
-    restored.restore(estimator.to_state())
+    restored.restore(estimator.to_text())
     assert restored.observed.groups.lost_sample
     done = [a for a in world.answers if a.window_start_ms >= BEGIN_MS + 6_000 and a.phase is not Phase.EARLY]
     assert done

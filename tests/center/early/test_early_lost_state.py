@@ -11,7 +11,7 @@ import pytest
 from bench.truth.arrivals import LateRecords
 from center.ledger import EdgesChanged, Emission, FrameSummary
 from edgewater.answers import Phase
-from edgewater.model.accuracy import AccuracyTarget
+from edgewater.arrivals.targets import AccuracyTarget
 from sim.early_answers import engine
 from sim.early_answers.edges import SimulatedEdge
 

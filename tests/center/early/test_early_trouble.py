@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from center.ledger import EdgesChanged, Ledger, early_answers, pack_state
+from center.ledger.state import EstimatorLogEntry
 from edge.core import Configured, EdgeCore, SamplingSet, StreamSpec
 from edgewater.answers import Phase
 from edgewater.model.streams import LIVE
@@ -167,6 +170,21 @@ def test_the_state_written_per_transaction_restores_the_estimator(
     other.ledger = ledger
     other.run(4)
     assert other.answers == whole.answers
+
+
+@pytest.mark.parametrize("spans", [{}, {"e0": [[0, 9, 3]]}], ids=["all processed", "sampled"])
+def test_the_estimator_begins_without_history_after_a_snapshot_of_release_0_3_0(spans: dict[str, object]) -> None:
+    world = World(spec(), sites(2))
+    world.run(5)
+    slot = world.estimator().observed.slot
+    old = {"reasons": {"spans": spans, "reported_through": {}}, "slot": slot - 9}
+    texts = {early_answers.SNAPSHOT: json.dumps(old), 0: json.dumps([["advance", slot, []]])}
+    entries = [("estimator", number, EstimatorLogEntry(text)) for number, text in texts.items()]
+    book = early_answers.EarlyAnswerBook(world.ledger.book(REF).state, entries, 50)
+    observed = book.estimator.observed
+    assert not observed.has_begun
+    start_ms = book.estimator.schedule.starts_at(slot)
+    assert observed.has_unknown_sample(start_ms - 1_000) == bool(spans) and not observed.has_unknown_sample(start_ms)
 
 
 def test_an_edge_that_joins_becomes_a_source() -> None:

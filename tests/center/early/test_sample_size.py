@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from center.early.sample_size import mean_size, neyman_sizes
-from edgewater.model.accuracy import AccuracyTarget, check_relative
+from edgewater.arrivals.sample_size import mean_size, neyman_sizes
+from edgewater.arrivals.targets import AccuracyTarget, check_relative
 from edgewater.model.errors import InvalidQuery
 
 TRIALS = 2000

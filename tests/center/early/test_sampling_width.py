@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from center.early.window_model import LateRatio, WindowSample, model_window
+from edgewater.arrivals.window_model import LateRatio, WindowSample, model_window
 from edgewater.synopses import FloatArray
 
 TRIALS, RECORDS = 400, 1_500

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.early.triangle import LONG, SHORT, SHORT_SUBSTREAMS, ArrivalTriangle
 from edgewater.arrivals import SlotGrid
+from edgewater.arrivals.triangle import LONG, SHORT, SHORT_SUBSTREAMS, ArrivalTriangle
 from edgewater.model.errors import InvalidInput
 
 
@@ -106,8 +106,8 @@ def test_a_source_that_catches_up_has_the_state_of_one_that_was_never_silent(see
         gap.advance(row, np.array([True, False]))
     assert gap.silent_slots.tolist() == [0, silent]
     gap.catch_up(np.array([1]), rows[10 - silent :, 1:])
-    for name, value in steady.to_state().items():
-        assert np.array_equal(np.asarray(gap.to_state()[name]), np.asarray(value)), name
+    for name, value in steady.to_state().arrays.items():
+        assert np.array_equal(np.asarray(gap.to_state().arrays[name]), np.asarray(value)), name
 
 
 def test_catching_up_with_too_few_slots_is_refused():
@@ -122,7 +122,8 @@ def test_a_triangle_is_restored_from_its_state():
     rng = np.random.default_rng(8)
     triangle = ArrivalTriangle(1, SlotGrid(lags=50))
     feed(triangle, rng, 80, 6.0)
-    again = ArrivalTriangle.from_state(triangle.to_state(), triangle.grid)
+    again = ArrivalTriangle(1, triangle.grid)
+    again.restore(triangle.to_state())
     for t in (triangle, again):
         t.advance(np.ones((1, 50)))
     assert np.array_equal(again.distributions(), triangle.distributions())

@@ -3,10 +3,10 @@ import pytest
 
 from center.early.calibration import ALARM_THRESHOLD, DEFAULT_FACTOR, MIN_RECORD, Calibration
 from center.early.trigger import SAMPLE_TOO_SMALL, AnswerNow, EarlyTrigger, Wait
-from center.early.values import LateValues, ValueHistory
-from center.early.window_model import WindowModel, WindowSample
 from edgewater.arrivals import SlotGrid
-from edgewater.model.accuracy import AccuracyTarget
+from edgewater.arrivals.targets import AccuracyTarget
+from edgewater.arrivals.values import LateValues, ValueHistory
+from edgewater.arrivals.window_model import WindowModel, WindowSample
 from edgewater.model.errors import InvalidInput, InvalidQuery
 
 GRID = SlotGrid(slot_ms=20, substream_slots=10, lags=80)

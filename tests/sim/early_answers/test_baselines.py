@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgewater.model.accuracy import AccuracyTarget
+from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.model.errors import InvalidInput
 from sim.early_answers.baselines import (
     AionAsPublished,

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from bench.early_answers.recorded import RecordedDownloads
 from edgewater.__main__ import main
-from edgewater.model.accuracy import AccuracyTarget
+from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.model.errors import InvalidConfig
 from sim.early_answers.engine import EarlyAnswerSimulation, queue_end_ms
 from sim.early_answers.study import Study, run_study

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from center.early.calibration import DEFAULT_FACTOR
-from center.early.named_arrays import Arrays, ArrayState
-from center.early.triangle import LONG, SHORT, ArrivalTriangle
+from edgewater.arrivals.named_arrays import NamedArrays
+from edgewater.arrivals.schedule import MAX_LAGS
+from edgewater.arrivals.triangle import LONG, SHORT, ArrivalTriangle
 from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses.encoding.state import State
 
+DEFAULT_FACTOR = 4.0
+"""Standard errors per half-width while no past error is recorded. The confidence is 94 % by Chebyshev's inequality, and
+99.99 % for a normal distribution."""
 INFORMATIVE_SLOTS = 15.0
 """The rate is estimated from the youngest slots: as many slots as have the arrivals of this number of complete
 slots."""
@@ -40,7 +44,7 @@ window could be answered early."""
 MIN_EVENTS = 30
 SILENT_SUBSTREAMS = 5
 """The fewest sub-streams after which the variation of a silent source's rate is known. With fewer sub-streams, the
-source is unknown. With four differences, Student's quantile at 98 % (3.7) is below `calibration.DEFAULT_FACTOR`."""
+source is unknown. With four differences, Student's quantile at 98 % (3.7) is below `DEFAULT_FACTOR`."""
 LATE_SHARE = 0.8
 """Arrivals whose lag is above this quantile of the delays are late. The clumps of late records would not be visible
 among all arrivals."""
@@ -53,7 +57,7 @@ CLUMP_DECAY = math.exp(-1 / 50)
 """Decay of the sums of late arrivals per sub-stream."""
 
 LIKELY_CLUMPS = 0.04
-"""Expected number of clumps from which an interval of `calibration.DEFAULT_FACTOR` standard errors must contain two
+"""Expected number of clumps from which an interval of `DEFAULT_FACTOR` standard errors must contain two
 clumps. From a quarter of this number on (0.01), the interval contains one clump; 1 % of such windows have a clump."""
 
 LIKELY_PAUSE = 7.0
@@ -121,10 +125,7 @@ class StragglersByTrigger:
         )  # fmt: skip
 
 
-_LATE = ("late", "uneven", "block", "last_block", "late_from")
-
-
-class StragglerModel(ArrayState):
+class StragglerModel(NamedArrays):
     """Predicts stragglers from a triangle. The model's state describes how evenly the events of each source arrive.
 
     Args:
@@ -145,41 +146,50 @@ class StragglerModel(ArrayState):
         late_from: the least lag of late arrivals, per source.
     """
 
-    STATE = ("dispersion", "rate_variance", "usual_rate", "weight", *_LATE)
+    LAYOUT = {
+        "dispersion": (("source",), np.float64, 1),
+        "rate_variance": (("source",), np.float64, 0),
+        "usual_rate": (("source",), np.float64, 0),
+        "weight": (("source",), np.float64, 0),
+        "late": (("trigger",), np.float64, 0),
+        "uneven": (("trigger",), np.float64, 0),
+        "block": (("trigger",), np.float64, 0),
+        "last_block": (("trigger",), np.float64, 0),
+        "late_from": (("source",), np.int64, MAX_LAGS),
+    }
+    dispersion: FloatArray
+    rate_variance: FloatArray
+    usual_rate: FloatArray
+    weight: FloatArray
+    late: FloatArray
+    uneven: FloatArray
+    block: FloatArray
+    last_block: FloatArray
+    late_from: IntArray
 
     def __init__(self, triangle: ArrivalTriangle, triggers: int = 1) -> None:
+        super().__init__(source=triangle.sources, trigger=triggers)
         self.triangle, self.triggers = triangle, triggers
-        self.dispersion: FloatArray = np.ones(triangle.sources)
-        self.rate_variance: FloatArray = np.zeros(triangle.sources)
-        self.usual_rate: FloatArray = np.zeros(triangle.sources)
-        self.weight: FloatArray = np.zeros(triangle.sources)
-        self.late: FloatArray = np.zeros(triggers)
-        self.uneven: FloatArray = np.zeros(triggers)
-        self.block: FloatArray = np.zeros(triggers)
-        self.last_block: FloatArray = np.zeros(triggers)
-        self.late_from: IntArray = np.full(triangle.sources, triangle.grid.lags, np.int64)
         self._is_late: FloatArray | None = None
 
     @classmethod
-    def join(cls, triangle: ArrivalTriangle, models: Sequence[StragglerModel]) -> StragglerModel:
-        """Joins models into one model over the joined `triangle` (`ArrivalTriangle.join`).
+    def joined(cls, triangle: ArrivalTriangle, models: Sequence[StragglerModel]) -> StragglerModel:
+        """Joins models into one model over the joined `triangle` (`ArrivalTriangle.joined`).
 
         The arrays of `models` become views of the result's arrays.
         """
         result = cls(triangle, len(models))
-        for name in cls.STATE:
-            whole = np.concatenate([getattr(m, name) for m in models])
-            setattr(result, name, whole)
-            length = len(whole) // len(models)
-            for i, model in enumerate(models):
-                setattr(model, name, whole[i * length : (i + 1) * length])
+        result.join(models, "source", "trigger", shared=True)
         for model in models:
             model._is_late = None  # the result changes `late_from`
         return result
 
-    def restore(self, arrays: Arrays) -> None:
-        """Sets the state from the result of `to_state`. The older form, without late arrivals, is also accepted."""
-        super().restore({name: getattr(self, name) for name in _LATE} | arrays)
+    def take(self, axis: str, rows: Sequence[int | None]) -> None:
+        super().take(axis, rows)
+        self._is_late = None
+
+    def restore(self, state: State) -> None:
+        super().restore(state)
         self._is_late = None
 
     def on_slot(self, arrived: FloatArray, slot: int) -> None:
@@ -251,20 +261,44 @@ class StragglerModel(ArrayState):
         """Returns the result of `predict` for each trigger."""
         triangle = self.triangle
         first_lag = min(first_lag, triangle.grid.lags - 1)
-        silent_slots = triangle.silent_slots
+        silent_slots, lags = triangle.silent_slots, triangle.grid.lags
         shares, log_variances = triangle.distributions(), triangle.log_variances()
-        if not silent_slots.any():
+        shift = np.where(silent_slots > 0, silent_slots, self._batch_shift())
+        if not shift.any():
             return self._predict(first_lag, slots, triangle.seen, shares, log_variances, triangle.age, lags_wanted)
+
+        def shifted(values: FloatArray, by: IntArray) -> FloatArray:
+            at = np.arange(lags) - by[:, None]
+            taken = np.take_along_axis(values, np.broadcast_to(np.clip(at, 0, lags - 1), values.shape), axis=-1)
+            return np.where(at >= 0, taken, 0.0)
+
         # The state of a silent source is `silent_slots` old, so no events of later slots have arrived.
-        at = np.arange(triangle.grid.lags) - silent_slots[:, None]
-        known, at = at >= 0, np.maximum(at, 0)
+        seen, age = shifted(triangle.seen, silent_slots), triangle.age + silent_slots
+        shares, log_variances = shifted(shares, shift), shifted(log_variances, shift)
+        return self._predict(first_lag, slots, seen, shares, log_variances, age, lags_wanted)
 
-        def shifted(values: FloatArray) -> FloatArray:
-            taken = np.take_along_axis(values, np.broadcast_to(at, values.shape), axis=-1)
-            return np.where(known, taken, 0.0)
+    def _batch_shift(self) -> IntArray:
+        """Returns the slots by which the delays of events that arrive in batches are now longer than usual, [source].
 
-        seen, age = shifted(triangle.seen), triangle.age + silent_slots
-        return self._predict(first_lag, slots, seen, shifted(shares), shifted(log_variances), age, lags_wanted)
+        The delays are averages over the time between two batches. Just before a batch, every event has been missing for
+        longer than on average. Just after a batch, it has been missing for less long.
+        """
+        triangle = self.triangle
+        mean = triangle.mean_pause(SHORT)
+        # A long pause is no batch. Its mean stays in the long memory after the source has begun to send again.
+        is_periodic = (triangle.age > 0) & (triangle.mean_pause() < triangle.grid.substream_slots / 2)
+        rate = np.where(self.weight > 0, self.usual_rate, triangle.total(0) / np.maximum(triangle.age, 1))
+        shift = np.round(self._batched_share(rate, mean) * (triangle.pause - mean))
+        return np.where(is_periodic, shift, 0.0).astype(np.int64)
+
+    def _shift_error(self) -> FloatArray:
+        """Returns by how many slots of events the shifted delays are wrong at most, [source].
+
+        The shift is right where delays are longer than the time T between two batches. Without any delay, a shift by -s
+        leaves s²/2T slots of events too many.
+        """
+        shift = np.minimum(self._batch_shift(), 0)
+        return np.asarray(shift**2 / (4 * self.triangle.mean_pause(SHORT) + 2))
 
     def _predict(
         self,
@@ -306,6 +340,7 @@ class StragglerModel(ArrayState):
             + (1 - trust) * imprecision[LONG]
             + trust * (1 - trust) * gap**2
             + (batched * np.clip(self.triangle.pause - first_lag, 0, slots)) ** 2
+            + (batched * self._shift_error()) ** 2
         )
         difference = self._per_trigger(expected[SHORT] - expected[LONG])
         drift = np.abs(difference) / np.sqrt(self._per_trigger(imprecision[LONG] + imprecision[SHORT]) + 1.0)
@@ -387,16 +422,20 @@ class StragglerModel(ArrayState):
         if not self.weight.all():  # between the first batches, the youngest slots have no arrivals yet
             rate = np.maximum(rate, triangle.total(0) / np.maximum(triangle.age, 1))
         rate = np.where(self.weight > 0, self.usual_rate, rate)
+        return np.asarray(rate * self._batched_share(rate, triangle.mean_pause()))
+
+    def _batched_share(self, rate: FloatArray, mean_pause: FloatArray) -> FloatArray:
+        """Returns the share of the events that arrive in batches, [source]."""
         arrivals = -np.expm1(-np.maximum(rate, 1e-3))
-        batched = np.clip(1 - (1 - arrivals) / arrivals / np.maximum(triangle.mean_pause(), 1e-9), 0.0, 1.0)
-        return np.asarray(np.where(triangle.silent_slots > 0, 0.0, rate * batched))
+        share = np.clip(1 - (1 - arrivals) / arrivals / np.maximum(mean_pause, 1e-9), 0.0, 1.0)
+        return np.where(self.triangle.silent_slots > 0, 0.0, share)
 
     def _pause_variance(self, rate: FloatArray, share: FloatArray, window: slice) -> FloatArray:
         """Returns the variance of the number of stragglers while a batch is expected, [source].
 
         The delays of batches are known only as averages over the time between two batches. So in a pause, events that
         were born before the pause may be missing, too. They are the events that usually arrive within a time as long as
-        the pause. `calibration.DEFAULT_FACTOR` standard errors contain these events of all sources together.
+        the pause. `DEFAULT_FACTOR` standard errors contain these events of all sources together.
 
         Args:
             rate: events per slot that come in batches, [source].

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from center.early.window_model import WindowSample
 from edgewater.arrivals import (
     NO_VALUES,
     ReportSchedule,
     SubstreamStatistics,
     lag_groups,
 )
-from edgewater.model.accuracy import COUNTS, MeasureKind, check_relative
+from edgewater.arrivals.targets import COUNTS, MeasureKind, check_relative
+from edgewater.arrivals.window_model import WindowSample
 from edgewater.model.errors import InvalidQuery
 from edgewater.synopses import FloatArray
+from edgewater.synopses.encoding.state import State
 
 
 class ArrivalCounts:
@@ -101,13 +101,15 @@ class ArrivalCounts:
         by_edge = self._sums.get(substream)
         return [self._zeros] * len(edges) if by_edge is None else [by_edge.get(e, self._zeros) for e in edges]
 
-    def to_state(self) -> list[Any]:
-        """Returns the sums as JSON."""
-        return [[i, {e: s.tolist() for e, s in by_edge.items()}] for i, by_edge in self._sums.items()]
+    def to_state(self) -> State:
+        rows = [row for by_edge in self._sums.values() for row in by_edge.values()]
+        index = [[substream, list(by_edge)] for substream, by_edge in self._sums.items()]
+        return State(index, {"sums": np.array(rows).reshape(-1, len(self._zeros))})
 
-    def restore(self, state: Iterable[Any]) -> None:
+    def restore(self, state: State) -> None:
         """Sets the sums from the result of `to_state`."""
-        self._sums = {i: {e: np.array(s) for e, s in by_edge.items()} for i, by_edge in state}
+        rows = iter(state.arrays["sums"].copy())
+        self._sums = {index: {edge: next(rows) for edge in edges} for index, edges in state.numbers}
 
     def _substream_at(self, start_ms: int) -> int:
         return self._schedule.slot_at(start_ms) // self._schedule.grid.substream_slots

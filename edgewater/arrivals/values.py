@@ -21,9 +21,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from center.early.named_arrays import Arrays, ArrayState
-from center.early.window_model import LateRatio, WindowSample
 from edgewater.arrivals import lag_groups
+from edgewater.arrivals.named_arrays import NamedArrays
+from edgewater.arrivals.window_model import LateRatio, WindowSample
 from edgewater.synopses import FloatArray, IntArray
 
 MEMORY_SUBSTREAMS = 25.0
@@ -52,7 +52,7 @@ The average σ² is larger than most windows need, so a small sample meets the t
 events are sampled, the sum of the few other events is as skewed as the events. But a larger σ² then costs little."""
 
 
-class LateValues(ArrayState):
+class LateValues(NamedArrays):
     """Decayed sums of sampled values by source and lag group, float64 [source, lag group].
 
     Attributes:
@@ -61,31 +61,26 @@ class LateValues(ArrayState):
             is the standard error of e by chance alone.
     """
 
-    STATE = ("count", "total", "squares", "excess", "precision")
+    LAYOUT = dict.fromkeys(
+        ("count", "total", "squares", "excess", "precision"), (("source", "lag group"), np.float64, 0)
+    )
+    count: FloatArray
+    total: FloatArray
+    squares: FloatArray
+    excess: FloatArray
+    precision: FloatArray
 
     def __init__(self, sources: int, lags: int) -> None:
         self.lag_groups = lag_groups(lags)
-        shape = (sources, int(self.lag_groups[-1]) + 1)
-        self.count: FloatArray = np.zeros(shape)
-        self.total: FloatArray = np.zeros(shape)
-        self.squares: FloatArray = np.zeros(shape)
-        self.excess: FloatArray = np.zeros(shape)
-        self.precision: FloatArray = np.zeros(shape)
+        super().__init__(**{"source": sources, "lag group": int(self.lag_groups[-1]) + 1})
 
     @classmethod
-    def join(cls, members: Sequence[LateValues]) -> LateValues:
+    def joined(cls, members: Sequence[LateValues]) -> LateValues:
         """Returns a copy with the sources of all members, in the order of `members`."""
         result = cls.__new__(cls)
         result.lag_groups = members[0].lag_groups
-        for name in cls.STATE:
-            setattr(result, name, np.concatenate([getattr(m, name) for m in members]))
+        result.join(members, "source")
         return result
-
-    def restore(self, arrays: Arrays) -> None:
-        """Sets the state from the result of `to_state`. The older form, without the variation between windows, is also
-        accepted.
-        """
-        super().restore({name: np.zeros(self.count.shape) for name in ("excess", "precision")} | arrays)
 
     def learn(self, count: FloatArray, total: FloatArray, squares: FloatArray, substreams: float = 1.0) -> None:
         """Adds the sampled values of the last `substreams` sub-streams.
@@ -175,13 +170,13 @@ def _weighted(means: FloatArray, variances: FloatArray, weights: FloatArray) -> 
     return (share * means).sum(axis=1), (share**2 * variances).sum(axis=1)
 
 
-class ValueHistory(ArrayState):
+class ValueHistory(NamedArrays):
     """Exponential averages of the mean and of the squared coefficient of variation of each source, float64 [source, 1].
 
     Sizes are planned on the *average* of σ²/μ² over windows. A single sample of a heavy-tailed distribution mostly
     shows too little of the tail, so a size planned on one sample would be too small.
 
-    A joined history (`join`) has a column per trigger.
+    A joined history (`joined`) has a column per trigger.
 
     Attributes:
         share: rises from 0 towards 1 over the windows in which the source has had events.
@@ -194,45 +189,45 @@ class ValueHistory(ArrayState):
         least_before, greatest_before: the same in the period before the current period.
     """
 
-    STATE = (
-        "mean", "variation", "noise", "pooled_noise", "share", "weight", "windows", "least", "greatest",
-        "least_before", "greatest_before",
-    )  # fmt: skip
+    LAYOUT = {
+        **dict.fromkeys(("mean", "variation", "share", "weight"), (("source", "trigger"), np.float64, 0)),
+        "noise": (("source", "trigger"), np.float64, 1),
+        "pooled_noise": (("trigger",), np.float64, 1),
+        "windows": (("trigger",), np.int64, 0),
+        **dict.fromkeys(("least", "least_before"), (("source", "trigger"), np.float64, np.inf)),
+        **dict.fromkeys(("greatest", "greatest_before"), (("source", "trigger"), np.float64, -np.inf)),
+    }
+    mean: FloatArray
+    variation: FloatArray
+    share: FloatArray
+    weight: FloatArray
+    noise: FloatArray
+    pooled_noise: FloatArray
+    windows: IntArray
+    least: FloatArray
+    least_before: FloatArray
+    greatest: FloatArray
+    greatest_before: FloatArray
 
-    def __init__(self, sources: int) -> None:
-        shape = (sources, 1)
-        self.mean: FloatArray = np.zeros(shape)
-        self.variation: FloatArray = np.zeros(shape)
-        self.share: FloatArray = np.zeros(shape)
-        self.weight: FloatArray = np.zeros(shape)
-        self.noise: FloatArray = np.ones(shape)
-        self.pooled_noise: FloatArray = np.ones(1)
-        self.windows: IntArray = np.zeros(1, np.int64)
-        self.least, self.least_before = np.full(shape, np.inf), np.full(shape, np.inf)
-        self.greatest, self.greatest_before = np.full(shape, -np.inf), np.full(shape, -np.inf)
+    def __init__(self, sources: int, triggers: int = 1) -> None:
+        super().__init__(source=sources, trigger=triggers)
 
     @property
     def range(self) -> tuple[FloatArray, FloatArray]:
         """The least and the greatest value of the last windows, [source, trigger]; NaN if they are not known."""
         return np.minimum(self.least, self.least_before), np.maximum(self.greatest, self.greatest_before)
 
-    def restore(self, arrays: Arrays) -> None:
-        """Sets the state from the result of `to_state`. The older form, without ranges, is also accepted."""
-        names = ("least", "greatest", "least_before", "greatest_before")
-        super().restore({name: getattr(self, name) for name in names} | arrays)
-
     @classmethod
-    def join(cls, members: Sequence[ValueHistory]) -> ValueHistory:
+    def joined(cls, members: Sequence[ValueHistory]) -> ValueHistory:
         """Returns a copy of all members, with a column per member."""
-        result = cls.__new__(cls)
-        for name in cls.STATE:
-            setattr(result, name, np.concatenate([getattr(m, name) for m in members], axis=-1))
+        result = cls(members[0].sizes["source"], len(members))
+        result.join(members, "trigger")
         return result
 
     def copy_to(self, members: Sequence[ValueHistory]) -> None:
         """Copies each column of a joined history to the corresponding member."""
         for i, member in enumerate(members):
-            for name in self.STATE:
+            for name in self.LAYOUT:
                 setattr(member, name, getattr(self, name)[..., i : i + 1].copy())
 
     def learn(self, sample: WindowSample) -> None:

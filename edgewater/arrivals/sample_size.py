@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.model.accuracy import check_confidence, check_error
+from edgewater.arrivals.targets import check_confidence, check_error
 from edgewater.synopses import FloatArray, normal_quantile
 
 

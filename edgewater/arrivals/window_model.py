@@ -18,8 +18,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from center.early.sample_size import neyman_sizes
-from edgewater.model.accuracy import COUNTS, MeasureKind
+from edgewater.arrivals.sample_size import neyman_sizes
+from edgewater.arrivals.targets import COUNTS, MeasureKind
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 
 _SIZE_ROUNDS, _SIZE_TOLERANCE = 8, 0.02

@@ -26,9 +26,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from center.early.named_arrays import Arrays, ArrayState
 from edgewater.arrivals import SlotGrid
-from edgewater.model.errors import CorruptSynopsis, InvalidInput
+from edgewater.arrivals.named_arrays import NamedArrays
+from edgewater.model.errors import InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 LONG, SHORT = 0, 1
@@ -39,7 +39,7 @@ SHORT_SUBSTREAMS = 2
 _QUADRATURE = (np.arange(32) + 0.5) / 32
 
 
-class ArrivalTriangle(ArrayState):
+class ArrivalTriangle(NamedArrays):
     """Arrival counts of `sources` sources. `advance` advances all reporting sources by one slot.
 
     The state of a source that does not report stays the same. `silent_slots` is the age of this state.
@@ -55,32 +55,44 @@ class ArrivalTriangle(ArrayState):
         expired: number of events, since the beginning, of slots older than the longest lag, float64 [source].
         pause: slots since each source's last arrival, float64 [source].
         pauses: decayed sum of `pause` over slots, in the long memory, float64 [source].
+        short_pauses: the same in the short memory, where a pause counts as one sub-stream at most.
         horizon: number of lags that can occur: all lags of the grid, or fewer if delays are declared.
     """
 
-    STATE = ("seen", "sums", "age", "before", "silent_slots", "expired", "pause", "pauses")
+    LAYOUT = {
+        "seen": (("source", "lag"), np.float64, 0),
+        "sums": (("kind", "memory", "source", "lag"), np.float32, 0),
+        "age": (("source",), np.int64, 0),
+        "before": (("source",), np.int64, 0),
+        "silent_slots": (("source",), np.int64, 0),
+        "expired": (("source",), np.float64, 0),
+        "pause": (("source",), np.float64, 0),
+        "pauses": (("source",), np.float64, 0),
+        "short_pauses": (("source",), np.float64, 0),
+    }
+    seen: FloatArray
+    sums: NDArray[np.float32]
+    age: IntArray
+    before: IntArray
+    silent_slots: IntArray
+    expired: FloatArray
+    pause: FloatArray
+    pauses: FloatArray
+    short_pauses: FloatArray
 
     def __init__(self, sources: int, grid: SlotGrid) -> None:
         if sources < 1:
             raise InvalidInput("sources", sources, "at least one source")
+        super().__init__(kind=2, memory=2, source=sources, lag=grid.lags)
         self.grid, self.horizon = grid, grid.lags
-        shape = (sources, grid.lags)
-        self.seen: FloatArray = np.zeros(shape)
-        self.sums = np.zeros((2, 2, *shape), np.float32)
         memory = grid.substream_slots * np.array([LONG_SUBSTREAMS, SHORT_SUBSTREAMS], float)
         self._decay = np.exp(-1 / memory).astype(np.float32)[:, None, None]
         self._cached: tuple[FloatArray, FloatArray] | None = None
-        self.age: IntArray = np.zeros(sources, np.int64)
-        self.before: IntArray = np.zeros(sources, np.int64)
-        self.silent_slots: IntArray = np.zeros(sources, np.int64)
-        self.expired: FloatArray = np.zeros(sources)
-        self.pause: FloatArray = np.zeros(sources)
-        self.pauses: FloatArray = np.zeros(sources)
         self._members: list[ArrivalTriangle] = []
         self._joined: ArrivalTriangle | None = None
 
     @classmethod
-    def join(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
+    def joined(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
         """Returns one triangle with the sources of all triangles, in order. The result shares its memory with the
         triangles.
 
@@ -90,19 +102,15 @@ class ArrivalTriangle(ArrayState):
         """
         result = cls(sum(t.sources for t in triangles), triangles[0].grid)
         result.horizon = triangles[0].horizon
-        axes = {name: 2 if name == "sums" else 0 for name in cls.STATE}
-        for name, axis in axes.items():
-            setattr(result, name, np.concatenate([getattr(t, name) for t in triangles], axis=axis))
-        at = 0
-        for triangle in triangles:
-            rows = slice(at, at + triangle.sources)
-            at = rows.stop
-            for name, axis in axes.items():
-                whole = getattr(result, name)
-                setattr(triangle, name, whole[:, :, rows] if axis else whole[rows])
-            triangle._joined = result
+        result.join(triangles, "source", shared=True)
         result._members = list(triangles)
+        for triangle in triangles:
+            triangle._joined = result
         return result
+
+    def take(self, axis: str, rows: Sequence[int | None]) -> None:
+        super().take(axis, rows)
+        self._cached, self._joined = None, None
 
     @property
     def sources(self) -> int:
@@ -125,10 +133,6 @@ class ArrivalTriangle(ArrayState):
         """
         self.sums[:, :, source], self.before[source] = sums, slots
         self._invalidate()
-
-    def restore(self, arrays: Arrays) -> None:
-        """Sets the state from the result of `to_state`. The older form, without inherited delays, is also accepted."""
-        super().restore({"before": np.zeros(self.sources, np.int64)} | arrays)
 
     def advance(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
         """Advances the reporting sources by one slot.
@@ -158,6 +162,8 @@ class ArrivalTriangle(ArrayState):
         self.pause[arrived.any(axis=1)] = 0
         self.pauses *= self._decay[LONG, 0, 0]
         self.pauses += self.pause
+        self.short_pauses *= self._decay[SHORT, 0, 0]
+        self.short_pauses += np.minimum(self.pause, self.grid.substream_slots)
         self._invalidate()
 
     def catch_up(self, sources: IntArray, arrived: Iterable[FloatArray]) -> None:
@@ -264,10 +270,10 @@ class ArrivalTriangle(ArrayState):
         arrivals = self.sums[0, LONG, :, lag:].sum(axis=1, dtype=np.float64)
         return arrivals, np.asarray(self.sums[1, LONG, :, lag], np.float64), shown
 
-    def mean_pause(self) -> FloatArray:
-        """Returns the mean number of slots since the last arrival, per source, in the long memory."""
-        decay = float(self._decay[LONG, 0, 0])
-        return np.asarray(self.pauses * (1 - decay) / np.maximum(1 - decay**self.age, 1e-9))
+    def mean_pause(self, memory: int = LONG) -> FloatArray:
+        """Returns the mean number of slots since the last arrival, per source."""
+        decay, pauses = float(self._decay[memory, 0, 0]), self.pauses if memory == LONG else self.short_pauses
+        return np.asarray(pauses * (1 - decay) / np.maximum(1 - decay**self.age, 1e-9))
 
     def distributions(self) -> FloatArray:
         """Returns F by [memory, source, lag]: the probability that an event arrives by the end of the lag. Do not
@@ -285,31 +291,17 @@ class ArrivalTriangle(ArrayState):
         """
         return np.asarray(self.expired + self.seen[:, first_lag:].sum(axis=1))
 
-    @classmethod
-    def from_state(cls, arrays: Arrays, grid: SlotGrid) -> ArrivalTriangle:
-        """Returns the triangle whose `to_state` returned `arrays`.
-
-        Raises:
-            CorruptSynopsis: the arrays cannot be read.
-        """
-        seen = arrays.get("seen")
-        if seen is None or seen.ndim != 2 or not len(seen):
-            raise CorruptSynopsis("ArrivalTriangle state: no arrivals by source and lag")
-        result = cls(len(seen), grid)
-        result.restore(arrays)
-        return result
-
     def _select(self, selected: BoolArray) -> ArrivalTriangle:
         subset = ArrivalTriangle.__new__(ArrivalTriangle)
         subset.grid, subset._decay = self.grid, self._decay
-        for name in ("seen", "age", "expired", "pause", "pauses"):
+        for name in ("seen", "age", "expired", "pause", "pauses", "short_pauses"):
             setattr(subset, name, getattr(self, name)[selected])
         subset.sums, subset._cached = self.sums[:, :, selected], None
         subset._members, subset._joined = [], None
         return subset
 
     def _write_back(self, subset: ArrivalTriangle, selected: BoolArray) -> None:
-        for name in ("seen", "age", "expired", "pause", "pauses"):
+        for name in ("seen", "age", "expired", "pause", "pauses", "short_pauses"):
             getattr(self, name)[selected] = getattr(subset, name)
         self.sums[:, :, selected] = subset.sums
         self._invalidate()
