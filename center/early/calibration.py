@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from edgewater.arrivals.schedule import REPORT_SLOTS_AFTER_END
 from edgewater.arrivals.stragglers import DEFAULT_FACTOR
 from edgewater.arrivals.targets import GroupScope
 from edgewater.model.errors import CorruptSynopsis
@@ -41,7 +42,11 @@ MIN_EXTRAPOLATION = 1.2
 MAX_RECORD = 150
 """The most predictions whose errors are recorded: 30 windows of 5 sub-streams."""
 
-OFFSETS = (0, 3, 10, 30, 100, 200)
+OFFSETS = (0, *REPORT_SLOTS_AFTER_END, 30, 100, 200)
+"""Slots after an end of a sub-stream at which backtests are made.
+
+They are the slots at which edges report. Where records arrive in batches, errors depend on the time since the last
+batch, so the errors of another slot say little."""
 ALARM_THRESHOLD = 3.0
 MAX_ALARMED_SHARE = 0.3
 """The largest share of predictions that count as alarmed.

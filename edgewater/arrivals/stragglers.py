@@ -256,20 +256,37 @@ class StragglerModel(NamedArrays):
         """Returns the result of `predict` for each trigger."""
         triangle = self.triangle
         first_lag = min(first_lag, triangle.grid.lags - 1)
-        silent_slots = triangle.silent_slots
+        silent_slots, lags = triangle.silent_slots, triangle.grid.lags
         shares, log_variances = triangle.distributions(), triangle.log_variances()
-        if not silent_slots.any():
-            return self._predict(first_lag, slots, triangle.seen, shares, log_variances, triangle.age, lags_wanted)
+        batch_shift = self._batch_shift()
+        shift = np.where(silent_slots > 0, silent_slots, batch_shift)
+        seen, age = triangle.seen, triangle.age
+        if not shift.any():
+            return self._predict(first_lag, slots, seen, shares, log_variances, age, batch_shift, lags_wanted)
+
+        def shifted(values: FloatArray, by: IntArray) -> FloatArray:
+            at = np.arange(lags) - by[:, None]
+            taken = np.take_along_axis(values, np.broadcast_to(np.clip(at, 0, lags - 1), values.shape), axis=-1)
+            return np.where(at >= 0, taken, 0.0)
+
         # The state of a silent source is `silent_slots` old, so no events of later slots have arrived.
-        at = np.arange(triangle.grid.lags) - silent_slots[:, None]
-        known, at = at >= 0, np.maximum(at, 0)
+        seen, age = shifted(seen, silent_slots), age + silent_slots
+        shares, log_variances = shifted(shares, shift), shifted(log_variances, shift)
+        return self._predict(first_lag, slots, seen, shares, log_variances, age, batch_shift, lags_wanted)
 
-        def shifted(values: FloatArray) -> FloatArray:
-            taken = np.take_along_axis(values, np.broadcast_to(at, values.shape), axis=-1)
-            return np.where(known, taken, 0.0)
+    def _batch_shift(self) -> IntArray:
+        """Returns the slots by which the delays of events that arrive in batches are now longer than usual, [source].
 
-        seen, age = shifted(triangle.seen), triangle.age + silent_slots
-        return self._predict(first_lag, slots, seen, shifted(shares), shifted(log_variances), age, lags_wanted)
+        The delays are averages over the time between two batches. Just before a batch, every event has been missing for
+        longer than on average. Just after a batch, it has been missing for less long.
+        """
+        triangle = self.triangle
+        mean = triangle.mean_pause(SHORT)
+        # A long pause is no batch. Its mean stays in the long memory after the source has begun to send again.
+        is_periodic = (triangle.age > 0) & (triangle.mean_pause() < triangle.grid.substream_slots / 2)
+        rate = np.where(self.weight > 0, self.usual_rate, triangle.total(0) / np.maximum(triangle.age, 1))
+        shift = np.round(self._batched_share(rate, mean) * (triangle.pause - mean))
+        return np.where(is_periodic, shift, 0.0).astype(np.int64)
 
     def _predict(
         self,
@@ -279,6 +296,7 @@ class StragglerModel(NamedArrays):
         shares: FloatArray,
         log_variances: FloatArray,
         age: IntArray,
+        batch_shift: IntArray,
         lags_wanted: bool,
     ) -> StragglersByTrigger:
         lags = self.triangle.grid.lags
@@ -304,6 +322,8 @@ class StragglerModel(NamedArrays):
         trust = gap**2 / (gap**2 + imprecision[SHORT] + 1e-9)  # weight of the short memory
         mixed = trust * expected[SHORT] + (1 - trust) * expected[LONG]
         batched = self._batched_rate(rate[LONG])
+        # Without any delay, a shift by -s leaves s²/2T slots of events too many, for a time T between two batches.
+        excess = np.minimum(batch_shift, 0) ** 2 / (4 * self.triangle.mean_pause(SHORT) + 2)
         variance = (
             mixed * np.clip(self.dispersion, 0.3, None)
             + mixed**2 * self._rate_noise(recent)
@@ -311,11 +331,12 @@ class StragglerModel(NamedArrays):
             + (1 - trust) * imprecision[LONG]
             + trust * (1 - trust) * gap**2
             + (batched * np.clip(self.triangle.pause - first_lag, 0, slots)) ** 2
+            + (batched * excess) ** 2
         )
         difference = self._per_trigger(expected[SHORT] - expected[LONG])
         drift = np.abs(difference) / np.sqrt(self._per_trigger(imprecision[LONG] + imprecision[SHORT]) + 1.0)
         jump = np.abs(self._per_trigger(recent.change)) / np.sqrt(self._per_trigger(recent.change_variance) + 1e-9)
-        clumped = self._clump_variance(mixed) + self._pause_variance(batched, shares[LONG], window)
+        clumped = self._clump_variance(mixed) + self._pause_variance(batched, shares[LONG], window, batch_shift)
         return StragglersByTrigger(
             arrived=arrived.sum(axis=1),
             expected=mixed,
@@ -392,26 +413,33 @@ class StragglerModel(NamedArrays):
         if not self.weight.all():  # between the first batches, the youngest slots have no arrivals yet
             rate = np.maximum(rate, triangle.total(0) / np.maximum(triangle.age, 1))
         rate = np.where(self.weight > 0, self.usual_rate, rate)
+        return np.asarray(rate * self._batched_share(rate, triangle.mean_pause()))
+
+    def _batched_share(self, rate: FloatArray, mean_pause: FloatArray) -> FloatArray:
+        """Returns the share of the events that arrive in batches, [source]."""
         arrivals = -np.expm1(-np.maximum(rate, 1e-3))
-        batched = np.clip(1 - (1 - arrivals) / arrivals / np.maximum(triangle.mean_pause(), 1e-9), 0.0, 1.0)
-        return np.asarray(np.where(triangle.silent_slots > 0, 0.0, rate * batched))
+        share = np.clip(1 - (1 - arrivals) / arrivals / np.maximum(mean_pause, 1e-9), 0.0, 1.0)
+        return np.where(self.triangle.silent_slots > 0, 0.0, share)
 
-    def _pause_variance(self, rate: FloatArray, share: FloatArray, window: slice) -> FloatArray:
-        """Returns the variance of the number of stragglers while a batch is expected, [source].
+    def _pause_variance(self, rate: FloatArray, share: FloatArray, window: slice, batch_shift: IntArray) -> FloatArray:
+        """Returns the variance of the number of stragglers because delays follow batches, [source].
 
-        The delays of batches are known only as averages over the time between two batches. So in a pause, events that
-        were born before the pause may be missing, too. They are the events that usually arrive within a time as long as
-        the pause. `DEFAULT_FACTOR` standard errors contain these events of all sources together.
+        The delays are known only as averages over the time between two batches. Shifted by the time since the last
+        batch, they are exact if they hardly change within the time between two batches. Events may be missing although
+        the shifted delays expect them to have arrived. These events usually arrive within the part of the pause that
+        the shift does not contain. `DEFAULT_FACTOR` standard errors contain these events of all sources together.
 
         Args:
             rate: events per slot that come in batches, [source].
-            share: probability of arrival, [source, lag].
+            share: probability of arrival, shifted, [source, lag].
             window: the window's lags.
+            batch_shift: slots by which delays were shifted, [source].
         """
         sources = len(rate) // self.triggers
-        if not (rate * self.triangle.pause).any():
+        rest = self.triangle.pause.astype(np.int64) - batch_shift
+        if not (rate * rest).any():
             return np.zeros(len(rate))
-        at = np.arange(window.start, window.stop) - self.triangle.pause.astype(np.int64)[:, None]
+        at = np.arange(window.start, window.stop) - rest[:, None]
         before = np.where(at >= 0, np.take_along_axis(share, np.maximum(at, 0), axis=1), 0.0)
         missing = self._per_trigger(rate * (share[:, window] - before).sum(axis=1))
         return np.asarray(np.repeat((missing / DEFAULT_FACTOR) ** 2 / sources, sources))

@@ -55,6 +55,7 @@ class ArrivalTriangle(NamedArrays):
         expired: number of events, since the beginning, of slots older than the longest lag, float64 [source].
         pause: slots since each source's last arrival, float64 [source].
         pauses: decayed sum of `pause` over slots, in the long memory, float64 [source].
+        short_pauses: the same in the short memory, where a pause counts as one sub-stream at most.
         horizon: number of lags that can occur: all lags of the grid, or fewer if delays are declared.
     """
 
@@ -62,7 +63,7 @@ class ArrivalTriangle(NamedArrays):
         "seen": (("source", "lag"), np.float64, 0),
         "sums": (("kind", "memory", "source", "lag"), np.float32, 0),
         **dict.fromkeys(("age", "before", "silent_slots"), (("source",), np.int64, 0)),
-        **dict.fromkeys(("expired", "pause", "pauses"), (("source",), np.float64, 0)),
+        **dict.fromkeys(("expired", "pause", "pauses", "short_pauses"), (("source",), np.float64, 0)),
     }
     seen: FloatArray
     sums: NDArray[np.float32]
@@ -72,6 +73,7 @@ class ArrivalTriangle(NamedArrays):
     expired: FloatArray
     pause: FloatArray
     pauses: FloatArray
+    short_pauses: FloatArray
 
     def __init__(self, sources: int, grid: SlotGrid) -> None:
         if sources < 1:
@@ -155,6 +157,8 @@ class ArrivalTriangle(NamedArrays):
         self.pause[arrived.any(axis=1)] = 0
         self.pauses *= self._decay[LONG, 0, 0]
         self.pauses += self.pause
+        self.short_pauses *= self._decay[SHORT, 0, 0]
+        self.short_pauses += np.minimum(self.pause, self.grid.substream_slots)
         self._invalidate()
 
     def catch_up(self, sources: IntArray, arrived: Iterable[FloatArray]) -> None:
@@ -261,10 +265,10 @@ class ArrivalTriangle(NamedArrays):
         arrivals = self.sums[0, LONG, :, lag:].sum(axis=1, dtype=np.float64)
         return arrivals, np.asarray(self.sums[1, LONG, :, lag], np.float64), shown
 
-    def mean_pause(self) -> FloatArray:
-        """Returns the mean number of slots since the last arrival, per source, in the long memory."""
-        decay = float(self._decay[LONG, 0, 0])
-        return np.asarray(self.pauses * (1 - decay) / np.maximum(1 - decay**self.age, 1e-9))
+    def mean_pause(self, memory: int = LONG) -> FloatArray:
+        """Returns the mean number of slots since the last arrival, per source."""
+        decay, pauses = float(self._decay[memory, 0, 0]), self.pauses if memory == LONG else self.short_pauses
+        return np.asarray(pauses * (1 - decay) / np.maximum(1 - decay**self.age, 1e-9))
 
     def distributions(self) -> FloatArray:
         """Returns F by [memory, source, lag]: the probability that an event arrives by the end of the lag. Do not
@@ -285,14 +289,14 @@ class ArrivalTriangle(NamedArrays):
     def _select(self, selected: BoolArray) -> ArrivalTriangle:
         subset = ArrivalTriangle.__new__(ArrivalTriangle)
         subset.grid, subset._decay = self.grid, self._decay
-        for name in ("seen", "age", "expired", "pause", "pauses"):
+        for name in ("seen", "age", "expired", "pause", "pauses", "short_pauses"):
             setattr(subset, name, getattr(self, name)[selected])
         subset.sums, subset._cached = self.sums[:, :, selected], None
         subset._members, subset._joined = [], None
         return subset
 
     def _write_back(self, subset: ArrivalTriangle, selected: BoolArray) -> None:
-        for name in ("seen", "age", "expired", "pause", "pauses"):
+        for name in ("seen", "age", "expired", "pause", "pauses", "short_pauses"):
             getattr(self, name)[selected] = getattr(subset, name)
         self.sums[:, :, selected] = subset.sums
         self._invalidate()

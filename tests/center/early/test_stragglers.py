@@ -173,7 +173,7 @@ def test_first_intervals_hold_between_the_batches_of_a_reader_that_polls() -> No
             widths = np.array([stragglers.untested[0], stragglers.deviation[0]])
             found.append(abs(late - stragglers.expected[0]) <= DEFAULT_FACTOR * widths)
     with_pauses, without = np.mean(found, axis=0)
-    assert with_pauses == 1 and without < 0.8
+    assert with_pauses == 1 > without
 
 
 def test_inherited_delays_give_an_interval_with_a_batch_and_none_in_the_pauses_before_a_rate_is_learnt() -> None:
@@ -181,3 +181,25 @@ def test_inherited_delays_give_an_interval_with_a_batch_and_none_in_the_pauses_b
     trigger.triangle.inherit(0, np.ones((2, 2, POLLED.lags), np.float32), POLLED.lags)
     known = {now: trigger.model.predict(0, WINDOW).known for now, _ in polled(trigger, 2 * WINDOW)}
     assert known == {now: now >= WINDOW and now % POLL == 0 for now in known}
+
+
+@pytest.mark.parametrize("since_batch", [1, 3, 7, 9])
+def test_the_expected_number_follows_the_time_since_the_last_batch(since_batch: int) -> None:
+    period, rng = 10, np.random.default_rng(20_261_129)
+    slots = 60 * period + since_batch
+    table, missing = np.zeros((slots, POLLED.lags)), 0
+    for born in range(slots):
+        ready = born + rng.exponential(15.0, EVENTS_PER_SLOT)
+        arrived = (np.ceil(ready / period) * period).astype(int)
+        missing += int((arrived >= slots).sum()) if born >= slots - 100 else 0
+        lags = np.minimum(arrived - born, POLLED.lags - 1)
+        known = arrived < slots
+        np.add.at(table, (arrived[known], lags[known]), 1)
+    model = StragglerModel(ArrivalTriangle(1, POLLED))
+    for slot, row in enumerate(table):
+        model.triangle.advance(row[None])
+        model.on_slot(row[None], slot)
+        if (slot + 1) % POLLED.substream_slots == 0:
+            model.on_substream()
+
+    assert model.predict(0, 100).expected[0] == pytest.approx(missing, rel=0.12)

@@ -103,7 +103,7 @@ def test_the_state_does_not_grow_with_time():
         for _ in range(500):
             world.step()
         sizes.append(len(packed(world.trigger)))
-    record = 4 * 3 * 150 * 8  # four offsets, three queues of at most 150 floats each
+    record = 6 * 3 * 150 * 8  # six offsets, three queues of at most 150 floats each
     assert sizes[-1] < 3 * GRID.lags * 18 + record + 4000
     assert sizes[-1] < 1.1 * sizes[-2]
 
