@@ -38,7 +38,7 @@ class EdgeProcess:
         self.center, self.state = center, directory / "state"
         self._config, self._log = directory / "edge.yaml", directory / "edge.log"
         self._port = free_port()
-        stream = {"columns": {"x": "int64"}, "time": {"column": "at", "unit": "ms"}, "idle": "1s"}
+        stream = {"columns": {"x": "int64"}, "time": {"column": "at", "max_skew": "1d"}, "idle": "1s"}
         document = {
             "edge": "a",
             "center": {"address": f"127.0.0.1:{center.port}"},

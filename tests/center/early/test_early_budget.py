@@ -119,7 +119,9 @@ def test_with_a_staleness_budget_too_the_early_answer_is_in_time_and_the_complet
     assert max(map(wait_ms, firsts)) <= 300 and {e.phase for e in firsts} == {Phase.EARLY}
     assert requested(firsts[0].spec)["staleness_ms"] == 300
     later = complete(world)
-    assert len(later) >= 6 and all(a["contract"]["met"] for a in later[2:])
+    assert len(later) >= 6 and all(a["contract"]["met"] for a in later if a["phase"] == Phase.FINAL)
+    # Recent windows had late records, and too few windows are known to bound how many may follow.
+    assert all(a["contract"]["met"] or "may_change" in a["quality"]["completeness"] for a in later)
 
 
 def test_the_contract_of_a_later_answer_is_about_the_withheld_records_of_each_measure() -> None:
