@@ -19,7 +19,7 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edge.uplink import link_bytes
+from edgewater.wire import link_bytes
 from edge.uplink.flow_control import PackingEstimator
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, TIME_COLUMN

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge.uplink import link_bytes
+from edgewater.wire import link_bytes
 from edge.uplink.flow_control import LinkFlow
 from sim.budgets.link import LinkModel, LinkSimulation
 
