@@ -1,7 +1,7 @@
 """`ByteBudget`: the bytes that a query may take on the links of its edges in an hour or a day (`budget.bytes`).
 
-What counts are the query's frames: each as a message of its own, with the headers of gRPC, HTTP/2, TCP and IP. Sessions
-compress frames further and join them, so a link carries fewer bytes. Heartbeats belong to the session of all queries.
+What counts are the query's frames: each once, as a message of its own, with the headers of gRPC, HTTP/2, TCP and IP.
+Sessions compress frames further and join them. Heartbeats belong to the session of all queries.
 
 The bytes become available with time: `AHEAD_SHARE` of them when the period begins, and the others evenly until it ends.
 So an edge whose count of bytes is lost can assume that all bytes until now were used, and it still keeps the budget.
@@ -21,6 +21,11 @@ from edgewater.wire import FRAME_OVERHEAD_BYTES, link_bytes
 PERIODS_MS = {"hour": 3_600_000, "day": 86_400_000}
 AHEAD_SHARE = 1 / 4
 ACCEPTED = "an amount per hour or day, such as 50MB per day, or {amount: 50MB, per: day, over: all}"
+COUNTED_BYTES = (
+    "the frames of this query count, each once. Heartbeats of an edge, which all its queries share, and frames that "
+    "are sent again after a broken connection do not count; `center.daily` of an edge limits them, too. An edge that "
+    "begins within a period has the bytes of the rest of it"
+)
 _BODY_BYTES, _CLOSE_BYTES, _WITHHELD_BYTES = 40, 40, 100
 """Upper bounds of a body without content, of a close, and of what it states of a measure."""
 

@@ -19,7 +19,7 @@ from sqlglot import exp
 from edgewater.model import algebra
 from edgewater.model.accuracy import Accuracy
 from edgewater.model.binding import BoundExpression
-from edgewater.model.byte_budget import ByteBudget
+from edgewater.model.byte_budget import COUNTED_BYTES, ByteBudget
 from edgewater.model.caching import CacheSpec, format_fraction
 from edgewater.model.errors import InvalidInput, InvalidQuery, did_you_mean
 from edgewater.model.expressions import bind, bind_condition, bind_row
@@ -319,9 +319,10 @@ class QuerySpec:
     def notes(self) -> list[str]:
         """Notes about a valid query: limits of its budget that its writer may not expect."""
         budget = self.error_budget
+        notes = [] if self.byte_budget is None else [f"budget.bytes: {COUNTED_BYTES}"]
         if budget is None:
-            return []
-        notes = [
+            return notes
+        notes += [
             f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in budget.relative
         ]
         if limits := ", ".join(f"{name} {limit:,.15g}" for name, limit in budget.limits if limit):

@@ -263,7 +263,7 @@ def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
         ("budget.bytes.per", {"budget": {"bytes": "50MB per week"}}, "hour or day"),
         ("budget.bytes.amount", {"budget": {"bytes": "much per day"}}, "size"),
         ("budget.bytes.over", {"budget": {"bytes": {"amount": "1MB", "per": "day", "over": "us"}}}, "all edges"),
-        ("budget.bytes.over", {"budget": {"bytes": {"amount": "1MB", "per": "day", "over": "all"}}}, "lists its `edges`"),
+        ("budget.bytes.over", {"budget": {"bytes": {"amount": "1MB", "per": "day", "over": "all"}}}, "its `edges`"),
         ("budget.bytes", {"budget": {"bytes": "1KB per day"}, "window": {"tumbling": "1m"}}, r"at least \d+B per day"),
         ("budget.bytes", {"budget": {"bytes": "1MB per day"}, "window": {"session": "1m"}}, "session"),
         ("budget.bytes", {"budget": {"bytes": "1MB per day"}, "accuracy": {"error": "5%"}}, "accuracy"),
