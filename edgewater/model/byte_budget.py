@@ -23,8 +23,8 @@ AHEAD_SHARE = 1 / 4
 ACCEPTED = "an amount per hour or day, such as 50MB per day, or {amount: 50MB, per: day, over: all}"
 COUNTED_BYTES = (
     "the frames of this query count, each once. Heartbeats of an edge, which all its queries share, and frames that "
-    "are sent again after a broken connection do not count; `center.daily` of an edge limits them, too. An edge that "
-    "begins within a period has the bytes of the rest of it"
+    "are sent again after a broken connection do not count; `daily` in the configuration of an edge limits all of "
+    "them. An edge that begins within a period has the bytes of the rest of it"
 )
 _BODY_BYTES, _CLOSE_BYTES, _WITHHELD_BYTES = 40, 40, 100
 """Upper bounds of a body without content, of a close, and of what it states of a measure."""
