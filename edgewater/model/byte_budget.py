@@ -23,7 +23,7 @@ AHEAD_SHARE = 1 / 4
 ACCEPTED = "an amount per hour or day, such as 50MB per day, or {amount: 50MB, per: day, over: all}"
 COUNTED_BYTES = (
     "the frames of this query count, each once. Heartbeats of an edge, which all its queries share, and frames that "
-    "are sent again after a broken connection do not count; `daily` in the configuration of an edge limits all of "
+    "are sent again after a broken connection do not count; `daily` in the configuration of an edge counts all of "
     "them. An edge that begins within a period has the bytes of the rest of it"
 )
 _BODY_BYTES, _CLOSE_BYTES, _WITHHELD_BYTES = 40, 40, 100
