@@ -44,7 +44,7 @@ measures:
   flights: count()
   delay: mean(dep_delay)
 window: {tumbling: 1d}
-budget: {staleness: 2s}        # or {error: {flights: 100}}, or both; none: exact
+budget: {staleness: 2s}        # or {error: {flights: 100}}, {bytes: 50MB per day}, or several; none: exact
 lateness: 1h                   # until then a window may be revised
 """
 EXAMPLE_SPEC: dict[str, JsonValue] = as_document(load_yaml(EXAMPLE_SPEC_YAML))

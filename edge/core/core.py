@@ -51,7 +51,7 @@ from edge.core.turn import Turn
 from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, TIME_COLUMN
-from edgewater.model.window_range import ALL_WINDOWS, WindowRange
+from edgewater.model.window_range import ALL_WINDOWS
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, QueryRef, encode_body
@@ -136,7 +136,7 @@ class EdgeCore:
         added = [(ref, spec) for ref, spec in specs.items() if ref not in self.queries and ref not in self.refused]
         for ref, pipeline in self.queries.items():
             pipeline.store.set_windows(event.windows.get(ref, ALL_WINDOWS))
-        effects = [self._add(ref, spec, event.windows.get(ref, ALL_WINDOWS)) for ref, spec in added]
+        effects = [self._add(ref, spec, event) for ref, spec in added]
         # The oldest version of a query counts the late records of versions that are gone.
         for ref, pipeline in self.queries.items():
             older = [r for r in specs if r.name == ref.name and r.version < ref.version]
@@ -147,7 +147,7 @@ class EdgeCore:
         self._set_max_state_bytes(self._max_state_bytes)
         return effects
 
-    def _add(self, ref: QueryRef, spec: QuerySpec, windows: WindowRange) -> Effect:
+    def _add(self, ref: QueryRef, spec: QuerySpec, event: Configured) -> Effect:
         stream = self.streams.get(spec.stream)
         if stream is None:
             return self._refuse(
@@ -168,8 +168,15 @@ class EdgeCore:
             bound = spec.bind(stream.spec.columns)
         except InvalidQuery as exc:
             return self._refuse(ref, exc)
-        begin = QueryPipeline.begin
-        self.queries[ref] = begin(ref, bound, stream, source=self.source, encode=self._encode, windows=windows)
+        self.queries[ref] = QueryPipeline.begin(
+            ref,
+            bound,
+            stream,
+            source=self.source,
+            encode=self._encode,
+            windows=event.windows.get(ref, ALL_WINDOWS),
+            now_ms=event.now_ms,
+        )
         return QueryAccepted(ref)
 
     def _refuse(self, ref: QueryRef, error: InvalidQuery) -> Effect:
@@ -317,6 +324,7 @@ class EdgeCore:
                 continue
             frame = Frame.pack(self.next_seq, pipeline.ref, pipeline.frames.apply(decision))
             self._append_unacked(frame)
+            pipeline.count_bytes(event.now_ms, frame, decision)
             counts_only = decision.report is not None and decision.report.counts_only
             effects.append(FrameBuilt(frame, decision.closed, counts_only))
             self._served_bytes, self._turns = turn.serve(pipeline, frame.plain_wire_bytes), turn.turns
@@ -340,6 +348,7 @@ class EdgeCore:
         """Applies a recorded frame; returns whether this state gives it the same body."""
         decision = pipeline.frames.read(built, self.pulls.conditions(pipeline, pull, 0, 1.0))
         own = encode_body(pipeline.frames.apply(decision))
+        pipeline.count_bytes(pull.now_ms, built.frame, decision)
         return decision.closed == built.closed and google_crc32c.value(own) == built.frame.crc32c
 
     def _append_unacked(self, frame: Frame) -> None:

@@ -27,11 +27,13 @@ class Configured:
         windows: by query, the windows of a query that does not have all windows.
         counts_earlier: whether the oldest version of a query counts the records that belong to windows of versions that
             are removed. It is false in journals of 0.3.0, whose frames must be built again as they were.
+        now_ms: wall time, at which byte budgets of new queries begin.
     """
 
     queries: tuple[tuple[QueryRef, QuerySpec], ...]
     windows: Mapping[QueryRef, WindowRange] = field(default_factory=dict)
     counts_earlier: bool = True
+    now_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class PullEvent:
         mid_bytes_s: the median of the link's bandwidth, in the same bytes. `bandwidth_bytes_s` and `path_delay_ms` are
             then what the link carries with 90 %, which counts for frames that are sent. The median says whether entries
             may wait. 0: the bandwidth is certain.
+        now_ms: wall time, for byte budgets.
     """
 
     capacity_bytes: int
@@ -166,6 +169,7 @@ class PullEvent:
     max_frames: int = 1
     processing_ms: Mapping[QueryRef, int] = field(default_factory=dict)
     mid_bytes_s: float = 0.0
+    now_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from edge.cache import (
     SendQueue,
     SendSlots,
     SliceEntries,
+    errors_left,
     learn,
     max_entries_per_frame,
     rank_closed,
@@ -35,6 +36,7 @@ from edge.cache import (
     rank_open_by_deadline,
     withheld_of,
 )
+from edge.core.byte_budget import BytePrices, ByteRoom
 from edge.core.least_bytes import (
     LEAST_EARLY_GROUPS,
     MIN_DRAIN_MS,
@@ -61,6 +63,8 @@ staleness budget, nothing of an ended slice is then sent early, since most group
 PLANNED_SHARE = 0.95
 """The fraction of the link's bytes that a staleness budget plans with. Sizes of entries are estimates, and heartbeats
 use the link, too."""
+BYTES_MARGIN = 1.25
+"""Under a byte budget, an entry is expected to be so many times as large as usual."""
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""
 DRAIN_SAFETY = 2.0
@@ -85,6 +89,7 @@ class PullConditions:
         report_drops: a frame is built even if it states nothing but dropped records.
         first_groups: how many groups a frame of first closes may have (`Shipper.awaits_first_close`); None: the frame
             is another one.
+        bytes: what the query may use of a byte budget; None: it has none.
     """
 
     capacity_bytes: int
@@ -95,6 +100,7 @@ class PullConditions:
     unread: bool = False
     report_drops: bool = False
     first_groups: int | None = None
+    bytes: ByteRoom | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class PullContext:
         sent_groups: how many groups the frame has already.
         newer_groups: how many groups newer closed slices have.
         early: what cannot wait for the slice's close; None: it has closed.
+        bytes: what the frame may use of a byte budget; None: there is none.
     """
 
     start_ms: int
@@ -121,6 +128,7 @@ class PullContext:
     sent_groups: int = 0
     newer_groups: int = 0
     early: EarlySends | None = None
+    bytes: ByteRoom | None = None
 
     @property
     def ranking_context(self) -> RankingContext:
@@ -139,9 +147,11 @@ class ExactPolicy:
         relative: per measure, the fraction of a group's own value that may be withheld.
         divisors: per measure with an absolute limit, among how many slices a window divides it.
         may_omit: whether it may omit entries of any slice (`omits`).
+        prices: of a byte budget; None: there is none.
     """
 
     may_omit = False
+    prices: BytePrices | None = None
 
     _frames_are_large = False
     """Whether frames of open slices may be larger, so that less of them is overhead."""
@@ -407,11 +417,62 @@ class StalenessPolicy(ExactPolicy):
         return SendSlots(max(rate * (deadline_ms - at.now_ms) - at.sent_groups, 0.0), max(total, 0.0))
 
 
+class BytePolicy(ExactPolicy):
+    """Of a slice that closes, the groups whose errors are above the price are sent, once. The rest is withheld.
+
+    Beside another budget, its policy says which groups are sent at most. An error limit that costs more bytes than
+    there are is exceeded.
+    """
+
+    def __init__(self, spec: QuerySpec) -> None:
+        super().__init__(spec)
+        self.states_first = False  # a provisional close costs as much as a last one
+        self.prices = BytePrices(spec)
+
+    def early_sends(self, open_: OpenSlice) -> EarlySends | None:
+        """Returns None: a group that leaves early may have to be sent again."""
+        return None
+
+    def select(self, slice_: Slice, history: GroupHistory, limits: ErrorLimits, at: PullContext) -> GroupSelection:
+        """Selects the groups that are worth their bytes."""
+        assert self.prices is not None and at.bytes is not None
+        was_learned = slice_.learned
+        super().select(slice_, history, limits, replace(at, max_groups=0))  # ranks them
+        errors = errors_left(slice_.entries, history, slice_.send_queue)
+        if errors is None:  # there is no time for any
+            return EMPTY_SELECTION
+        if not was_learned:
+            self.prices.learn(errors, at.bytes)
+        most = int(at.bytes.now_bytes / (BYTES_MARGIN * at.entry_bytes))
+        count = max(min(self.prices.affordable(errors, at.bytes), most), 0)
+        selection = super().select(slice_, history, limits, replace(at, max_groups=min(count, at.max_groups)))
+        return GroupSelection(selection.groups, selection.drained or count <= at.max_groups)
+
+    def _rank_closed(self, entries: SliceEntries, limits: ErrorLimits, history: GroupHistory) -> SendQueue:
+        if self.limited:
+            return rank_closed_by_error(entries, limits, history)
+        return rank_closed_by_deadline(entries, history)
+
+
+class ByteErrorPolicy(BytePolicy, ErrorPolicy):
+    """A byte budget and an error budget."""
+
+
+class ByteStalenessPolicy(BytePolicy, StalenessPolicy):
+    """A byte budget and a staleness budget."""
+
+
+class ByteCombinedPolicy(BytePolicy, CombinedPolicy):
+    """A byte budget, an error budget and a staleness budget."""
+
+
 def policy_of(spec: QuerySpec) -> ExactPolicy:
     """Returns the policy of a query.
 
     With an accuracy, a staleness budget beside an error budget limits the early answers of the center.
     """
+    if spec.byte_budget is not None:
+        return _BYTE_POLICIES[type(spec.budget)](spec)
     match spec.budget:
         case StalenessBudget():
             return StalenessPolicy(spec)
@@ -421,6 +482,14 @@ def policy_of(spec: QuerySpec) -> ExactPolicy:
             return ErrorPolicy(spec)
         case _:
             return ExactPolicy(spec)
+
+
+_BYTE_POLICIES: Mapping[type, type[BytePolicy]] = {
+    type(None): BytePolicy,
+    ErrorBudget: ByteErrorPolicy,
+    StalenessBudget: ByteStalenessPolicy,
+    CombinedBudget: ByteCombinedPolicy,
+}
 
 
 def limit_to_capacity(

@@ -166,6 +166,7 @@ class PullPlanner:
             stream in event.unread,
             _drops_are_due(pipeline, event),
             first_groups,
+            None if pipeline.byte_count is None else pipeline.byte_count.room(event.now_ms),
         )
 
     def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:

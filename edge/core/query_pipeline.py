@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from edge.core.arrival_reports import ArrivalMonitor
 from edge.core.backfill import Backfill
-from edge.core.frame_state import Encode, FrameState
+from edge.core.byte_budget import ByteCount
+from edge.core.frame_state import Decision, Encode, FrameState
 from edge.core.intake import Intake
 from edge.core.shared_batch import BatchRecords
 from edge.core.shipper import Shipper
@@ -22,7 +23,7 @@ from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.model.streams import MIN_TIME_MS, Constant
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.synopses.encoding.state import State
-from edgewater.wire import InputLoss, LossReason, QueryRef
+from edgewater.wire import Frame, InputLoss, LossReason, QueryRef
 
 TYPES_REMEDY = "Restore the columns, delete the query at the center, and change them then"
 
@@ -41,6 +42,7 @@ class QueryPipeline:
         shipper: decides what frames have.
         backfill: while records from before the registration are read again.
         served_bytes: as in `Turn`.
+        byte_count: the used bytes of a byte budget; None: there is none.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class QueryPipeline:
         self.shipper = Shipper(store, self.frames, monitor)
         self.backfill: Backfill | None = None
         self.served_bytes = 0
+        self.byte_count: ByteCount | None = None
 
     @classmethod
     def begin(
@@ -64,6 +67,7 @@ class QueryPipeline:
         source: int,
         encode: Encode,
         windows: WindowRange = ALL_WINDOWS,
+        now_ms: int = 0,
     ) -> QueryPipeline:
         """Returns the pipeline of a query that was registered now.
 
@@ -72,6 +76,7 @@ class QueryPipeline:
 
         Args:
             source, windows: as in `SliceStore`.
+            now_ms: wall time.
         """
         spec, since_ms = bound.spec, MIN_TIME_MS
         window, asked_ms = spec.window, spec.since_ms
@@ -82,6 +87,8 @@ class QueryPipeline:
             since_ms = window.next_slice(stream.newest_ms)
         store = SliceStore(bound, since_ms, source, windows)
         result = cls(ref, stream, store, monitor_of(bound, source), encode)
+        if spec.byte_budget is not None:
+            result.byte_count = ByteCount(spec, now_ms)
         for loss in stream.losses:
             result.lose(loss)
         if asked_ms is not None:
@@ -153,6 +160,12 @@ class QueryPipeline:
         """
         self.store.losses.lose(loss, self.through_ms, apart=apart)
 
+    def count_bytes(self, now_ms: int, frame: Frame, decision: Decision) -> None:
+        """Counts a frame against the byte budget, if there is one."""
+        if self.byte_count is not None and self.store.policy.prices is not None:
+            self.byte_count.add(now_ms, frame)
+            self.store.policy.prices.sent(frame, sum(len(send.shipment.groups) for send in decision.sends))
+
     def to_state(self) -> State:
         """Returns the state. On reading, the spec is bound again, because a new release may evaluate it differently."""
         numbers = {
@@ -163,6 +176,8 @@ class QueryPipeline:
             "backfill": None if self.backfill is None else self.backfill.to_state(),
             "served_bytes": self.served_bytes,
         }
+        if self.byte_count is not None:
+            numbers["bytes"] = [self.byte_count.period, self.byte_count.used]
         components = {"store": self.store.to_state(), "shipper": self.shipper.to_state()}
         if self.monitor is not None:
             components["monitor"] = self.monitor.to_state()
@@ -192,6 +207,9 @@ class QueryPipeline:
         result.shipper.restore(components["shipper"])
         result.intake.sampling_rate = numbers["sampling_rate"]
         result.served_bytes = numbers.get("served_bytes", 0)
+        if "bytes" in numbers:
+            result.byte_count = ByteCount(spec, 0)
+            result.byte_count.period, result.byte_count.used = numbers["bytes"]
         if numbers["backfill"] is not None:
             result.backfill = Backfill.from_state(numbers["backfill"])
         return result

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from edge.cache import (
     GroupHistory,
     GroupSelection,
+    SendQueue,
     errors_left,
     primary_mask,
 )
@@ -37,6 +38,7 @@ from edge.core.slice_store import SliceStore
 from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
+from edgewater.model.byte_budget import frame_bytes, stated_bytes
 from edgewater.model.query import DEFAULT_PRIORITY
 from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import FloatArray, IntArray
@@ -47,6 +49,10 @@ MOST_LEARNED = 32
 1 % when the newest one is learned."""
 ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
 """Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
+
+
+PARTIAL_BYTES, LOSS_BYTES = 32, 64
+"""Upper bounds of a partial without its synopsis, and of a loss of input without its source, in a frame."""
 
 
 @dataclass(slots=True)
@@ -104,6 +110,7 @@ class Shipper:
         self.entry_bytes = INITIAL_ENTRY_BYTES
         self._max_groups = max_groups(group_bytes(store.bound))
         self._policy = store.policy
+        self._stated_bytes = stated_bytes([m.name for m in store.spec.measures])
 
     # What is left to send
 
@@ -228,7 +235,26 @@ class Shipper:
     # Decisions
 
     def decide(self, at: PullConditions) -> Decision | None:
-        """Returns what the most urgent frame has: closed slices first, oldest first; None: nothing to send."""
+        """Returns what the most urgent frame has: closed slices first, oldest first; None: nothing to send.
+
+        Under a byte budget, a frame that could exceed it has no values. If even that is too much, it waits.
+        """
+        decision, room = self._decide(at), at.bytes
+        if decision is None or room is None or self._fits(decision, room.now_bytes):
+            return decision
+        for send in decision.sends:
+            self._store.slices[send.partial.slice_start_ms].send_queue = SendQueue()  # they are ranked again
+        decision = self._decide(replace(at, bytes=replace(room, now_bytes=0)))
+        return decision if decision is not None and self._fits(decision, room.now_bytes) else None
+
+    def _fits(self, decision: Decision, most: int) -> bool:
+        """Returns whether the frame of a decision certainly takes at most so many bytes of the link."""
+        losses, statements = self._store.losses, len(decision.closes) + len(self._store.losses.drops.counts)
+        content = sum(PARTIAL_BYTES + len(send.partial.synopsis) for send in decision.sends)
+        content += statements * self._stated_bytes + sum(LOSS_BYTES + len(x.source.encode()) for x in losses.unsent)
+        return frame_bytes(self._spec.name, content) <= most
+
+    def _decide(self, at: PullConditions) -> Decision | None:
         store, draft = self._store, FrameDraft(at.capacity_bytes, MIN_TIME_MS, FrameWork.of(self._spec))
         # The report of arrivals may open the barrier, so it comes first.
         self._add_report(draft, at)
@@ -369,15 +395,24 @@ class Shipper:
         count = min(max(1, int(room / entry_bytes)), self._max_groups) if room > 0 else 0
         if most is not None:
             count = min(count, most)
+        bytes_ = at.bytes
+        if bytes_ is not None:
+            content = at.capacity_bytes - draft.room_bytes + PARTIAL_BYTES * len(draft.sends) + PARTIAL_BYTES
+            stated = self._stated_bytes * (1 + self._store.count_ended(at.watermark_ms))
+            bytes_ = replace(bytes_, now_bytes=bytes_.now_bytes - frame_bytes(self._spec.name, content + stated))
         context = PullContext(
-            start, end, at.now_ms, count, at.link, entry_bytes, draft.groups, draft.newer.get(start, 0), early
+            start, end, at.now_ms, count, at.link, entry_bytes, draft.groups, draft.newer.get(start, 0), early, bytes_
         )
         return self._policy.select(slice_, self.history, self._store.limits(start), context)
 
     def to_state(self) -> State:
-        return State({"entry_bytes": self.entry_bytes}, {}, {"history": self.history.to_state()})
+        prices = self._policy.prices
+        remembered = {} if prices is None else {"prices": prices.to_state()}
+        return State({"entry_bytes": self.entry_bytes}, {}, {"history": self.history.to_state(), **remembered})
 
     def restore(self, state: State) -> None:
         """Restores what `to_state` returned."""
         self.entry_bytes = state.numbers["entry_bytes"]
         self.history = GroupHistory.from_state(state.components["history"])
+        if self._policy.prices is not None:
+            self._policy.prices.restore(state.components["prices"])

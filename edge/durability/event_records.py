@@ -97,11 +97,12 @@ def read_run(record: Record) -> int:
 
 def encode_event(event: Event) -> Record:
     match event:
-        case Configured(queries, windows, counts_earlier):
+        case Configured(queries, windows, counts_earlier, now_ms):
             ranges = [[r.name, r.version, w.from_ms, w.until_ms] for r, w in windows.items()]
             specs = [[r.name, r.version, s.to_mapping()] for r, s in queries]
             borders = {"windows": ranges} if ranges else {}
-            return _json(CONFIGURED, {"queries": specs, "counts_earlier": counts_earlier, **borders})
+            head = {"queries": specs, "counts_earlier": counts_earlier, "now_ms": now_ms}
+            return _json(CONFIGURED, {**head, **borders})
         case SourcesOpened():
             return _json(SOURCES_OPENED, asdict(event))
         case BackfillEnded(ref, source):
@@ -140,6 +141,7 @@ def decode_event(record: Record) -> Event:
             tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"]),
             {QueryRef(n, v): WindowRange(*borders) for n, v, *borders in fields.get("windows", ())},
             fields.get("counts_earlier", False),
+            fields.get("now_ms", 0),
         ),
         SOURCES_OPENED: lambda: SourcesOpened(
             tuple((s, n) for s, n in fields["sources"]),
@@ -240,7 +242,7 @@ def pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
         "capacity": pull.capacity_bytes, "unread": pull.unread,
         "drain_windows": {stream: (now_ms, now_ms) for stream, now_ms in pull.times_ms.items()},
         "bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "max_frames": pull.max_frames,
-        "least_bytes_s": 0.0, "mid_bytes_s": pull.mid_bytes_s,
+        "least_bytes_s": 0.0, "mid_bytes_s": pull.mid_bytes_s, "now_ms": pull.now_ms,
         "processing_ms": [(ref.name, ref.version, ms) for ref, ms in pull.processing_ms.items()],
     }  # fmt: skip
     frames = [b.frame.to_wire().SerializeToString() for b in built]
@@ -258,7 +260,8 @@ def read_pull(record: Record) -> tuple[PullReplayed, int]:
     link = fields["bandwidth_bytes_s"], fields["path_delay_ms"], tuple(fields["unread"])
     processing_ms = {QueryRef(name, version): ms for name, version, ms in fields["processing_ms"]}
     mid_bytes_s = fields.get("mid_bytes_s", 0.0)  # 0.3.0 has a lower bound of an unknown bandwidth instead
-    pull = PullEvent(fields["capacity"], times_ms, *link, fields["max_frames"], processing_ms, mid_bytes_s)
+    now_ms = fields.get("now_ms", 0)
+    pull = PullEvent(fields["capacity"], times_ms, *link, fields["max_frames"], processing_ms, mid_bytes_s, now_ms)
     parts = fields.get("frames", ())
     counts_only = fields.get("counts_only", [None] * len(parts))  # 0.3.0 does not write it
     built, at = list[FrameBuilt](), 0

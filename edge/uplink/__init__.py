@@ -5,7 +5,7 @@ state: frames and acknowledgements are in the journal. Importing it loads gRPC.
 """
 
 from edge.uplink.client import TlsFiles, Uplink
-from edge.uplink.flow_control import DailyQuota, LinkForecast, LinkLimits, link_bytes
+from edge.uplink.flow_control import DailyQuota, LinkForecast, LinkLimits
 from edge.uplink.outbox import UplinkOutbox
 from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, UplinkEndpoint, Workload
 
@@ -21,5 +21,4 @@ __all__ = [
     "UplinkEndpoint",
     "UplinkOutbox",
     "Workload",
-    "link_bytes",
 ]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from edge.core import MAX_FRAME_BYTES
 from edge.uplink.link_model import HIGH, LOW, MID, RATES_BYTES_S, TOLERANCE_S, LinkModel, RecentLeast
+from edgewater.wire.link_bytes import PACKET_HEADER_BYTES, link_bytes
 
 QUEUE_S = 0.4
 """What is in flight leaves the link within this time with 90 %."""
@@ -42,8 +43,6 @@ REST_S = 1.0
 FADES = 0.9
 """The longest times of acknowledgements count less with each further one."""
 LEAST_RETRY_S = 0.01
-SEGMENT_BYTES, PACKET_HEADER_BYTES, MESSAGE_HEADER_BYTES = 1448, 52, 14
-"""The data of a full packet; headers of IP and TCP with timestamps; and headers of HTTP/2 and gRPC."""
 ECHO_SAMPLES = 5
 """The round trip is the least of so many heartbeats: a single one may have waited behind frames."""
 UNSEEN_BYTES_S, UNSEEN_BYTES = 1e3, 4 << 10
@@ -116,16 +115,6 @@ class _InFlight:
     sent_at_s: float
     leaves_s: float
     was_alone: bool
-
-
-def link_bytes(size: int, *, is_behind: bool = False) -> int:
-    """Returns the bytes that a link carries for a message of `size` bytes, with its headers.
-
-    Args:
-        is_behind: the message waits behind others. TCP then joins them.
-    """
-    packets = (size + MESSAGE_HEADER_BYTES) / SEGMENT_BYTES
-    return size + MESSAGE_HEADER_BYTES + round((packets if is_behind else math.ceil(packets)) * PACKET_HEADER_BYTES)
 
 
 class LinkFlow:

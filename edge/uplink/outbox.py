@@ -122,6 +122,7 @@ class UplinkOutbox:
                     MAX_PULLED_FRAMES,
                     processing_ms,
                     mid,
+                    now,
                 )
                 frames = [e.frame for e in self._durable.handle(pull) if isinstance(e, FrameBuilt)]
                 if frames:
@@ -163,7 +164,7 @@ class UplinkOutbox:
         core = self._durable.core
         is_new = {ref for ref, _ in queries} != {*core.queries, *core.refused} or not core.configured
         if is_new or any(p.store.windows != windows.get(ref, ALL_WINDOWS) for ref, p in core.queries.items()):
-            for effect in self._durable.handle(Configured(tuple(queries), windows)):
+            for effect in self._durable.handle(Configured(tuple(queries), windows, now_ms=self._now_ms())):
                 if isinstance(effect, QueryRefused):
                     log.warning("query %s is refused: %s", effect.query.name, effect.message)
         self.configured.set()

@@ -15,14 +15,14 @@ from typing import Any
 
 import grpc
 
-from edge.uplink.flow_control import DailyQuota, LinkFlow, LinkForecast, LinkLimits, PackingEstimator, link_bytes
+from edge.uplink.flow_control import DailyQuota, LinkFlow, LinkForecast, LinkLimits, PackingEstimator
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
 from edgewater.model.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.window_range import WindowRange
 from edgewater.runtime.token_bucket import TokenBucket
-from edgewater.wire import MAX_FRAMES, Frame, QueryRef, SamplingReason
+from edgewater.wire import MAX_FRAMES, Frame, QueryRef, SamplingReason, link_bytes
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
 

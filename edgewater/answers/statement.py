@@ -245,7 +245,7 @@ def violations_of_facts(facts: Facts, spec: QuerySpec) -> list[Violation]:
     accuracy, missing = facts.accuracy, facts.edges_by(Cause.MISSING)
     if accuracy is None or not accuracy.stands_for_missing:
         violations += _missing(facts.expected, facts.reported, missing)
-    if spec.error_budget is not None or spec.staleness_budget is None:
+    if not spec.omits_values:
         violations += _over_budget(facts, spec)
     if lost := facts.edges_by(Cause.LOST_STATE):
         text = "lost its state while the window was open: records may be missing or counted twice"
@@ -309,7 +309,7 @@ def _of_values(facts: Facts, columns: Sequence[Column], spec: QuerySpec) -> list
 
 
 def _rounded(columns: Sequence[Column], spec: QuerySpec) -> Iterable[Violation]:
-    if spec.budget is None and spec.accuracy is None:
+    if not spec.may_withhold and spec.accuracy is None:
         for each in columns:
             if each.own.rounding is not None and math.isinf(each.own.rounding):
                 yield Violation(ROUNDING, f"{each.measure}: a value is beyond the range of float64")
@@ -324,11 +324,13 @@ def requested(spec: QuerySpec) -> dict[str, Any]:
             result["error_budget"] = spec.error_budget.to_mapping()
     elif spec.error_budget is not None:
         result = {"error": spec.error_budget.to_mapping()}
-    elif spec.staleness_budget is None:
+    elif not spec.omits_values:
         each = {m.name: m.function.exact for m in spec.measures}
         result = {"exact": True if all(each.values()) else each}
     if spec.staleness_budget is not None:
         result["staleness_ms"] = spec.staleness_budget.staleness_ms
+    if spec.byte_budget is not None:
+        result["bytes"] = spec.byte_budget.to_value()
     return result
 
 
@@ -350,7 +352,7 @@ def united_contract(facts: Facts, violated: Mapping[str, tuple[int, str]], windo
         violations.append(Violation(Cause.UNANSWERED, message))
     if Cause.MAY_CHANGE not in violated:
         violations += _may_change(facts)
-    if spec.budget is not None:
+    if spec.budget is not None or spec.byte_budget is not None:
         violations.append(Violation(PER_WINDOW, "the budget is about each window, not about several"))
     return Contract(requested(spec), tuple(violations))
 
@@ -439,6 +441,7 @@ def _over_budget(facts: Facts, spec: QuerySpec) -> list[Violation]:
     budget, accuracy = spec.error_budget or ErrorBudget(()), facts.accuracy
     limits, relative, violations = dict(budget.limits), dict(budget.relative), list[Violation]()
     measures = {m.name: m for m in spec.measures}
+    why = "" if spec.byte_budget is None else "; budget.bytes does not permit more values"
     for name, bound in sorted(facts.withheld.items()):
         if accuracy is not None and name == accuracy.measure and (accuracy.stands_for_missing or facts.predicted):
             continue  # a prediction counts records whose values edges withhold, too
@@ -452,11 +455,11 @@ def _over_budget(facts: Facts, spec: QuerySpec) -> list[Violation]:
             share, most = float(np.maximum(bound.above_share, bound.below_share)), relative[name]
             if not share <= most * (1 + _ROUNDING):
                 stated = f"up to {100 * share:.4g}%" if math.isfinite(share) else "an unknown share"
-                message = f"{name}: edges withhold {stated} of a group; the budget is {format_fraction(most)}"
+                message = f"{name}: edges withhold {stated} of a group; the budget is {format_fraction(most)}{why}"
                 violations.append(Violation(ERROR_BUDGET, message))
         elif limit is not None:
             if not worst <= limit * (1 + _ROUNDING):
-                message = f"{name}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
+                message = f"{name}: edges withhold up to {worst:g} per group; the budget is {limit:g}{why}"
                 violations.append(Violation(ERROR_BUDGET, message))
         elif not limits and not relative:
             if not worst <= 0:

@@ -19,6 +19,7 @@ from sqlglot import exp
 from edgewater.model import algebra
 from edgewater.model.accuracy import Accuracy
 from edgewater.model.binding import BoundExpression
+from edgewater.model.byte_budget import COUNTED_BYTES, ByteBudget
 from edgewater.model.caching import CacheSpec, format_fraction
 from edgewater.model.errors import InvalidInput, InvalidQuery, did_you_mean
 from edgewater.model.expressions import bind, bind_condition, bind_row
@@ -36,7 +37,7 @@ from edgewater.model.record_functions import CallFailures
 from edgewater.model.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
 from edgewater.model.syntax import MAX_EXPRESSIONS_LENGTH, check_calls, column_names, parse_sql
 from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
-from edgewater.model.windows import ACCEPTED_IN_QUERIES, SlicedWindow, Window
+from edgewater.model.windows import ACCEPTED_IN_QUERIES, SessionWindow, SlicedWindow, Window
 from edgewater.runtime.plain_yaml import load_yaml
 from edgewater.synopses import DEFAULT_SEED, EncodedKeys
 from edgewater.synopses.missing_records import has_bounds
@@ -171,6 +172,7 @@ class QuerySpec:
         until_ms: event time at which the query ends. It has the windows that start before this time. None if it has no
             end.
         computed: by name, the SQL expressions of the columns of `group_by` that are not columns of the stream.
+        byte_budget: the bytes of the query, beside `budget` or alone.
         priority: its weight where queries of an edge compete for the link, 1 to `MOST_PRIORITY`.
         seed: seed of the hashes and random choices of the query's synopses and samples, 0 to 2^64 - 1; None for the
             default seed, which is public. A center draws a seed when it registers the query.
@@ -191,6 +193,7 @@ class QuerySpec:
     until_ms: int | None = None
     computed: tuple[tuple[str, str], ...] = ()
     priority: int = DEFAULT_PRIORITY
+    byte_budget: ByteBudget | None = None
 
     @classmethod
     def from_yaml(cls, text: str) -> QuerySpec:
@@ -235,6 +238,7 @@ class QuerySpec:
         _check_names(measures, group_by)
         window = algebra.require_sliced(Window.from_mapping(q["window"], ACCEPTED_IN_QUERIES))
         accuracy = Accuracy.from_mapping(q.get("accuracy"), measures, window, group_by)
+        budget, byte_budget = _budget(q.get("budget"), measures, accuracy)
         spec = cls(
             name=name,
             stream=stream,
@@ -242,7 +246,7 @@ class QuerySpec:
             window=window,
             where=where,
             group_by=group_by,
-            budget=_budget(q.get("budget"), measures, accuracy),
+            budget=budget,
             accuracy=accuracy,
             cache=CacheSpec.from_mapping(q.get("cache")),
             lateness_ms=DEFAULT_LATENESS_MS if lateness is None else duration_ms(lateness, "lateness", InvalidQuery),
@@ -251,7 +255,9 @@ class QuerySpec:
             until_ms=_time(q.get("until"), "until", TIME_ACCEPTED),
             computed=computed,
             priority=_priority(q.get("priority")),
+            byte_budget=byte_budget,
         )
+        spec._check_byte_budget()
         algebra.check_algebra(spec)
         return spec
 
@@ -267,6 +273,16 @@ class QuerySpec:
         budget = self.budget.staleness if isinstance(self.budget, CombinedBudget) else self.budget
         return budget if isinstance(budget, StalenessBudget) else None
 
+    def _check_byte_budget(self) -> None:
+        budget = self.byte_budget
+        if budget is None:
+            return
+        if self.accuracy is not None or isinstance(self.window, SessionWindow):
+            accepted = "a query without an accuracy and without session windows"
+            reason = "the bytes of reports of arrivals and of open sessions are not known in advance"
+            raise InvalidQuery("budget.bytes", budget.to_value(), accepted, reason)
+        budget.require_enough(self.name, [m.name for m in self.measures], self.window.slice_ms, self.edges)
+
     @property
     def saves_bytes(self) -> bool:
         """Whether edges send the fewest bytes that a combined budget permits, instead of sending as early as possible.
@@ -278,7 +294,13 @@ class QuerySpec:
     @property
     def may_withhold(self) -> bool:
         """Whether edges may withhold values. With an accuracy, edges withhold values only under an error budget."""
-        return self.budget is not None and (self.accuracy is None or self.error_budget is not None)
+        has_budget = self.budget is not None or self.byte_budget is not None
+        return has_budget and (self.accuracy is None or self.error_budget is not None)
+
+    @property
+    def omits_values(self) -> bool:
+        """Whether the query has a budget and no limit of the error: the bounds state what edges omit."""
+        return self.error_budget is None and (self.staleness_budget is not None or self.byte_budget is not None)
 
     @property
     def early_accuracy(self) -> Accuracy | None:
@@ -297,9 +319,10 @@ class QuerySpec:
     def notes(self) -> list[str]:
         """Notes about a valid query: limits of its budget that its writer may not expect."""
         budget = self.error_budget
+        notes = [] if self.byte_budget is None else [f"budget.bytes: {COUNTED_BYTES}"]
         if budget is None:
-            return []
-        notes = [
+            return notes
+        notes += [
             f"budget.error.{name}: {format_fraction(share)} {RELATIVE_SAVES_REPEATS}" for name, share in budget.relative
         ]
         if limits := ", ".join(f"{name} {limit:,.15g}" for name, limit in budget.limits if limit):
@@ -349,6 +372,8 @@ class QuerySpec:
             budget["error"] = error.to_mapping()
         if (staleness := self.staleness_budget) is not None:
             budget["staleness"] = format_duration(staleness.staleness_ms)
+        if self.byte_budget is not None:
+            budget["bytes"] = self.byte_budget.to_value()
         if budget:
             result["budget"] = budget
         if self.accuracy is not None:
@@ -502,18 +527,22 @@ def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> No
             taken[name] = f"a column of the measure {measure.name}"
 
 
-def _budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> Budget:
+def _budget(
+    value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None
+) -> tuple[Budget, ByteBudget | None]:
     if value is None:
-        return None
-    b = require_keys(value, "budget", {"error": False, "staleness": False}, InvalidQuery)
+        return None, None
+    b = require_keys(value, "budget", {"error": False, "staleness": False, "bytes": False}, InvalidQuery)
     if not b:
-        raise InvalidQuery("budget", value, "{error: {measure: amount}}, {staleness: 2s}, or both", "it is empty")
+        accepted = "{error: {measure: amount}}, {staleness: 2s}, {bytes: 50MB per day}, or several of them"
+        raise InvalidQuery("budget", value, accepted, "it is empty")
     staleness = error = None
     if "staleness" in b:
         staleness = StalenessBudget(duration_ms(b["staleness"], "budget.staleness", InvalidQuery, minimum_ms=1))
     if "error" in b:
         error = _error_budget(b["error"], measures, accuracy)
-    return CombinedBudget(error, staleness) if error is not None and staleness is not None else error or staleness
+    both = CombinedBudget(error, staleness) if error is not None and staleness is not None else error or staleness
+    return both, ByteBudget.parse(b["bytes"]) if "bytes" in b else None
 
 
 def _error_budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> ErrorBudget:

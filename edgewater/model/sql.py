@@ -38,6 +38,7 @@ LISTS: tuple[Listed, ...] = ("queries", "streams", "edges", "functions")
 
 _OPTIONS = {
     "staleness": ("budget", "staleness"),
+    "bytes": ("budget", "bytes"),
     "accuracy": ("accuracy", "error"),
     "confidence": ("accuracy", "confidence"),
     **{f"accuracy_{key}": ("accuracy", key) for key in ("measure", "scope", "substream", "range", "delays")},

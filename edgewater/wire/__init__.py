@@ -34,6 +34,7 @@ from edgewater.wire.frames import (
     body_to_wire,
     encode_body,
 )
+from edgewater.wire.link_bytes import link_bytes
 
 __all__ = [
     "CODE_METADATA",
@@ -64,4 +65,5 @@ __all__ = [
     "body_from_wire",
     "body_to_wire",
     "encode_body",
+    "link_bytes",
 ]

@@ -18,13 +18,12 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edge.uplink import link_bytes
 from edge.uplink.flow_control import PackingEstimator
 from edge.uplink.uplink_session import WIDE_LEVEL
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire import QueryRef
+from edgewater.wire import QueryRef, link_bytes
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
 from sim.budgets.edges import COARSEST, MIN_FRAME_BYTES

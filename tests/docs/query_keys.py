@@ -21,7 +21,7 @@ QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] =
         ("measures", "mapping of name to function, 1 to 32", "required", "What is computed of each group, such as "
          "`sum(bytes)`."),
         ("window", "section", "required", "How event time is divided."),
-        ("budget", "section", "exact", "The error or staleness that answers may have."),
+        ("budget", "section", "exact", "The error and staleness that answers may have, and their bytes."),
         ("accuracy", "section", "–", "Asks for early answers with a relative error."),
         ("cache", "section", "the defaults below", "Which values an edge sends first."),
         ("lateness", "duration", "`0ms`", "Event time after the end of a window in which late records revise it."),
@@ -45,10 +45,12 @@ QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] =
         ("max", "duration, one to 10,000 gaps", "`1d`, or 10,000 gaps if that is less", "Longest session. A longer one "
          "is cut."),
     )),
-    ("budget", "One limit or both.", (
+    ("budget", "One limit or several.", (
         ("error", "mapping of measure to amount or percentage", "–", "Largest error of a group's value, over all edges "
          "together."),
         ("staleness", "duration, at least 1ms", "–", "Time from the end of a window to its answer."),
+        ("bytes", "amount `per hour` or `per day`, or `{amount: 50MB, per: day, over: all}`", "–", "Most bytes of the "
+         "query's frames on the link of an edge, or of all `edges` together."),
     )),
     ("accuracy", "Early answers whose relative error is within `error` with probability `confidence`.", (
         ("error", "percentage between 0% and 100%", "required", "Relative error."),

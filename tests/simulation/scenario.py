@@ -10,8 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from edge.records import RejectionReason
+from edgewater.model.byte_budget import PERIODS_MS, ByteBudget, close_bytes
 from edgewater.model.query import QuerySpec, StalenessBudget
 from edgewater.model.streams import MIN_TIME_MS
+from edgewater.model.windows import SessionWindow
 from tests.simulation.virtual import EPOCH_MS
 
 STREAM = "events"
@@ -41,6 +43,8 @@ SKETCHES = 0.2
 """Probability of a sketch in a query."""
 CROWDED, CROWD = 0.15, 200
 """Probability that records have many groups and all queries have a deadline, and the groups of each key."""
+THRIFTY = 0.15
+"""Probability that the queries have byte budgets, where they may."""
 COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
 
 
@@ -216,6 +220,9 @@ class _Draw:
         queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
         if is_crowded:
             queries = self.hurried(queries, crowded)
+        thrifty = random.Random(f"bytes {seed}")
+        if thrifty.random() < THRIFTY:
+            queries = [self.thrifty(plan, thrifty) for plan in queries]
         queries = [self.changed(plan, seed, [e.name for e in edges], active_s) for plan in queries]
         links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
         away = random.Random(f"away at changes {seed}")
@@ -302,6 +309,17 @@ class _Draw:
             )
             for n, (plan, budget) in enumerate(zip(plans * 3, budgets, strict=False))
         ]
+
+    @staticmethod
+    def thrifty(plan: QueryPlan, rng: random.Random) -> QueryPlan:
+        """Returns the query with a byte budget that binds or does not, if it may have one."""
+        spec = plan.spec
+        if spec.accuracy is not None or isinstance(spec.window, SessionWindow):
+            return plan
+        closes = PERIODS_MS["hour"] / spec.window.slice_ms * close_bytes(spec.name, [m.name for m in spec.measures])
+        return replace(
+            plan, spec=replace(spec, byte_budget=ByteBudget(round(closes * rng.choice((4, 20, 500))), "hour"))
+        )
 
     @staticmethod
     def make_hostile(edge: EdgePlan) -> None:

@@ -19,12 +19,11 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edge.uplink import link_bytes
 from edge.uplink.flow_control import PackingEstimator
 from edgewater.model.query import QuerySpec
 from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
-from edgewater.wire import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef, link_bytes
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import SessionPacker
 

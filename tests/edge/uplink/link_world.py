@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge.uplink import link_bytes
 from edge.uplink.flow_control import LinkFlow
+from edgewater.wire import link_bytes
 from sim.budgets.link import LinkModel, LinkSimulation
 
 CREDIT = 64 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgewater.answers import Amount, Cause, Deviation, Facts
+from edgewater.answers import Amount, Cause, Deviation, Facts, WithheldBound
 from edgewater.answers.cells import Column, IntervalPart
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import judged
@@ -38,3 +38,15 @@ def test_an_exact_query_is_met_but_not_exact_where_late_records_may_follow() -> 
 def test_late_records_that_may_follow_count_for_an_accuracy(upper: float, codes: str) -> None:
     query = spec(accuracy={"error": "5%", "confidence": "95%"}, lateness="1m")
     assert judged(LATE, [counted(upper)], query).contract.codes == codes
+
+
+def test_what_a_byte_budget_withholds_is_met_alone_and_exceeds_an_error_budget_beside_it() -> None:
+    facts = Facts(1, 1, 1.0, withheld={"n": WithheldBound(9.0, 0.0)})
+    column = Column("n", (IntervalPart("", Estimates(*map(np.array, ([91.0], [91.0], [100.0])), 1.0)),), OwnError())
+    bytes_ = {"bytes": "50MB per day"}
+    alone = judged(facts, [column], spec(budget=bytes_)).contract
+    assert (alone.met, alone.requested) == (True, {"bytes": "50000000B per day"})
+    beside = judged(facts, [column], spec(budget={**bytes_, "error": {"n": 5}})).contract
+    assert not beside.met and beside.codes.startswith("error-budget")
+    assert any("budget.bytes" in violation.message for violation in beside.violations)
+    assert judged(facts, [column], spec(budget={**bytes_, "error": {"n": 9}})).contract.met

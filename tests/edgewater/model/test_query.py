@@ -250,14 +250,23 @@ def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
         ("measures.a", {"group_by": [{"a": "lower(b)"}], "measures": {"a": "count()"}}, "a column of group_by"),
         ("group_by", {"group_by": [f"c{i}" for i in range(17)]}, "at most 16 columns"),
         ("window.count", {"window": {"count": 1000}}, "no common order.*center.batch.build"),
-        ("budget", {"budget": {}}, "or both"),
+        ("budget", {"budget": {}}, "or several of them"),
         ("budget.staleness", {"budget": {"staleness": "0s", "error": {"n": 1}}}, "at least 1 ms"),
         ("budget.error", {"budget": {"staleness": "2s", "error": {}}}, "an amount per measure"),
         ("budget.error.m", {"budget": {"staleness": "2s", "error": {"m": 1}}}, "unknown measure"),
         ("budget.error.n", {"budget": {"staleness": "2s", "error": {"n": 1}}, "accuracy": {"error": "5%"}},
          "a percentage of at most 5.0%, which is accuracy.error"),
         ("budget", {"budget": "2s"}, "a mapping"),
-        ("budget.bytes", {"budget": {"bytes": 5}}, "unknown key"),
+        ("budget.megabytes", {"budget": {"megabytes": 5}}, "unknown key"),
+        ("budget.bytes", {"budget": {"bytes": 5}}, "50MB per day"),
+        ("budget.bytes.per", {"budget": {"bytes": "50MB"}}, "hour or day"),
+        ("budget.bytes.per", {"budget": {"bytes": "50MB per week"}}, "hour or day"),
+        ("budget.bytes.amount", {"budget": {"bytes": "much per day"}}, "size"),
+        ("budget.bytes.over", {"budget": {"bytes": {"amount": "1MB", "per": "day", "over": "us"}}}, "all edges"),
+        ("budget.bytes.over", {"budget": {"bytes": {"amount": "1MB", "per": "day", "over": "all"}}}, "its `edges`"),
+        ("budget.bytes", {"budget": {"bytes": "1KB per day"}, "window": {"tumbling": "1m"}}, r"at least \d+B per day"),
+        ("budget.bytes", {"budget": {"bytes": "1MB per day"}, "window": {"session": "1m"}}, "session"),
+        ("budget.bytes", {"budget": {"bytes": "1MB per day"}, "accuracy": {"error": "5%"}}, "accuracy"),
         ("budget.staleness", {"budget": {"staleness": "0s"}}, "at least 1 ms"),
         ("budget.staleness", {"budget": {"staleness": 2}}, "needs a unit"),
         ("budget.error", {"budget": {"error": 5}}, "an amount per measure"),
@@ -596,3 +605,24 @@ def test_a_priority_is_a_weight_from_1_to_100() -> None:
     assert urgent.priority == 100 and QuerySpec.from_mapping(urgent.to_mapping()) == urgent
     for value in (0, 101, 1.5, "high", True):
         refused("priority", "an integer from 1 to 100; without it 10", priority=value)
+
+
+def test_a_byte_budget_is_written_as_it_was_read() -> None:
+    alone = spec(budget={"bytes": "50MB per day"})
+    assert alone.to_mapping()["budget"] == {"bytes": "50000000B per day"}
+    assert alone.may_withhold and alone.omits_values
+    both = spec(budget={"bytes": {"amount": "1MB", "per": "hour", "over": "all"}, "error": {"n": 5}}, edges=["a", "b"])
+    assert both.budget == ErrorBudget((("n", 5.0),)) and not both.omits_values
+    for query in (alone, both):
+        assert QuerySpec.from_mapping(query.to_mapping()) == query
+
+
+@pytest.mark.parametrize("edges", [None, ["a", "b", "c"]])
+def test_the_least_byte_budget_that_is_named_is_accepted(edges: list[str] | None) -> None:
+    over = {} if edges is None else {"over": "all"}
+    given_ = {"window": {"sliding": "10m", "every": "1m"}, **({} if edges is None else {"edges": edges})}
+    with pytest.raises(InvalidQuery) as caught:
+        spec(budget={"bytes": {"amount": 1, "per": "hour", **over}}, **given_)
+    found = re.search(r"at least (\d+)B", caught.value.accepted)
+    assert found is not None
+    spec(budget={"bytes": {"amount": int(found[1]), "per": "hour", **over}}, **given_)
