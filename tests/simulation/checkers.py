@@ -207,7 +207,7 @@ class _QueryCheck:
         """The first answer of all edges allows for the late records that follow, with the confidence that it states."""
         whole = [a for a in answers if a["phase"] != "early" and not a["quality"]["completeness"]["missing"]]
         stated = whole[0]["quality"]["completeness"].get("may_change") if whole else None
-        if stated is not None and stated["confidence"] > 0.0:
+        if stated is not None and stated["records"] is not None and stated["confidence"] > 0.0:
             first, last = (a["quality"]["records"] for a in (whole[0], answers[-1]))
             followed = last["observed"] + last["after_final"] - first["observed"] - first["after_final"]
             held = followed <= stated["records"]
