@@ -26,7 +26,14 @@ DAILY_MINUTES = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure that the document `page` states: a Python expression over `data`, and one limit, `most` or `least`."""
+    """A figure that a document states.
+
+    Attributes:
+        page: the document.
+        value: a Python expression over `data`, the content of the bench's file.
+        most, least: the largest or the least value that keeps the goal. A figure has one of them.
+        noise: the share by which a value may miss its limit.
+    """
 
     name: str
     page: str

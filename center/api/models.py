@@ -416,8 +416,8 @@ class Answer(ApiModel):
     shapes: dict[str, list[PartShape]]
     """By measure: what the members of its cells in `data` are."""
     confidence: float | None
-    """Probability that a value of `data` lies in [lower, upper]; 1: the bounds always hold, as those of totals do.
-    Null: no bound is known."""
+    """Probability that a value of `data` lies in [lower, upper]. 1: the bounds always hold. The bounds of totals always
+    hold. Null: no bound is known."""
     quality: dict[str, JsonValue]
     """Completeness (with the `delivery` of edges that do not count each record exactly once, and stated `losses` of
     input), records, staleness (until `given_at`, without the way to a reader), and the error by cause. A session window

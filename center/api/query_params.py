@@ -93,7 +93,7 @@ class AnswerParams(QuestionParams):
     min_phase: Annotated[Phase, Field(examples=["final"])] = Phase.EARLY
     """Only windows whose newest answer has reached this phase."""
     require: Literal["complete"] | None = None
-    """`complete`: 409 instead of answers of which one lacks records of an edge."""
+    """`complete`: if an answer lacks records of an edge, the response is 409."""
 
     def form(self, accept: str | None) -> str:
         """Returns the requested form. Raises HttpProblem if `accept` includes none."""

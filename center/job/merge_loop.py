@@ -207,16 +207,12 @@ class MergeLoop:
         return None
 
     def _give(self, number: int, key: str) -> Event:
-        try:
+        def give() -> Event:
             merges = {merge.span: merge for merge in self._answer_merges.get(number, ())}
             self._applier.writer.give(key, [(each, merges[each.span]) for each in self._answers[number]])
-        except LeaseLost:
-            raise
-        except Exception as exc:
-            log.warning("answers of query %s are not written: %s", key, named(exc))
-            self._applier.count_failure("apply")
-            return loop_core.NotApplied(number, named(exc))
-        return loop_core.AnswersGiven(number)
+            return loop_core.AnswersGiven(number)
+
+        return self._written(number, f"the answers of query {key}", give)
 
     def _tasks_done(self, number: int, tasks: Future[list[PartOutcome]]) -> None:
         """Called by a thread of the merger."""
@@ -264,16 +260,23 @@ class MergeLoop:
         return answer
 
     def _applied(self, number: int, apply: Callable[[], dict[str, QueryFault]]) -> Event:
-        try:
+        def counted() -> Event:
             failed = apply()
+            self.applied += 1
+            return loop_core.Applied(number, failed)
+
+        return self._written(number, f"plan {number}", counted)
+
+    def _written(self, number: int, what: str, write: Callable[[], Event]) -> Event:
+        """Returns the event of a transaction; `NotApplied` if it fails while this driver leads."""
+        try:
+            return write()
         except LeaseLost:
             raise
         except Exception as exc:
-            log.warning("plan %d is not applied: %s", number, named(exc))
+            log.warning("%s: not written: %s", what, named(exc))
             self._applier.count_failure("apply")
             return loop_core.NotApplied(number, named(exc))
-        self.applied += 1
-        return loop_core.Applied(number, failed)
 
     def _pause(self, key: str, reason: str) -> None:
         try:

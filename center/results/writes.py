@@ -179,7 +179,7 @@ def without(
 def add_deltas(
     connection: Connection, deltas: Sequence[Delta], on_query: Callable[[QueryRef], None], costly_ms: float = COSTLY_MS
 ) -> list[SliceSpan]:
-    """Adds deltas, and merges those of slices that have too many. Raises DeltasRefused.
+    """Adds deltas. If a slice has too many deltas, merges them. Raises DeltasRefused.
 
     Returns:
         The slices with too many deltas whose merge is costly.

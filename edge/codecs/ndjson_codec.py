@@ -74,14 +74,13 @@ class NdjsonCodec:
             if fault[0] is RejectionReason.WRONG_TYPE:
                 wrong.append(values)
         for number, fitting in zip(odd, self._converted(list(odd.values())), strict=True):
-            misfit = next((n for n, kind in self._textual.items() if not _fits(fitting.get(n), kind)), None)
-            if misfit is None:
+            fault = self._misfit(fitting)
+            if fault is None:
                 good[number] = json.dumps({name: fitting.get(name) for name in self._textual}).encode()
                 continue
             good[number] = None
-            reason, message = self._wrong(misfit, self._textual[misfit], odd[number][misfit])
-            rejections.add(reason, lines[number], message)
-            if reason is RejectionReason.WRONG_TYPE:
+            rejections.add(fault[0], lines[number], fault[1])
+            if fault[0] is RejectionReason.WRONG_TYPE:
                 wrong.append(odd[number])
         if wrong and self.schema.has_time:
             kinds = {name: self._textual[name] for name in self.schema.time.columns}
@@ -124,9 +123,12 @@ class NdjsonCodec:
             if duplicates:
                 return RejectionReason.MALFORMED, f"{duplicates[0]}: duplicate key; expected once"
         values |= value
+        return self._misfit(value)
+
+    def _misfit(self, values: dict[str, Any]) -> tuple[RejectionReason, str] | None:
         for name, declared in self._textual.items():
-            if not _fits(value.get(name), declared):
-                return self._wrong(name, declared, value[name])
+            if not _fits(values.get(name), declared):
+                return self._wrong(name, declared, values[name])
         return None
 
     def _wrong(self, name: str, declared: pa.DataType, value: object) -> tuple[RejectionReason, str]:
